@@ -1,0 +1,53 @@
+# Everything goes through make. Each target does the set-up it needs; stamps keep it from being done twice.
+SHELL := /bin/bash
+PYTHON ?= python3
+PIP = .venv/bin/pip install -q --disable-pip-version-check
+CONFIG ?= examples/digits/run.yaml
+ARGS ?=
+
+.PHONY: setup venv engine run test unit check bench clean
+
+setup: venv engine
+
+venv: .venv/.ready
+.venv/.ready: pyproject.toml
+	@echo "setting up .venv (about 2 minutes)"
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@# torch first and exactly: the version that was tried, and the CPU build where one is at hand.
+	@$(PIP) torch==2.13.0 2> >(grep -v WARNING >&2)
+	@$(PIP) -e '.[dev]' 2> >(grep -v WARNING >&2)
+	@touch $@
+
+engine: .engine/.ready
+.engine/.ready: workers/engine_env/install.sh workers/engine_env/requirements.txt
+	@echo "setting up .engine, the environment of SGLang on CPU (about 2 minutes, 2.8 GB)"
+	@bash workers/engine_env/install.sh .engine
+	@touch $@
+
+run: setup
+	@.venv/bin/penstock run $(CONFIG) $(ARGS)
+
+unit: venv
+	@.venv/bin/pytest tests/unit -q $(ARGS)
+
+test: setup
+	@.venv/bin/pytest tests $(ARGS)
+
+check: venv
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+
+bench: setup .bench/.ready
+	@.venv/bin/python -m benchmarks $(ARGS)
+
+# TransferQueue brings Ray and tensordict; it lives apart so that its pins bind nobody.
+.bench/.ready: benchmarks/requirements.txt
+	@echo "setting up .bench, the environment of the peers (about 2 minutes)"
+	@test -x .bench/bin/python || $(PYTHON) -m venv .bench
+	@.bench/bin/pip install -q --disable-pip-version-check torch==2.13.0 2> >(grep -v WARNING >&2)
+	@.bench/bin/pip install -q --disable-pip-version-check -r benchmarks/requirements.txt 2> >(grep -v WARNING >&2)
+	@touch $@
+
+clean:
+	rm -rf .venv .engine .bench runs .mypy_cache .ruff_cache .pytest_cache

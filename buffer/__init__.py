@@ -1,0 +1,1 @@
+"""The replay buffer: service, state, subscriptions, samplers, staleness, partition."""

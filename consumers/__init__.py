@@ -1,0 +1,1 @@
+"""Trainer client, batches, advantages, corrections, publication, the reference GRPO trainer."""

@@ -1,0 +1,215 @@
+"""The configuration of a run: one YAML file, then the environment, then ``--a.b=c``. Unknown keys are refused."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RedisConfig(Section):
+    """The control Redis, and the payload servers beside it."""
+
+    #: redis://[:password@]host:port/db; None starts a server of our own under the run's folder.
+    url: str | None = None
+    #: Port of our own server; 0 takes a free one. Only without ``url``.
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    #: AOF fsync of our own server.
+    appendfsync: Literal["everysec", "always"] = "everysec"
+    #: maxmemory of our own server in bytes; 0 sets none.
+    max_memory_bytes: Annotated[int, Field(ge=0)] = 0
+    #: Name -> URL of payload servers; empty: payloads live on the control Redis, under the name "control".
+    payload_servers: dict[str, str] = Field(default_factory=dict)
+
+
+class DatasetConfig(Section):
+    """Prompts from one file."""
+
+    #: Name in job ids.
+    name: str
+    #: JSONL or parquet file; ``path@[a:b]`` takes a slice of its lines.
+    path: str
+    #: Column of the prompt: text, or a list of chat messages.
+    input_key: str = "prompt"
+    label_key: str = "label"
+    #: Column handed through to rewards; None: none.
+    metadata_key: str | None = None
+    #: Render chat messages with the model's chat template.
+    apply_chat_template: bool = False
+    shuffle: bool = True
+    #: Overrides of ``rollout.sampling`` for this dataset.
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    #: Answers per prompt for this dataset; None takes ``rollout.n`` (train) or 1 (eval).
+    n: Positive | None = None
+    reward: str | None = None
+    environment: str | None = None
+
+
+class DataConfig(Section):
+    train: list[DatasetConfig] = Field(min_length=1)
+    eval: list[DatasetConfig] = Field(default_factory=list)
+    #: Evaluate at every so many versions, and at the first and the last; 0: only first and last.
+    eval_every: Annotated[int, Field(ge=0)] = 0
+
+
+class ModelConfig(Section):
+    #: Name of the weights stream.
+    name: str = "policy"
+    #: Hugging Face folder of the first policy: config, tokenizer, weights.
+    path: str
+    dtype: str = "auto"
+
+
+class RolloutConfig(Section):
+    """How answers are drawn."""
+
+    #: Answers per prompt (size of a group).
+    n: Positive = 8
+    #: SGLang names. top_p < 1, top_k, min_p, penalties and grammars are refused for training (T7).
+    sampling: dict[str, Any] = Field(default_factory=lambda: {"max_new_tokens": 256, "temperature": 1.0})
+    #: Drawn for evaluation; overrides of ``sampling``.
+    eval_sampling: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0.0})
+    #: Most tokens of prompt and answer together.
+    max_context_tokens: Positive = 32768
+    #: Most turns of a sample with an environment.
+    max_turns: Positive = 8
+
+
+class StalenessConfig(Section):
+    """The policy object of gate and cut (T2-T5)."""
+
+    mode: Literal["sync", "one_step", "async"] = "async"
+    #: Most versions between drawing a token and training it; sync means 0 and one_step 1.
+    bound: Annotated[int, Field(ge=0)] = 4
+    #: What happens to what would be too old: wait for what is due, mask tokens, or drop groups. None: by mode.
+    on_expiry: Literal["wait", "mask", "drop"] | None = None
+
+
+class EngineConfig(Section):
+    """The SGLang server under a worker."""
+
+    #: Address of an external server; None spawns one.
+    url: str | None = None
+    #: Interpreter of the environment that has sglang; spawned servers only.
+    python: str = ".engine/bin/python"
+    #: Arguments of sglang.launch_server, names without dashes; true stands for a bare flag.
+    args: dict[str, Any] = Field(default_factory=dict)
+    #: Environment variables of the server.
+    env: dict[str, str] = Field(default_factory=dict)
+    #: Longest start.
+    start_timeout_s: Seconds = 600.0
+    health_interval_s: Seconds = 2.0
+    health_timeout_s: Seconds = 10.0
+    #: Failures in a row until the engine is restarted.
+    health_failures: Positive = 3
+    #: Longest wait for one answer.
+    request_timeout_s: Seconds = 3600.0
+    #: None: as the server shows. false: treat it as one that does not report version spans.
+    reports_spans: bool | None = None
+
+
+class WorkerConfig(Section):
+    #: Worker processes that ``penstock run`` starts.
+    count: Positive = 1
+    #: Samples generated at once per worker.
+    slots: Positive = 64
+    #: How new weights are applied (design.md 4); one_step always drains.
+    apply: Literal["in_place", "abort", "drain"] = "in_place"
+    #: A lease not renewed for so long is taken over.
+    lease_s: Seconds = 15.0
+    heartbeat_s: Seconds = 2.0
+    #: Longest wait for running samples after SIGTERM; then partial ones are handed back.
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
+    #: Tries of a job that fails, before it is buried.
+    max_attempts: Positive = 3
+    #: Wait before the first retry; doubles.
+    retry_s: Seconds = 1.0
+    #: Port of Prometheus metrics; 0 takes a free one, None: none.
+    metrics_port: int | None = None
+
+
+class RewardConfig(Section):
+    #: ``exact_match``, ``math_verify``, or ``module:function`` (sync or async; Sample -> number, or a dict with ``key``).
+    function: str = "exact_match"
+    #: Where a reward returns a dict, the entry that is the number.
+    key: str = "score"
+    timeout_s: Seconds = 30.0
+    #: Tries of a reward that raises.
+    max_attempts: Positive = 2
+
+
+class BufferConfig(Section):
+    #: Leadership is lost when not renewed for so long.
+    lease_s: Seconds = 5.0
+    #: A group whose subscriptions are done with it but have no checkpoint past it goes after so long; None: never.
+    retention_s: Seconds | None = None
+    #: oldest_version | fifo | cohort; None: by mode (cohort for sync and one_step).
+    sampler: Literal["oldest_version", "fifo", "cohort"] | None = None
+    #: Payloads that nobody commits vanish after so long.
+    payload_ttl_s: Positive = 86400
+
+
+class TrainerConfig(Section):
+    """The reference GRPO trainer."""
+
+    #: Name of the subscription.
+    name: str = "actor"
+    #: Groups per batch.
+    batch_groups: Positive = 32
+    #: Batches per publication.
+    batches_per_version: Positive = 1
+    #: Optimizer steps (batches) of the run.
+    steps: Positive = 100
+    lr: float = 1e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    max_grad_norm: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    #: T9: one correction, never two.
+    correction: Literal["bypass", "decoupled"] = "bypass"
+    #: C of the decoupled correction.
+    weight_cap: float = 2.0
+    #: Tokens per micro-batch; None: the whole rank's share at once.
+    max_tokens: Positive | None = None
+    #: Processes of the trainer (torchrun-like, gloo on CPU, nccl on GPU).
+    dp_size: Positive = 1
+    #: A checkpoint every so many steps, and at the end.
+    checkpoint_every: Positive = 5
+    #: Weight folders kept.
+    keep_versions: Annotated[int, Field(ge=2)] = 3
+    #: Folder of published weights; None: runs/NAME/weights.
+    weights_dir: str | None = None
+    device: str = "cpu"
+    #: torch threads; 0 leaves torch's choice.
+    num_threads: Annotated[int, Field(ge=0)] = 1
+    #: Stop when held-out accuracy has reached this; None: train all steps.
+    stop_at_accuracy: float | None = None
+
+
+class Config(Section):
+    """A whole run."""
+
+    #: Namespace in Redis and folder under ``directory``.
+    run: str
+    directory: Path = Path("runs")
+    seed: int = 0
+    redis: RedisConfig = RedisConfig()
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    engine: EngineConfig = EngineConfig()
+    worker: WorkerConfig = WorkerConfig()
+    reward: RewardConfig = RewardConfig()
+    buffer: BufferConfig = BufferConfig()
+    trainer: TrainerConfig = TrainerConfig()
+
+    @property
+    def run_dir(self) -> Path:
+        return self.directory / self.run

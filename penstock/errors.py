@@ -1,0 +1,87 @@
+"""Errors that penstock raises on purpose.
+
+    PenstockError
+    ├── ConfigError            the user's configuration cannot work; says what to change (exit code 2)
+    ├── QueueUnavailable       Redis cannot be reached, refuses the password, or is too old
+    ├── QueueFull              Redis is near maxmemory; the caller keeps what it holds and tries again
+    ├── Fenced                 a lease, leadership or ownership was lost; nothing was changed
+    │   ├── LeaseLost          the group's lease token is another one
+    │   ├── LeadershipLost     another buffer leads
+    │   └── OwnershipLost      another trainer owns the subscription, or it was rewound
+    ├── ProtocolError          a step was asked for in a state that does not allow it
+    ├── PayloadError           bytes of a sample cannot be what they claim to be; names the sample
+    ├── EngineError            the engine refused, died, or answered what it may not
+    │   └── EngineDied         the engine process is gone or stopped answering
+    ├── RewardError            a reward has no number; ``outcome`` names why
+    ├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
+    └── WaitTimeout            a wait ran out of its time; says what it waited for
+"""
+
+
+class PenstockError(Exception):
+    """Base of all errors that penstock raises on purpose. The text is one sentence that says what to do."""
+
+
+class ConfigError(PenstockError):
+    """The configuration cannot work. The text names the key and what to change."""
+
+
+class QueueUnavailable(PenstockError):
+    """Redis cannot be reached, refuses the password, or is too old."""
+
+
+class QueueFull(PenstockError):
+    """Redis holds more than 85 % of its maxmemory; admit and commit stop until there is room."""
+
+
+class Fenced(PenstockError):
+    """A right was lost meanwhile; nothing was changed."""
+
+
+class LeaseLost(Fenced):
+    """The group's lease token is not the caller's: another worker may hold the job now."""
+
+
+class LeadershipLost(Fenced):
+    """The (epoch, token) of the caller is not that of the leader."""
+
+
+class OwnershipLost(Fenced):
+    """The (owner, gen) of the caller is not that of the subscription."""
+
+
+class ProtocolError(PenstockError):
+    """A step was asked for in a state that does not allow it."""
+
+
+class PayloadError(PenstockError):
+    """The bytes of a sample's payload are not what they claim to be."""
+
+
+class EngineError(PenstockError):
+    """The engine refused a request or answered what it may not."""
+
+
+class EngineDied(EngineError):
+    """The engine process is gone, or stopped answering for longer than its health limit."""
+
+
+class RewardError(PenstockError):
+    """A reward could not be computed.
+
+    Args:
+        outcome: one of ``reward_raised``, ``reward_timeout``, ``reward_not_a_number``.
+        message: what happened, with the sample's id.
+    """
+
+    def __init__(self, outcome: str, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class PublishError(PenstockError):
+    """Weights cannot be announced."""
+
+
+class WaitTimeout(PenstockError):
+    """A wait ran out of its time; the text says what it waited for."""

@@ -1,0 +1,145 @@
+"""Names of every Redis key of a run. All share one hash slot: ``{RUN}`` is a Redis Cluster hash tag."""
+
+import re
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
+
+#: Lanes in the order in which workers look at them; ``suspect`` holds jobs that crashed two workers.
+LANES = ("suspect", "resume", "eval", "score", "train")
+
+#: Lanes that a producer may admit to.
+HOME_LANES = ("eval", "score", "train")
+
+#: The one consumer group on every job stream.
+GROUP = "workers"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return ``name``, or raise ConfigError: names go into keys, paths and job ids."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{kind} {name!r} is not a name: use 1 to 64 letters, digits, '_', '.', '-', beginning with a letter or digit."
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Key names of one run."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        check_name("run", self.run)
+
+    @property
+    def prefix(self) -> str:
+        return f"penstock:{{{self.run}}}:"
+
+    def of(self, name: str) -> str:
+        return self.prefix + name
+
+    def jobs(self, lane: str) -> str:
+        return self.of(f"jobs:{lane}")
+
+    def group(self, job: str) -> str:
+        return self.of(f"group:{job}")
+
+    def meta(self, job: str) -> str:
+        return self.of(f"meta:{job}")
+
+    def payload(self, sample: str, token: str) -> str:
+        return self.of(f"payload:{sample}:{token}")
+
+    def partial(self, sample: str) -> str:
+        return self.of(f"partial:{sample}")
+
+    def batches(self, sub: str) -> str:
+        return self.of(f"batches:{sub}")
+
+    def sub(self, name: str) -> str:
+        return self.of(f"sub:{name}")
+
+    def owner(self, sub: str) -> str:
+        return self.of(f"owner:{sub}")
+
+    def weights(self, model: str) -> str:
+        return self.of(f"weights:{model}")
+
+    def done(self, dataset: str, epoch: int) -> str:
+        return self.of(f"done:{dataset}/{epoch}")
+
+    @property
+    def delayed(self) -> str:
+        return self.of("delayed")
+
+    @property
+    def dead(self) -> str:
+        return self.of("dead")
+
+    @property
+    def ready(self) -> str:
+        return self.of("ready")
+
+    @property
+    def inflight(self) -> str:
+        return self.of("inflight")
+
+    @property
+    def samples(self) -> str:
+        return self.of("samples")
+
+    @property
+    def subs(self) -> str:
+        return self.of("subs")
+
+    @property
+    def clock(self) -> str:
+        return self.of("clock")
+
+    @property
+    def source(self) -> str:
+        return self.of("source")
+
+    @property
+    def leader(self) -> str:
+        return self.of("leader")
+
+    @property
+    def epoch(self) -> str:
+        return self.of("epoch")
+
+    @property
+    def cohorts(self) -> str:
+        return self.of("cohorts")
+
+    @property
+    def paused(self) -> str:
+        return self.of("paused")
+
+    @property
+    def workers(self) -> str:
+        return self.of("workers")
+
+    @property
+    def trainers(self) -> str:
+        return self.of("trainers")
+
+    @property
+    def waits(self) -> str:
+        return self.of("waits")
+
+    @property
+    def counters(self) -> str:
+        return self.of("counters")
+
+    @property
+    def wake(self) -> str:
+        return self.of("wake")
+
+    @property
+    def reclaimer(self) -> str:
+        return self.of("reclaimer")

@@ -1,0 +1,314 @@
+"""What travels between the parts, and its bytes: msgpack with bounds on everything decoded, never pickle.
+
+``Job`` is what a producer admits, ``Sample`` one answer while a worker makes it, ``SampleMeta`` the record of a
+committed sample that the buffer works with, ``Manifest`` the record of one cut batch, ``Publication`` one version
+of the weights.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+import msgpack
+
+from penstock.errors import ProtocolError
+
+#: Most bytes of one control record; a manifest of 4,096 groups of 16 samples stays below it.
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+#: Most bytes of one string inside a record (a prompt, a traceback).
+MAX_TEXT_BYTES = 8 * 1024 * 1024
+#: Most entries of one list or map inside a record.
+MAX_ITEMS = 4 * 1024 * 1024
+
+T = TypeVar("T", bound="Record")
+
+
+def pack(value: Any) -> bytes:
+    """Plain values (None, bool, int, float, str, bytes, lists, maps with str keys) as msgpack."""
+    return bytes(msgpack.packb(value, use_bin_type=True))
+
+
+def unpack(data: bytes, what: str) -> Any:
+    """Decode one msgpack record; raises ProtocolError that names ``what`` on anything else or on too much."""
+    if len(data) > MAX_RECORD_BYTES:
+        raise ProtocolError(f"{what} has {len(data)} bytes, more than the {MAX_RECORD_BYTES} a record may have.")
+    try:
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=MAX_TEXT_BYTES,
+            max_bin_len=MAX_TEXT_BYTES,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_ITEMS,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException) as exc:
+        raise ProtocolError(f"{what} is not a record that penstock wrote: {exc}.") from exc
+
+
+class Record:
+    """A frozen dataclass that travels as a msgpack map of its fields. Unknown fields are refused."""
+
+    __slots__ = ()
+
+    def to_bytes(self) -> bytes:
+        return pack(asdict(self))  # type: ignore[call-overload]
+
+    @classmethod
+    def from_map(cls: type[T], value: Any, what: str = "") -> T:
+        what = what or cls.__name__
+        if not isinstance(value, dict):
+            raise ProtocolError(f"{what} is not a map of fields.")
+        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        if unknown := value.keys() - known:
+            raise ProtocolError(f"{what} has fields that this version of penstock does not know: {sorted(unknown)}.")
+        try:
+            return cls(**value)
+        except TypeError as exc:
+            raise ProtocolError(f"{what} lacks a field: {exc}.") from exc
+
+    @classmethod
+    def from_bytes(cls: type[T], data: bytes, what: str = "") -> T:
+        return cls.from_map(unpack(data, what or cls.__name__), what)
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Record):
+    """One prompt to be answered ``n`` times."""
+
+    #: ``DATASET/EPOCH/INDEX``; deterministic, so that admitting twice is seen.
+    id: str
+    #: Answers wanted; sample ids are ``ID/k`` with 0 <= k < n.
+    n: int
+    #: The prompt as text, template applied; or None where ``prompt_ids`` is given.
+    prompt: str | None = None
+    #: The prompt as token ids.
+    prompt_ids: list[int] | None = None
+    #: What the reward compares with.
+    label: str = ""
+    #: Handed through to rewards and environments.
+    metadata: dict[str, Any] = field(default_factory=dict)
+    #: SGLang names: max_new_tokens, temperature, stop, stop_token_ids, ignore_eos, ...
+    sampling: dict[str, Any] = field(default_factory=dict)
+    #: Home lane: train, eval or score.
+    lane: str = "train"
+    #: Version at admission; no engine with an older one may start it (T12).
+    not_before: int = 0
+    #: Import path ``module:callable`` or a built-in name; None takes the run's reward.
+    reward: str | None = None
+    #: Import path of an environment; None: a single turn.
+    environment: str | None = None
+
+    @property
+    def dataset(self) -> str:
+        return self.id.rsplit("/", 2)[0]
+
+    @property
+    def epoch(self) -> int:
+        return int(self.id.rsplit("/", 2)[1])
+
+    @property
+    def index(self) -> int:
+        return int(self.id.rsplit("/", 2)[2])
+
+
+@dataclass(slots=True)
+class Sample:
+    """One answer, while a worker makes it; rewards and environments are given this.
+
+    All arrays have one entry per token of the whole sequence, prompt included (L).
+    """
+
+    job: Job
+    k: int
+    #: [L] prompt and everything after it, as the engine saw and returned it.
+    tokens: list[int] = field(default_factory=list)
+    #: [L] log-probability with which the engine drew the token; 0 where nothing was drawn (T6).
+    logprobs: list[float] = field(default_factory=list)
+    #: [L] 1 on tokens that the policy drew.
+    generated: list[int] = field(default_factory=list)
+    #: [L] 1 on tokens to train.
+    loss_mask: list[int] = field(default_factory=list)
+    #: [L] weight version the token was drawn with; -1 where nothing was drawn (T8).
+    versions: list[int] = field(default_factory=list)
+    prompt_length: int = 0
+    #: pending | completed | truncated | aborted | failed
+    status: str = "pending"
+    #: stop | length | abort, as the engine said.
+    finish_reason: str = ""
+    #: All generated text, special tokens left out.
+    text: str = ""
+    reward: float | None = None
+    #: What the reward returned beside the number.
+    reward_info: dict[str, Any] = field(default_factory=dict)
+    num_turns: int = 1
+    num_aborts: int = 0
+    cached_tokens: int = 0
+    started_s: float = 0.0
+    generate_s: float = 0.0
+    reward_s: float = 0.0
+
+    @property
+    def id(self) -> str:
+        return f"{self.job.id}/{self.k}"
+
+    def append(
+        self, tokens: list[int], *, version: int = -1, logprobs: list[float] | None = None, loss: bool = True
+    ) -> None:
+        """Append drawn tokens (``logprobs`` given, one version) or given ones (prompt, observation: mask 0)."""
+        drawn = logprobs is not None
+        if drawn and len(logprobs or []) != len(tokens):
+            raise ProtocolError(f"sample {self.id}: {len(logprobs or [])} logprobs for {len(tokens)} tokens.")
+        count = len(tokens)
+        self.tokens.extend(tokens)
+        self.logprobs.extend(logprobs if logprobs is not None else [0.0] * count)
+        self.generated.extend([1 if drawn else 0] * count)
+        self.loss_mask.extend([1 if drawn and loss else 0] * count)
+        self.versions.extend([version if drawn else -1] * count)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleMeta(Record):
+    """Record of a committed sample: all the buffer ever sees of it."""
+
+    k: int
+    #: Lease token under which it was committed; part of the payload's key.
+    token: str
+    #: Name of the payload server.
+    server: str
+    #: CRC-32 of the payload bytes.
+    checksum: int
+    num_bytes: int
+    #: L
+    length: int
+    prompt_length: int
+    num_generated: int
+    #: Version -> tokens with loss mask 1 drawn under it, as pairs, ascending.
+    loss_by_version: list[list[int]]
+    #: Oldest and newest version of all generated tokens; -1 where there is none.
+    oldest: int
+    newest: int
+    reward: float
+    status: str
+    finish_reason: str
+    reward_info: dict[str, Any] = field(default_factory=dict)
+    worker: str = ""
+    #: Temperature the behaviour logprobs are scaled by (T6).
+    temperature: float = 1.0
+    #: scaled | original
+    logprob_kind: str = "scaled"
+    num_turns: int = 1
+    num_aborts: int = 0
+    cached_tokens: int = 0
+    started_s: float = 0.0
+    generate_s: float = 0.0
+    reward_s: float = 0.0
+
+    @property
+    def num_loss(self) -> int:
+        return sum(count for _, count in self.loss_by_version)
+
+
+def iter_metas(data: bytes, what: str) -> Iterator[SampleMeta]:
+    """SampleMeta records of a ``meta:JOB`` string, in the order of commits."""
+    unpacker = msgpack.Unpacker(
+        raw=False, strict_map_key=True, max_buffer_size=MAX_RECORD_BYTES, max_str_len=MAX_TEXT_BYTES, max_ext_len=0
+    )
+    unpacker.feed(data)
+    try:
+        for value in unpacker:
+            yield SampleMeta.from_map(value, what)
+    except (ValueError, msgpack.UnpackException) as exc:
+        raise ProtocolError(f"{what} is not a record that penstock wrote: {exc}.") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Record):
+    """One sample of a manifest."""
+
+    job: str
+    k: int
+    token: str
+    server: str
+    checksum: int
+    num_bytes: int
+    length: int
+    prompt_length: int
+    num_generated: int
+    #: Tokens that bear loss after expiry is applied.
+    num_loss: int
+    oldest: int
+    newest: int
+    #: Oldest version that bears loss after expiry is applied; -1 where none does.
+    oldest_loss: int
+    reward: float
+    status: str
+    temperature: float = 1.0
+    #: True where the payload was lost after the commit: the row is a filler with mask 0.
+    lost: bool = False
+
+    @property
+    def sample(self) -> str:
+        return f"{self.job}/{self.k}"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest(Record):
+    """One cut batch. Rows stand group by group; every rank reads the same manifest."""
+
+    sub: str
+    #: Batch number, 1, 2, ...; the stream entry id is ``n-0``.
+    n: int
+    #: Version the trainer holds at the batch's first optimizer step (T2); kept on redelivery.
+    train_version: int
+    bound: int
+    #: wait | mask | drop
+    on_expiry: str
+    #: sync | one_step | async
+    mode: str
+    #: Tokens of versions below this bear no loss (mask), or -1.
+    mask_below: int
+    rows: list[dict[str, Any]]
+    #: Global denominators of T10.
+    num_loss_tokens: int
+    num_samples: int
+    num_groups: int
+    #: Groups of this batch that this subscription uses for the first time.
+    num_first_use: int
+    #: Staleness over loss tokens: largest, and token mean; steps of versions, not of the optimizer.
+    staleness_max: int
+    staleness_mean: float
+    seed: int = 0
+    cut_s: float = 0.0
+
+    def samples(self) -> list[Row]:
+        return [Row.from_map(row) for row in self.rows]
+
+    @staticmethod
+    def digest(data: bytes) -> str:
+        """Name of a manifest's bytes; a commit carries it, so that a batch that was cut anew is seen."""
+        return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Publication(Record):
+    """One version of a model's weights, and where to load it from."""
+
+    model: str
+    version: int
+    #: disk
+    transport: str
+    #: Folder with config, tokenizer and safetensors (transport disk).
+    path: str
+    #: Name -> [dtype, shape] of every tensor.
+    tensors: dict[str, list[Any]] = field(default_factory=dict)
+    #: File name -> CRC-32 of its bytes.
+    checksums: dict[str, int] = field(default_factory=dict)
+    step: int = 0
+    #: Last batch that this version consumed.
+    through: int = 0
+    #: Announced again after every engine failed to load it.
+    rev: int = 0
+    published_s: float = 0.0

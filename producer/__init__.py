@@ -1,0 +1,1 @@
+"""Data sources, chat templates, the gate, admission."""

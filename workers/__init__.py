@@ -1,0 +1,1 @@
+"""Rollout workers: main loop, engine, weights, generation, environments, rewards."""
