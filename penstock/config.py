@@ -1,16 +1,34 @@
 """The configuration of a run: one YAML file, then the environment, then ``--a.b=c``. Unknown keys are refused."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from penstock.errors import ConfigError
+from penstock.keys import check_name
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
+#: Stands for a password in files and logs; a URL that has it cannot be used.
+MASK = "***"
+
+#: Most versions between drawing and training that a mode allows; async takes what is given.
+MODE_BOUND = {"sync": 0, "one_step": 1}
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _check_url(url: str) -> str:
+    if f":{MASK}@" in url:
+        raise ValueError("has a masked password; set the real URL, for instance by PENSTOCK_REDIS__URL")
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("is not the address of a Redis; write redis://[:PASSWORD@]HOST:PORT/DB")
+    return url
 
 
 class RedisConfig(Section):
@@ -26,6 +44,22 @@ class RedisConfig(Section):
     max_memory_bytes: Annotated[int, Field(ge=0)] = 0
     #: Name -> URL of payload servers; empty: payloads live on the control Redis, under the name "control".
     payload_servers: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_redis(cls, url: str | None) -> str | None:
+        return url if url is None else _check_url(url)
+
+    @field_validator("payload_servers")
+    @classmethod
+    def _urls_are_redis(cls, servers: dict[str, str]) -> dict[str, str]:
+        return {name: _check_url(url) for name, url in servers.items()}
+
+    @model_validator(mode="after")
+    def _one_redis(self) -> Self:
+        if self.url is not None and self.port:
+            raise ValueError("port is for a server of our own, and url names another one: leave one of them away")
+        return self
 
 
 class DatasetConfig(Section):
@@ -90,6 +124,23 @@ class StalenessConfig(Section):
     #: What happens to what would be too old: wait for what is due, mask tokens, or drop groups. None: by mode.
     on_expiry: Literal["wait", "mask", "drop"] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _bound_by_mode(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "bound" not in values and values.get("mode") in MODE_BOUND:
+            return {**values, "bound": MODE_BOUND[values["mode"]]}
+        return values
+
+    @model_validator(mode="after")
+    def _bound_fits_mode(self) -> Self:
+        wanted = MODE_BOUND.get(self.mode, self.bound)
+        if self.bound != wanted:
+            raise ValueError(
+                f"mode {self.mode} means bound {wanted}, and bound is {self.bound}: "
+                "leave bound away, or choose mode async"
+            )
+        return self
+
 
 class EngineConfig(Section):
     """The SGLang server under a worker."""
@@ -131,7 +182,16 @@ class WorkerConfig(Section):
     #: Wait before the first retry; doubles.
     retry_s: Seconds = 1.0
     #: Port of Prometheus metrics; 0 takes a free one, None: none.
-    metrics_port: int | None = None
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+
+    @model_validator(mode="after")
+    def _renewed_in_time(self) -> Self:
+        if self.heartbeat_s * 2 > self.lease_s:
+            raise ValueError(
+                f"heartbeat_s {self.heartbeat_s:g} is more than half of lease_s {self.lease_s:g}, so one lost heartbeat "
+                "loses every lease: lower heartbeat_s or raise lease_s"
+            )
+        return self
 
 
 class RewardConfig(Section):
@@ -142,6 +202,10 @@ class RewardConfig(Section):
     timeout_s: Seconds = 30.0
     #: Tries of a reward that raises.
     max_attempts: Positive = 2
+    #: CPU time of one math_verify check; an answer that needs more is worth 0 (T11).
+    check_cpu_s: Positive = 5
+    #: Verifier processes of math_verify per worker.
+    processes: Positive = 2
 
 
 class BufferConfig(Section):
@@ -198,6 +262,8 @@ class Config(Section):
     #: Namespace in Redis and folder under ``directory``.
     run: str
     directory: Path = Path("runs")
+    #: Command that ``penstock run`` runs once before the start, with our own interpreter: a script and its arguments.
+    prepare: Annotated[list[str], Field(min_length=1)] | None = None
     seed: int = 0
     redis: RedisConfig = RedisConfig()
     model: ModelConfig
@@ -209,6 +275,27 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     buffer: BufferConfig = BufferConfig()
     trainer: TrainerConfig = TrainerConfig()
+
+    @field_validator("run")
+    @classmethod
+    def _run_is_a_name(cls, run: str) -> str:
+        try:
+            return check_name("run", run)
+        except ConfigError as exc:
+            raise ValueError(str(exc)) from exc
+
+    @model_validator(mode="after")
+    def _one_step_drains(self) -> Self:
+        if self.staleness.mode != "one_step" or self.worker.apply == "drain":
+            return self
+        if "apply" in self.worker.model_fields_set:
+            raise ValueError(
+                f"worker.apply is {self.worker.apply}, and staleness.mode one_step always drains: "
+                "leave worker.apply away, or choose mode async"
+            )
+        # The model is frozen for its users; this is still its making.
+        self.__dict__["worker"] = self.worker.model_copy(update={"apply": "drain"})
+        return self
 
     @property
     def run_dir(self) -> Path:
