@@ -1,0 +1,115 @@
+-- Helpers that every verb sees; prepended to each script when it is loaded.
+-- All keys of a run share one hash slot (its name is a Cluster hash tag), so a verb that learns a job's id
+-- only while it runs may derive the job's keys from the run's prefix.
+
+local GROUP = 'workers'
+local WAKE_MAX = 1024 -- wake-up marks kept; a mark says "look again", so losing one costs a poll, never a job
+
+local function group_key(prefix, job) return prefix .. 'group:' .. job end
+local function lane_key(prefix, lane) return prefix .. 'jobs:' .. lane end
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+-- A write that frees, first in the script, so that the rest is allowed when Redis is full.
+local function freeing(prefix) redis.call('DEL', prefix .. 'nothing') end
+
+local function count(prefix, name, by) return redis.call('HINCRBY', prefix .. 'counters', name, by or 1) end
+
+-- Wake at most `by` waiters of a list (wake: workers, gate: the producer).
+local function poke(key, by)
+  for _ = 1, math.min(by or 1, 64) do redis.call('LPUSH', key, '1') end
+  redis.call('LTRIM', key, 0, WAKE_MAX - 1)
+end
+
+-- Field of a stream entry's flat field list.
+local function field(flat, name)
+  for i = 1, #flat, 2 do if flat[i] == name then return flat[i + 1] end end
+  return nil
+end
+
+-- Take a job's entry out of its lane; its body, or nil if the entry is gone.
+local function take_entry(prefix, lane, eid)
+  local key = lane_key(prefix, lane)
+  local found = redis.call('XRANGE', key, eid, eid)
+  redis.call('XACK', key, GROUP, eid)
+  redis.call('XDEL', key, eid)
+  if #found == 0 then return nil end
+  return field(found[1][2], 'body')
+end
+
+-- Put a job onto a lane as queued; the caller has taken it out of where it was.
+local function put_entry(prefix, lane, job, nb, body)
+  local eid = redis.call('XADD', lane_key(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
+  local key = group_key(prefix, job)
+  redis.call('HSET', key, 'st', 'queued', 'cl', lane, 'eid', eid)
+  redis.call('HDEL', key, 'tok', 'own')
+  poke(prefix .. 'wake')
+  return eid
+end
+
+local function event(prefix, kind, job, lane)
+  redis.call('XADD', prefix .. 'samples', '*', 'e', kind, 'j', job, 'l', lane)
+end
+
+-- A train job stops being unfinished work of the version it was admitted under (one_step drains by this).
+local function leave_cohort(prefix, lane, nb)
+  if lane ~= 'train' then return end
+  if redis.call('HINCRBY', prefix .. 'cohorts', nb, -1) <= 0 then redis.call('HDEL', prefix .. 'cohorts', nb) end
+end
+
+-- Out of the running ones, unless tokens of an older version wait in a prefix or in committed samples.
+local function leave_inflight(prefix, job)
+  local g = redis.call('HMGET', group_key(prefix, job), 'c', 'pf')
+  if tonumber(g[1] or '0') == 0 and not g[2] then redis.call('ZREM', prefix .. 'inflight', job) end
+end
+
+-- Bury a job whose entry the caller has taken. The dead letter holds all it needs to come back.
+local function bury(prefix, job, body, reason, detail, worker)
+  local key = group_key(prefix, job)
+  local g = redis.call('HMGET', key, 'ln', 'nb', 'att', 'cr')
+  local eid = redis.call('XADD', prefix .. 'dead', '*', 'id', job, 'reason', reason, 'detail', detail,
+    'worker', worker, 'attempts', g[3] or '0', 'crashes', g[4] or '0', 'body', body)
+  redis.call('HSET', key, 'st', 'dead', 'eid', eid)
+  redis.call('HDEL', key, 'tok', 'own')
+  redis.call('ZREM', prefix .. 'inflight', job)
+  leave_cohort(prefix, g[1], g[2])
+  count(prefix, 'buried')
+  if g[1] == 'train' then count(prefix, 'buried:train') end
+  event(prefix, 'closed', job, g[1])
+  poke(prefix .. 'gate')
+end
+
+-- Charge a job with a crash and put it where it may be tried again: resume, suspect after two, dead as a suspect.
+local function crashed(prefix, job, lane, body, detail, worker)
+  local key = group_key(prefix, job)
+  local crashes = redis.call('HINCRBY', key, 'cr', 1)
+  count(prefix, 'crashes')
+  if lane == 'suspect' then
+    bury(prefix, job, body, 'crashed', detail, worker)
+    return 'dead'
+  end
+  leave_inflight(prefix, job)
+  local nb = redis.call('HGET', key, 'nb')
+  local target = crashes >= 2 and 'suspect' or 'resume'
+  put_entry(prefix, target, job, nb, body)
+  return target
+end
+
+-- Done bit of DATASET/EPOCH/INDEX; returns its old value.
+local function set_done(prefix, job)
+  local set, index = string.match(job, '^(.*)/(%d+)$')
+  return redis.call('SETBIT', prefix .. 'done:' .. set, index, 1)
+end
+
+local function leads(key, epoch, token)
+  local l = redis.call('HMGET', key, 'epoch', 'token')
+  return l[1] == epoch and l[2] == token
+end
+
+local function owns(key, owner, gen)
+  local s = redis.call('HMGET', key, 'owner', 'gen')
+  return s[1] == owner and s[2] == gen
+end

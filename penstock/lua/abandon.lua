@@ -1,0 +1,27 @@
+-- abandon: leased -> queued for jobs that this worker holds without knowing (the reply of a lease was lost).
+-- KEYS: jobs:LANE
+-- ARGV: prefix, lane, worker, then the jobs it knows
+-- Returns: jobs released
+-- Atomic because what is pending and what is known must be compared in one instant.
+local prefix, lane, worker = ARGV[1], ARGV[2], ARGV[3]
+freeing(prefix)
+local known = {}
+for i = 4, #ARGV do known[ARGV[i]] = true end
+local released = {}
+for _, p in ipairs(redis.call('XPENDING', KEYS[1], GROUP, '-', '+', 1000, worker)) do
+  local found = redis.call('XRANGE', KEYS[1], p[1], p[1])
+  if #found == 0 then
+    redis.call('XACK', KEYS[1], GROUP, p[1])
+  else
+    local job = field(found[1][2], 'id')
+    local g = redis.call('HMGET', group_key(prefix, job), 'st', 'eid', 'own', 'nb')
+    if not known[job] and g[1] == 'leased' and g[2] == p[1] and g[3] == worker then
+      local body = take_entry(prefix, lane, p[1])
+      leave_inflight(prefix, job)
+      put_entry(prefix, lane == 'suspect' and 'suspect' or 'resume', job, g[4], body)
+      count(prefix, 'released')
+      released[#released + 1] = job
+    end
+  end
+end
+return released

@@ -1,0 +1,34 @@
+-- cancel: any live -> retiring(cancelled) (operator). A worker that holds the job sees its lease lost.
+-- KEYS: group:JOB, delayed, bodies, dead, ready, inflight, then sub:NAME of every live subscription
+-- ARGV: prefix, job, then the subscriptions' names
+-- Returns: the state it was in, or '' when there is nothing to cancel
+-- Atomic because the job leaves exactly one container (I1).
+local prefix, job = ARGV[1], ARGV[2]
+freeing(prefix)
+local g = redis.call('HMGET', KEYS[1], 'st', 'cl', 'eid', 'ln', 'nb')
+local st = g[1]
+if not st or st == 'retiring' then return '' end
+if st == 'queued' or st == 'leased' then
+  take_entry(prefix, g[2], g[3])
+elseif st == 'delayed' then
+  redis.call('ZREM', KEYS[2], job)
+  redis.call('HDEL', KEYS[3], job)
+elseif st == 'dead' then
+  redis.call('XDEL', KEYS[4], g[3])
+elseif st == 'ready' then
+  redis.call('ZREM', KEYS[5], job)
+  for i = 7, #KEYS do -- places at the gate of those that had not used it
+    local u = redis.call('HGET', KEYS[1], 'u:' .. ARGV[i - 4])
+    if not u then redis.call('HINCRBY', KEYS[i], 'disposed', 1) end
+  end
+end
+redis.call('ZREM', KEYS[6], job)
+redis.call('HSET', KEYS[1], 'st', 'retiring', 'r', 'cancelled')
+redis.call('HDEL', KEYS[1], 'tok', 'own')
+if st ~= 'ready' and st ~= 'dead' then leave_cohort(prefix, g[4], g[5]) end
+if st ~= 'ready' and st ~= 'dead' and g[4] == 'train' then count(prefix, 'cancelled:train') end
+count(prefix, 'cancelled')
+if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end
+event(prefix, 'closed', job, g[4])
+poke(prefix .. 'gate')
+return st

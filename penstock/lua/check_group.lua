@@ -1,0 +1,31 @@
+-- check_group: does a group's state agree with the container it should be in (audit)?
+-- KEYS: group:JOB, meta:JOB, ready, delayed, dead, inflight
+-- ARGV: prefix, job
+-- Returns: '' when it agrees or is gone; else what is wrong
+-- Atomic because a job moves while the audit looks.
+local prefix, job = ARGV[1], ARGV[2]
+local g = redis.call('HMGET', KEYS[1], 'st', 'cl', 'eid', 'c', 'n', 'tok')
+local st = g[1]
+if not st then return '' end
+local function entry(key)
+  local found = redis.call('XRANGE', key, g[3], g[3])
+  return #found == 1 and field(found[1][2], 'id') == job
+end
+if (st == 'queued' or st == 'leased') then
+  if not entry(lane_key(prefix, g[2])) then return st .. ' but not in lane ' .. g[2] end
+  local pending = #redis.call('XPENDING', lane_key(prefix, g[2]), GROUP, g[3], g[3], 1)
+  if st == 'queued' and pending == 1 then return 'queued but delivered' end
+  if st == 'leased' and pending == 0 then return 'leased but not delivered' end
+  if st == 'leased' and not g[6] then return 'leased without a token' end
+end
+if (redis.call('ZSCORE', KEYS[3], job) ~= false) ~= (st == 'ready') then return st .. ', and in ready or not' end
+if (redis.call('ZSCORE', KEYS[4], job) ~= false) ~= (st == 'delayed') then return st .. ', and in delayed or not' end
+if st == 'dead' and not entry(KEYS[5]) then return 'dead but without a dead letter' end
+if st == 'ready' and g[4] ~= g[5] then return 'ready with ' .. g[4] .. ' of ' .. g[5] .. ' samples' end
+local commits = 0
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if string.sub(name, 1, 2) == 's:' then commits = commits + 1 end
+end
+if tonumber(g[4]) ~= commits then return g[4] .. ' commits counted, ' .. commits .. ' found' end
+if commits > 0 and redis.call('EXISTS', KEYS[2]) == 0 then return 'committed samples without metadata' end
+return ''

@@ -1,0 +1,59 @@
+-- lease: queued -> leased (worker). Never blocks; sleep on the list `wake` instead.
+-- KEYS: inflight, paused, then jobs:LANE in the order to look
+-- ARGV: prefix, worker, token base, most jobs, engine version, suspects allowed (0|1),
+--       then the lanes' names in the order of KEYS
+-- Returns: list of {lane, job, token, nb, body, attempts, crashes, {k committed}}
+-- Atomic because a job must not be seen by two workers, nor start on weights older than `nb` (T12).
+local prefix, worker, base = ARGV[1], ARGV[2], ARGV[3]
+local most, version, suspects = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local leased = {}
+
+-- Next undelivered entry of a lane, or nil.
+local function peek(key)
+  local groups = redis.call('XINFO', 'GROUPS', key)
+  local last = '0-0'
+  for _, g in ipairs(groups) do if field(g, 'name') == GROUP then last = field(g, 'last-delivered-id') end end
+  local found = redis.call('XRANGE', key, '(' .. last, '+', 'COUNT', 1)
+  return found[1]
+end
+
+local function lease_one(key, lane)
+  local read = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', 1, 'STREAMS', key, '>')
+  if not read then return false end
+  local entry = read[1][2][1]
+  local eid, job = entry[1], field(entry[2], 'id')
+  local gkey = group_key(prefix, job)
+  local g = redis.call('HMGET', gkey, 'st', 'eid', 'v0', 'c', 'pf', 'nb', 'att', 'cr', 'ln', 'n')
+  if g[1] ~= 'queued' or g[2] ~= eid then
+    redis.call('XACK', key, GROUP, eid)
+    redis.call('XDEL', key, eid)
+    return true
+  end
+  local token = base .. '.' .. #leased
+  local v0 = version
+  if g[3] and (tonumber(g[4] or 0) > 0 or g[5]) then v0 = math.min(v0, tonumber(g[3])) end
+  redis.call('HSET', gkey, 'st', 'leased', 'tok', token, 'own', worker, 'v0', v0)
+  if g[9] == 'train' then redis.call('ZADD', KEYS[1], v0, job) end
+  local committed = {}
+  if tonumber(g[4] or 0) > 0 then
+    for k = 0, tonumber(g[10]) - 1 do
+      if redis.call('HEXISTS', gkey, 's:' .. k) == 1 then committed[#committed + 1] = k end
+    end
+  end
+  leased[#leased + 1] = {lane, job, token, g[6], field(entry[2], 'body'), g[7] or '0', g[8] or '0', committed}
+  return true
+end
+
+for i = 3, #KEYS do
+  local lane = ARGV[4 + i]
+  local open = redis.call('SISMEMBER', KEYS[2], lane) == 0
+  while open and #leased < most do
+    local limited = lane == 'suspect'
+    if limited and suspects <= 0 then break end
+    local entry = peek(KEYS[i])
+    if not entry or tonumber(field(entry[2], 'nb')) > version then break end
+    if not lease_one(KEYS[i], lane) then break end
+    if limited then suspects = suspects - 1 end
+  end
+end
+return leased

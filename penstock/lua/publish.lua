@@ -1,0 +1,29 @@
+-- publish: committed -> published; the clock moves (driver).
+-- KEYS: clock, sub:NAME, batches:NAME, weights:MODEL
+-- ARGV: prefix, owner, gen, version field of clock, version, through, step, rev, publication record
+-- Returns: {'published' | 'already' | 'owner' | 'version' | 'through', version of the clock}
+-- Atomic because the gate counts a batch as consumed in the instant in which its version can be loaded (T3),
+-- and a version names one set of weights for ever (T1).
+local prefix, version, through, rev = ARGV[1], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
+if not owns(KEYS[2], ARGV[2], ARGV[3]) then return {'owner', 0} end
+local clock = tonumber(redis.call('HGET', KEYS[1], ARGV[4]) or 0)
+local id = version .. '-' .. rev
+local s = redis.call('HMGET', KEYS[2], 'cursor', 'through', 'restored')
+if version == clock and #redis.call('XRANGE', KEYS[4], id, id) == 1 then return {'already', clock} end
+if version ~= (rev > 0 and clock or clock + 1) then return {'version', clock} end
+if rev == 0 then
+  local cursor, last = tonumber(s[1] or 0), tonumber(s[2] or 0)
+  -- the first one of a trainer, or of one that was restored, consumes nothing new
+  local first = not s[2] or s[3] == '1'
+  if through > cursor or through < last or (through == last and not first) then return {'through', clock} end
+  local found = redis.call('XRANGE', KEYS[3], through .. '-0', through .. '-0')
+  local cum = #found == 1 and tonumber(field(found[1][2], 'cum')) or 0
+  redis.call('HSET', KEYS[1], ARGV[4], version, 'step', ARGV[7])
+  redis.call('HSET', KEYS[2], 'through', through, 'p', cum, 'restored', '0')
+end
+redis.call('XADD', KEYS[4], id, 'p', ARGV[9])
+count(prefix, 'published')
+event(prefix, 'published', '', '')
+poke(prefix .. 'gate')
+poke(prefix .. 'wake', 8)
+return {'published', version}

@@ -1,0 +1,14 @@
+-- release: leased -> queued on lane resume, without a charge (worker that drains, or starts anew).
+-- KEYS: group:JOB
+-- ARGV: prefix, job, token
+-- Returns: 1, or 0 when the lease is lost
+-- Atomic because the job must be in exactly one lane at every instant (I1).
+local prefix, job = ARGV[1], ARGV[2]
+freeing(prefix)
+local g = redis.call('HMGET', KEYS[1], 'st', 'tok', 'cl', 'eid', 'nb')
+if g[1] ~= 'leased' or g[2] ~= ARGV[3] then return 0 end
+local body = take_entry(prefix, g[3], g[4])
+leave_inflight(prefix, job)
+put_entry(prefix, g[3] == 'suspect' and 'suspect' or 'resume', job, g[5], body)
+count(prefix, 'released')
+return 1

@@ -1,0 +1,28 @@
+-- rewind: any batch after n is delivered again, in the same order (leader rank of a restored trainer).
+-- KEYS: sub:NAME, batches:NAME, clock
+-- ARGV: prefix, owner, gen, n, version field of clock ('' when the trainer does not publish),
+--       version of the weights that were restored
+-- Returns: {'rewound' | 'owner' | 'floor' | 'cursor', gen, floor}
+-- Atomic because what was published after n is abandoned (T1) in the instant in which the cursor goes back.
+local n = tonumber(ARGV[4])
+if not owns(KEYS[1], ARGV[2], ARGV[3]) then return {'owner', 0, 0} end
+local s = redis.call('HMGET', KEYS[1], 'cursor', 'floor', 'ckpt', 'gen', 'abandoned')
+local cursor, floor, ckpt = tonumber(s[1] or 0), tonumber(s[2] or 0), tonumber(s[3] or 0)
+local gen = tonumber(s[4] or 0)
+if n < floor then return {'floor', gen, floor} end
+if n > cursor then return {'cursor', gen, cursor} end
+local found = redis.call('XRANGE', KEYS[2], n .. '-0', n .. '-0')
+local cum = #found == 1 and field(found[1][2], 'cum') or '0'
+gen = gen + 1
+redis.call('HSET', KEYS[1], 'gen', gen, 'cursor', n, 'ckpt', math.min(ckpt, n), 'through', n, 'p', cum,
+  'bits', '', 'ask', 0, 'restored', '1')
+if ARGV[5] ~= '' then
+  local clock = tonumber(redis.call('HGET', KEYS[3], ARGV[5]) or 0)
+  if clock > tonumber(ARGV[6]) then
+    local span = (tonumber(ARGV[6]) + 1) .. '-' .. clock
+    redis.call('HSET', KEYS[1], 'abandoned', s[5] and s[5] ~= '' and s[5] .. ',' .. span or span)
+    event(ARGV[1], 'rewound', '', '')
+  end
+end
+count(ARGV[1], 'rewinds')
+return {'rewound', gen, floor}

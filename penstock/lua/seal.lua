@@ -1,0 +1,52 @@
+-- seal: ready -> retiring(retired | dropped | evicted) (leader).
+-- KEYS: leader, subs, ready, then sub:NAME of every live subscription
+-- ARGV: prefix, epoch, token, revision of subs, evict without a checkpoint past it (0|1), number of subscriptions,
+--       their names, then jobs
+-- Returns: list of jobs sealed, or 'leader' | 'subs'
+-- Atomic because a subscription that joins, or a rewind, must not race with retirement: every use must be final
+-- and every batch that holds the group must lie below its subscription's checkpoint.
+local prefix = ARGV[1]
+freeing(prefix)
+if not leads(KEYS[1], ARGV[2], ARGV[3]) then return 'leader' end
+if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[4] then return 'subs' end
+local evict, num = ARGV[5] == '1', tonumber(ARGV[6])
+local subs = {}
+for i = 1, num do
+  local s = redis.call('HMGET', KEYS[3 + i], 'lanes', 'reuse', 'ckpt', 'cursor')
+  subs[i] = {name = ARGV[6 + i], key = KEYS[3 + i], lanes = s[1] or '', reuse = tonumber(s[2] or 1),
+    ckpt = tonumber(s[3] or 0), cursor = tonumber(s[4] or 0), floor = 0}
+end
+local sealed = {}
+for i = 7 + num, #ARGV do
+  local job = ARGV[i]
+  local key = group_key(prefix, job)
+  local g = redis.call('HMGET', key, 'st', 'ln')
+  local final, used, early = g[1] == 'ready', false, false
+  for _, s in ipairs(subs) do
+    if final and string.find(',' .. s.lanes .. ',', ',' .. g[2] .. ',', 1, true) then
+      local u = redis.call('HMGET', key, 'u:' .. s.name, 'b:' .. s.name)
+      local uses, batch = tonumber(u[1] or 0), tonumber(u[2] or 0)
+      if uses > 0 then used = true end
+      if uses >= 0 and uses < s.reuse then final = false end
+      if batch > s.ckpt then
+        if evict and batch <= s.cursor then early = true else final = false end
+      end
+      s.batch = batch
+    else
+      s.batch = 0
+    end
+  end
+  if final then
+    local reason = early and 'evicted' or (used and 'retired' or 'dropped')
+    redis.call('HSET', key, 'st', 'retiring', 'r', reason)
+    redis.call('ZREM', KEYS[3], job)
+    count(prefix, reason)
+    if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end
+    for _, s in ipairs(subs) do s.floor = math.max(s.floor, s.batch) end
+    sealed[#sealed + 1] = job
+  end
+end
+for _, s in ipairs(subs) do
+  if s.floor > tonumber(redis.call('HGET', s.key, 'floor') or 0) then redis.call('HSET', s.key, 'floor', s.floor) end
+end
+return sealed

@@ -1,0 +1,19 @@
+-- sweep: retiring -> gone; its payloads are unlinked already (leader).
+-- KEYS: leader
+-- ARGV: prefix, epoch, token, then per group: job, n
+-- Returns: number of groups gone, or -1 when the leadership is lost
+-- Atomic because a group must not half vanish.
+local prefix = ARGV[1]
+freeing(prefix)
+if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
+local gone = 0
+for i = 4, #ARGV, 2 do
+  local job, key = ARGV[i], group_key(prefix, ARGV[i])
+  if redis.call('HGET', key, 'st') == 'retiring' then
+    for k = 0, tonumber(ARGV[i + 1]) - 1 do redis.call('DEL', prefix .. 'partial:' .. job .. '/' .. k) end
+    redis.call('DEL', key, prefix .. 'meta:' .. job)
+    gone = gone + 1
+  end
+end
+if gone > 0 then count(prefix, 'swept', gone) end
+return gone

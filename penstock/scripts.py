@@ -1,0 +1,553 @@
+"""The verbs of the protocol: one typed function per Lua file, for the sync and the async client alike.
+
+A function here builds a ``Call`` (what to send and how to read the answer) and touches no network; ``run`` and
+``run_async`` send it. Every verb may be sent again after a lost reply: it is idempotent, or its guard refuses the
+second time (protocol of leases, tokens, owners and revisions).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Generic, TypeVar
+
+import redis
+import redis.asyncio
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+
+from penstock.errors import PublishError, QueueFull
+from penstock.keys import LANES, Keys
+from penstock.messages import Job
+
+T = TypeVar("T")
+Value = str | bytes | int | float
+
+#: Lanes in the order in which reclaim looks at them.
+ALL_LANES = LANES
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Text and digest of one Lua verb."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def script(name: str) -> Script:
+    """Load ``lua/NAME.lua`` with the common helpers before it."""
+    folder = files("penstock") / "lua"
+    text = (folder / "_common.lua").read_text() + (folder / f"{name}.lua").read_text()
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One verb to be sent, and how its answer is read."""
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Value]
+    parse: Callable[[Any], T]
+
+
+def run(client: "redis.Redis", call: Call[T]) -> T:
+    """Send a verb. Blocks for one round trip. Raises redis' connection errors and QueueFull."""
+    try:
+        try:
+            answer = client.evalsha(call.script.sha, len(call.keys), *call.keys, *call.args)
+        except NoScriptError:
+            answer = client.eval(call.script.text, len(call.keys), *call.keys, *call.args)
+    except ResponseError as exc:
+        raise translate(exc, call.script.name) from exc
+    return call.parse(answer)
+
+
+async def run_async(client: "redis.asyncio.Redis", call: Call[T]) -> T:
+    """Send a verb from asyncio; as ``run``."""
+    try:
+        try:
+            answer = await client.evalsha(call.script.sha, len(call.keys), *call.keys, *call.args)
+        except NoScriptError:
+            answer = await client.eval(call.script.text, len(call.keys), *call.keys, *call.args)
+    except ResponseError as exc:
+        raise translate(exc, call.script.name) from exc
+    return call.parse(answer)
+
+
+def translate(exc: ResponseError, verb: str) -> Exception:
+    """A full Redis is an error of its own; any other answer stays what it is."""
+    if isinstance(exc, OutOfMemoryError) or "OOM" in str(exc):
+        return QueueFull(
+            f"Redis has no memory left for '{verb}': raise its maxmemory, add payload servers or let trainers catch up."
+        )
+    return exc
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _texts(values: Iterable[Any]) -> list[str]:
+    return [_text(value) for value in values]
+
+
+def version_field(model: str) -> str:
+    """Field of the clock that holds a model's version."""
+    return f"version:{model}"
+
+
+# --- producer ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Outcome of admit: ``ok``, ``moved`` (another producer was here), ``subs`` (read them anew), ``closed`` (gate)."""
+
+    outcome: str
+    admitted: int = 0
+    position: int = 0
+
+
+def admit(
+    keys: Keys,
+    jobs: Sequence[tuple[Job, bytes]],
+    *,
+    lane: str,
+    source: str,
+    position: int,
+    model: str,
+    gate: tuple[int, Sequence[str]] | None,
+) -> Call[Admission]:
+    """Admit jobs in order, as many as the gate lets in.
+
+    Args:
+        jobs: jobs of one lane and their records.
+        source: name of the position that is moved, by one per job admitted or skipped as done.
+        position: where the caller believes it stands.
+        gate: (revision of subs, driving subscriptions), or None for lanes that no gate holds (eval, score).
+    """
+    names = list(gate[1]) if gate else []
+    args: list[Value] = [keys.prefix, lane, source, position, gate[0] if gate else -1, version_field(model)]
+    for job, body in jobs:
+        args += [job.id, job.n, body]
+
+    def parse(answer: Any) -> Admission:
+        outcome = _text(answer[0])
+        return Admission(outcome, *(int(v) for v in answer[1:]))
+
+    return Call(script("admit"), [keys.source, keys.subs, keys.clock, *map(keys.sub, names)], args, parse)
+
+
+# --- worker -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A worker's right to a job."""
+
+    job: Job
+    lane: str
+    token: str
+    not_before: int
+    attempts: int
+    crashes: int
+    #: k of samples that an earlier lease committed.
+    committed: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RawLease:
+    """A lease whose job record is not decoded yet, so that a broken record can be buried by name."""
+
+    job: str
+    lane: str
+    token: str
+    not_before: int
+    body: bytes
+    attempts: int
+    crashes: int
+    committed: frozenset[int]
+
+
+def lease(
+    keys: Keys,
+    worker: str,
+    base: str,
+    *,
+    most: int,
+    version: int,
+    suspects: int = 1,
+    lanes: Sequence[str] = LANES,
+) -> Call[list[RawLease]]:
+    """Take up to ``most`` jobs that an engine holding ``version`` may start, in the order of ``lanes``."""
+
+    def parse(answer: Any) -> list[RawLease]:
+        return [
+            RawLease(
+                job=_text(row[1]),
+                lane=_text(row[0]),
+                token=_text(row[2]),
+                not_before=int(row[3]),
+                body=bytes(row[4]),
+                attempts=int(row[5]),
+                crashes=int(row[6]),
+                committed=frozenset(int(k) for k in row[7]),
+            )
+            for row in answer
+        ]
+
+    args: list[Value] = [keys.prefix, worker, base, most, version, suspects, *lanes]
+    return Call(script("lease"), [keys.inflight, keys.paused, *map(keys.jobs, lanes)], args, parse)
+
+
+def renew(keys: Keys, worker: str, leases: Iterable[tuple[str, str]]) -> Call[list[str]]:
+    """Renew (job, token) leases; returns the jobs whose lease is lost."""
+    flat = [part for pair in leases for part in pair]
+    return Call(script("renew"), [keys.counters], [keys.prefix, worker, *flat], _texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Outcome of commit: ``ok``, ``ready`` (the group is complete) or ``lost`` (the lease is another's)."""
+
+    outcome: str
+    new: int
+    again: int
+    taken: int
+
+
+def commit(keys: Keys, job: str, token: str, samples: Iterable[tuple[int, int, bytes]]) -> Call[Committed]:
+    """Commit samples of one job: (k, oldest generated version or -1, SampleMeta record) each."""
+    args: list[Value] = [keys.prefix, job, token]
+    for k, oldest, record in samples:
+        args += [k, oldest, record]
+
+    def parse(answer: Any) -> Committed:
+        return Committed(_text(answer[0]), *(int(v) for v in answer[1:]))
+
+    return Call(
+        script("commit"), [keys.group(job), keys.meta(job), keys.ready, keys.inflight, keys.samples], args, parse
+    )
+
+
+def checkpoint(keys: Keys, job: str, token: str, k: int, record: bytes, ttl_s: int) -> Call[bool]:
+    """Keep a running sample's prefix. False: the lease is lost."""
+    return Call(script("checkpoint"), [keys.group(job), keys.partial(f"{job}/{k}")], [token, record, ttl_s], bool)
+
+
+def release(keys: Keys, job: str, token: str) -> Call[bool]:
+    """Hand a job back without a charge. False: the lease is lost."""
+    return Call(script("release"), [keys.group(job)], [keys.prefix, job, token], bool)
+
+
+def abandon(keys: Keys, lane: str, worker: str, known: Iterable[str]) -> Call[list[str]]:
+    """Release what is pending for this worker and not among ``known``."""
+    return Call(script("abandon"), [keys.jobs(lane)], [keys.prefix, lane, worker, *known], _texts)
+
+
+def crash(keys: Keys, job: str, token: str, worker: str, detail: str) -> Call[str]:
+    """The engine died under this job. Returns resume, suspect, dead or lost."""
+    return Call(script("crash"), [keys.group(job)], [keys.prefix, job, token, worker, detail], _text)
+
+
+def fail(
+    keys: Keys, job: str, token: str, worker: str, *, reason: str, detail: str, max_attempts: int, retry_ms: int
+) -> Call[str]:
+    """A try failed. Returns delayed, dead or lost. ``max_attempts`` 0 buries at once."""
+    args: list[Value] = [keys.prefix, job, token, worker, reason, detail[:65536], max_attempts, retry_ms]
+    return Call(script("fail"), [keys.group(job), keys.delayed, keys.of("bodies")], args, _text)
+
+
+def due(keys: Keys, most: int = 100) -> Call[int]:
+    """Queue delayed jobs whose time has come."""
+    return Call(script("due"), [keys.delayed, keys.of("bodies")], [keys.prefix, most], int)
+
+
+def reclaim(
+    keys: Keys, lane: str, token: str, lease_ms: int, most: int = 100
+) -> Call[str | list[tuple[str, str, str]]]:
+    """Take over leases that ran out: (job, worker, where it went); or why it is not the caller's turn."""
+
+    def parse(answer: Any) -> str | list[tuple[str, str, str]]:
+        if isinstance(answer, (bytes, str)):
+            return _text(answer)
+        return [(_text(a), _text(b), _text(c)) for a, b, c in answer]
+
+    return Call(script("reclaim"), [keys.reclaimer, keys.jobs(lane)], [keys.prefix, lane, token, lease_ms, most], parse)
+
+
+# --- operator ---------------------------------------------------------------------------------------------------
+
+
+def requeue(keys: Keys, job: str, model: str) -> Call[bool]:
+    """Dig a dead job up. False: it is not dead."""
+    return Call(
+        script("requeue"), [keys.group(job), keys.dead, keys.clock], [keys.prefix, job, version_field(model)], bool
+    )
+
+
+def cancel(keys: Keys, job: str, subs: Sequence[str]) -> Call[str]:
+    """Cancel a live job; returns the state it was in, or ''."""
+    names = [keys.group(job), keys.delayed, keys.of("bodies"), keys.dead, keys.ready, keys.inflight]
+    return Call(script("cancel"), [*names, *map(keys.sub, subs)], [keys.prefix, job, *subs], _text)
+
+
+def unsubscribe(keys: Keys, sub: str) -> Call[bool]:
+    """Drop a subscription with its batches."""
+    return Call(
+        script("unsubscribe"), [keys.subs, keys.sub(sub), keys.batches(sub), keys.owner(sub)], [keys.prefix, sub], bool
+    )
+
+
+def check_group(keys: Keys, job: str) -> Call[str]:
+    """What is wrong with a group's state, or ''."""
+    names = [keys.group(job), keys.meta(job), keys.ready, keys.delayed, keys.dead, keys.inflight]
+    return Call(script("check_group"), names, [keys.prefix, job], _text)
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """I1 in one instant: ``admitted`` must equal the sum of the others."""
+
+    admitted: int
+    lanes: int
+    delayed: int
+    dead: int
+    ready: int
+    retired: int
+    evicted: int
+    dropped: int
+    cancelled: int
+
+    @property
+    def difference(self) -> int:
+        parts = self.lanes + self.delayed + self.dead + self.ready
+        return self.admitted - parts - self.retired - self.evicted - self.dropped - self.cancelled
+
+
+def recount(keys: Keys) -> Call[Recount]:
+    names = [keys.counters, keys.delayed, keys.dead, keys.ready, *map(keys.jobs, LANES)]
+    return Call(script("recount"), names, [], lambda answer: Recount(*(int(v) for v in answer)))
+
+
+# --- leader of the buffer ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Proof of leading: sent with every verb of the leader."""
+
+    epoch: int
+    token: str
+
+
+def lead(keys: Keys, token: str, lease_ms: int) -> Call[int]:
+    """Take or renew the leadership: the epoch, or 0 when another leads."""
+    return Call(script("lead"), [keys.leader, keys.epoch], [keys.prefix, token, lease_ms], int)
+
+
+def resign(keys: Keys, lead: Leadership) -> Call[bool]:
+    return Call(script("resign"), [keys.leader], [lead.epoch, lead.token], bool)
+
+
+def keep(keys: Keys, lead: Leadership, kept: Iterable[tuple[str, int]]) -> Call[int]:
+    """Payloads of these groups are permanent. -1: leadership lost."""
+    flat: list[Value] = [part for pair in kept for part in pair]
+    return Call(script("keep"), [keys.leader], [keys.prefix, lead.epoch, lead.token, *flat], int)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Outcome of cut: cut, already, leader, subs, order, clock; or ``group`` with the job and why."""
+
+    outcome: str
+    job: str = ""
+    why: str = ""
+
+
+def cut(
+    keys: Keys,
+    lead: Leadership,
+    sub: str,
+    *,
+    revision: int,
+    n: int,
+    manifest: bytes,
+    digest: str,
+    consumes: int,
+    model: str,
+    version: int,
+    oldest_allowed: int,
+    jobs: Sequence[str],
+) -> Call[Cut]:
+    """Batch ``n`` of a subscription comes to be, if everything it was planned on still holds."""
+
+    def parse(answer: Any) -> Cut:
+        return Cut(*_texts(answer)) if _text(answer[0]) == "group" else Cut(_text(answer[0]))
+
+    field = version_field(model) if model else ""
+    head: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, revision, n, manifest, digest, consumes]
+    args = [*head, field, version, oldest_allowed, *jobs]
+    return Call(script("cut"), [keys.leader, keys.subs, keys.sub(sub), keys.batches(sub), keys.clock], args, parse)
+
+
+#: Why a subscription will never use a group: reason -> value of its ``u`` field.
+DISPOSALS = {"stale": -1, "filtered": -2, "rewound": -3, "payload_lost": -4}
+
+
+def dispose(keys: Keys, lead: Leadership, sub: str, reason: str, jobs: Sequence[str]) -> Call[int]:
+    """A subscription gives up these groups unused; their places at the gate are free. -1: leadership lost."""
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, reason, DISPOSALS[reason], *jobs]
+    return Call(script("dispose"), [keys.leader, keys.sub(sub)], args, int)
+
+
+def close(keys: Keys, lead: Leadership, job: str) -> Call[int]:
+    """Make a leased group ready with the samples it has. 0: it has none; -1: leadership lost."""
+    names = [keys.leader, keys.group(job), keys.ready, keys.inflight, keys.samples]
+    return Call(script("close"), names, [keys.prefix, lead.epoch, lead.token, job], int)
+
+
+def seal(
+    keys: Keys, lead: Leadership, *, revision: int, subs: Sequence[str], jobs: Sequence[str], evict: bool = False
+) -> Call[str | list[str]]:
+    """Retire groups that every subscription is done with; the jobs sealed, or ``leader`` | ``subs``."""
+
+    def parse(answer: Any) -> str | list[str]:
+        return _text(answer) if isinstance(answer, (bytes, str)) else _texts(answer)
+
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, revision, int(evict), len(subs), *subs, *jobs]
+    return Call(script("seal"), [keys.leader, keys.subs, keys.ready, *map(keys.sub, subs)], args, parse)
+
+
+def sweep(keys: Keys, lead: Leadership, groups: Iterable[tuple[str, int]]) -> Call[int]:
+    """Delete sealed groups (job, n) whose payloads are unlinked. -1: leadership lost."""
+    flat: list[Value] = [part for pair in groups for part in pair]
+    return Call(script("sweep"), [keys.leader], [keys.prefix, lead.epoch, lead.token, *flat], int)
+
+
+# --- trainer ----------------------------------------------------------------------------------------------------
+
+
+def subscribe(keys: Keys, sub: str, definition: dict[str, Value]) -> Call[int]:
+    """Make or change a subscription; the revision of subs."""
+    flat: list[Value] = [part for pair in definition.items() for part in pair]
+    return Call(script("subscribe"), [keys.subs, keys.sub(sub)], [keys.prefix, sub, *flat], int)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Outcome of join. ``holder_ms``: time left of the lease of another owner (-1: it was taken over)."""
+
+    mine: bool
+    gen: int = 0
+    cursor: int = 0
+    cut: int = 0
+    ckpt: int = 0
+    floor: int = 0
+    holder_ms: int = 0
+
+
+def join(keys: Keys, sub: str, owner: str, lease_ms: int, *, only_renew: bool = False) -> Call[Joined]:
+    """Take, or keep, the ownership of a subscription."""
+
+    def parse(answer: Any) -> Joined:
+        if not answer[0]:
+            return Joined(False, holder_ms=int(answer[1]))
+        return Joined(True, *(int(v) for v in answer[1:]))
+
+    return Call(script("join"), [keys.sub(sub), keys.owner(sub)], [owner, lease_ms, int(only_renew)], parse)
+
+
+def leave(keys: Keys, sub: str, owner: str) -> Call[bool]:
+    return Call(script("leave"), [keys.owner(sub)], [owner], bool)
+
+
+def ask(keys: Keys, sub: str, n: int, owner: str, gen: int) -> Call[bool]:
+    """Say that batch ``n`` is waited for. False: the subscription is not the caller's."""
+    return Call(script("ask"), [keys.sub(sub), keys.samples], [sub, n, owner, gen], bool)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommit:
+    """Outcome of commit_batch: committed, waiting (for other ranks), already, owner, order, diverged or unknown."""
+
+    outcome: str
+    cursor: int
+
+
+def commit_batch(
+    keys: Keys, sub: str, *, owner: str, gen: int, n: int, digest: str, rank: int, ranks: int
+) -> Call[BatchCommit]:
+    """One rank has batch ``n`` behind it; the last rank moves the cursor."""
+    args: list[Value] = [keys.prefix, owner, gen, n, digest, rank, ranks]
+    names = [keys.sub(sub), keys.batches(sub)]
+    return Call(script("commit_batch"), names, args, lambda a: BatchCommit(_text(a[0]), int(a[1])))
+
+
+def publish(
+    keys: Keys,
+    sub: str,
+    *,
+    owner: str,
+    gen: int,
+    model: str,
+    version: int,
+    through: int,
+    step: int,
+    record: bytes,
+    rev: int = 0,
+) -> Call[int]:
+    """Announce a version; returns the version of the clock. Raises PublishError when it cannot be."""
+
+    def parse(answer: Any) -> int:
+        outcome, clock = _text(answer[0]), int(answer[1])
+        if outcome in ("published", "already"):
+            return clock
+        why = {
+            "owner": f"subscription {sub!r} belongs to another trainer by now, or was rewound",
+            "version": f"the clock of model {model!r} stands at {clock}, so the next version is {clock + 1}",
+            "through": f"batch {through} is not committed, or a version consumed it already",
+        }[outcome]
+        raise PublishError(f"Version {version} of model {model!r} cannot be announced: {why}.")
+
+    names = [keys.clock, keys.sub(sub), keys.batches(sub), keys.weights(model)]
+    args: list[Value] = [keys.prefix, owner, gen, version_field(model), version, through, step, rev, record]
+    return Call(script("publish"), names, args, parse)
+
+
+def checkpointed(keys: Keys, sub: str, *, owner: str, gen: int, n: int) -> Call[int]:
+    """The trainer's file that holds everything up to batch ``n`` is safe. 0: not the caller's; -1: not committed."""
+    return Call(script("checkpointed"), [keys.sub(sub), keys.samples], [keys.prefix, owner, gen, n], int)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """Outcome of rewind: rewound (with the new gen), owner, floor or cursor (with the limit)."""
+
+    outcome: str
+    gen: int
+    limit: int
+
+
+def rewind(keys: Keys, sub: str, *, owner: str, gen: int, n: int, model: str, version: int) -> Call[Rewound]:
+    """Deliver every batch after ``n`` again; versions after ``version`` are abandoned."""
+    args: list[Value] = [keys.prefix, owner, gen, n, version_field(model) if model else "", version]
+    names = [keys.sub(sub), keys.batches(sub), keys.clock]
+    return Call(script("rewind"), names, args, lambda a: Rewound(_text(a[0]), int(a[1]), int(a[2])))
+
+
+# --- set-up -----------------------------------------------------------------------------------------------------
+
+
+def ensure_lanes(client: "redis.Redis", keys: Keys) -> None:
+    """Create the job streams and their consumer group. Idempotent; blocks for one round trip per lane."""
+    for lane in LANES:
+        try:
+            client.xgroup_create(keys.jobs(lane), "workers", id="0", mkstream=True)
+        except ResponseError as exc:
+            if "BUSYGROUP" not in str(exc):
+                raise
