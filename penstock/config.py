@@ -188,14 +188,14 @@ class WorkerConfig(Section):
     def _renewed_in_time(self) -> Self:
         if self.heartbeat_s * 2 > self.lease_s:
             raise ValueError(
-                f"heartbeat_s {self.heartbeat_s:g} is more than half of lease_s {self.lease_s:g}, so one lost heartbeat "
-                "loses every lease: lower heartbeat_s or raise lease_s"
+                f"heartbeat_s {self.heartbeat_s:g} is more than half of lease_s {self.lease_s:g}, so one lost "
+                "heartbeat loses every lease: lower heartbeat_s or raise lease_s"
             )
         return self
 
 
 class RewardConfig(Section):
-    #: ``exact_match``, ``math_verify``, or ``module:function`` (sync or async; Sample -> number, or a dict with ``key``).
+    #: ``exact_match``, ``math_verify``, or ``module:function``: sync or async; gives a number, or a dict with ``key``.
     function: str = "exact_match"
     #: Where a reward returns a dict, the entry that is the number.
     key: str = "score"

@@ -23,7 +23,8 @@ from penstock.errors import ConfigError
 ENV_PREFIX = "PENSTOCK_"
 ENV_PREFIX_TESTS = "PENSTOCK_TEST_"
 
-_PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):([^@\s]*)@")
+# Up to the last @: a password may hold one.
+_PASSWORD = re.compile(r"""(?<=://)([^:/@\s]*):([^\s"']*)@""")
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
 
 Path_ = tuple[str, ...]
@@ -107,7 +108,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key {key} stands twice", problem_mark=key_node.start_mark)
             seen.add(key if isinstance(key, str) else None)
@@ -342,7 +343,10 @@ def _all_keys(model: type[BaseModel], prefix: Path_ = ()) -> Iterator[Path_]:
 
 def _secrets(values: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
     """Keys and values that must not be shown."""
-    urls = [(("redis", "url"), values["redis"]["url"]), (("engine", "url"), values["engine"]["url"])]
+    urls: list[tuple[Path_, Any]] = [
+        (("redis", "url"), values["redis"]["url"]),
+        (("engine", "url"), values["engine"]["url"]),
+    ]
     urls += [(("redis", "payload_servers", name), url) for name, url in values["redis"]["payload_servers"].items()]
     yield from ((key, url) for key, url in urls if url is not None and redact(url) != url)
     for name, value in values["engine"]["env"].items():

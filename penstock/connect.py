@@ -1,0 +1,155 @@
+"""Clients of Redis: explicit time-outs, no automatic retry, errors as sentences without the password.
+
+redis-py repeats a command whose reply was lost (ten times by default), so that a verb would run twice; and it cuts
+off blocking reads that outlast its socket time-out. Here a command is sent once, and a lost connection is an error
+of the caller, who knows whether the verb may be repeated.
+"""
+
+import logging
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoPermissionError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+)
+from redis.retry import Retry
+
+from penstock.errors import ConfigError, PenstockError, QueueFull, QueueUnavailable
+from penstock.load_config import redact
+
+#: Oldest Redis whose semantics penstock is built on; the embedded server's.
+MIN_VERSION = (6, 2)
+
+#: Longest wait for one answer, beside the time that a command blocks by itself.
+TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> redis.Redis:
+    """A client for commands that do not block; ``check`` asks the server at once whether it will do (blocks).
+
+    Raises:
+        QueueUnavailable: nobody answers, the password is refused, the server is too old or still loading.
+        ConfigError: the URL cannot be read, or the server throws keys away when it is full.
+    """
+    client: redis.Redis = _client(redis.Redis, url, timeout_s, Retry(NoBackoff(), 0))
+    if check:
+        try:
+            _judge(*_ask(client), url)
+        except RedisError as exc:
+            client.close()
+            raise translate(exc, url) from exc
+        except PenstockError:
+            client.close()
+            raise
+    return client
+
+
+def connect_blocking(url: str, block_s: float) -> redis.Redis:
+    """A client for reads that block for up to ``block_s``; give it to nobody else. Checks nothing."""
+    client: redis.Redis = _client(redis.Redis, url, block_s + TIMEOUT_S, Retry(NoBackoff(), 0))
+    return client
+
+
+def connect_async(url: str, *, block_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> redis.asyncio.Redis:
+    """An asyncio client; connects when first used. ``block_s``: the longest blocking read it is meant for."""
+    client: redis.asyncio.Redis = _client(redis.asyncio.Redis, url, block_s + timeout_s, AsyncRetry(NoBackoff(), 0))
+    return client
+
+
+async def check_async(client: redis.asyncio.Redis, url: str) -> None:
+    """Ask the server of an asyncio client whether it will do; raises as ``connect`` does."""
+    try:
+        info = await client.info()
+        settings = await _settings_async(client)
+    except RedisError as exc:
+        raise translate(exc, url) from exc
+    _judge(info, settings, url)
+
+
+def translate(exc: Exception, url: str) -> PenstockError:
+    """The error of penstock that says what ``exc``, an error of redis-py, means for the user."""
+    at = redact(url)
+    match exc:
+        case AuthenticationError():
+            return QueueUnavailable(
+                f"Redis at {at} refuses the password: set the right one in redis.url (redis://:PASSWORD@HOST:PORT)."
+            )
+        case NoPermissionError():
+            return QueueUnavailable(f"Redis at {at} forbids this user a command that penstock needs: {exc}.")
+        case BusyLoadingError():
+            return QueueUnavailable(f"Redis at {at} is still loading its data; try again in a moment.")
+        case OutOfMemoryError():
+            return QueueFull(f"Redis at {at} is full: raise its maxmemory, or let the trainers catch up.")
+        case redis.TimeoutError():
+            return QueueUnavailable(f"Redis at {at} does not answer in time; see whether it is overloaded or frozen.")
+        case redis.ConnectionError():
+            reason = redact(str(exc)).rstrip(".")
+            return QueueUnavailable(f"No Redis answers at {at} ({reason}): start it, or correct redis.url.")
+    return QueueUnavailable(f"Redis at {at} answers with an error: {redact(str(exc)).rstrip('.')}.")
+
+
+def _client(kind: Any, url: str, timeout_s: float, retry: Any) -> Any:
+    try:
+        return kind.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=TIMEOUT_S,
+            socket_keepalive=True,
+            retry=retry,
+            retry_on_timeout=False,
+            health_check_interval=0,
+            decode_responses=False,
+            protocol=2,
+        )
+    except (ValueError, redis.ConnectionError) as exc:
+        raise ConfigError(f"redis.url {redact(url)} cannot be read: {redact(str(exc)).rstrip('.')}.") from None
+
+
+def _ask(client: redis.Redis) -> tuple[Any, Any]:
+    info = client.info()
+    try:
+        return info, client.config_get("maxmemory-policy")
+    except ResponseError:
+        return info, {}
+
+
+async def _settings_async(client: redis.asyncio.Redis) -> Any:
+    # Managed servers forbid CONFIG.
+    try:
+        return await client.config_get("maxmemory-policy")
+    except ResponseError:
+        return {}
+
+
+def _judge(info: Any, settings: Any, url: str) -> None:
+    at = redact(url)
+    version = str(info["redis_version"])
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
+        raise QueueUnavailable(f"Redis at {at} is {version}; penstock needs 6.2 or later: use a newer server.")
+    if info.get("loading"):
+        raise QueueUnavailable(f"Redis at {at} is still loading its data; try again in a moment.")
+    if info.get("role") == "slave":
+        raise ConfigError(f"Redis at {at} is a replica and refuses writes: name its primary in redis.url.")
+    settings = {_text(name): _text(value) for name, value in settings.items()}
+    policy = settings.get("maxmemory-policy", str(info.get("maxmemory_policy", "noeviction")))
+    if policy != "noeviction":
+        raise ConfigError(
+            f"Redis at {at} throws keys away when it is full ({policy}), so jobs would vanish: "
+            "set maxmemory-policy noeviction."
+        )
+    if not int(info.get("aof_enabled", 1)):
+        log.warning("Redis at %s keeps no append-only file: what it holds is lost when it dies; set appendonly yes", at)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
