@@ -1,0 +1,116 @@
+"""The split of a batch over ranks and micro-batches, as pure functions of (manifest, dp_size, seed) (T14).
+
+Every rank computes the whole split for itself; nothing about it travels. A restart at another ``dp_size`` splits the
+same manifest anew. Nothing here blocks.
+"""
+
+import heapq
+import random
+from collections.abc import Sequence
+
+from penstock.errors import ConfigError
+from penstock.messages import Row
+
+
+def split(rows: Sequence[Row], dp_size: int, seed: int, *, balance: bool = True) -> list[list[int]]:
+    """Indices into ``rows`` for each rank, ascending; every row on exactly one rank.
+
+    Ranks get equally many rows where ``dp_size`` divides their number, else at most
+    ``ceil(len(rows) / dp_size)`` each. With ``balance`` the tokens per rank are evened out by the largest
+    differencing method of Karmarkar and Karp (1982) with parts of equal size; without, rows are dealt out in turn.
+    ``seed`` decides which rank gets which part, so that no rank is the longest one for ever.
+
+    Raises:
+        ConfigError: ``dp_size`` is less than 1.
+    """
+    if dp_size < 1:
+        raise ConfigError(f"dp_size is {dp_size}; it must be at least 1.")
+    if dp_size == 1:
+        return [list(range(len(rows)))]
+    if balance:
+        parts = karmarkar_karp([row.length for row in rows], dp_size)
+    else:
+        parts = [list(range(rank, len(rows), dp_size)) for rank in range(dp_size)]
+    random.Random(seed).shuffle(parts)
+    return parts
+
+
+def karmarkar_karp(lengths: Sequence[int], parts: int) -> list[list[int]]:
+    """Indices of ``lengths`` in ``parts`` sets of equal size and nearly equal sum, each ascending.
+
+    Where the number does not divide, sets are filled up with items of length 0 that are left out of the answer.
+    Every ``parts`` neighbours in order of length begin as one state with one item per set; the two states of the
+    largest spread are merged, heaviest set to lightest, until one is left. O(n log n).
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    padded = order + [-1] * (-len(order) % parts)
+    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    for serial, start in enumerate(range(0, len(padded), parts)):
+        state = [(lengths[i] if i >= 0 else 0, [i]) for i in padded[start : start + parts]]
+        heap.append((state[-1][0] - state[0][0], serial, state))
+    if not heap:
+        return [[] for _ in range(parts)]
+    heapq.heapify(heap)
+    serial = len(heap)
+    while len(heap) > 1:
+        _, _, first = heapq.heappop(heap)
+        _, _, second = heapq.heappop(heap)
+        merged = [
+            (total + other, items + others)
+            for (total, items), (other, others) in zip(first, reversed(second), strict=True)
+        ]
+        merged.sort(key=lambda part: (-part[0], part[1]))
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], serial, merged))
+        serial += 1
+    return [sorted(i for i in items if i >= 0) for _, items in heap[0][2]]
+
+
+def micro_batches(
+    lengths: Sequence[int], max_tokens: int | None = None, max_samples: int | None = None, *, padded: bool = False
+) -> list[list[int]]:
+    """Indices of ``lengths`` by micro-batch, first fit in order of falling length.
+
+    Args:
+        lengths: tokens of each sample.
+        max_tokens: most tokens of a micro-batch; a longer sample has one to itself. None: no limit.
+        max_samples: most samples of a micro-batch. None: no limit.
+        padded: a micro-batch takes as many tokens as its longest sample times their number, as in a [B, L] array.
+    """
+    # One entry per open micro-batch: [tokens, or longest sample; members].
+    bins: list[tuple[int, list[int]]] = []
+    first_open = 0
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        for b in range(first_open, len(bins)):
+            size, members = bins[b]
+            # In order of falling length the first member is the longest.
+            tokens = size * (len(members) + 1) if padded else size + lengths[i]
+            if (max_tokens is None or tokens <= max_tokens) and (max_samples is None or len(members) < max_samples):
+                members.append(i)
+                bins[b] = (size if padded else tokens, members)
+                break
+            if b == first_open and max_samples is not None and len(members) >= max_samples:
+                first_open += 1
+        else:
+            bins.append((lengths[i], [i]))
+    return [sorted(members) for _, members in bins]
+
+
+def num_micro_batches(
+    rows: Sequence[Row],
+    shares: Sequence[Sequence[int]],
+    max_tokens: int | None = None,
+    max_samples: int | None = None,
+    *,
+    padded: bool = False,
+) -> int:
+    """How many micro-batches every rank runs: as many as the rank that needs most, at least 1 (T10).
+
+    A rank that needs fewer adds fillers of weight zero. ``shares`` is what ``split`` returned.
+    """
+    return max(
+        1,
+        *(
+            len(micro_batches([rows[i].length for i in share], max_tokens, max_samples, padded=padded))
+            for share in shares
+        ),
+    )
