@@ -1,0 +1,286 @@
+"""What a trainer is handed for one cut batch: this rank's samples as arrays, and the numbers of the whole batch.
+
+A rank decodes only its own payloads. What needs the whole batch comes from the manifest, which every rank has:
+advantages (T11), the denominators of the loss (T10), and how many micro-batches every rank runs. Nothing here blocks
+or reads Redis; the bytes are handed in.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers import advantages
+from penstock import partition, payloads
+from penstock.errors import PayloadError, ProtocolError
+from penstock.messages import Manifest, Row
+from penstock.payloads import Payload
+
+if TYPE_CHECKING:
+    import torch
+
+#: Keys whose arrays have one entry per token, what stands where there is none, and their dtype.
+TOKEN_KEYS: dict[str, tuple[float, type]] = {
+    "tokens": (0, np.int64),
+    "loss_mask": (False, np.bool_),
+    "generated": (False, np.bool_),
+    "logprobs": (0.0, np.float32),
+    "advantages": (0.0, np.float32),
+    "versions": (-1, np.int32),
+    "staleness": (-1, np.int32),
+}
+#: Keys whose arrays have one entry per sample.
+SAMPLE_KEYS: dict[str, type] = {
+    "lengths": np.int64,
+    "temperatures": np.float32,
+    "rewards": np.float32,
+    "rows": np.int64,
+}
+
+Arrays = dict[str, NDArray[Any]]
+
+#: One token that nobody drew and nothing trains, so that every rank has something to run.
+_FILLER: Arrays = {key: np.full(1, blank, dtype) for key, (blank, dtype) in TOKEN_KEYS.items()}
+
+
+def rank_rows(manifest: Manifest, dp_rank: int, dp_size: int) -> list[Row]:
+    """The rows of one rank: those whose payloads it has to fetch before it makes its ``Batch``, lost ones left out."""
+    rows = manifest.samples()
+    return [rows[i] for i in partition.split(rows, dp_size, manifest.seed)[dp_rank] if not rows[i].lost]
+
+
+class Batch:
+    """One rank's share of a cut batch.
+
+    Args:
+        manifest: the record that every rank reads.
+        digest: name of the manifest's bytes (``Manifest.digest``); commits carry it.
+        payloads: bytes by sample id, or a callable that returns them for a row (it may block). Asked for this rank's
+            rows only, lost ones left out, once, when arrays are first wanted. None says that a payload was lost after
+            the cut: its row becomes a filler too, and is named in ``lost``.
+        dp_rank, dp_size: which share (T14).
+        advantage: how rewards become advantages, see ``consumers.advantages``.
+
+    Raises:
+        ProtocolError: the manifest contradicts itself, or breaks its own staleness bound (I6).
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        digest: str,
+        payloads: Mapping[str, bytes | None] | Callable[[Row], bytes | None],
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        advantage: advantages.Kind = "grpo",
+    ) -> None:
+        self.manifest = manifest
+        self.digest = digest
+        self.dp_rank = dp_rank
+        self.dp_size = dp_size
+        #: Rows of the whole batch, group by group.
+        self.all_rows = manifest.samples()
+        _check_manifest(manifest, self.all_rows)
+        self._shares = partition.split(self.all_rows, dp_size, manifest.seed)
+        self._indices = self._shares[dp_rank]
+        #: This rank's rows.
+        self.rows = [self.all_rows[i] for i in self._indices]
+        self._payloads = payloads
+        self._advantages = advantages.group_advantages(
+            [row.reward for row in self.all_rows], [row.job for row in self.all_rows], advantage
+        )
+
+    @property
+    def n(self) -> int:
+        """Number of the batch, 1, 2, ..."""
+        return self.manifest.n
+
+    @property
+    def train_version(self) -> int:
+        """Version the trainer holds at the batch's first optimizer step (T2)."""
+        return self.manifest.train_version
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Denominators of the loss over all ranks: ``loss_tokens``, ``samples``, ``groups`` (T10)."""
+        return {
+            "loss_tokens": self.manifest.num_loss_tokens,
+            "samples": self.manifest.num_samples,
+            "groups": self.manifest.num_groups,
+        }
+
+    def __len__(self) -> int:
+        """Samples of this rank."""
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"Batch(n={self.n}, samples={len(self)} of {len(self.all_rows)}, rank={self.dp_rank}/{self.dp_size})"
+
+    def arrays(self) -> dict[str, Any]:
+        """This rank's samples as numpy arrays; no torch needed.
+
+        Returns:
+            ``tokens`` int64, ``loss_mask``, ``generated`` bool, ``logprobs``, ``advantages`` float32, ``versions``,
+            ``staleness`` int32, each [B, L] padded on the right (mask 0, version and staleness -1); ``lengths`` int64,
+            ``temperatures``, ``rewards`` float32, ``rows`` int64 (index into ``all_rows``; -1 for a filler), each [B];
+            ``counts``, the global denominators. Advantages stand on generated tokens. Staleness is the train version
+            minus the token's, -1 where nothing was drawn. A lost row is one token with mask 0. A rank without any row
+            has one filler.
+
+        Raises:
+            PayloadError: a payload is not what its row says.
+        """
+        return self._padded(range(len(self.rows)))
+
+    def padded(self, device: "str | torch.device | None" = None) -> dict[str, Any]:
+        """``arrays()`` as torch tensors, on ``device`` (host memory if None); ``counts`` stay plain numbers."""
+        return _tensors(self.arrays(), device)
+
+    def packed(self, max_tokens: int, device: "str | torch.device | None" = None) -> list[dict[str, Any]]:
+        """Micro-batches of at most ``max_tokens`` tokens, samples laid end to end, no padding.
+
+        Every rank gets equally many; the missing ones are fillers of one token with mask 0 (T10). A sample longer than
+        ``max_tokens`` has a micro-batch to itself.
+
+        Returns:
+            dicts as of ``padded()``, but token keys are [T], beside ``cu_seqlens`` int32 [B + 1] (where each sample
+            begins, and T), ``position_ids`` int64 [T] (from 0 in each sample) and ``max_length`` (a number).
+        """
+        return [_tensors(self._packed(members), device) for members in self._members(max_tokens, None, padded=False)]
+
+    def micro_batches(
+        self,
+        max_tokens: int | None = None,
+        max_samples: int | None = None,
+        device: "str | torch.device | None" = None,
+    ) -> Iterator[dict[str, Any]]:
+        """As ``padded()``, in micro-batches; ``max_tokens`` counts padding too. Every rank gets equally many."""
+        for members in self._members(max_tokens, max_samples, padded=True):
+            yield _tensors(self._padded(members), device)
+
+    def _members(self, max_tokens: int | None, max_samples: int | None, *, padded: bool) -> list[list[int]]:
+        """Positions in ``rows`` by micro-batch; empty lists are fillers."""
+        members = partition.micro_batches([row.length for row in self.rows], max_tokens, max_samples, padded=padded)
+        count = partition.num_micro_batches(self.all_rows, self._shares, max_tokens, max_samples, padded=padded)
+        return members + [[] for _ in range(count - len(members))]
+
+    @cached_property
+    def lost(self) -> list[str]:
+        """Ids of this rank's samples whose payload is gone; they are fillers. Decodes the batch."""
+        return [row.sample for row, sample in zip(self.rows, self._samples, strict=True) if sample is _FILLER]
+
+    @cached_property
+    def _samples(self) -> list[Arrays]:
+        """Arrays [L] of each of this rank's rows, decoded and checked once."""
+        return [self._load(row, float(self._advantages[i])) for i, row in zip(self._indices, self.rows, strict=True)]
+
+    def _load(self, row: Row, advantage: float) -> Arrays:
+        if row.lost:
+            return _FILLER
+        try:
+            data = self._payloads(row) if callable(self._payloads) else self._payloads[row.sample]
+        except KeyError as exc:
+            raise PayloadError(f"sample {row.sample}: batch {self.n} was made without its payload; fetch it.") from exc
+        if data is None:
+            return _FILLER
+        payload = payloads.decode(data, row.sample, row.checksum)
+        return self._check(row, payload, advantage)
+
+    def _check(self, row: Row, payload: Payload, advantage: float) -> Arrays:
+        """Arrays of one sample as the loss sees them; the counts must be those the batch was cut by."""
+        generated, loss = payload.generated.view(np.bool_), payload.loss_mask.view(np.bool_)
+        versions = payload.versions
+        if self.manifest.mask_below >= 0:
+            loss = loss & (versions >= self.manifest.mask_below)
+        num_loss = int(np.count_nonzero(loss))
+        found = (len(payload), payload.prompt_length, int(np.count_nonzero(generated)), num_loss)
+        wanted = (row.length, row.prompt_length, row.num_generated, row.num_loss)
+        if found != wanted:
+            raise PayloadError(
+                f"sample {row.sample}: length, prompt, generated and loss tokens are {found} in its payload, but batch "
+                f"{self.n} was cut with {wanted}."
+            )
+        oldest = int(versions[loss].min()) if num_loss else -1
+        if oldest != row.oldest_loss:
+            raise PayloadError(
+                f"sample {row.sample}: the oldest version that bears loss is {oldest} in its payload, but batch "
+                f"{self.n} was cut with {row.oldest_loss}."
+            )
+        return {
+            "tokens": payload.tokens,
+            "loss_mask": loss,
+            "generated": generated,
+            "logprobs": payload.logprobs,
+            "advantages": np.where(generated, np.float32(advantage), np.float32(0)),
+            "versions": versions,
+            "staleness": np.where(versions >= 0, self.train_version - versions, -1),
+        }
+
+    def _padded(self, members: Sequence[int]) -> dict[str, Any]:
+        samples = [self._samples[i] for i in members] or [_FILLER]
+        longest = max(len(sample["tokens"]) for sample in samples)
+        out: dict[str, Any] = {}
+        for key, (blank, dtype) in TOKEN_KEYS.items():
+            array: NDArray[Any] = np.full((len(samples), longest), blank, dtype)
+            for i, sample in enumerate(samples):
+                array[i, : len(sample[key])] = sample[key]
+            out[key] = array
+        return out | self._per_sample(samples, members)
+
+    def _packed(self, members: Sequence[int]) -> dict[str, Any]:
+        samples = [self._samples[i] for i in members] or [_FILLER]
+        out: dict[str, Any] = {
+            key: np.concatenate([sample[key] for sample in samples], dtype=dtype, casting="same_kind")
+            for key, (_, dtype) in TOKEN_KEYS.items()
+        }
+        out |= self._per_sample(samples, members)
+        lengths = out["lengths"]
+        out["cu_seqlens"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        out["position_ids"] = np.arange(lengths.sum()) - np.repeat(out["cu_seqlens"][:-1], lengths)
+        out["max_length"] = int(lengths.max())
+        return out
+
+    def _per_sample(self, samples: list[Arrays], members: Sequence[int]) -> dict[str, Any]:
+        rows = [self.rows[i] for i in members]
+        values: dict[str, list[float]] = {
+            "lengths": [len(sample["tokens"]) for sample in samples],
+            "temperatures": [row.temperature for row in rows] or [1.0],
+            "rewards": [row.reward for row in rows] or [0.0],
+            "rows": [self._indices[i] for i in members] or [-1],
+        }
+        out: dict[str, Any] = {key: np.array(values[key], dtype) for key, dtype in SAMPLE_KEYS.items()}
+        out["counts"] = self.counts
+        return out
+
+
+def _check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
+    what = f"batch {manifest.n} of {manifest.sub}"
+    if (total := sum(row.num_loss for row in rows)) != manifest.num_loss_tokens:
+        raise ProtocolError(
+            f"{what}: its rows have {total} loss tokens, its manifest {manifest.num_loss_tokens} (T10)."
+        )
+    for row in rows:
+        if row.lost and row.num_loss:
+            raise ProtocolError(f"{what}: sample {row.sample} is lost, but {row.num_loss} of its tokens bear loss.")
+        staleness = manifest.train_version - row.oldest_loss
+        if row.num_loss and manifest.bound >= 0 and not 0 <= staleness <= manifest.bound:
+            raise ProtocolError(
+                f"{what}: sample {row.sample} bears loss on version {row.oldest_loss}, which is {staleness} behind "
+                f"version {manifest.train_version}; the bound is {manifest.bound} (I6)."
+            )
+
+
+def _tensors(arrays: dict[str, Any], device: "str | torch.device | None") -> dict[str, Any]:
+    import torch
+
+    out = {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in arrays.items()}
+    if device is None or torch.device(device).type == "cpu":
+        return out
+    # Pinned, so that the copies run beside the host.
+    return {
+        key: value.pin_memory().to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for key, value in out.items()
+    }
