@@ -1,0 +1,224 @@
+"""The reference trainer step: GRPO on one batch, data parallel, with exact denominators.
+
+    per rank and micro-batch    loss = dp_size * sum over this rank's loss tokens / loss tokens of all ranks    (T10)
+    over ranks                  gradients are averaged, so that dp_size cancels
+    then                        clip by norm, warm-up, optimizer
+
+The split into ranks and micro-batches therefore changes nothing but rounding.
+"""
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from consumers import corrections
+from consumers.batch import Batch
+from consumers.corrections import TokenLoss
+from penstock.config import TrainerConfig
+from penstock.errors import PenstockError
+
+Micro = dict[str, Any]
+
+
+class CausalLM(Protocol):
+    """What a model must be: a torch module called as Hugging Face's causal language models are."""
+
+    def __call__(self, *, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool) -> Any: ...
+
+
+class GRPO:
+    """Optimizer steps on batches. Every rank holds the whole model and calls ``step`` with its share of one batch.
+
+    Args:
+        model: a Hugging Face causal language model without dropout; the same weights on every rank.
+        optimizer: over its parameters; its learning rates are those after the warm-up.
+        config: correction, clips, warm-up, ``max_tokens``.
+        dp_size: ranks; more than 1 needs torch.distributed to be initialised (gloo on CPU, nccl on GPU).
+        process_group: of those ranks; None is the default group.
+        max_samples: most samples of a micro-batch, beside ``config.max_tokens``.
+        epochs: optimizer steps per batch, each over all of it.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        config: TrainerConfig,
+        *,
+        dp_size: int = 1,
+        process_group: dist.ProcessGroup | None = None,
+        max_samples: int | None = None,
+        epochs: int = 1,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.config = config
+        self.dp_size = dp_size
+        self.process_group = process_group
+        self.max_samples = max_samples
+        self.epochs = epochs
+        #: Optimizer steps done.
+        self.steps = 0
+        self.device = next(model.parameters()).device
+        self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """One optimizer step on a batch (``epochs`` of them), and what it was like; equal on all ranks.
+
+        With more than one rank it blocks until all have called it. A batch without any loss token changes nothing.
+
+        Returns:
+            ``loss`` (token mean), ``grad_norm`` (before the clip), ``clip_frac`` (share of loss tokens),
+            ``tokens`` (loss tokens), ``entropy`` (mean of -log π_θ of the drawn tokens, an estimate), ``lr``,
+            ``logprob_diff_mean`` and ``_max`` (|log π_θ - log μ| before the step, what staleness and the difference
+            between engine and trainer make of it), ``logprob_diff_fresh_mean`` and ``_max`` (of tokens at staleness 0:
+            the difference between engine and trainer alone, if there is one batch per version), ``skipped``.
+
+        Raises:
+            PenstockError: the gradient is not finite; no weight was changed.
+        """
+        if not batch.counts["loss_tokens"]:
+            return {"tokens": 0.0, "skipped": 1.0}
+        micros = [_to(micro, self.device) for micro in batch.micro_batches(self.config.max_tokens, self.max_samples)]
+        metrics: dict[str, float] = {}
+        olds = self.old_logprobs(micros) if self.config.correction == "decoupled" else [None] * len(micros)
+        for epoch in range(self.epochs):
+            self.optimizer.zero_grad(set_to_none=True)
+            totals = Totals(self.device)
+            for micro, old in zip(micros, olds, strict=True):
+                self._backward(micro, old, totals)
+            self._average_gradients()
+            if epoch == 0:
+                metrics = totals.reduce(self.dp_size, self.process_group)
+            metrics["grad_norm"] = self._apply(batch)
+        return metrics | {"lr": float(self.optimizer.param_groups[0]["lr"]), "skipped": 0.0}
+
+    @torch.no_grad()
+    def old_logprobs(self, micros: list[Micro]) -> list[Tensor]:
+        """log π_old of every micro-batch: one pass over the whole batch before its first step (T9)."""
+        return [self.logprobs(micro) for micro in micros]
+
+    def logprobs(self, micro: Micro) -> Tensor:
+        """[B, L] log π_θ of the tokens at their sampling temperature; padding changes nothing."""
+        positions = torch.arange(micro["tokens"].shape[1], device=micro["tokens"].device)
+        attention = (positions < micro["lengths"][:, None]).long()
+        model: CausalLM = self.model
+        logits = model(
+            input_ids=micro["tokens"],
+            attention_mask=attention,
+            position_ids=positions.expand_as(attention),
+            use_cache=False,
+        ).logits
+        return corrections.token_logprobs(logits, micro["tokens"], micro["temperatures"])
+
+    def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
+        """[B, L] loss per token by the configured correction."""
+        clips = (self.config.clip_low, self.config.clip_high)
+        behaviour, advantages, mask = micro["logprobs"], micro["advantages"], micro["loss_mask"]
+        if old is None:
+            return corrections.bypass(logprobs, behaviour, advantages, mask, *clips)
+        return corrections.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap=self.config.weight_cap)
+
+    def denominator(self, micro: Micro) -> float:
+        """What this rank's sum over tokens is divided by, so that averaged gradients are the token mean (T10)."""
+        return float(micro["counts"]["loss_tokens"]) / self.dp_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizer and step; plain tensors and numbers."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps = int(state["steps"])
+
+    def _backward(self, micro: Micro, old: Tensor | None, totals: "Totals") -> None:
+        logprobs = self.logprobs(micro)
+        token_loss = self.token_loss(micro, logprobs, old)
+        loss = token_loss.loss.sum() / self.denominator(micro)
+        loss.backward()  # type: ignore[no-untyped-call]
+        totals.add(micro, logprobs.detach(), token_loss)
+
+    def _average_gradients(self) -> None:
+        """Mean over ranks, in one all-reduce per dtype; a parameter unused on this rank counts as zero."""
+        if self.dp_size == 1:
+            return
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+        for parameter in parameters:
+            by_dtype.setdefault(parameter.dtype, []).append(parameter)
+        for members in by_dtype.values():
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in members]
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+            dist.all_reduce(flat, group=self.process_group)
+            flat /= self.dp_size
+            for parameter, grad in zip(members, torch.split(flat, [g.numel() for g in grads]), strict=True):
+                parameter.grad = grad.view_as(parameter)
+
+    def _apply(self, batch: Batch) -> float:
+        """Clip, warm up, step; returns the norm before the clip."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
+        if norm != norm or norm == float("inf"):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise PenstockError(
+                f"batch {batch.n}: the norm of its gradient is {norm}; no weight was changed. Look for a logprob or a "
+                "reward that is far off, or lower trainer.lr."
+            )
+        warmth = min(1.0, (self.steps + 1) / max(1, self.config.warmup_steps))
+        for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
+            group["lr"] = lr * warmth
+        self.optimizer.step()
+        self.steps += 1
+        return norm
+
+
+class Totals:
+    """Sums and maxima over the loss tokens of a step, kept on the device until they are read once."""
+
+    def __init__(self, device: torch.device) -> None:
+        #: loss, clipped, -log π_θ, |difference|, tokens, |difference| and number of fresh tokens
+        self.sums = torch.zeros(7, dtype=torch.float64, device=device)
+        #: largest |difference|, of all and of fresh tokens
+        self.maxima = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def add(self, micro: Micro, logprobs: Tensor, token_loss: TokenLoss) -> None:
+        mask = micro["loss_mask"]
+        fresh = mask & (micro["staleness"] == 0)
+        difference = torch.where(mask, logprobs - micro["logprobs"], 0.0).abs()
+        self.sums += torch.stack(
+            [
+                token_loss.loss.detach().sum(dtype=torch.float64),
+                token_loss.clipped.sum(),
+                -(logprobs * mask).sum(dtype=torch.float64),
+                difference.sum(dtype=torch.float64),
+                mask.sum(),
+                (difference * fresh).sum(dtype=torch.float64),
+                fresh.sum(),
+            ]
+        )
+        maxima = torch.stack([difference.max(), (difference * fresh).max()])
+        self.maxima = torch.maximum(self.maxima, maxima.double())
+
+    def reduce(self, dp_size: int, process_group: dist.ProcessGroup | None) -> dict[str, float]:
+        """Means and maxima over all ranks."""
+        if dp_size > 1:
+            dist.all_reduce(self.sums, group=process_group)
+            dist.all_reduce(self.maxima, op=dist.ReduceOp.MAX, group=process_group)
+        loss, clipped, surprise, difference, tokens, fresh_difference, fresh = self.sums.tolist()
+        largest, fresh_largest = self.maxima.tolist()
+        return {
+            "loss": loss / max(tokens, 1),
+            "clip_frac": clipped / max(tokens, 1),
+            "entropy": surprise / max(tokens, 1),
+            "logprob_diff_mean": difference / max(tokens, 1),
+            "logprob_diff_max": largest,
+            "logprob_diff_fresh_mean": fresh_difference / max(fresh, 1),
+            "logprob_diff_fresh_max": fresh_largest,
+            "tokens": tokens,
+        }
+
+
+def _to(micro: Micro, device: torch.device) -> Micro:
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in micro.items()}
