@@ -21,7 +21,7 @@ def check_name(kind: str, name: str) -> str:
     """Return ``name``, or raise ConfigError: names go into keys, paths and job ids."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{kind} {name!r} is not a name: use 1 to 64 letters, digits, '_', '.', '-', and begin with a letter or digit."
+            f"{kind} {name!r} is not a name: use 1 to 64 letters, digits, '_.-', and begin with a letter or digit."
         )
     return name
 

@@ -9,7 +9,12 @@ if not owns(KEYS[2], ARGV[2], ARGV[3]) then return {'owner', 0} end
 local clock = tonumber(redis.call('HGET', KEYS[1], ARGV[4]) or 0)
 local id = version .. '-' .. rev
 local s = redis.call('HMGET', KEYS[2], 'cursor', 'through', 'restored')
-if version == clock and #redis.call('XRANGE', KEYS[4], id, id) == 1 then return {'already', clock} end
+if version == clock then
+  local found = redis.call('XRANGE', KEYS[4], id, id)
+  if #found == 1 and field(found[1][2], 'g') == ARGV[3] and field(found[1][2], 'p') == ARGV[9] then
+    return {'already', clock}
+  end
+end
 if version ~= (rev > 0 and clock or clock + 1) then return {'version', clock} end
 if rev == 0 then
   local cursor, last = tonumber(s[1] or 0), tonumber(s[2] or 0)
@@ -21,7 +26,7 @@ if rev == 0 then
   redis.call('HSET', KEYS[1], ARGV[4], version, 'step', ARGV[7])
   redis.call('HSET', KEYS[2], 'through', through, 'p', cum, 'restored', '0')
 end
-redis.call('XADD', KEYS[4], id, 'p', ARGV[9])
+redis.call('XADD', KEYS[4], id, 'p', ARGV[9], 'g', ARGV[3])
 count(prefix, 'published')
 event(prefix, 'published', '', '')
 poke(prefix .. 'gate')

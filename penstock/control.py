@@ -1,0 +1,109 @@
+"""Connections that outlive a restart of Redis: every verb is sent until it is answered, and the wait has a name.
+
+Verbs may be sent twice (scripts.py), so a lost connection is only a reason to wait and send again. While it waits
+the process says so in its log; after ``patience_s`` it gives up with QueueUnavailable.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import redis
+import redis.asyncio
+from redis.exceptions import BusyLoadingError, ReadOnlyError
+
+from penstock import connect
+from penstock.scripts import Call, run, run_async
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: What passes by itself: a server that restarts, loads, or has just been demoted.
+PASSING = (redis.ConnectionError, redis.TimeoutError, BusyLoadingError, ReadOnlyError)
+FIRST_WAIT_S, LONGEST_WAIT_S, SAY_EVERY_S = 0.02, 1.0, 10.0
+
+
+class _Patience:
+    """How long to wait before the next try, and when to give up."""
+
+    def __init__(self, url: str, patience_s: float) -> None:
+        self.url = url
+        self.patience_s = patience_s
+        self.began = self.said = 0.0
+        self.wait = FIRST_WAIT_S
+
+    def next_wait(self, exc: Exception) -> float:
+        now = time.monotonic()
+        if not self.began:
+            self.began = now
+        if now - self.began >= self.patience_s:
+            raise connect.translate(exc, self.url) from exc
+        if now - self.said >= SAY_EVERY_S:
+            self.said = now
+            log.warning("waiting for Redis since %.0f s: %s", now - self.began, connect.translate(exc, self.url))
+        self.wait = min(self.wait * 2, LONGEST_WAIT_S)
+        return self.wait
+
+
+class Control:
+    """The control Redis for threads that may block.
+
+    Args:
+        url: address of the server; it is checked at once (QueueUnavailable, ConfigError).
+        patience_s: longest wait for a server that is gone; infinite by default.
+    """
+
+    def __init__(self, url: str, *, patience_s: float = float("inf")) -> None:
+        self.url = url
+        self.patience_s = patience_s
+        self.client = connect.connect(url)
+
+    def call(self, call: Call[T]) -> T:
+        """Send a verb until it is answered. Blocks."""
+        return self.do(lambda client: run(client, call))
+
+    def do(self, work: Callable[[redis.Redis], T]) -> T:
+        """Do idempotent ``work`` until Redis answers it. Blocks."""
+        patience = _Patience(self.url, self.patience_s)
+        while True:
+            try:
+                return work(self.client)
+            except PASSING as exc:
+                time.sleep(patience.next_wait(exc))
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class AsyncControl:
+    """The control Redis for asyncio; ``await open()`` checks the server."""
+
+    def __init__(self, url: str, *, patience_s: float = float("inf"), block_s: float = 0.0) -> None:
+        self.url = url
+        self.patience_s = patience_s
+        self.client = connect.connect_async(url, block_s=block_s)
+        #: Times the connection was lost; who holds leases looks for what a dead socket swallowed.
+        self.losses = 0
+
+    async def open(self) -> "AsyncControl":
+        await connect.check_async(self.client, self.url)
+        return self
+
+    async def call(self, call: Call[T]) -> T:
+        """Send a verb until it is answered."""
+        return await self.do(lambda client: run_async(client, call))
+
+    async def do(self, work: Callable[["redis.asyncio.Redis"], Awaitable[T]]) -> T:
+        """Do idempotent ``work`` until Redis answers it."""
+        patience = _Patience(self.url, self.patience_s)
+        while True:
+            try:
+                return await work(self.client)
+            except PASSING as exc:
+                self.losses += 1
+                await asyncio.sleep(patience.next_wait(exc))
+
+    async def close(self) -> None:
+        await self.client.aclose()

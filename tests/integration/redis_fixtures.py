@@ -1,0 +1,35 @@
+"""A real Redis for tests: one server per test session, one run (namespace) per test."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from penstock.connect import connect
+from penstock.keys import Keys
+from penstock.redis_server import RedisServer
+from penstock.scripts import ensure_lanes
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(Path(tmp_path_factory.mktemp("redis")))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    client = connect(redis_server.url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def keys(client: redis.Redis) -> Keys:
+    keys = Keys("t" + uuid.uuid4().hex[:12])
+    ensure_lanes(client, keys)
+    return keys
