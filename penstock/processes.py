@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 #: More deaths than this of one child within the window stop the run.
@@ -44,6 +44,20 @@ def die_with(name: str = "SIGKILL") -> Callable[[], None] | None:
             os._exit(1)
 
     return set_it
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """argv of one of our modules under our own interpreter; the current folder must not hide our packages (-P)."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def python_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` with which ``python_command`` finds our packages from a checkout that is not installed, too."""
+    home = Path(__file__).resolve().parent.parent
+    if home.name in ("site-packages", "dist-packages"):
+        return dict(environ)
+    paths = [str(home), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def last_lines(path: Path, count: int, start: int = 0) -> str:

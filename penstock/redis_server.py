@@ -253,7 +253,7 @@ class RedisServer:
             return False
         with client:
             # Another server may have taken the port first; ours then dies and says so.
-            return client.info("server")["process_id"] == self.pid  # type: ignore[index]
+            return bool(client.info("server")["process_id"] == self.pid)
 
 
 def _free_port() -> int:

@@ -1,0 +1,175 @@
+"""The command line. Thin: arguments are parsed, then what does the work is imported.
+
+Exit codes: 0 done, 1 an error of penstock, 2 a mistake in the configuration or no Redis, 130 Ctrl-C.
+"""
+
+import logging
+import os
+import socket
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import click
+import typer
+
+from penstock.errors import ConfigError, PenstockError, QueueUnavailable
+
+EXIT_ERROR = 1
+EXIT_CONFIG = 2
+EXIT_INTERRUPT = 130
+
+#: Arguments that are no options of a command are overrides of the configuration.
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app = typer.Typer(
+    name="penstock",
+    help="Keep trainers fed: prompts in, versioned batches of rollouts out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="YAML file of the run.")]
+
+
+@app.command(context_settings=OVERRIDES)
+def run(
+    context: typer.Context,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in its folder.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; what is there moves to NAME.prev.")] = False,
+) -> None:
+    """Start everything that a run needs on this machine, show it, and end when the trainer is done."""
+    from penstock.launch import Choice, launch
+    from penstock.load_config import load_config
+
+    if resume and fresh:
+        raise ConfigError("--resume goes on and --fresh starts anew: give one of them.")
+    choice: Choice = "resume" if resume else "fresh" if fresh else None
+    raise typer.Exit(launch(load_config(config, context.args), choice))
+
+
+@app.command(context_settings=OVERRIDES)
+def prepare(context: typer.Context, config: ConfigOption) -> None:
+    """Run the configuration's ``prepare`` command alone: it makes data and the first policy."""
+    from penstock.launch import prepare as prepare_
+    from penstock.load_config import load_config
+
+    prepare_(load_config(config, context.args))
+
+
+@app.command(context_settings=OVERRIDES)
+def redis(context: typer.Context, config: ConfigOption) -> None:
+    """Run the Redis server of a run in the foreground, until SIGTERM or Ctrl-C."""
+    from penstock.launch import serve_redis
+    from penstock.load_config import load_config
+    from penstock.logs import set_up
+
+    set_up("redis")
+    raise typer.Exit(serve_redis(load_config(config, context.args)))
+
+
+@app.command(context_settings=OVERRIDES)
+def producer(context: typer.Context, config: ConfigOption) -> None:
+    """Admit prompts as jobs, as far as the gate allows."""
+    _part("producer", "producer", config, context.args)
+
+
+@app.command(context_settings=OVERRIDES)
+def worker(
+    context: typer.Context,
+    config: ConfigOption,
+    name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
+) -> None:
+    """Generate and reward: one engine, any number of samples at once. May join and leave at any moment."""
+    from penstock.keys import check_name
+
+    name = check_name("--name", name or f"{socket.gethostname()[:48]}-{os.getpid()}")
+    _part("workers", name, config, context.args, name)
+
+
+@app.command(context_settings=OVERRIDES)
+def buffer(context: typer.Context, config: ConfigOption) -> None:
+    """Cut finished groups into batches for the trainers."""
+    _part("buffer", "buffer", config, context.args)
+
+
+@app.command(context_settings=OVERRIDES)
+def trainer(context: typer.Context, config: ConfigOption) -> None:
+    """Run the reference GRPO trainer."""
+    _part("consumers", "trainer", config, context.args)
+
+
+def _part(package: str, part: str, path: Path, overrides: list[str], *arguments: str) -> NoReturn:
+    """Run ``PACKAGE.main:main(config, ...)`` as this process; its result is the exit code."""
+    from penstock.load_config import check_files, load_config
+    from penstock.logs import set_up
+    from penstock.redis_server import with_url
+
+    set_up(part)
+    config = load_config(path, overrides)
+    check_ours(package)
+    check_files(config, data=package == "producer", model=package in ("producer", "consumers"))
+    config = with_url(config)
+    # Rewards and environments of the user's own; last, so that they hide nothing of ours.
+    sys.path.append(os.getcwd())
+    main_ = import_module(f"{package}.main").main
+    raise typer.Exit(main_(config, *arguments))
+
+
+def check_ours(package: str) -> None:
+    """Refuse with ConfigError a top-level package that is not penstock's: many projects have a ``buffer.py``."""
+    import penstock
+
+    spec = find_spec(package)
+    origin = Path(spec.origin).resolve() if spec and spec.origin else None
+    home = Path(penstock.__file__).resolve().parent.parent
+    if origin is None:
+        raise ConfigError(f"The package {package} of penstock is missing: install penstock again.")
+    if origin.parent.parent != home or origin.name != "__init__.py":
+        raise ConfigError(
+            f"The name {package} leads to {origin}, which is not penstock's (that is {home / package}): "
+            "take its folder from PYTHONPATH, or start penstock from another folder."
+        )
+
+
+def _register_inspection() -> None:
+    if find_spec("penstock.inspect_cli") is not None:
+        import_module("penstock.inspect_cli").register(app)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point of ``penstock``; always ends by SystemExit with the exit codes above."""
+    _register_inspection()
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        return int(app(arguments, prog_name="penstock", standalone_mode=False) or 0)
+    except click.exceptions.Abort:
+        return EXIT_INTERRUPT
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPT
+    except (ConfigError, QueueUnavailable) as exc:
+        return _fail(exc, EXIT_CONFIG)
+    except PenstockError as exc:
+        return _fail(exc, EXIT_ERROR)
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+
+
+def _fail(exc: PenstockError, code: int) -> int:
+    from penstock.load_config import redact
+
+    logging.getLogger(__name__).debug("traceback", exc_info=exc)
+    print(f"penstock: {redact(str(exc))}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What a running run looks like: a table that renews itself on a terminal, else a plain line every few seconds."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live as RichLive
+from rich.table import Table
+from rich.text import Text
+
+from penstock.config import Config
+from penstock.load_config import redact
+
+#: Between two plain lines.
+LINE_EVERY_S = 5.0
+#: Waits shorter than this are no news.
+WAIT_SHOWN_S = 1.0
+
+
+class Live:
+    """Shows snapshots (``penstock.snapshot``); absent keys show as a dash. A context manager around the run."""
+
+    def __init__(self, config: Config, console: Console | None = None, clock: Callable[[], float] = time.monotonic):
+        self.config = config
+        self.console = console or Console()
+        self._clock = clock
+        self._started = clock()
+        self._last_line = float("-inf")
+        # Drawn by update() alone: no second thread beside the one that starts children.
+        self._live = RichLive(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def event(self, text: str) -> None:
+        """Print one line that stays."""
+        self.console.print(Text(redact(text)), soft_wrap=True)
+
+    def update(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> None:
+        """Show the newest state; ``evaluation`` is the last row of ``eval.jsonl``. Returns at once."""
+        if self._live is not None:
+            self._live.update(self.render(snapshot, evaluation), refresh=True)
+        elif self._clock() - self._last_line >= LINE_EVERY_S:
+            self._last_line = self._clock()
+            self.event(self.line(snapshot, evaluation))
+
+    def line(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> str:
+        """One line of what matters most."""
+        parts = [f"{name} {value}" for name, value in self._figures(snapshot, evaluation)]
+        return f"[{_clock_text(self._clock() - self._started)}] " + "  ".join(parts) + _waits_line(snapshot)
+
+    def render(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> Group:
+        """The table."""
+        head = Text.assemble(
+            ("penstock ", "bold"),
+            f"{self.config.run}  {self.config.staleness.mode}, bound {self.config.staleness.bound}  "
+            f"{_clock_text(self._clock() - self._started)}",
+        )
+        figures = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
+        row = []
+        for name, value in self._figures(snapshot, evaluation):
+            figures.add_column(name, no_wrap=True)
+            row.append(value)
+        figures.add_row(*row)
+        return Group(head, figures, _parts_table(snapshot))
+
+    def _figures(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None) -> list[tuple[str, str]]:
+        trainer = next(iter(snapshot.get("trainers") or []), {})
+        lanes = (snapshot.get("lanes") or {}).values()
+        workers = snapshot.get("workers") or []
+        staleness = f"{_number(trainer.get('staleness_mean'), 2)} (max {_number(trainer.get('staleness_max'))})"
+        figures = [
+            ("step", f"{_number(trainer.get('step', snapshot.get('step')))}/{self.config.trainer.steps}"),
+            ("version", _number(snapshot.get("version"))),
+            ("reward", _number(trainer.get("reward_mean"), 3)),
+            ("held-out", _number((evaluation or {}).get("accuracy"), 3)),
+            ("staleness", staleness),
+            ("queued", _number(sum(lane.get("queued", 0) for lane in lanes))),
+            ("leased", _number(sum(lane.get("leased", 0) for lane in lanes))),
+            ("ready", _number(snapshot.get("ready"))),
+            ("tokens/s", _number(sum(worker.get("tokens_per_s") or 0.0 for worker in workers))),
+        ]
+        if snapshot.get("dead"):
+            figures.append(("dead", _number(snapshot["dead"])))
+        return figures
+
+
+def _parts_table(snapshot: dict[str, Any]) -> Table:
+    waits = {wait.get("who"): wait for wait in _waits(snapshot)}
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(style="yellow", overflow="fold")
+    for worker in snapshot.get("workers") or []:
+        name = str(worker.get("name"))
+        state = (
+            f"{worker.get('state') or '-'}  version {_number(worker.get('version'))}  "
+            f"{_number(worker.get('running'))}/{_number(worker.get('slots'))} samples"
+        )
+        table.add_row(name, state, _wait_text(waits.pop(name, None)))
+    for name, wait in waits.items():
+        table.add_row(str(name), "", _wait_text(wait))
+    return table
+
+
+def _waits(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
+    return [wait for wait in snapshot.get("waits") or [] if (wait.get("since_s") or 0.0) >= WAIT_SHOWN_S]
+
+
+def _waits_line(snapshot: dict[str, Any]) -> str:
+    waits = [f"{wait.get('who')} {_wait_text(wait)}" for wait in _waits(snapshot)]
+    return " | " + "; ".join(waits) if waits else ""
+
+
+def _wait_text(wait: dict[str, Any] | None) -> str:
+    return f"waits for {wait.get('what')} ({wait.get('since_s') or 0.0:.0f} s)" if wait else ""
+
+
+def _number(value: Any, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _clock_text(seconds: float) -> str:
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"

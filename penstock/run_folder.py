@@ -1,0 +1,114 @@
+"""The folder of a run, ``DIRECTORY/NAME``: who holds it, how far the run in it came, and what was there before.
+
+``run.json`` tells the state: running, stopped (by Ctrl-C), failed or finished. A run that starts anew moves the one
+before to ``NAME.prev``, replacing the one that is there.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from penstock.errors import ConfigError
+
+State = Literal["running", "stopped", "failed", "finished"]
+
+
+@dataclass(slots=True)
+class Record:
+    """Content of ``run.json``."""
+
+    state: State
+    #: First start, in seconds since 1970.
+    started_s: float
+    #: Time that the run was being worked on, over all its starts.
+    active_s: float = 0.0
+    #: Why it failed.
+    reason: str = ""
+
+
+class RunFolder:
+    """One run's folder; see the module's text."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.previous = path.with_name(f"{path.name}.prev")
+        #: Whether ``make`` made the folder, and so ``undo`` may remove it.
+        self._made = False
+        self._moved = False
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def redis(self) -> Path:
+        return self.path / "redis"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the run's name against another launcher on this machine; ConfigError when one has it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        with lock.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise ConfigError(
+                    f"Run {self.path.name} is already running (pid {file.read().strip()}): stop it first, "
+                    "or give this one another name with --run=NAME."
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def record(self) -> Record | None:
+        """What ``run.json`` says; None where there is no run, or one that was started by hand."""
+        try:
+            return Record(**json.loads((self.path / "run.json").read_text()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as exc:
+            raise ConfigError(f"{self.path / 'run.json'} cannot be read ({exc}): start anew with --fresh.") from exc
+
+    def write(self, record: Record) -> None:
+        """Replace ``run.json`` at once."""
+        temporary = self.path / ".run.json"
+        temporary.write_text(json.dumps(asdict(record)) + "\n")
+        temporary.replace(self.path / "run.json")
+
+    def unfinished(self) -> bool:
+        """Whether a run is there that could go on."""
+        try:
+            record = self.record()
+        except ConfigError:
+            return True
+        return self.path.exists() and (record is None or record.state != "finished")
+
+    def make(self, *, resume: bool) -> None:
+        """Take the folder up, or move what is there aside and make an empty one."""
+        if not resume and self.path.exists():
+            # Renamed first, so that a kill in between loses neither.
+            doomed = self.path.with_name(f".{self.path.name}.{time.time_ns()}")
+            if self.previous.exists():
+                self.previous.rename(doomed)
+            self.path.rename(self.previous)
+            self._moved = True
+            shutil.rmtree(doomed, ignore_errors=True)
+        self._made = not self.path.exists()
+        self.logs.mkdir(parents=True, exist_ok=True)
+
+    def undo(self) -> None:
+        """After a start that failed: remove the folder that ``make`` made, and put the one before back."""
+        if self._made:
+            shutil.rmtree(self.path, ignore_errors=True)
+            if self._moved:
+                self.previous.rename(self.path)

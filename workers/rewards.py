@@ -1,0 +1,214 @@
+"""Rewards of samples behind one async interface; one that fails has a named outcome, never a number (T11).
+
+A reward is ``exact_match``, ``math_verify``, or ``module:function`` of the user's. A job's own reward goes before the
+run's.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import logging
+import math
+import numbers
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.config import RewardConfig
+from penstock.errors import ConfigError, RewardError
+from penstock.messages import Sample
+from workers.math_verifier import MathVerifier
+
+RAISED = "reward_raised"
+TIMEOUT = "reward_timeout"
+NOT_A_NUMBER = "reward_not_a_number"
+
+#: Scores one sample: a number, or a dict with one under ``RewardConfig.key``.
+RewardFunction = Callable[[Sample], Awaitable[Any]]
+
+log = logging.getLogger(__name__)
+
+
+class Rewards:
+    """Scores samples of one worker.
+
+    Raises:
+        ConfigError: the run's reward is not there.
+    """
+
+    def __init__(self, config: RewardConfig) -> None:
+        self.config = config
+        self._verifier: MathVerifier | None = None
+        self._functions: dict[str, RewardFunction] = {}
+        self._find(config.function)
+
+    async def score(self, sample: Sample) -> None:
+        """Set ``reward``, ``reward_info`` and ``reward_s`` of the sample. Waits for at most ``timeout_s`` per try.
+
+        A bool counts as 1 or 0. A reward that raises is tried ``max_attempts`` times; one that hangs, or gives no
+        finite number, is not tried again.
+
+        Raises:
+            RewardError: ``outcome`` is reward_raised, reward_timeout or reward_not_a_number; the sample is unchanged
+                but for ``reward_s``.
+        """
+        name = sample.job.reward or self.config.function
+        started = time.monotonic()
+        try:
+            function = self._find(name)
+            value = await self._try(function, sample, name)
+            sample.reward, sample.reward_info = self._number(value, sample, name)
+        except ConfigError as exc:
+            raise RewardError(RAISED, f"sample {sample.id}: {exc}") from exc
+        finally:
+            sample.reward_s = time.monotonic() - started
+
+    async def close(self) -> None:
+        """End the verifier's processes."""
+        if self._verifier is not None:
+            await self._verifier.close()
+            self._verifier = None
+
+    async def _try(self, function: RewardFunction, sample: Sample, name: str) -> Any:
+        for attempt in range(1, self.config.max_attempts + 1):
+            try:
+                async with asyncio.timeout(self.config.timeout_s) as limit:
+                    return await function(sample)
+            except RewardError:
+                raise
+            except Exception as exc:
+                if limit.expired():
+                    raise RewardError(
+                        TIMEOUT, f"sample {sample.id}: reward {name} took longer than {self.config.timeout_s:g} s."
+                    ) from exc
+                if attempt == self.config.max_attempts:
+                    raise RewardError(
+                        RAISED, f"sample {sample.id}: reward {name} raised {type(exc).__name__}: {exc}"
+                    ) from exc
+                log.warning("sample %s: reward %s raised and is tried again", sample.id, name, exc_info=exc)
+        raise AssertionError("unreachable")
+
+    def _number(self, value: Any, sample: Sample, name: str) -> tuple[float, dict[str, Any]]:
+        info: dict[str, Any] = {}
+        if isinstance(value, dict):
+            if self.config.key not in value:
+                raise RewardError(
+                    NOT_A_NUMBER,
+                    f"sample {sample.id}: reward {name} gave a dict without {self.config.key!r}, "
+                    f"with {sorted(map(str, value))}; set reward.key.",
+                )
+            info = {str(key): _plain(entry) for key, entry in value.items() if key != self.config.key}
+            value = value[self.config.key]
+        # numpy's bool is no number.
+        if type(value).__name__ == "bool":
+            value = bool(value)
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise RewardError(
+                NOT_A_NUMBER, f"sample {sample.id}: reward {name} gave {value!r:.80}, not a finite number."
+            )
+        return float(value), info
+
+    def _find(self, name: str) -> RewardFunction:
+        if name not in self._functions:
+            self._functions[name] = self._load(name)
+        return self._functions[name]
+
+    def _load(self, name: str) -> RewardFunction:
+        if name == "exact_match":
+            return exact_match
+        if name == "math_verify":
+            return self._math_verify
+        return _async(_import(name), name)
+
+    async def _math_verify(self, sample: Sample) -> dict[str, Any]:
+        if self._verifier is None:
+            self._verifier = MathVerifier(self.config.processes, cpu_s=self.config.check_cpu_s)
+        verdict = await self._verifier.verify(sample.job.label, sample.text)
+        return {self.config.key: float(verdict.correct), **({"out_of_time": True} if verdict.out_of_time else {})}
+
+
+async def exact_match(sample: Sample) -> float:
+    """1 where the answer is the label, white space around both left out; else 0."""
+    return float(sample.text.strip() == sample.job.label.strip())
+
+
+def _import(name: str) -> Callable[[Sample], Any]:
+    module, colon, attribute = name.partition(":")
+    if not colon or not module or not attribute:
+        raise ConfigError(f"reward.function {name!r} is no reward: use exact_match, math_verify or module:function.")
+    try:
+        found = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"reward.function {name}: there is no module {exc.name}; put it beside where you start penstock, "
+            "or on PYTHONPATH."
+        ) from exc
+    except AttributeError as exc:
+        raise ConfigError(f"reward.function {name}: {exc}; correct the name after the colon.") from exc
+    except Exception as exc:
+        raise ConfigError(f"reward.function {name}: importing {module} raised {type(exc).__name__}: {exc}.") from exc
+    if not callable(found):
+        raise ConfigError(f"reward.function {name} is no function.")
+    function: Callable[[Sample], Any] = found
+    return function
+
+
+def _async(function: Callable[[Sample], Any], name: str) -> RewardFunction:
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        return function
+
+    async def call(sample: Sample) -> Any:
+        value = await _in_thread(function, sample, name)
+        return await value if inspect.isawaitable(value) else value
+
+    return call
+
+
+async def _in_thread(function: Callable[[Sample], Any], sample: Sample, name: str) -> Any:
+    """Call in a thread of its own. One that hangs cannot be killed: it is left behind, and a daemon so that it does
+    not hold up the worker's end; a pool's threads would be used up by it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(set_: Callable[[Any], None], value: Any) -> None:
+        # The waiter may have given up.
+        if not future.done():
+            set_(value)
+
+    def work() -> None:
+        try:
+            value: Any = function(sample)
+            set_ = future.set_result
+        except StopIteration as exc:
+            # A future refuses this one.
+            value, set_ = RuntimeError(f"StopIteration: {exc}"), future.set_exception
+        except Exception as exc:
+            value, set_ = exc, future.set_exception
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, set_, value)
+
+    thread = threading.Thread(target=work, name=f"reward {sample.id}", daemon=True)
+    thread.start()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        log.warning("sample %s: reward %s still runs in its thread, which cannot be killed", sample.id, name)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as something that msgpack carries: arrays as lists, what is unknown as text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if callable(tolist := getattr(value, "tolist", None)):
+        return _plain(tolist())
+    return repr(value)[:1000]
