@@ -140,6 +140,8 @@ class Sample:
     finish_reason: str = ""
     #: All generated text, special tokens left out.
     text: str = ""
+    #: Generated text of each turn; ``text`` is their concatenation.
+    turns: list[str] = field(default_factory=list)
     reward: float | None = None
     #: What the reward returned beside the number.
     reward_info: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,144 @@
+"""Apply a publication of weights to a running engine.
+
+| policy   | running requests                                        | KV of running requests           |
+|----------|---------------------------------------------------------|----------------------------------|
+| in_place | frozen, go on after the load                            | of the old weights, continued    |
+| abort    | return what they have; their samples resume after it    | computed anew under the new ones |
+| drain    | samples end first, turns and environment included       | never mixed                      |
+
+Whatever the policy, the publication is verified before the engine is touched, and no request leaves this client while
+the weights load.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from penstock.errors import EngineDied, PublishError
+from penstock.messages import Publication
+from workers.engine import Engine
+from workers.gate import Gate
+
+Policy = Literal["in_place", "abort", "drain"]
+T = TypeVar("T")
+
+#: An abort that overtakes its request on the way finds nothing: it is repeated until every request has returned.
+_ABORT_AGAIN_S = 0.05
+#: Longest try to empty the prefix cache; what stays is never found again, its namespace being the old version's.
+_FLUSH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyReport:
+    """What an update cost."""
+
+    version: int
+    policy: Policy
+    #: Seconds for which nothing was generated.
+    pause_s: float
+    #: Seconds the engine took to load; part of ``pause_s``.
+    load_s: float
+    #: Seconds spent on waiting for running samples (drain), or for aborted requests to return (abort).
+    wait_s: float
+    #: Requests that were aborted and resume.
+    num_aborted: int
+
+
+async def apply_publication(engine: Engine, gate: Gate, publication: Publication, policy: Policy) -> ApplyReport:
+    """Load ``publication`` into ``engine``. Blocks until it is loaded; ``drain`` blocks for the running samples.
+
+    Once the engine is being changed a cancellation waits for the end of the change, so that ``engine.version`` is
+    always what is loaded.
+
+    Raises:
+        PublishError: its version goes back, it is not whole, does not fit the model, or the engine refused it; the
+            engine serves the old weights.
+        EngineDied: the engine was lost; start it again with a publication.
+    """
+    async with gate.applying:
+        _refuse_backwards(engine, publication)
+        await engine.verify(publication)
+        if policy == "drain":
+            started = time.perf_counter()
+            with gate.samples.held(f"version {publication.version} waits for running samples to end"):
+                await gate.samples.empty()
+                waited = time.perf_counter() - started
+                return await _to_the_end(_load_idle(engine, gate, publication, policy, waited))
+        if policy == "abort":
+            return await _to_the_end(_load_idle(engine, gate, publication, policy, 0.0))
+        return await _to_the_end(_load_frozen(engine, gate, publication))
+
+
+def _refuse_backwards(engine: Engine, publication: Publication) -> None:
+    new, old = (publication.version, publication.rev), (engine.version, engine.rev)
+    if new <= old:
+        raise PublishError(
+            f"version {new[0]} (rev {new[1]}) does not come after {old[0]} (rev {old[1]}), which engine {engine.name} "
+            "has loaded: versions never go back; publish under the next number."
+        )
+
+
+async def _load_frozen(engine: Engine, gate: Gate, publication: Publication) -> ApplyReport:
+    with gate.requests.held(f"version {publication.version} is being loaded"):
+        started = time.perf_counter()
+        await engine.pause()
+        try:
+            load_s = await engine.load(publication)
+        except PublishError:
+            await engine.resume()
+            raise
+        await engine.resume()
+        return ApplyReport(publication.version, "in_place", time.perf_counter() - started, load_s, 0.0, 0)
+
+
+async def _load_idle(
+    engine: Engine, gate: Gate, publication: Publication, policy: Policy, waited: float
+) -> ApplyReport:
+    with gate.requests.held(f"version {publication.version} is being loaded"):
+        started = time.perf_counter()
+        num_aborted = gate.requests.running
+        await _return_all(engine, gate)
+        returned = time.perf_counter()
+        await _flush(engine)
+        load_s = await engine.load(publication)
+        ended = time.perf_counter()
+    wait_s = waited if policy == "drain" else returned - started
+    return ApplyReport(publication.version, policy, ended - started, load_s, wait_s, num_aborted)
+
+
+async def _return_all(engine: Engine, gate: Gate) -> None:
+    """Abort until no request is inside the gate."""
+    limit = engine.config.health_timeout_s * engine.config.health_failures
+    deadline = time.monotonic() + limit
+    empty = asyncio.create_task(gate.requests.empty())
+    try:
+        while gate.requests.running:
+            await engine.abort_all()
+            await asyncio.wait({empty}, timeout=_ABORT_AGAIN_S)
+            if gate.requests.running and time.monotonic() > deadline:
+                raise EngineDied(
+                    f"engine {engine.name} did not return {gate.requests.running} aborted requests within {limit:g} s; "
+                    "restart it."
+                )
+    finally:
+        empty.cancel()
+
+
+async def _flush(engine: Engine) -> None:
+    """Free the KV of the old weights. The server is idle a moment after its last answer, and says when it is."""
+    deadline = time.monotonic() + _FLUSH_S
+    while not await engine.flush_cache():
+        if time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.005)
+
+
+async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.create_task(change)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

@@ -1,0 +1,481 @@
+"""Client of one SGLang server: tokens with their logprobs and weight versions, and the controls of its weights.
+
+The only module that knows SGLang's HTTP interface; tried on 0.5.17 and 0.5.20. Knows nothing of Redis.
+"""
+
+import asyncio
+import itertools
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from penstock.config import EngineConfig, ModelConfig
+from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
+from penstock.messages import Publication
+from workers import server as servers
+from workers.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
+
+#: First release whose answers tell which tokens were drawn under which weights.
+_FIRST_WITH_SPANS = (0, 5, 20)
+#: Idle connections are dropped before the server (5 s) drops them: a POST on a dropped one cannot be sent again.
+_KEEP_ALIVE_S = 3.0
+_JSON = {"Content-Type": "application/json"}
+#: Matched "stop" of an answer whose logits were not numbers; its last token was put there, not drawn.
+_NAN = "NaN happened"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One answer of the engine: what it drew for one request."""
+
+    #: [T] as returned; a drawn eos is the last one.
+    output_ids: list[int]
+    #: [T] log-probability with which each was drawn.
+    logprobs: list[float]
+    #: [T] weight version each was drawn with; where that cannot be proven, the older one (T6).
+    versions: list[int]
+    #: stop | length | abort
+    finish_reason: str
+    #: Prompt tokens whose KV was found in the prefix cache.
+    cached_tokens: int
+    #: 0 where the request was aborted before it ran.
+    prompt_tokens: int
+    #: What the engine said about an abort.
+    message: str = ""
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """The numbers of a version such as "0.5.20.post1", without what follows them."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match.group().split("."))) if match else ()
+
+
+def read_eos_token_ids(folder: Path) -> frozenset[int]:
+    """Ids that end an answer, from the model's config and generation config."""
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        try:
+            value = json.loads((folder / name).read_text()).get("eos_token_id")
+        except (OSError, ValueError):
+            continue
+        found |= {value} if isinstance(value, int) else set(value or ())
+    return frozenset(found)
+
+
+class Engine:
+    """One SGLang server, spawned or at a URL. All methods belong to one event loop.
+
+    Args:
+        config: where it is, or how to spawn it.
+        model: folder of config, tokenizer and first weights.
+        name: told in errors and in the name of the log.
+        log_dir: a spawned server logs to ``engine-NAME.log`` in it.
+    """
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path) -> None:
+        self.config = config
+        self.model = model
+        self.name = name
+        self.log_dir = log_dir
+        #: Address while it runs.
+        self.url = (config.url or "").rstrip("/")
+        #: Publication number of its weights; -1 when none was loaded.
+        self.version = -1
+        #: Revision of that publication.
+        self.rev = 0
+        #: Release of SGLang.
+        self.server_version = ""
+        #: Whether answers tell which tokens were drawn under which weights.
+        self.reports_spans = False
+        #: scaled: logprobs are after temperature; original: before it.
+        self.logprob_kind = "original" if config.env.get("SGLANG_RETURN_ORIGINAL_LOGPROB") == "1" else "scaled"
+        #: True while its generation is frozen; health is not checked then.
+        self.paused = False
+        #: Ids that end an answer of this model.
+        self.eos_token_ids = read_eos_token_ids(Path(model.path))
+        #: Tokens behind a weight change that may still be of the old weights (results in flight).
+        self._window = 0
+        self._radix = True
+        self._newest = -1
+        self._server: servers.Server | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._serial = itertools.count()
+        self._live: dict[str, set[str]] = {}
+        self._reference: Tensors | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Pid of the spawned server's main process; None for an external one or none."""
+        return self._server.pid if self._server and self._server.pid else None
+
+    @property
+    def num_running(self) -> int:
+        """Requests for tokens sent and not answered."""
+        return sum(map(len, self._live.values()))
+
+    async def start(self, publication: Publication | None = None) -> None:
+        """Spawn the server (or probe the one at ``engine.url``) and wait until it serves.
+
+        Args:
+            publication: weights to start with; None: those of ``model.path``, as version -1.
+
+        Raises:
+            ConfigError: no environment, no model, no server at the URL, or one that is too old.
+            PublishError: the publication cannot be loaded; nothing was started.
+            EngineDied, EngineError: it ended or did not answer in time; nothing is left running.
+        """
+        if publication is not None:
+            await self.verify(publication)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        timeout = aiohttp.ClientTimeout(total=self.config.request_timeout_s, sock_connect=10)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        try:
+            if self.config.url is None:
+                await self._spawn(publication)
+            await self._probe()
+            if publication is not None and self.version != publication.version:
+                await self.load(publication)
+        except BaseException:
+            await asyncio.shield(self.stop())
+            raise
+
+    async def _spawn(self, publication: Publication | None) -> None:
+        first = publication if publication is not None and _is_model(publication.path) else None
+        path, version = (first.path, first.version) if first else (None, -1)
+        if not _is_model(self.model.path):
+            raise ConfigError(
+                f"model.path {self.model.path!r} is not a model: name a folder with config and tokenizer."
+            )
+
+        def make() -> servers.Server:
+            return servers.spawn(
+                self.config, self.model, name=self.name, log_dir=self.log_dir, path=path, version=version
+            )
+
+        assert self._session is not None
+        self._server = await servers.start(make, self._session, self.config.start_timeout_s)
+        self.url = self._server.url
+        self._set_version(version, first.rev if first else 0)
+
+    async def _probe(self) -> None:
+        try:
+            info = await self._call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
+        except EngineError as exc:
+            if self._server is None:
+                raise ConfigError(f"engine.url {self.url} does not answer as an SGLang server ({exc}).") from exc
+            raise
+        self.server_version = str(info.get("version", ""))
+        shown = release_of(self.server_version) >= _FIRST_WITH_SPANS
+        self.reports_spans = shown if self.config.reports_spans is None else self.config.reports_spans
+        self._radix = not info.get("disable_radix_cache", False)
+        # The result of a step that ran under the old weights is counted after the change: without the overlap of
+        # steps there is none, with it one per request, or a whole draft when speculating.
+        overlaps = not info.get("disable_overlap_schedule", False) or (info.get("pp_size") or 1) > 1
+        self._window = max(1, int(info.get("speculative_num_draft_tokens") or 0) + 1) if overlaps else 0
+
+    async def stop(self) -> None:
+        """End a spawned server with every process it made; requests still running raise EngineDied."""
+        server, session = self._server, self._session
+        self._server = self._session = None
+        self.paused = False
+        self._set_version(-1)
+        try:
+            if server is not None:
+                await server.stop()
+        finally:
+            if session is not None:
+                await session.close()
+
+    async def restart(self, publication: Publication | None) -> None:
+        """Stop whatever is left of the server and start it with ``publication``; raises as :meth:`start`."""
+        await self.stop()
+        await self.start(publication)
+
+    def _set_version(self, version: int, rev: int = 0) -> None:
+        self.version, self.rev, self._newest = version, rev, version
+
+    async def generate(self, input_ids: list[int], sampling: dict[str, Any], *, rid: str) -> Segment:
+        """Draw tokens after ``input_ids``. Blocks until they are drawn, or :meth:`abort` ends it.
+
+        Args:
+            input_ids: [P] the whole sequence so far.
+            sampling: SGLang's sampling parameters.
+            rid: name for :meth:`abort`.
+
+        Raises:
+            EngineDied: the connection was lost, or the server has other weights than were loaded.
+            EngineError: an HTTP error, or an answer without ids, with other than one finite logprob per id, or
+                with spans that do not cover it.
+        """
+        # An abort matches by prefix: the terminator keeps j/1 from ending j/10.
+        wire_rid = f"{rid}:{next(self._serial)};"
+        body: dict[str, Any] = {
+            "input_ids": input_ids,
+            "sampling_params": sampling,
+            "rid": wire_rid,
+            "return_logprob": True,
+        }
+        if self._radix:
+            # Prefix KV of other weights must not be found again.
+            body["extra_key"] = f"{self.version}.{self.rev}"
+        sent = self.version
+        live = self._live.setdefault(rid, set())
+        live.add(wire_rid)
+        try:
+            answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
+        finally:
+            live.discard(wire_rid)
+            if not live:
+                self._live.pop(rid, None)
+        return self._segment(answer, sent, rid)
+
+    def _segment(self, answer: Any, sent: int, rid: str) -> Segment:
+        try:
+            meta, ids = answer["meta_info"], answer["output_ids"]
+            finish = meta["finish_reason"]
+            reason = finish["type"]
+            entries = meta.get("output_token_logprobs") or []
+            logprobs = [entry[0] for entry in entries]
+            drawn = [entry[1] for entry in entries]
+        except (KeyError, TypeError, IndexError) as exc:
+            raise EngineError(f"{rid}: the engine's answer lacks ids, logprobs or a finish reason ({exc!r}).") from exc
+        if not isinstance(ids, list) or drawn != ids:
+            raise EngineError(
+                f"{rid}: the engine gave {len(drawn)} logprobs for {len(ids or [])} ids, not one for each."
+            )
+        if not _all_finite(logprobs) or finish.get("matched") == _NAN:
+            raise EngineError(f"{rid}: the engine gave a logprob that is not a finite number: its logits overflow.")
+        if reason not in ("stop", "length", "abort"):
+            raise EngineError(f"{rid}: the engine ended for a reason that penstock does not know: {reason!r}.")
+        return Segment(
+            output_ids=ids,
+            logprobs=logprobs,
+            versions=self._versions(meta, len(ids), sent, rid),
+            finish_reason=reason,
+            cached_tokens=meta.get("cached_tokens") or 0,
+            prompt_tokens=meta.get("prompt_tokens") or 0,
+            message=str(finish.get("message", "")),
+        )
+
+    def _versions(self, meta: dict[str, Any], count: int, sent: int, rid: str) -> list[int]:
+        """[T] version of each token: the reported spans, else the version that was loaded when it was sent.
+
+        Weights only change forward, so the version at the sending is the older one of any that could have drawn a
+        token, and the true one wherever the request was answered before the next load (drain, abort).
+        """
+        self._check_ours(meta.get("weight_version"), sent, rid)
+        spans = meta.get("weight_versions") if self.reports_spans else None
+        if not spans:
+            return [sent] * count
+        versions: list[int] = []
+        older = sent
+        for span in spans:
+            version = self._check_ours(span["version"], sent, rid)
+            if span["start"] != len(versions):
+                raise EngineError(f"{rid}: the engine's version spans have a gap at token {len(versions)}.")
+            length = span["end"] - span["start"]
+            unproven = min(self._window, length) if version != older else 0
+            versions += [older] * unproven + [version] * (length - unproven)
+            older = version
+        if len(versions) != count:
+            raise EngineError(f"{rid}: the engine's version spans cover {len(versions)} of {count} tokens.")
+        return versions
+
+    def _check_ours(self, reported: Any, sent: int, rid: str) -> int:
+        version = int(reported) if isinstance(reported, str) and reported.isdecimal() else -1
+        if sent >= 0 and reported is not None and not sent <= version <= self._newest:
+            raise EngineDied(
+                f"{rid}: the engine answered with weights {reported!r} where {sent} to {self._newest} was loaded: it "
+                "was restarted or loaded by someone else; load the current publication."
+            )
+        return version
+
+    async def abort(self, rid: str) -> None:
+        """Ask for the end of the requests named ``rid``; they return with what they have. Returns at once."""
+        for wire_rid in list(self._live.get(rid, ())):
+            await self._call("POST", "/abort_request", {"rid": wire_rid})
+
+    async def score(self, input_ids: list[int], start: int) -> list[float]:
+        """[L - start] log-probability of each token from ``start`` on, at temperature 1. Blocks for one prefill.
+
+        Raises:
+            EngineError: ``start`` is 0 (the first token has none), the engine refused, or it was aborted.
+            EngineDied: the connection was lost.
+        """
+        if not 0 < start < len(input_ids):
+            raise EngineError(f"score: start must be in 1..{len(input_ids) - 1}, not {start}.")
+        body: dict[str, Any] = {
+            "input_ids": input_ids,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+            "return_logprob": True,
+            "logprob_start_len": start - 1,
+            "rid": f"score:{next(self._serial)};",
+        }
+        if self._radix:
+            body["extra_key"] = f"{self.version}.{self.rev}"
+        answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
+        try:
+            entries = answer["meta_info"]["input_token_logprobs"][1:]
+            logprobs = [entry[0] for entry in entries]
+            scored = [entry[1] for entry in entries]
+        except (KeyError, TypeError, IndexError) as exc:
+            raise EngineError(f"score: the engine's answer has no logprobs of the input ({exc!r}).") from exc
+        if scored != input_ids[start:] or not _all_finite(logprobs):
+            raise EngineError("score: the engine's logprobs are not one finite number for each token.")
+        return logprobs
+
+    async def verify(self, publication: Publication) -> None:
+        """Raise PublishError unless the publication is whole and fits the model. Reads its files in a thread."""
+        folder = Path(self.model.path)
+        if self._reference is None:
+            self._reference = await asyncio.to_thread(read_folder, folder)
+        await asyncio.to_thread(verify_publication, publication, self._reference, tied=has_tied_embeddings(folder))
+
+    async def load(self, publication: Publication) -> float:
+        """Load verified weights from disk; returns the seconds it took.
+
+        The server must be frozen, or without requests. Never lets the server flush its cache: with requests about
+        (or the last answer just leaving) that ends its scheduler.
+
+        Raises:
+            PublishError: the engine refused; it goes on with the old weights.
+            EngineDied: it died of it, or did not answer within ``start_timeout_s``.
+        """
+        body = {
+            "model_path": _absolute(publication.path),
+            "weight_version": str(publication.version),
+            "flush_cache": False,
+        }
+        started = time.perf_counter()
+        self._newest = publication.version
+        try:
+            answer = await self._call(
+                "POST", "/update_weights_from_disk", body, self.config.start_timeout_s, ok=(200, 400)
+            )
+        except EngineDied:
+            raise
+        except EngineError as exc:
+            raise EngineDied(f"the engine failed to load version {publication.version}: {exc}") from exc
+        if not answer.get("success"):
+            message = str(answer.get("message", answer))
+            # Its roll-back reads the folder that just failed.
+            if "rolling back" in message.lower():
+                raise EngineDied(f"the engine's weights are mixed after a failed load; restart it: {message}")
+            self._newest = self.version
+            raise PublishError(f"the engine refused version {publication.version} and keeps {self.version}: {message}")
+        self._set_version(publication.version, publication.rev)
+        return time.perf_counter() - started
+
+    async def pause(self) -> None:
+        """Freeze generation where it stands; KV is kept."""
+        self.paused = True
+        await self._call("POST", "/pause_generation", {"mode": "in_place"})
+
+    async def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        await self._call("POST", "/continue_generation", {})
+        self.paused = False
+
+    async def abort_all(self) -> None:
+        """Ask for the end of every request; each returns with what it has. Returns at once."""
+        await self._call("POST", "/abort_request", {"abort_all": True})
+
+    async def flush_cache(self) -> bool:
+        """Empty the prefix cache of an idle server; False when it was not idle. True where there is no cache."""
+        if not self._radix:
+            return True
+        answer = await self._call("POST", "/flush_cache", ok=(200, 400), plain=True)
+        return bool(answer == 200)
+
+    async def healthy(self) -> bool:
+        """Whether its scheduler answers within ``health_timeout_s``; also true while it is frozen."""
+        try:
+            await self._call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
+        except EngineError:
+            return False
+        return True
+
+    async def watch(self) -> str:
+        """Wait until the engine is lost; returns why: its process ended, or it failed its health checks in a row.
+
+        One caller at a time. Does not check while generation is frozen.
+        """
+        server = self._server
+        died = asyncio.create_task(server.died()) if server else asyncio.create_task(asyncio.Event().wait())
+        failures = 0
+        try:
+            while True:
+                await asyncio.wait({died}, timeout=self.config.health_interval_s)
+                if died.done() and server:
+                    return f"the engine process {server.exit_reason()}; its log is {server.log}"
+                failures = 0 if self.paused or await self.healthy() else failures + 1
+                if failures >= self.config.health_failures:
+                    return f"the engine at {self.url} failed {failures} health checks in a row"
+        finally:
+            died.cancel()
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        timeout_s: float | None = None,
+        *,
+        ok: Iterable[int] = (200,),
+        plain: bool = False,
+    ) -> Any:
+        """One request; returns the decoded answer, or its status where ``plain``."""
+        session = self._session
+        if session is None:
+            raise EngineDied(f"engine {self.name} is not running.")
+        limit = timeout_s if timeout_s is not None else self.config.health_timeout_s * self.config.health_failures
+        data = orjson.dumps(body) if body is not None else None
+        try:
+            async with session.request(
+                method, self.url + path, data=data, headers=_JSON, timeout=aiohttp.ClientTimeout(total=limit)
+            ) as response:
+                answer, status = await response.read(), response.status
+        except TimeoutError as exc:
+            raise EngineError(f"engine {self.name} did not answer {path} within {limit:g} s.") from exc
+        except (aiohttp.ClientError, ConnectionError) as exc:
+            raise EngineDied(f"engine {self.name} was lost during {path} ({exc!r}){self._how_it_ended()}.") from exc
+        if status not in ok:
+            raise EngineError(
+                f"engine {self.name} answered {path} with {status}: {answer[:500].decode(errors='replace')}"
+            )
+        if plain:
+            return status
+        try:
+            return orjson.loads(answer) if answer else {}
+        except orjson.JSONDecodeError as exc:
+            raise EngineError(f"engine {self.name} answered {path} with what is not JSON: {answer[:200]!r}.") from exc
+
+    def _how_it_ended(self) -> str:
+        reason = self._server.exit_reason() if self._server else None
+        return f"; its process {reason}" if reason else ""
+
+
+def _absolute(path: str) -> str:
+    # The server may have been started in another folder.
+    return os.path.abspath(path)
+
+
+def _is_model(folder: str) -> bool:
+    return (Path(folder) / "config.json").is_file()
+
+
+def _all_finite(values: list[Any]) -> bool:
+    # A sum is infinite or not a number as soon as one of its terms is; JSON's null is a NaN that was sent.
+    try:
+        return math.isfinite(sum(values))
+    except TypeError:
+        return False

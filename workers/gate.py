@@ -1,0 +1,91 @@
+"""What holds samples and requests back while the weights of an engine change."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+
+_inside_sample: ContextVar[bool] = ContextVar("penstock_inside_sample", default=False)
+
+
+class Valve:
+    """Counts what is inside, and holds newcomers back while someone has it closed."""
+
+    def __init__(self) -> None:
+        #: How many are inside now.
+        self.running = 0
+        self._holds: list[str] = []
+        self._open = asyncio.Event()
+        self._open.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def reason(self) -> str | None:
+        """Why newcomers wait, or None while it is open."""
+        return self._holds[0] if self._holds else None
+
+    async def __aenter__(self) -> None:
+        while not self._open.is_set():
+            await self._open.wait()
+        self.running += 1
+        self._empty.clear()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.running -= 1
+        if self.running == 0:
+            self._empty.set()
+
+    @contextmanager
+    def held(self, reason: str) -> Iterator[None]:
+        """Hold newcomers back inside the ``with``; those inside go on."""
+        self._holds.append(reason)
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._holds.remove(reason)
+            if not self._holds:
+                self._open.set()
+
+    async def empty(self) -> None:
+        """Wait until nobody is inside."""
+        await self._empty.wait()
+
+
+class Gate:
+    """The pause gate of one engine's client.
+
+    ``requests`` is passed by every single request for tokens, ``sample()`` is held around the whole making of a
+    sample, turns and environment included. Policies ``in_place`` and ``abort`` close the first, ``drain`` the second.
+    """
+
+    def __init__(self) -> None:
+        self.requests = Valve()
+        self.samples = Valve()
+        #: Held while weights are applied: one publication at a time.
+        self.applying = asyncio.Lock()
+
+    @asynccontextmanager
+    async def sample(self) -> AsyncIterator[None]:
+        """Waits while samples are drained; what is inside is drained before new weights load.
+
+        May be held around more than one sample (a group, a cohort): tasks made inside pass freely, because a member
+        that waited for the drain which waits for its group would wait for ever.
+        """
+        if _inside_sample.get():
+            yield
+            return
+        async with self.samples:
+            token = _inside_sample.set(True)
+            try:
+                yield
+            finally:
+                _inside_sample.reset(token)
+
+    @property
+    def reason(self) -> str | None:
+        """What newcomers wait for, as a sentence, or None."""
+        if self.samples.reason:
+            return f"{self.samples.reason} ({self.samples.running} samples still run)"
+        return self.requests.reason

@@ -1,0 +1,286 @@
+"""Make one sample: token in, token out, turn by turn, through aborts and changes of weights."""
+
+import asyncio
+import logging
+import math
+import time
+from itertools import groupby
+from typing import Any
+
+from penstock.config import RolloutConfig
+from penstock.errors import ConfigError, EngineError
+from penstock.messages import Job, Sample
+from workers.engine import Engine, Segment
+from workers.environments import Environment, Observation, load_environment
+from workers.gate import Gate
+from workers.stops import StopRule, Tokenizer
+
+log = logging.getLogger(__name__)
+
+#: Sampling parameters that leave the distribution as the logprobs have it, and are ours to hand on as they are.
+_HONEST = {
+    "max_new_tokens", "temperature", "stop", "stop_token_ids", "stop_regex", "ignore_eos", "skip_special_tokens",
+    "spaces_between_special_tokens", "no_stop_trim", "sampling_seed",
+}  # fmt: skip
+#: Those that change it, with the values at which they do not. Sent with every request for training, because a server
+#: may have been started with other defaults of its own.
+_NEUTRAL: dict[str, Any] = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+}
+_TOP_K_ALL = 1 << 30
+
+#: Longest wait for the partial tokens of a sample that is cancelled.
+_COLLECT_S = 5.0
+_ABORT_AGAIN_S = 0.05
+#: Aborts in a row without a token and without new weights, after which the engine is taken to be at fault.
+_MAX_IDLE_ABORTS = 50
+
+
+def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
+    """Sampling parameters of a job: ``rollout.sampling``, then ``eval_sampling`` in lane eval, then the job's own.
+
+    Raises:
+        ConfigError: a parameter hides the distribution from the logprobs and the job is for training (T7), or asks
+            for several answers at once.
+    """
+    sampling = dict(rollout.sampling)
+    if job.lane == "eval":
+        sampling |= rollout.eval_sampling
+    sampling |= job.sampling
+    if sampling.get("n", 1) != 1:
+        raise ConfigError(
+            f"job {job.id}: sampling.n cannot be set; use rollout.n, penstock asks for answers one by one."
+        )
+    sampling.pop("n", None)
+    if job.lane == "train":
+        _refuse_hidden(job, sampling)
+        sampling = _NEUTRAL | sampling
+    return sampling
+
+
+def _refuse_hidden(job: Job, sampling: dict[str, Any]) -> None:
+    advice = "leave it out of rollout.sampling and the dataset's sampling, or use it for evaluation only."
+    for name, value in sampling.items():
+        neutral = _NEUTRAL.get(name)
+        if name in _HONEST or value is None or value == neutral or (name == "top_k" and value == _TOP_K_ALL):
+            continue
+        raise ConfigError(
+            f"job {job.id}: sampling.{name} = {value!r} draws from another distribution than the logprobs tell (T7): "
+            + advice
+        )
+    temperature = sampling.get("temperature", 1.0)
+    if not isinstance(temperature, int | float) or not math.isfinite(temperature) or temperature <= 0:
+        raise ConfigError(f"job {job.id}: sampling.temperature = {temperature!r} cannot be trained on: set it above 0.")
+
+
+async def generate_sample(
+    engine: Engine,
+    gate: Gate,
+    job: Job,
+    k: int,
+    *,
+    tokenizer: Tokenizer,
+    rollout: RolloutConfig,
+    environment: Environment | None = None,
+    partial: Sample | None = None,
+) -> Sample:
+    """Make answer ``k`` of ``job``. Blocks until it is done, held by ``gate`` while weights change.
+
+    ``max_new_tokens`` bounds each turn, ``rollout.max_context_tokens`` the whole; tokens are stored as the engine
+    returned them and never tokenized again. Aborted segments resume from their prefix with what is left of the budget.
+
+    Args:
+        partial: a sample of this job and k to go on from, and to write to. Whoever may cancel this call hands in one
+            (a new one: ``Sample(job, k)``): on cancellation the engine is asked for what it has drawn, and the sample
+            holds it, with status "aborted", when the CancelledError arrives (within 5 s; a second one is at once).
+        environment: its environment; None: the one that ``job.environment`` names, if any.
+
+    Returns:
+        The sample (``partial`` itself where given), status "completed" or "truncated", reward not yet set.
+
+    Raises:
+        ConfigError: sampling that cannot be trained on, a prompt that leaves no room, an environment that is not one.
+        EngineDied, EngineError: as ``Engine.generate``; tokens of earlier segments are in ``partial``.
+        Exception: whatever the environment raises.
+    """
+    sampling = sampling_for(job, rollout)
+    sample = partial if partial is not None else Sample(job, k)
+    if environment is None and job.environment:
+        environment = load_environment(job.environment)()
+    maker = _Maker(engine, gate, sample, sampling, tokenizer, rollout)
+    async with gate.sample():
+        await maker.run(environment)
+    return sample
+
+
+class _Maker:
+    """State of one sample's making."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        gate: Gate,
+        sample: Sample,
+        sampling: dict[str, Any],
+        tokenizer: Tokenizer,
+        rollout: RolloutConfig,
+    ) -> None:
+        self.engine = engine
+        self.gate = gate
+        self.sample = sample
+        self.tokenizer = tokenizer
+        self.sampling = sampling
+        self.stops = StopRule.of(sampling, tokenizer, engine.eos_token_ids)
+        self.max_turns = rollout.max_turns
+        self.max_context = rollout.max_context_tokens
+        self.max_new = int(sampling.get("max_new_tokens") or self.max_context)
+        #: Index of the first token of the turn that is being drawn.
+        self.turn_start = _turn_start(sample)
+
+    async def run(self, environment: Environment | None) -> None:
+        self.begin(environment)
+        if environment is not None:
+            await environment.reset(self.sample.job)
+        while True:
+            await self.draw_turn()
+            if self.sample.finish_reason == "length" or environment is None:
+                break
+            observation = await environment.step(self.sample)
+            if observation is None or observation.done:
+                break
+            if self.sample.num_turns >= self.max_turns or not self.observe(observation):
+                self.sample.finish_reason = "length"
+                break
+        self.sample.status = "truncated" if self.sample.finish_reason == "length" else "completed"
+
+    def begin(self, environment: Environment | None) -> None:
+        """Prompt, or the prefix of a partial; starts anew where an environment's past turns cannot be had again."""
+        sample, job = self.sample, self.sample.job
+        sample.started_s = sample.started_s or time.time()
+        sample.status = "pending"
+        if sample.tokens and (environment is None or sample.num_turns == 1):
+            return
+        if job.prompt_ids is not None:
+            prompt = list(job.prompt_ids)
+        elif job.prompt is not None:
+            # The text has its template applied, and with it every special token it wants.
+            prompt = list(self.tokenizer.encode(job.prompt, add_special_tokens=False))
+        else:
+            raise ConfigError(f"job {job.id} has neither prompt nor prompt_ids: give one of them.")
+        if not 0 < len(prompt) < self.max_context:
+            raise ConfigError(
+                f"job {job.id}: its prompt has {len(prompt)} tokens, rollout.max_context_tokens is {self.max_context}: "
+                "leave the job out or raise the limit."
+            )
+        _truncate(sample, 0)
+        sample.turns, sample.text, sample.finish_reason, sample.num_turns = [], "", "", 1
+        sample.append(prompt)
+        sample.prompt_length = self.turn_start = len(prompt)
+
+    def observe(self, observation: Observation) -> bool:
+        """Append an observation; False where it leaves no room for another token."""
+        tokens = observation.tokens
+        if tokens is None:
+            tokens = list(self.tokenizer.encode(observation.text or "", add_special_tokens=False))
+        if not tokens:
+            raise ConfigError(
+                f"job {self.sample.job.id}: its environment gave an observation without tokens; return None to end."
+            )
+        if len(self.sample.tokens) + len(tokens) >= self.max_context:
+            return False
+        self.sample.append(tokens)
+        self.turn_start = len(self.sample.tokens)
+        self.sample.num_turns += 1
+        self.sample.finish_reason = ""
+        return True
+
+    async def draw_turn(self) -> None:
+        """Draw until the turn ends; sets ``finish_reason`` to stop or length."""
+        sample, idle = self.sample, 0
+        while sample.finish_reason not in ("stop", "length"):
+            spent = len(sample.tokens) - self.turn_start
+            budget = min(self.max_new - spent, self.max_context - len(sample.tokens))
+            if budget <= 0:
+                sample.finish_reason = "length"
+                break
+            version = self.engine.version
+            async with self.gate.requests:
+                segment = await self.request(budget, spent)
+            self.take(segment)
+            idle = idle + 1 if not segment.output_ids and self.engine.version == version else 0
+            if idle > _MAX_IDLE_ABORTS:
+                raise EngineError(
+                    f"sample {sample.id}: the engine aborted it {idle} times without a token ({segment.message}): look "
+                    "into its log; too little memory for the context is the usual cause."
+                )
+        if len(sample.turns) < sample.num_turns:
+            sample.turns.append(self.tokenizer.decode(sample.tokens[self.turn_start :], skip_special_tokens=True))
+            sample.text = "".join(sample.turns)
+
+    async def request(self, budget: int, spent: int) -> Segment:
+        """One request; on cancellation its tokens are taken into the sample before the CancelledError goes on."""
+        sampling = self.sampling | {"max_new_tokens": budget}
+        if minimum := sampling.get("min_new_tokens"):
+            sampling["min_new_tokens"] = max(0, minimum - spent)
+        started = time.monotonic()
+        task = asyncio.create_task(self.engine.generate(self.sample.tokens, sampling, rid=self.sample.id))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.sample.status = "aborted"
+            await self.collect(task)
+            raise
+        finally:
+            task.cancel()
+            self.sample.generate_s += time.monotonic() - started
+
+    async def collect(self, task: asyncio.Task[Segment]) -> None:
+        """Abort a request and take what it drew."""
+        deadline = time.monotonic() + _COLLECT_S
+        try:
+            while not task.done() and time.monotonic() < deadline:
+                await self.engine.abort(self.sample.id)
+                await asyncio.wait({task}, timeout=_ABORT_AGAIN_S)
+            if task.done():
+                self.take(task.result())
+        except EngineError as exc:
+            log.warning("sample %s was cancelled, its last tokens are lost: %s", self.sample.id, exc)
+
+    def take(self, segment: Segment) -> None:
+        """Append a segment, and decide how the turn stands."""
+        sample = self.sample
+        judged = len(sample.tokens) - self.turn_start
+        position = 0
+        for version, run in groupby(segment.versions):
+            end = position + len(list(run))
+            sample.append(segment.output_ids[position:end], version=version, logprobs=segment.logprobs[position:end])
+            position = end
+        sample.cached_tokens += segment.cached_tokens
+        sample.finish_reason = segment.finish_reason
+        aborted = segment.finish_reason == "abort"
+        if aborted:
+            sample.num_aborts += 1
+        if aborted or judged:
+            end_of_turn = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=aborted)
+            if end_of_turn is not None:
+                _truncate(sample, self.turn_start + end_of_turn)
+                sample.finish_reason = "stop"
+
+
+def _turn_start(sample: Sample) -> int:
+    """Index behind the prompt or the last observation."""
+    index = len(sample.generated)
+    while index and sample.generated[index - 1]:
+        index -= 1
+    return index
+
+
+def _truncate(sample: Sample, length: int) -> None:
+    for values in (sample.tokens, sample.logprobs, sample.generated, sample.loss_mask, sample.versions):
+        del values[length:]
