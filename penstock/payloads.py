@@ -138,7 +138,7 @@ def encode_arrays(
         _check_length("versions", version_array, length, sample_id)
         checked = _spans_of(version_array)
     else:
-        flat = [value for span in spans or () for value in span]
+        flat = [int(value) for span in spans or () for value in span]
         checked = _check_spans(flat, length, sample_id)
     for name, array in (("logprobs", logprob_array), ("generated", generated_array), ("loss_mask", loss_array)):
         _check_length(name, array, length, sample_id)
@@ -345,7 +345,7 @@ def _assemble(
         chunks += (array.data if size else b"", bytes(pad))
         offset += size + pad
     flat = [value for span in spans for value in span]
-    header = msgpack.packb({"length": len(tokens), "prompt": prompt_length, "spans": flat, "arrays": entries})
+    header = msgpack.packb({"length": len(tokens), "prompt": int(prompt_length), "spans": flat, "arrays": entries})
     if len(header) > MAX_HEADER_BYTES:
         raise PayloadError(f"sample {sample_id}: its {len(spans)} version spans are more than a payload may have.")
     pad = -(len(header) + _PRELUDE.size) % 8
