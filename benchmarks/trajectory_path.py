@@ -1,0 +1,239 @@
+"""Samples per second from the writer of a trajectory to tensors at the reader, against a bare loop and a peer.
+
+One writer process and one reader process; groups of 8 samples x 2,560 tokens: int32 ids, float32 logprobs, a uint8
+mask, versions as spans. Legs, alternated over several rounds in one run on one machine; the median counts:
+
+    bare            XADD of one group's packed arrays per entry; XREADGROUP, decode to torch tensors, XACK and XDEL
+    transferqueue   put, get_meta, get_data, clear_samples at batches of 1, 8 and 64 samples (peer_transfer_queue.py)
+    penstock        fenced commit by a worker's lease -> buffer process -> Trainer batches of 64 groups, commits
+                    (penstock_path.py)
+
+Redis is one server of ours for the first and third, AOF with fsync every second; TransferQueue keeps all in memory.
+Every leg ends when the last sample is a torch tensor in the reader's memory, and refuses a lost or doubled sample.
+
+    python -m benchmarks.trajectory_path --json FILE
+"""
+
+import json
+import os
+import subprocess
+import time
+import warnings
+from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import redis
+import typer
+
+from benchmarks.common import Report, median, redis_server, run_cli, run_together, spread, versions
+
+if TYPE_CHECKING:
+    import torch
+
+PEER_PYTHON = Path(".bench/bin/python")
+PEER_TIMEOUT_S = 240.0
+#: Batch in samples -> samples of a round.
+PEER_SAMPLES = {1: 256, 8: 1024, 64: 4096, 512: 4096}
+
+GROUP = 8
+#: int32 id, float32 logprob, uint8 mask.
+TOKEN_BYTES = 9
+STREAM, READERS = "bare:groups", "readers"
+
+#: What the table shows for each leg: column -> heading.
+COLUMNS = {
+    "leg": "leg",
+    "batch": "samples at once",
+    "samples": "samples",
+    "samples_per_s": "samples/s",
+    "mb_per_s": "MB/s",
+    "spread": "spread",
+    "ratio": "penstock over it",
+}
+
+
+def make_group(tokens: int) -> dict[str, Any]:
+    """Arrays of one group: ids, logprobs, mask [8, L] and versions [8, 3], one span (version, start, end) each."""
+    rng = np.random.default_rng(0)
+    return {
+        "ids": rng.integers(0, 32000, (GROUP, tokens), dtype=np.int32),
+        "logprobs": -rng.random((GROUP, tokens), dtype=np.float32),
+        "mask": np.ones((GROUP, tokens), np.uint8),
+        "versions": np.array([[1, 0, tokens]] * GROUP, np.int32),
+    }
+
+
+def bare_writer(barrier: Barrier, *, url: str, groups: int, tokens: int) -> float:
+    """XADD of ``groups`` entries, one after the other; returns when it began."""
+    client = redis.Redis.from_url(url)
+    client.ping()
+    arrays = make_group(tokens)
+    ids = arrays["ids"]
+    barrier.wait()
+    began_s = time.monotonic()
+    for index in range(groups):
+        ids[:, 0] = np.arange(index * GROUP, (index + 1) * GROUP)
+        client.xadd(STREAM, {"data": b"".join(array.tobytes() for array in arrays.values())})
+    return began_s
+
+
+def bare_reader(barrier: Barrier, *, url: str, groups: int, tokens: int, count: int) -> tuple[float, list[int]]:
+    """Read ``count`` entries at a time, decode, acknowledge, delete; returns when the last was there, and which."""
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")
+    client = redis.Redis.from_url(url, socket_timeout=30)
+    client.xgroup_create(STREAM, READERS, id="0", mkstream=True)
+    seen: list[int] = []
+    tensors: list[torch.Tensor] = []
+    barrier.wait()
+    while len(seen) < groups * GROUP:
+        answer: Any = client.xreadgroup(READERS, "me", {STREAM: ">"}, count=count, block=10_000)
+        entries = answer[0][1]
+        for _, fields in entries:
+            tensors = decode_group(fields[b"data"], tokens)
+            seen.extend(tensors[0][:, 0].tolist())
+        names = [name for name, _ in entries]
+        with client.pipeline(transaction=False) as pipe:
+            pipe.xack(STREAM, READERS, *names)
+            pipe.xdel(STREAM, *names)
+            pipe.execute()
+    return time.monotonic(), seen
+
+
+def decode_group(data: bytes, tokens: int) -> "list[torch.Tensor]":
+    """The four arrays as tensors over the bytes that came, without a copy."""
+    import torch
+
+    size = GROUP * tokens
+    ids = torch.frombuffer(data, dtype=torch.int32, count=size)
+    logprobs = torch.frombuffer(data, dtype=torch.float32, count=size, offset=4 * size)
+    mask = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=8 * size)
+    spans = torch.frombuffer(data, dtype=torch.int32, count=3 * GROUP, offset=9 * size)
+    return [ids.view(GROUP, tokens), logprobs.view(GROUP, tokens), mask.view(GROUP, tokens), spans.view(GROUP, 3)]
+
+
+def check_all(seen: list[int], count: int, who: str) -> None:
+    """Refuse the figure of a leg that lost or doubled a sample."""
+    if sorted(seen) != list(range(count)):
+        raise SystemExit(
+            f"{who} gave back {len(set(seen))} of {count} samples, {len(seen)} in all; its figure is void."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One round of one leg."""
+
+    leg: str
+    #: Samples put and taken at once.
+    batch: int
+    samples: int
+    samples_per_s: float
+
+
+def bare(url: str, groups: int, tokens: int, count: int = 8) -> list[Figure]:
+    """One round of the bare loop; the reader takes up to ``count`` entries at once."""
+    redis.Redis.from_url(url).flushall()
+    arguments = {"url": url, "groups": groups, "tokens": tokens}
+    done = run_together(
+        {"writer": (bare_writer, arguments), "reader": (bare_reader, {**arguments, "count": count})},
+    )
+    began_s: float = done["writer"]
+    ended_s, seen = done["reader"]
+    samples = groups * GROUP
+    check_all(seen, samples, "The bare loop")
+    return [Figure("bare", GROUP, samples, samples / (ended_s - began_s))]
+
+
+def transfer_queue(tokens: int, peers: dict[str, str]) -> list[Figure]:
+    """One round of the peer at every batch; writes its versions to ``peers``."""
+    if not PEER_PYTHON.exists():
+        raise SystemExit(f"{PEER_PYTHON} is missing: 'make bench' sets it up, or leave the leg out with --legs.")
+    script = Path(__file__).with_name("peer_transfer_queue.py")
+    legs = [f"--leg={batch}:{samples}" for batch, samples in PEER_SAMPLES.items()]
+    done = subprocess.run(
+        [str(PEER_PYTHON), str(script), f"--tokens={tokens}", *legs],
+        capture_output=True,
+        text=True,
+        timeout=PEER_TIMEOUT_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"TransferQueue failed, its leg has no figure:\n{(done.stderr or done.stdout)[-2000:]}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    peers.update(result["versions"])
+    return [Figure("transferqueue", row["batch"], row["samples"], row["samples_per_s"]) for row in result["rows"]]
+
+
+def ours(url: str, groups: int, tokens: int) -> list[Figure]:
+    """One round through penstock."""
+    from benchmarks import penstock_path
+
+    return penstock_path.measure(url, groups, tokens)
+
+
+def main(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
+    groups: Annotated[int, typer.Option(help="Groups of 8 samples per round.")] = 768,
+    tokens: Annotated[int, typer.Option(help="Tokens of a sample.")] = 2560,
+    rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 3,
+    legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,transferqueue",
+) -> None:
+    """Samples per second from a worker's commit to trainer tensors, beside a bare loop and TransferQueue."""
+    peers: dict[str, str] = {}
+    figures: list[Figure] = []
+    with redis_server() as url:
+        for _ in range(rounds):
+            if "bare" in legs:
+                figures += bare(url, groups, tokens)
+            if "penstock" in legs:
+                figures += ours(url, groups, tokens)
+            if "transferqueue" in legs:
+                figures += transfer_queue(tokens, peers)
+        seen_versions = versions(redis.Redis.from_url(url), **peers)
+    report(figures, tokens, seen_versions).finish(json_file)
+
+
+def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) -> Report:
+    """Medians over the rounds, and the ratios."""
+    rounds: dict[tuple[str, int], list[Figure]] = {}
+    for figure in figures:
+        rounds.setdefault((figure.leg, figure.batch), []).append(figure)
+    rates = {leg: median([figure.samples_per_s for figure in of_leg]) for leg, of_leg in rounds.items()}
+    best = max((rate for (leg, batch), rate in rates.items() if leg == "transferqueue" and batch <= 64), default=None)
+    mine, plain = rates.get(("penstock", GROUP)), rates.get(("bare", GROUP))
+    rows = [
+        {
+            "leg": leg,
+            "batch": batch,
+            "samples": rounds[leg, batch][0].samples,
+            "samples_per_s": rate,
+            "mb_per_s": rate * tokens * TOKEN_BYTES / 1e6,
+            "spread": spread([figure.samples_per_s for figure in rounds[leg, batch]]),
+            "ratio": mine / rate if mine else None,
+            "rounds": [figure.samples_per_s for figure in rounds[leg, batch]],
+        }
+        for (leg, batch), rate in rates.items()
+    ]
+    return Report(
+        title=f"trajectory path: groups of {GROUP} x {tokens} tokens, one writer, one reader",
+        columns=COLUMNS,
+        rows=rows,
+        keys={
+            "samples_per_s": mine,
+            "ratio_bare": mine / plain if mine and plain else None,
+            "ratio_transferqueue_best": mine / best if mine and best else None,
+        },
+        versions=seen_versions,
+        notes=["TransferQueue's best is that of batches 1, 8 and 64; 512 is shown beside them."],
+    )
+
+
+if __name__ == "__main__":
+    run_cli(main)
