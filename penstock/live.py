@@ -75,7 +75,7 @@ class Live:
         return Group(head, figures, _parts_table(snapshot))
 
     def _figures(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None) -> list[tuple[str, str]]:
-        trainer = next(iter(snapshot.get("trainers") or []), {})
+        trainer: dict[str, Any] = next(iter(snapshot.get("trainers") or []), {})
         lanes = (snapshot.get("lanes") or {}).values()
         workers = snapshot.get("workers") or []
         staleness = f"{_number(trainer.get('staleness_mean'), 2)} (max {_number(trainer.get('staleness_max'))})"
@@ -108,8 +108,8 @@ def _parts_table(snapshot: dict[str, Any]) -> Table:
             f"{_number(worker.get('running'))}/{_number(worker.get('slots'))} samples"
         )
         table.add_row(name, state, _wait_text(waits.pop(name, None)))
-    for name, wait in waits.items():
-        table.add_row(str(name), "", _wait_text(wait))
+    for who, wait in waits.items():
+        table.add_row(str(who), "", _wait_text(wait))
     return table
 
 

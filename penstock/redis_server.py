@@ -1,6 +1,7 @@
 """A Redis server of our own: loopback only, append-only file on, nothing evicted, its data in a folder of the run."""
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -9,9 +10,11 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 import redis
@@ -197,7 +200,7 @@ class RedisServer:
         conf.unlink(missing_ok=True)
         with os.fdopen(os.open(conf, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(self._conf())
-        with self.log_path.open("ab") as out:
+        with self._only_server() as lock, self.log_path.open("ab") as out:
             self._log_start = out.tell()
             # TERM rather than KILL: it writes its buffer before it goes.
             self.process = subprocess.Popen(
@@ -207,8 +210,28 @@ class RedisServer:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # The lock lives as long as the server does, not as long as whoever started it.
+                pass_fds=[lock.fileno()],
                 preexec_fn=die_with("SIGTERM"),
             )
+
+    @contextlib.contextmanager
+    def _only_server(self) -> Iterator[IO[str]]:
+        """Two servers on one append-only file would ruin it."""
+        deadline = time.monotonic() + 5.0
+        with (self.folder / "lock").open("w") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    # That of a launcher killed a moment ago is on its way out.
+                    if time.monotonic() > deadline:
+                        raise ConfigError(
+                            f"Another Redis server works on {self.folder}: stop it, or name it in redis.url."
+                        ) from None
+                    time.sleep(0.05)
+            yield lock
 
     def _conf(self) -> str:
         lines = [
@@ -280,14 +303,19 @@ def _escaped(password: str) -> str:
     return password.replace("\\", "\\\\").replace('"', '\\"')
 
 
+def holds_run(client: redis.Redis, prefix: str) -> bool:
+    """Whether any key begins with ``prefix``."""
+    return next(iter(_scan(client, prefix)), None) is not None
+
+
 def delete_run(client: redis.Redis, prefix: str) -> int:
     """Delete every key of a run; returns how many. Blocks for as long as a SCAN over the server takes."""
     count = 0
-    batch: list[bytes] = []
-    pattern = re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "*"
-    for key in client.scan_iter(match=pattern, count=1000):
-        batch.append(key)
-        if len(batch) >= 500:
-            count += int(client.unlink(*batch))
-            batch.clear()
-    return count + (int(client.unlink(*batch)) if batch else 0)
+    keys = _scan(client, prefix)
+    while batch := list(islice(keys, 500)):
+        count += int(client.unlink(*batch))
+    return count
+
+
+def _scan(client: redis.Redis, prefix: str) -> Iterator[bytes]:
+    return iter(client.scan_iter(match=re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "*", count=1000))

@@ -1,0 +1,468 @@
+"""``penstock run``: everything of a run on this machine, as child processes, until the trainer is done.
+
+    prepare ──> Redis ──> buffer, trainer, producer, workers ──> the trainer exits 0
+                                                                  └─> workers and producer, buffer, report, Redis
+
+A child that dies is started again with back-off; a Redis of our own that dies is started again on its port. Ctrl-C
+(or SIGTERM) stops everything within seconds, and a second one kills it; a run that was stopped can go on.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import redis
+from rich.console import Console
+
+from penstock.config import Config
+from penstock.connect import connect, translate
+from penstock.errors import ConfigError, QueueUnavailable
+from penstock.keys import Keys
+from penstock.live import Live
+from penstock.load_config import check_files, save_resolved, secret_environment, without_settings
+from penstock.logs import FORMAT
+from penstock.preflight import check, engine_version
+from penstock.processes import MAX_DEATHS, Child, last_lines, python_command, python_environment
+from penstock.redis_server import RedisServer, delete_run, holds_run, with_url, write_address
+from penstock.report import draw, read_rows, setup_versions, summarize, write_summary
+from penstock.run_folder import Record, RunFolder
+
+Choice = Literal["resume", "fresh"] | None
+
+#: Between two looks at the children.
+TICK_S = 0.1
+#: Between two snapshots.
+SNAPSHOT_EVERY_S = 1.0
+#: Longest wait for the end of a child after SIGTERM, beside a worker's own drain.
+STOP_S = 10.0
+#: After Ctrl-C workers get a second SIGTERM so late: hand back what is partial, do not drain on.
+HURRY_S = 2.0
+
+EXIT_OK, EXIT_FAILED, EXIT_INTERRUPT = 0, 1, 130
+
+log = logging.getLogger(__name__)
+
+
+class Stop:
+    """Counts Ctrl-C and SIGTERM."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        def count(number: int, frame: object) -> None:
+            self.count += 1
+
+        old = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+class _Stopped(Exception):
+    """Ctrl-C while something was being started."""
+
+
+def launch(config: Config, choice: Choice = None, console: Console | None = None) -> int:
+    """Run to the end and return the exit code: 0 finished, 1 failed, 130 stopped. Blocks.
+
+    Raises:
+        ConfigError, QueueUnavailable: it could not start; nothing of it is left behind.
+    """
+    folder, stop = RunFolder(config.run_dir), Stop()
+    with folder.held(), stop.installed():
+        check(config)
+        resume = _decide(choice, folder, console or Console())
+        clear = choice == "fresh" or (not resume and folder.record() is not None)
+        folder.make(resume=resume)
+        live = Live(config, console)
+        with _logging(folder, live):
+            run = _Run(config, folder, stop, live)
+            try:
+                run.start(clear=clear, resume=resume)
+            except _Stopped:
+                run.abandon()
+                return EXIT_INTERRUPT
+            except BaseException:
+                run.abandon()
+                raise
+            return run.to_the_end()
+
+
+def prepare(config: Config) -> None:
+    """Run the configuration's ``prepare`` command, its output on ours. Blocks.
+
+    Raises:
+        ConfigError: there is none, or it failed.
+    """
+    if config.prepare is None:
+        raise ConfigError("prepare: the configuration has no such key, so there is nothing to prepare.")
+    code = subprocess.run([sys.executable, *config.prepare], check=False).returncode
+    if code != 0:
+        raise ConfigError(f"prepare: {' '.join(config.prepare)} ended with exit code {code}; its output says why.")
+
+
+def serve_redis(config: Config) -> int:
+    """Run the run's own Redis server until SIGTERM or Ctrl-C; its address is left in the run's folder. Blocks.
+
+    Raises:
+        ConfigError: ``redis.url`` names another one, or the port is in use.
+        QueueUnavailable: the server died.
+    """
+    if config.redis.url is not None:
+        raise ConfigError("redis.url names a Redis that runs elsewhere: remove the key to run one here.")
+    stop, server = Stop(), _server(config, RunFolder(config.run_dir))
+    with stop.installed():
+        try:
+            write_address(config.run_dir, server.start(stopped=lambda: bool(stop)))
+            log.info("Redis answers at %s; its data are in %s", server.url, server.folder)
+            while not stop:
+                if not server.alive():
+                    raise QueueUnavailable(
+                        f"The Redis server died; its log {server.log_path} ends with:\n{last_lines(server.log_path, 5)}"
+                    )
+                time.sleep(TICK_S)
+        finally:
+            server.stop()
+    return EXIT_OK
+
+
+def _server(config: Config, folder: RunFolder) -> RedisServer:
+    return RedisServer(
+        folder.redis,
+        port=config.redis.port,
+        appendfsync=config.redis.appendfsync,
+        max_memory_bytes=config.redis.max_memory_bytes,
+    )
+
+
+def _decide(choice: Choice, folder: RunFolder, console: Console) -> bool:
+    """Whether to go on with what is in the folder. Asks only on a terminal."""
+    if choice == "fresh" or (choice is None and not folder.unfinished()):
+        return False
+    if choice == "resume":
+        if not folder.path.exists():
+            raise ConfigError(f"There is no run to resume in {folder.path}: leave --resume away to start one.")
+        return True
+    said = f"Run {folder.path.name} in {folder.path} is unfinished"
+    if console.is_terminal and sys.stdin.isatty():
+        answer = console.input(f"{said}. Go on with it, or start anew? [R/n] ")
+        return not answer.strip().lower().startswith("n")
+    console.print(f"{said} and goes on; --fresh starts anew.", soft_wrap=True)
+    return True
+
+
+class _Run:
+    """One start of a run, from Redis to report."""
+
+    def __init__(self, config: Config, folder: RunFolder, stop: Stop, live: Live) -> None:
+        self.config = config
+        self.folder = folder
+        self.stop = stop
+        self.live = live
+        self.keys = Keys(config.run)
+        self.server: RedisServer | None = None
+        self.server_deaths: list[float] = []
+        self.client: redis.Redis | None = None
+        self.children: list[Child] = []
+        self.record = Record("running", time.time())
+        self.started = time.monotonic()
+        self.next_snapshot = 0.0
+        self.snapshot: dict[str, Any] = {}
+        self.evals_read = 0
+        self.evaluation: dict[str, Any] | None = None
+
+    # -- start
+
+    def start(self, *, clear: bool, resume: bool) -> None:
+        """Bring everything up; returns when all children are started. See ``launch`` for what it raises."""
+        if resume and (old := self.folder.record()):
+            self.record.started_s, self.record.active_s = old.started_s, old.active_s
+        self._prepare()
+        check_files(self.config)
+        self._start_redis()
+        assert self.client is not None
+        self._clear_keys(clear=clear, resume=resume)
+        save_resolved(self.config, self.folder.path / "config.yaml")
+        self.folder.write(self.record)
+        environment = self._environment()
+        parts: list[tuple[str, list[str]]] = [("buffer", []), ("trainer", []), ("producer", [])]
+        workers = [("worker", ["--name", f"worker-{index}"]) for index in range(self.config.worker.count)]
+        for command, arguments in [*parts, *workers]:
+            name = arguments[-1] if arguments else command
+            argv = python_command("penstock.cli", command, "--config", str(self.folder.path / "config.yaml"))
+            child = Child(name, [*argv, *arguments], environment, self.folder.logs / f"{name}.log")
+            self.children.append(child)
+            self._unless_stopped()
+            child.start()
+
+    def abandon(self) -> None:
+        """After a start that failed: end what runs, and leave the folder as it was."""
+        self._kill()
+        if self.server is not None:
+            self.server.stop()
+        self.folder.undo()
+
+    def _prepare(self) -> None:
+        if self.config.prepare is None:
+            return
+        self.live.event(f"prepare: {Path(self.config.prepare[0]).name}")
+        child = Child(
+            "prepare", [sys.executable, *self.config.prepare], dict(os.environ), self.folder.logs / "prepare.log"
+        )
+        self.children.append(child)
+        child.start()
+        while not child.ended():
+            self._unless_stopped()
+            time.sleep(TICK_S)
+        self.children.remove(child)
+        if child.code != 0:
+            raise ConfigError(
+                f"prepare: {child.argv[1]} ended with {child.how()}, its last lines:\n{child.last_words()}"
+            )
+        if said := child.last_words(1):
+            self.live.event(said)
+
+    def _start_redis(self) -> None:
+        if self.config.redis.url is None:
+            self.server = _server(self.config, self.folder)
+            try:
+                url = self.server.start(stopped=lambda: bool(self.stop))
+            except QueueUnavailable:
+                self._unless_stopped()
+                raise
+            write_address(self.folder.path, url)
+        self.config = with_url(self.config)
+        assert self.config.redis.url is not None
+        self.client = connect(self.config.redis.url, timeout_s=2.0)
+
+    def _clear_keys(self, *, clear: bool, resume: bool) -> None:
+        assert self.client is not None
+        if clear:
+            delete_run(self.client, self.keys.prefix)
+            for url in self.config.redis.payload_servers.values():
+                with connect(url) as client:
+                    delete_run(client, self.keys.prefix)
+        elif not resume and holds_run(self.client, self.keys.prefix):
+            raise ConfigError(
+                f"Redis already holds a run {self.config.run}, and {self.folder.path} does not: "
+                "choose another --run=NAME, or delete it with --fresh."
+            )
+
+    def _environment(self) -> dict[str, str]:
+        return python_environment({**without_settings(os.environ), **secret_environment(self.config)})
+
+    def _unless_stopped(self) -> None:
+        if self.stop:
+            raise _Stopped
+
+    # -- run
+
+    def to_the_end(self) -> int:
+        """Watch until the trainer is done, Ctrl-C, or a child that cannot be kept up; then stop everything."""
+        reason: str | None = None
+        try:
+            with self.live:
+                reason = self._watch()
+            return self._finish(reason)
+        finally:
+            # Whatever happened in here, nothing outlives it.
+            self._kill()
+            if self.server is not None:
+                self.server.stop()
+
+    def _watch(self) -> str | None:
+        """Returns when the run is over: None, or why it failed."""
+        while not self.stop:
+            for child in self.children:
+                child.restart_if_due()
+                if child.ended():
+                    if child.name == "trainer" and child.code == 0:
+                        return None
+                    if child.code == 0 and child.name != "buffer":
+                        # A worker told to drain, or a producer at the end of its data.
+                        log.warning("%s is done and left", child.name)
+                    elif reason := child.schedule_restart():
+                        return f"{reason}; its log {child.log_path} ends with:\n{child.last_words()}"
+            if reason := self._keep_redis():
+                return reason
+            if time.monotonic() >= self.next_snapshot:
+                self.next_snapshot = time.monotonic() + SNAPSHOT_EVERY_S
+                self._show()
+            time.sleep(TICK_S)
+        return None
+
+    def _keep_redis(self) -> str | None:
+        if self.server is None or self.server.alive():
+            return None
+        now = time.monotonic()
+        self.server_deaths = [*(death for death in self.server_deaths if death > now - 60.0), now]
+        if len(self.server_deaths) >= MAX_DEATHS:
+            return f"Redis died {MAX_DEATHS} times in 60 s; its log {self.server.log_path} says why"
+        log.warning("Redis died and is started again on port %d", self.server.port)
+        try:
+            self.server.start(stopped=lambda: bool(self.stop))
+        except (ConfigError, QueueUnavailable) as exc:
+            return None if self.stop else f"Redis died and could not be started again: {exc}"
+        return None
+
+    def _show(self) -> None:
+        from penstock.snapshot import snapshot
+
+        try:
+            self.snapshot = snapshot(self.client, self.keys)
+        except redis.RedisError as exc:
+            assert self.config.redis.url is not None
+            log.warning("%s", translate(exc, self.config.redis.url))
+            return
+        with (self.folder.path / "queue.jsonl").open("a") as file:
+            file.write(json.dumps(_queue_row(self.snapshot)) + "\n")
+        self._read_evaluation()
+        self.live.update(self.snapshot, self.evaluation)
+
+    def _read_evaluation(self) -> None:
+        path = self.folder.path / "eval.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size != self.evals_read:
+            self.evals_read = size
+            evals = read_rows(self.folder.path).evals
+            self.evaluation = evals[-1] if evals else None
+
+    # -- end
+
+    def _finish(self, reason: str | None) -> int:
+        state: Literal["stopped", "failed", "finished"] = "failed" if reason else "stopped" if self.stop else "finished"
+        self.live.event(
+            {"failed": "The run failed; stopping.", "stopped": "Stopping."}.get(state, "The trainer is done.")
+        )
+        self._stop_children(drain=state == "finished")
+        self.record.active_s += time.monotonic() - self.started
+        self.record.state, self.record.reason = state, reason or ""
+        if state == "finished":
+            self._report()
+        self.folder.write(self.record)
+        if state == "failed":
+            self.live.event(f"{reason}\nCorrect it and go on with --resume.")
+            return EXIT_FAILED
+        if state == "stopped":
+            self.live.event(f"Run {self.config.run} is stopped; `penstock run ... --resume` goes on.")
+            return EXIT_INTERRUPT
+        return EXIT_OK
+
+    def _stop_children(self, *, drain: bool) -> None:
+        first = [child for child in self.children if child.name != "buffer"]
+        last = [child for child in self.children if child.name == "buffer"]
+        limit_s = self.config.worker.drain_timeout_s + STOP_S if drain else STOP_S
+        presses = self.stop.count
+        self._stop_some(first, limit_s, presses, hurry=not drain)
+        self._stop_some(last, STOP_S, presses, hurry=False)
+
+    def _stop_some(self, children: list[Child], limit_s: float, presses: int, *, hurry: bool) -> None:
+        """SIGTERM, a second one to hurry, and SIGKILL after ``limit_s`` or one more Ctrl-C."""
+        began = time.monotonic()
+        for child in children:
+            child.terminate()
+        hurried = not hurry
+        while any(child.alive() for child in children):
+            waited_s = time.monotonic() - began
+            # Ctrl-C while a finished run drains means: now.
+            if not hurried and waited_s >= HURRY_S:
+                hurried = True
+                for child in children:
+                    child.terminate()
+            if self.stop.count > presses or waited_s >= limit_s:
+                for child in filter(Child.alive, children):
+                    log.warning("%s did not end in %.1f s and is killed", child.name, waited_s)
+                    child.kill()
+                return
+            if self.server is not None and not self.server.alive() and not self.stop.count > presses:
+                self._keep_redis()
+            time.sleep(TICK_S / 2)
+
+    def _kill(self) -> None:
+        for child in self.children:
+            child.kill()
+
+    def _report(self) -> None:
+        from penstock.audit import audit
+        from penstock.snapshot import snapshot
+
+        assert self.client is not None
+        assert self.config.redis.url is not None
+        rows = read_rows(self.folder.path)
+        try:
+            info: Any = self.client.info("server")
+            summary = summarize(
+                self.config,
+                rows,
+                snapshot=snapshot(self.client, self.keys),
+                audit=audit(self.client, self.keys),
+                seconds=self.record.active_s,
+                setup=setup_versions(str(info["redis_version"]), engine_version(self.config)),
+            )
+        except redis.RedisError as exc:
+            raise translate(exc, self.config.redis.url) from exc
+        write_summary(summary, self.folder.path / "summary.json")
+        draw(self.config, rows, self.folder.path / "run.png")
+        shown = {key: value for key, value in summary.items() if key not in ("setup", "engine")}
+        self.live.event("  ".join(f"{key} {value}" for key, value in shown.items()))
+        self.live.event(f"summary.json, run.png, config.yaml and logs are in {self.folder.path}")
+
+
+@contextlib.contextmanager
+def _logging(folder: RunFolder, live: Live) -> Iterator[None]:
+    """The launcher's own log: all in ``launcher.log``, warnings shown as well."""
+    file = logging.FileHandler(folder.logs / "launcher.log")
+    file.setFormatter(logging.Formatter(FORMAT.format(part="launcher"), datefmt="%Y-%m-%d %H:%M:%S"))
+    handlers, logger = [file, _Events(live)], logging.getLogger("penstock")
+    logger.setLevel(logging.INFO)
+    for handler in handlers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+
+
+class _Events(logging.Handler):
+    """Warnings of the launcher, shown above the table."""
+
+    def __init__(self, live: Live) -> None:
+        super().__init__(logging.WARNING)
+        self.live = live
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.live.event(record.getMessage())
+
+
+def _queue_row(snapshot: dict[str, Any]) -> dict[str, Any]:
+    lanes = (snapshot.get("lanes") or {}).values()
+    return {
+        "time_s": round(time.time(), 3),
+        "version": snapshot.get("version"),
+        "step": snapshot.get("step"),
+        "queued": sum(lane.get("queued", 0) for lane in lanes),
+        "leased": sum(lane.get("leased", 0) for lane in lanes),
+        "ready": snapshot.get("ready"),
+        "inflight": snapshot.get("inflight"),
+        "delayed": snapshot.get("delayed"),
+        "dead": snapshot.get("dead"),
+        "tokens_per_s": sum(worker.get("tokens_per_s") or 0.0 for worker in snapshot.get("workers") or []),
+        "running": sum(worker.get("running") or 0 for worker in snapshot.get("workers") or []),
+    }

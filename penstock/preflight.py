@@ -1,0 +1,63 @@
+"""What can be known to fail before anything is started: each a ConfigError, and nothing is left behind."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from penstock.cli import check_ours
+from penstock.config import Config
+from penstock.connect import connect
+from penstock.errors import ConfigError
+from penstock.load_config import redact
+
+PACKAGES = ("producer", "workers", "buffer", "consumers")
+
+
+def check(config: Config) -> None:
+    """Check packages, the engine's environment, the script to prepare, and the given Redis. Blocks for a second."""
+    for package in PACKAGES:
+        check_ours(package)
+    if config.engine.url is None:
+        check_engine(config.engine.python)
+    if config.prepare is not None and not Path(config.prepare[0]).is_file():
+        raise ConfigError(f"prepare: there is no script {config.prepare[0]}; correct the path, or remove the key.")
+    for url in filter(None, [config.redis.url, *config.redis.payload_servers.values()]):
+        connect(url).close()
+
+
+def check_engine(python: str) -> None:
+    """Refuse an interpreter that is not there or has no sglang."""
+    hint = "build the engine's environment with `make engine`, or set engine.python or engine.url"
+    if shutil.which(python) is None:
+        raise ConfigError(f"engine.python: there is no interpreter {python}; {hint}.")
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+    try:
+        code = subprocess.run([python, "-P", "-c", probe], capture_output=True, timeout=60, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise ConfigError(f"engine.python: {python} does not run ({exc}); {hint}.") from exc
+    if code != 0:
+        raise ConfigError(f"engine.python: {python} has no sglang; {hint}.")
+
+
+def engine_version(config: Config) -> str:
+    """Version of SGLang under the run's workers, asked of the environment, or of the external server."""
+    if config.engine.url is not None:
+        return _served_version(config.engine.url)
+    probe = "import importlib.metadata as m; print(m.version('sglang'))"
+    done = subprocess.run(
+        [config.engine.python, "-P", "-c", probe], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def _served_version(url: str) -> str:
+    import json
+    import logging
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/server_info", timeout=10) as answer:
+            return str(json.load(answer).get("version", "unknown"))
+    except (OSError, ValueError) as exc:
+        logging.getLogger(__name__).warning("%s does not tell its version: %s", redact(url), exc)
+        return "unknown"
