@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import redis
 import redis.asyncio
@@ -18,6 +18,8 @@ from penstock import connect
 from penstock.scripts import Call, run, run_async
 
 T = TypeVar("T")
+#: A redis-py client. Its own types promise str or bytes everywhere; ours always answers bytes.
+Client: TypeAlias = Any
 log = logging.getLogger(__name__)
 
 #: What passes by itself: a server that restarts, loads, or has just been demoted.
@@ -58,13 +60,13 @@ class Control:
     def __init__(self, url: str, *, patience_s: float = float("inf")) -> None:
         self.url = url
         self.patience_s = patience_s
-        self.client = connect.connect(url)
+        self.client: Client = connect.connect(url)
 
     def call(self, call: Call[T]) -> T:
         """Send a verb until it is answered. Blocks."""
         return self.do(lambda client: run(client, call))
 
-    def do(self, work: Callable[[redis.Redis], T]) -> T:
+    def do(self, work: Callable[[Client], T]) -> T:
         """Do idempotent ``work`` until Redis answers it. Blocks."""
         patience = _Patience(self.url, self.patience_s)
         while True:
@@ -83,7 +85,7 @@ class AsyncControl:
     def __init__(self, url: str, *, patience_s: float = float("inf"), block_s: float = 0.0) -> None:
         self.url = url
         self.patience_s = patience_s
-        self.client = connect.connect_async(url, block_s=block_s)
+        self.client: Client = connect.connect_async(url, block_s=block_s)
         #: Times the connection was lost; who holds leases looks for what a dead socket swallowed.
         self.losses = 0
 
@@ -95,7 +97,7 @@ class AsyncControl:
         """Send a verb until it is answered."""
         return await self.do(lambda client: run_async(client, call))
 
-    async def do(self, work: Callable[["redis.asyncio.Redis"], Awaitable[T]]) -> T:
+    async def do(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Do idempotent ``work`` until Redis answers it."""
         patience = _Patience(self.url, self.patience_s)
         while True:

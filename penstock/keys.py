@@ -116,6 +116,13 @@ class Keys:
     def cohorts(self) -> str:
         return self.of("cohorts")
 
+    def unfinished(self, lane: str) -> str:
+        return self.of(f"unfinished:{lane}")
+
+    @property
+    def retiring(self) -> str:
+        return self.of("retiring")
+
     @property
     def paused(self) -> str:
         return self.of("paused")

@@ -7,7 +7,7 @@ of the weights.
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 import msgpack
@@ -54,7 +54,8 @@ class Record:
     __slots__ = ()
 
     def to_bytes(self) -> bytes:
-        return pack(asdict(self))  # type: ignore[call-overload]
+        # Not asdict: it copies what is nested, which takes a manifest of 512 rows from 1 to 19 ms.
+        return pack({f.name: getattr(self, f.name) for f in fields(self)})  # type: ignore[arg-type]
 
     @classmethod
     def from_map(cls: type[T], value: Any, what: str = "") -> T:
@@ -213,17 +214,28 @@ class SampleMeta(Record):
         return sum(count for _, count in self.loss_by_version)
 
 
-def iter_metas(data: bytes, what: str) -> Iterator[SampleMeta]:
-    """SampleMeta records of a ``meta:JOB`` string, in the order of commits."""
+def iter_maps(data: bytes, what: str) -> Iterator[dict[str, Any]]:
+    """Records of a ``meta:JOB`` string as plain maps with the fields of SampleMeta, in the order of commits."""
     unpacker = msgpack.Unpacker(
         raw=False, strict_map_key=True, max_buffer_size=MAX_RECORD_BYTES, max_str_len=MAX_TEXT_BYTES, max_ext_len=0
     )
     unpacker.feed(data)
     try:
         for value in unpacker:
-            yield SampleMeta.from_map(value, what)
+            if not isinstance(value, dict) or not _META_FIELDS.issubset(value):
+                raise ProtocolError(f"{what} lacks fields that a committed sample has.")
+            yield value
     except (ValueError, msgpack.UnpackException) as exc:
         raise ProtocolError(f"{what} is not a record that penstock wrote: {exc}.") from exc
+
+
+def iter_metas(data: bytes, what: str) -> Iterator[SampleMeta]:
+    """As ``iter_maps``, every field checked."""
+    for value in iter_maps(data, what):
+        yield SampleMeta.from_map(value, what)
+
+
+_META_FIELDS = frozenset(f.name for f in fields(SampleMeta) if f.default is MISSING and f.default_factory is MISSING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ def admit(
     position: int,
     model: str,
     gate: tuple[int, Sequence[str]] | None,
+    cohorts: bool = False,
 ) -> Call[Admission]:
     """Admit jobs in order, as many as the gate lets in.
 
@@ -129,9 +130,18 @@ def admit(
         source: name of the position that is moved, by one per job admitted or skipped as done.
         position: where the caller believes it stands.
         gate: (revision of subs, driving subscriptions), or None for lanes that no gate holds (eval, score).
+        cohorts: keep the order of admission, because a subscription of this lane cuts by cohort.
     """
     names = list(gate[1]) if gate else []
-    args: list[Value] = [keys.prefix, lane, source, position, gate[0] if gate else -1, version_field(model)]
+    args: list[Value] = [
+        keys.prefix,
+        lane,
+        source,
+        position,
+        gate[0] if gate else -1,
+        version_field(model),
+        int(cohorts),
+    ]
     for job, body in jobs:
         args += [job.id, job.n, body]
 
@@ -358,6 +368,11 @@ def keep(keys: Keys, lead: Leadership, kept: Iterable[tuple[str, int]]) -> Call[
     """Payloads of these groups are permanent. -1: leadership lost."""
     flat: list[Value] = [part for pair in kept for part in pair]
     return Call(script("keep"), [keys.leader], [keys.prefix, lead.epoch, lead.token, *flat], int)
+
+
+def persist(payload_keys: Sequence[str]) -> Call[list[bool]]:
+    """Make committed payloads permanent, on the server that has them; False where one is gone."""
+    return Call(script("persist"), payload_keys, [], lambda answer: [bool(v) for v in answer])
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,10 @@ local function event(prefix, kind, job, lane)
   redis.call('XADD', prefix .. 'samples', '*', 'e', kind, 'j', job, 'l', lane)
 end
 
--- A train job stops being unfinished work of the version it was admitted under (one_step drains by this).
-local function leave_cohort(prefix, lane, nb)
+-- A job stops being unfinished work: of its place in the order of admission (a cohort is complete by this), and,
+-- on lane train, of the version it was admitted under (one_step drains by this).
+local function leave_cohort(prefix, job, lane, nb)
+  redis.call('ZREM', prefix .. 'unfinished:' .. lane, job)
   if lane ~= 'train' then return end
   if redis.call('HINCRBY', prefix .. 'cohorts', nb, -1) <= 0 then redis.call('HDEL', prefix .. 'cohorts', nb) end
 end
@@ -75,7 +77,7 @@ local function bury(prefix, job, body, reason, detail, worker)
   redis.call('HSET', key, 'st', 'dead', 'eid', eid)
   redis.call('HDEL', key, 'tok', 'own')
   redis.call('ZREM', prefix .. 'inflight', job)
-  leave_cohort(prefix, g[1], g[2])
+  leave_cohort(prefix, job, g[1], g[2])
   count(prefix, 'buried')
   if g[1] == 'train' then count(prefix, 'buried:train') end
   event(prefix, 'closed', job, g[1])

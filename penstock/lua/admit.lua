@@ -1,14 +1,14 @@
 -- admit: - -> queued (producer). As many of the given jobs as every gate lets in, in order.
 -- KEYS: source, subs, clock, then sub:NAME of every driving subscription
 -- ARGV: prefix, lane, source field, expected position, revision of subs (-1: no gate), version field of clock,
---       then per job: id, n, body
+--       keep the order for cohorts (0|1), then per job: id, n, body
 -- Returns: {'ok', admitted, position} | {'moved', 0, position} | {'subs'} revision differs | {'closed', 0, position}
 -- Atomic because the position, the gate's stock and the queue must move as one: a producer that dies or is
 -- doubled at any instant neither skips a prompt nor admits it twice.
 local prefix, lane, name = ARGV[1], ARGV[2], ARGV[3]
 local position = redis.call('HGET', KEYS[1], name) or '0'
 if position ~= ARGV[4] then return {'moved', 0, position} end
-local given = (#ARGV - 6) / 3
+local given = (#ARGV - 7) / 3
 local room = given
 if ARGV[5] ~= '-1' then
   if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[5] then return {'subs'} end
@@ -27,13 +27,17 @@ if room <= 0 then return {'closed', 0, position} end
 local nb = redis.call('HGET', KEYS[3], ARGV[6]) or '0'
 local queued = 0
 for i = 0, math.min(room, given) - 1 do
-  local job, n, body = ARGV[7 + 3 * i], ARGV[8 + 3 * i], ARGV[9 + 3 * i]
+  local job, n, body = ARGV[8 + 3 * i], ARGV[9 + 3 * i], ARGV[10 + 3 * i]
   local set, index = string.match(job, '^(.*)/(%d+)$')
   local key = group_key(prefix, job)
   if redis.call('GETBIT', prefix .. 'done:' .. set, index) == 0 and redis.call('EXISTS', key) == 0 then
     local seq = count(prefix, 'seq:' .. lane)
     local eid = redis.call('XADD', lane_key(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
     redis.call('HSET', key, 'st', 'queued', 'ln', lane, 'cl', lane, 'eid', eid, 'n', n, 'c', 0, 'nb', nb, 'seq', seq)
+    if ARGV[7] == '1' then
+      redis.call('HSET', key, 'co', 1)
+      redis.call('ZADD', prefix .. 'unfinished:' .. lane, seq, job)
+    end
     queued = queued + 1
   end
 end

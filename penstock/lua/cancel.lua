@@ -24,8 +24,9 @@ elseif st == 'ready' then
 end
 redis.call('ZREM', KEYS[6], job)
 redis.call('HSET', KEYS[1], 'st', 'retiring', 'r', 'cancelled')
+redis.call('SADD', prefix .. 'retiring', job)
 redis.call('HDEL', KEYS[1], 'tok', 'own')
-if st ~= 'ready' and st ~= 'dead' then leave_cohort(prefix, g[4], g[5]) end
+if st ~= 'ready' and st ~= 'dead' then leave_cohort(prefix, job, g[4], g[5]) end
 if st ~= 'ready' and st ~= 'dead' and g[4] == 'train' then count(prefix, 'cancelled:train') end
 count(prefix, 'cancelled')
 if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end

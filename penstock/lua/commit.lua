@@ -41,6 +41,6 @@ redis.call('XACK', lane_key(prefix, g[7]), GROUP, g[8])
 redis.call('XDEL', lane_key(prefix, g[7]), g[8])
 redis.call('ZREM', KEYS[4], job)
 redis.call('ZADD', KEYS[3], count(prefix, 'completed'), job)
-leave_cohort(prefix, g[5], g[6])
+leave_cohort(prefix, job, g[5], g[6])
 event(prefix, 'completed', job, g[5])
 return {'ready', new, again, taken}

@@ -4,14 +4,16 @@
 -- Returns: 1, or 0 when the job is not dead
 -- Atomic because two operators must not queue it twice.
 local prefix, job = ARGV[1], ARGV[2]
-local g = redis.call('HMGET', KEYS[1], 'st', 'eid', 'ln', 'c')
+local g = redis.call('HMGET', KEYS[1], 'st', 'eid', 'ln', 'c', 'co')
 if g[1] ~= 'dead' then return 0 end
 local found = redis.call('XRANGE', KEYS[2], g[2], g[2])
 if #found == 0 then return 0 end
 redis.call('XDEL', KEYS[2], g[2])
 local nb = redis.call('HGET', KEYS[3], ARGV[3]) or '0'
 -- a new place in the order of admission: its old cohort was trained without it
-redis.call('HSET', KEYS[1], 'nb', nb, 'seq', count(prefix, 'seq:' .. g[3]))
+local seq = count(prefix, 'seq:' .. g[3])
+redis.call('HSET', KEYS[1], 'nb', nb, 'seq', seq)
+if g[5] then redis.call('ZADD', prefix .. 'unfinished:' .. g[3], seq, job) end
 redis.call('HDEL', KEYS[1], 'att', 'cr')
 if g[3] == 'train' then redis.call('HINCRBY', prefix .. 'cohorts', nb, 1) end
 put_entry(prefix, tonumber(g[4] or 0) > 0 and 'resume' or g[3], job, nb, field(found[1][2], 'body'))

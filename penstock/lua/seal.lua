@@ -40,6 +40,7 @@ for i = 7 + num, #ARGV do
     local reason = early and 'evicted' or (used and 'retired' or 'dropped')
     redis.call('HSET', key, 'st', 'retiring', 'r', reason)
     redis.call('ZREM', KEYS[3], job)
+    redis.call('SADD', prefix .. 'retiring', job)
     count(prefix, reason)
     if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end
     for _, s in ipairs(subs) do s.floor = math.max(s.floor, s.batch) end

@@ -12,6 +12,7 @@ for i = 4, #ARGV, 2 do
   if redis.call('HGET', key, 'st') == 'retiring' then
     for k = 0, tonumber(ARGV[i + 1]) - 1 do redis.call('DEL', prefix .. 'partial:' .. job .. '/' .. k) end
     redis.call('DEL', key, prefix .. 'meta:' .. job)
+    redis.call('SREM', prefix .. 'retiring', job)
     gone = gone + 1
   end
 end

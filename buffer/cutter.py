@@ -1,0 +1,244 @@
+"""Cutting a batch: which groups, whether the bound allows it now, and the manifest.
+
+    ask n = cut + 1 ─> plan: enough groups? inside the bound (T4)? ─> manifest ─> cut (Lua) ─> stream batches:SUB
+                          └─> a reason to wait, in words
+
+A batch is cut when it is asked for, not before: what is cut late is fresh.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from buffer.group import Group
+from buffer.samplers import CohortPool
+from buffer.state import State
+from buffer.subscription import Subscription
+from penstock import scripts
+from penstock.control import Client
+from penstock.errors import LeadershipLost
+from penstock.keys import Keys
+from penstock.messages import Manifest, iter_maps
+from penstock.scripts import Leadership, run
+from penstock.staleness import overdue, train_version
+
+log = logging.getLogger(__name__)
+
+#: Fields of a committed sample that its row in a manifest repeats.
+_ROW_FIELDS = (
+    "k", "token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated", "oldest", "newest",
+    "reward", "status", "temperature",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Groups of the next batch and what the cut is guarded by."""
+
+    groups: list[Group]
+    train_version: int
+    #: Oldest version that may bear loss.
+    floor: int
+    #: Places at the gate it consumes.
+    consumes: int
+    #: Clock it was planned at.
+    clock: int
+
+
+class Cutter:
+    """Cuts batches for the subscriptions of a state."""
+
+    def __init__(self, client: Client, keys: Keys, lead: Leadership, state: State) -> None:
+        self._client = client
+        self._keys = keys
+        self._lead = lead
+        self._state = state
+
+    def try_cut(self, sub: Subscription) -> str:
+        """Cut the batch that ``sub`` asks for. Returns '' when it was cut, else what it waits for. Blocks shortly.
+
+        Raises LeadershipLost.
+        """
+        planned = self._plan(sub)
+        if isinstance(planned, str):
+            return planned
+        manifest = self._manifest(sub, planned)
+        data = manifest.to_bytes()
+        guard = planned.floor if sub.definition.on_expiry != "mask" and sub.definition.model else -1
+        answer = run(
+            self._client,
+            scripts.cut(
+                self._keys,
+                self._lead,
+                sub.name,
+                revision=self._state.revision,
+                n=manifest.n,
+                manifest=data,
+                digest=Manifest.digest(data),
+                consumes=planned.consumes,
+                model=sub.definition.model,
+                version=planned.clock,
+                oldest_allowed=guard,
+                jobs=[group.job for group in planned.groups],
+            ),
+        )
+        return self._after(sub, planned, manifest, answer)
+
+    def _after(self, sub: Subscription, planned: Plan, manifest: Manifest, answer: scripts.Cut) -> str:
+        match answer.outcome:
+            case "cut" | "already":
+                sub.position.cut = manifest.n
+                sub.position.cum += planned.consumes
+                self._state.used(sub, planned.groups, manifest.n)
+                return ""
+            case "leader":
+                raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+            case "group":
+                # It was cancelled, or used by a leader before us: look at it anew.
+                log.info("%s: group %s is %s; reading it again", sub.name, answer.job, answer.why)
+                self._state.forget([answer.job])
+                self._state.refresh()
+                self._state.ingest([answer.job])
+                return f"group {answer.job} changed while batch {manifest.n} was cut"
+            case _:
+                self._state.refresh()
+                return f"the {answer.outcome} moved while batch {manifest.n} was cut"
+
+    def _plan(self, sub: Subscription) -> Plan | str:
+        definition, position = sub.definition, sub.position
+        clock = self._state.clock.get(scripts.version_field(definition.model), 0) if definition.model else 0
+        if definition.model and clock == 0:
+            return f"the first publication of model {definition.model}"
+        n = position.cut + 1
+        at = train_version(clock, n, position.through, definition.per_version)
+        floor = position.lineage.floor(at, definition.bound) if definition.model else 0
+        if definition.model:
+            self._expire(sub, floor)
+        if isinstance(sub.pool, CohortPool):
+            return self._plan_cohort(sub, sub.pool, at, floor, clock)
+        if len(sub.pool) < definition.size:
+            return self._short(sub)
+        groups = sub.pool.first(definition.size)
+        if definition.on_expiry == "wait" and definition.model:
+            late = self._overdue(sub, groups, at, floor)
+            if late is not None:
+                version, many = late
+                return f"{many} groups of version {version} or older, due before batch {n} may be cut"
+        first_use = sum(1 for group in groups if not group.uses.get(sub.name))
+        return Plan(groups, at, floor, first_use, clock)
+
+    def _expire(self, sub: Subscription, floor: int) -> None:
+        """Give up what this subscription can no longer train."""
+        lineage = sub.position.lineage
+        if lineage.abandoned:
+            gone = [group for group in sub.pool if not all(lineage.lives(v) for v in group.versions)]
+            self._state.dispose(sub, "rewound", gone)
+        old = sub.pool.below(floor)
+        if sub.definition.on_expiry == "mask":
+            # masked token by token; given up only where nothing would bear loss
+            old = [group for group in old if group.versions and group.versions[-1] < floor]
+        self._state.dispose(sub, "stale", old)
+
+    def _overdue(self, sub: Subscription, groups: list[Group], at: int, floor: int) -> tuple[int, int] | None:
+        definition, position = sub.definition, sub.position
+        untrained = dict(sub.pool.versions)
+        pipe = self._client.pipeline(transaction=False)
+        span = range(floor, at)
+        for version in span:
+            pipe.zcount(self._keys.inflight, "-inf" if version == floor else version, version)
+        for version, running in zip(span, pipe.execute(), strict=True):
+            untrained[version] = untrained.get(version, 0) + int(running)
+        in_batch: dict[int, int] = {}
+        for group in groups:
+            in_batch[group.oldest] = in_batch.get(group.oldest, 0) + 1
+        done = (position.cut - position.through) % definition.per_version
+        return overdue(
+            lineage=position.lineage,
+            train_version=at,
+            bound=definition.bound,
+            group_budget=definition.size * definition.per_version,
+            remaining=(definition.per_version - 1 - done) * definition.size,
+            untrained=untrained,
+            in_batch=in_batch,
+        )
+
+    def _plan_cohort(self, sub: Subscription, pool: CohortPool, at: int, floor: int, clock: int) -> Plan | str:
+        """The next ``size`` places in the order of admission, complete; buried and cancelled ones are left out."""
+        lane, size = sub.definition.lanes[0], sub.definition.size
+        first = sub.position.cum + 1
+        last = first + size - 1
+        # In this order: what is finished by the count has been ingested by the time it is looked up.
+        admitted = int(self._client.hget(self._keys.counters, f"seq:{lane}") or 0)
+        unfinished = int(self._client.zcount(self._keys.unfinished(lane), "-inf", last))
+        if admitted < last:
+            return f"{last - admitted} of {size} jobs of the next cohort to be admitted"
+        if unfinished:
+            return f"{unfinished} of {size} jobs of the cohort to be finished"
+        self._catch_up(lane)
+        groups = pool.places(first, last)
+        if not groups:
+            return self._skip_cohort(sub, size)
+        return Plan(groups, at, floor, size, clock)
+
+    def _catch_up(self, lane: str) -> None:
+        ready = (job.decode() for job in self._client.zrange(self._keys.ready, 0, -1))
+        self._state.ingest(job for job in ready if job not in self._state.groups)
+
+    def _skip_cohort(self, sub: Subscription, size: int) -> str:
+        self._client.hincrby(self._keys.sub(sub.name), "cum", size)
+        self._client.hincrby(self._keys.sub(sub.name), "p", size)
+        sub.position.cum += size
+        log.warning("%s: every job of a cohort of %d was buried or cancelled; going on to the next", sub.name, size)
+        return "the next cohort, as every job of this one was buried or cancelled"
+
+    def _short(self, sub: Subscription) -> str:
+        lanes = sub.definition.lanes
+        running = sum(int(self._client.xlen(self._keys.jobs(lane))) for lane in (*lanes, "resume", "suspect"))
+        have, size = len(sub.pool), sub.definition.size
+        return f"{size - have} more groups ({have} of {size} are ready, {running} are queued or running)"
+
+    def _manifest(self, sub: Subscription, plan: Plan) -> Manifest:
+        definition = sub.definition
+        masks = definition.on_expiry == "mask" and bool(definition.model)
+        lineage = sub.position.lineage
+        lags: dict[int, int] = {}
+        rows: list[dict[str, Any]] = []
+        loss_tokens = weighted = worst = 0
+        metas = self._client.mget([self._keys.meta(group.job) for group in plan.groups])
+        for group, meta in zip(plan.groups, metas, strict=True):
+            for record in iter_maps(meta or b"", f"metadata of group {group.job}"):
+                row = {name: record[name] for name in _ROW_FIELDS}
+                lost = record["k"] in group.lost
+                num_loss, oldest_loss = 0, -1
+                for version, tokens in () if lost else record["loss_by_version"]:
+                    if masks and version < plan.floor:
+                        continue
+                    lag = lags.get(version)
+                    if lag is None:
+                        lag = lags[version] = lineage.lag(version, plan.train_version) if definition.model else 0
+                    oldest_loss = version if oldest_loss < 0 else min(oldest_loss, version)
+                    num_loss += tokens
+                    weighted += lag * tokens
+                    worst = max(worst, lag)
+                loss_tokens += num_loss
+                row.update(job=group.job, num_loss=num_loss, oldest_loss=oldest_loss, lost=lost)
+                rows.append(row)
+        return Manifest(
+            sub=sub.name,
+            n=sub.position.cut + 1,
+            train_version=plan.train_version,
+            bound=definition.bound,
+            on_expiry=definition.on_expiry,
+            mode=definition.mode,
+            mask_below=plan.floor if masks else -1,
+            rows=rows,
+            num_loss_tokens=loss_tokens,
+            num_samples=len(rows),
+            num_groups=len(plan.groups),
+            num_first_use=sum(1 for group in plan.groups if not group.uses.get(sub.name)),
+            staleness_max=worst,
+            staleness_mean=weighted / loss_tokens if loss_tokens else 0.0,
+            seed=definition.seed,
+            cut_s=time.time(),
+        )

@@ -1,0 +1,190 @@
+"""The buffer process: leads, takes completed groups in, cuts batches when asked, retires what is done with.
+
+    samples (events) ──> ingest: payloads permanent ──> pools of the subscriptions ──ask──> cut ──> batches:SUB
+                                                                                  └─ checkpoints ──> seal ──> sweep
+
+| loop step | waits for | unblocked by |
+|---|---|---|
+| lead | the present leader's lease | its end, or `resign` |
+| events | news on stream `samples` | commit, ask, publish, checkpointed, rewind, subscribe |
+| cut | groups, or what is due before the bound | more completions; told in `waits` |
+
+Invariants kept here: I2 and I5 by the verbs' guards, I4 because memory is a cache of keys, I6 by planner and guard.
+"""
+
+import logging
+import signal
+import time
+from types import FrameType
+
+from buffer.cutter import Cutter
+from buffer.payload_servers import PayloadServers
+from buffer.retire import Retirement
+from buffer.state import State
+from penstock import scripts
+from penstock.config import Config
+from penstock.connect import connect_blocking
+from penstock.control import PASSING, Client, Control
+from penstock.errors import ConfigError, LeadershipLost
+from penstock.keys import LANES, Keys
+from penstock.scripts import Leadership, ensure_lanes
+from penstock.tokens import new_token
+from penstock.waits import Waiting
+
+log = logging.getLogger(__name__)
+
+#: Longest sleep on the event stream: how late a lease is renewed or a stop is seen.
+BLOCK_MS = 100
+#: Events per look.
+EVENTS = 1024
+#: How often retirement, due retries and run-out leases are looked at.
+HOUSEKEEPING_S = 0.25
+
+
+class Buffer:
+    """One buffer process; ``run`` blocks until ``stop``."""
+
+    def __init__(self, config: Config) -> None:
+        if config.redis.url is None:
+            raise ConfigError("The buffer needs redis.url: the address of the run's Redis.")
+        self._config = config
+        self._keys = Keys(config.run)
+        self._control = Control(config.redis.url)
+        self._events = connect_blocking(config.redis.url, BLOCK_MS / 1000)
+        self._servers = PayloadServers(config.redis, self._control.client)
+        self._token = new_token()
+        self._lease_ms = int(config.buffer.lease_s * 1000)
+        self._reclaimer = f"buffer-{self._token}"
+        self._waits: dict[str, Waiting] = {}
+        self._stopping = False
+
+    @property
+    def client(self) -> Client:
+        return self._control.client
+
+    def stop(self) -> None:
+        """Make ``run`` return; safe in a signal handler."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Lead whenever nobody else does. Blocks until ``stop``."""
+        self._control.do(lambda client: ensure_lanes(client, self._keys))
+        waiting = self._waiting("buffer:standby")
+        while not self._stopping:
+            try:
+                epoch = scripts.run(self.client, scripts.lead(self._keys, self._token, self._lease_ms))
+                if not epoch:
+                    waiting.for_("the lease of the leading buffer to end")
+                    time.sleep(min(1.0, self._lease_ms / 3000))
+                    continue
+                waiting.end()
+                self._lead(Leadership(epoch, self._token))
+            except LeadershipLost as exc:
+                log.warning("%s", exc)
+            except PASSING as exc:
+                # Whatever Redis holds when it is back is the truth: lead and load anew.
+                log.warning("Redis does not answer (%s); starting over when it does", exc)
+                self._control.do(lambda client: client.ping())
+        self._control.close()
+        self._events.close()
+        self._servers.close()
+
+    def _lead(self, lead: Leadership) -> None:
+        """Lead until the lease is lost, Redis restarts, or ``stop``."""
+        state = State(self.client, self._keys, self._servers, lead)
+        cutter = Cutter(self.client, self._keys, lead, state)
+        retirement = Retirement(self.client, self._keys, self._servers, lead, state)
+        started = self._run_id()
+        # Before the load: what completes meanwhile is seen twice rather than never.
+        last = self._last_event()
+        state.load()
+        log.info("leading in epoch %d with %d groups", lead.epoch, len(state.groups))
+        renew_at = housekeep_at = 0.0
+        while not self._stopping:
+            now = time.monotonic()
+            if now >= renew_at:
+                self._renew(lead, started)
+                renew_at = now + self._lease_ms / 3000
+            last, kinds = self._take_events(state, last)
+            if kinds - {"completed"}:
+                state.refresh()
+            for sub in list(state.subs.values()):
+                self._cut_for(cutter, state, sub.name)
+            if now >= housekeep_at or "checkpointed" in kinds:
+                state.refresh()
+                self._housekeep(retirement, last)
+                housekeep_at = now + HOUSEKEEPING_S
+        scripts.run(self.client, scripts.resign(self._keys, lead))
+
+    def _renew(self, lead: Leadership, started: str) -> None:
+        epoch = scripts.run(self.client, scripts.lead(self._keys, lead.token, self._lease_ms))
+        if epoch != lead.epoch:
+            raise LeadershipLost("The leadership went to another buffer, or ran out; starting over.")
+        if self._run_id() != started:
+            raise LeadershipLost("Redis was restarted; reading everything anew.")
+
+    def _run_id(self) -> str:
+        return str(self.client.info("server")["run_id"])
+
+    def _last_event(self) -> str:
+        newest = self.client.xrevrange(self._keys.samples, count=1)
+        return str(newest[0][0].decode()) if newest else "0-0"
+
+    def _take_events(self, state: State, last: str) -> tuple[str, set[str]]:
+        """Read what is new, blocking shortly; completed groups are ingested. Returns (last id, kinds seen)."""
+        busy = any(sub.position.ask > sub.position.cut and len(sub.pool) >= sub.definition.size for sub in
+                   state.subs.values())  # fmt: skip
+        answer = self._events.xread({self._keys.samples: last}, count=EVENTS, block=1 if busy else BLOCK_MS)
+        if not answer:
+            return last, set()
+        entries = answer[0][1]
+        jobs: list[str] = []
+        kinds: set[str] = set()
+        for _, fields in entries:
+            kind = fields[b"e"].decode()
+            kinds.add(kind)
+            if kind == "completed":
+                jobs.append(fields[b"j"].decode())
+            elif kind == "closed":
+                state.forget([fields[b"j"].decode()])
+        state.ingest(jobs)
+        return entries[-1][0].decode(), kinds
+
+    def _cut_for(self, cutter: Cutter, state: State, name: str) -> None:
+        """Cut all batches that a subscription asked for, as far as its groups allow."""
+        waiting = self._waiting(f"buffer:{name}")
+        while (sub := state.subs.get(name)) and sub.position.ask > sub.position.cut:
+            why = cutter.try_cut(sub)
+            if why:
+                waiting.for_(why)
+                return
+        waiting.end()
+
+    def _housekeep(self, retirement: Retirement, last: str) -> None:
+        retirement.seal()
+        retirement.sweep()
+        retirement.trim(last)
+        scripts.run(self.client, scripts.due(self._keys))
+        lease_ms = int(self._config.worker.lease_s * 1000)
+        for lane in LANES:
+            moved = scripts.run(self.client, scripts.reclaim(self._keys, lane, self._reclaimer, lease_ms))
+            for job, worker, where in moved if isinstance(moved, list) else ():
+                log.warning("job %s was taken from worker %s, whose lease ran out; it is in %s now", job, worker, where)
+
+    def _waiting(self, who: str) -> Waiting:
+        if who not in self._waits:
+            self._waits[who] = Waiting(self.client, self._keys, who)
+        return self._waits[who]
+
+
+def main(config: Config) -> int:
+    """Run one buffer until SIGTERM or SIGINT. Blocks."""
+    buffer = Buffer(config)
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        buffer.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    buffer.run()
+    return 0

@@ -1,0 +1,90 @@
+"""Retirement: groups whose every use is final and durable are sealed, then swept with their payloads."""
+
+import logging
+
+from buffer.group import Group
+from buffer.payload_servers import PayloadServers
+from buffer.state import State
+from penstock import scripts
+from penstock.control import Client
+from penstock.errors import LeadershipLost
+from penstock.keys import Keys
+from penstock.messages import iter_maps
+from penstock.scripts import Leadership, run
+
+log = logging.getLogger(__name__)
+
+#: Groups per verb; bounds the time one call takes on the server.
+CHUNK = 128
+#: Groups swept per look, so that a large retirement does not hold up a cut.
+SWEEP = 512
+
+
+class Retirement:
+    """Seals and sweeps for the leader."""
+
+    def __init__(self, client: Client, keys: Keys, servers: PayloadServers, lead: Leadership, state: State) -> None:
+        self._client = client
+        self._keys = keys
+        self._servers = servers
+        self._lead = lead
+        self._state = state
+
+    def seal(self) -> int:
+        """Seal every group that nobody will use or rewind to; the number sealed. Raises LeadershipLost. Blocks."""
+        subs = self._state.subs
+        if not subs:
+            return 0
+        due = [group for group in self._state.spent.values() if all(sub.is_durable(group) for sub in subs.values())]
+        return sum(self._seal_chunk(due[start : start + CHUNK]) for start in range(0, len(due), CHUNK))
+
+    def _seal_chunk(self, groups: list[Group]) -> int:
+        jobs = [group.job for group in groups]
+        call = scripts.seal(
+            self._keys, self._lead, revision=self._state.revision, subs=sorted(self._state.subs), jobs=jobs
+        )
+        sealed = run(self._client, call)
+        if sealed == "leader":
+            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        if isinstance(sealed, str):
+            self._state.refresh()
+            return 0
+        self._state.forget(sealed)
+        return len(sealed)
+
+    def sweep(self) -> int:
+        """Delete sealed and cancelled groups, payloads first; the number deleted. Raises LeadershipLost. Blocks."""
+        jobs = [job.decode() for job in self._client.srandmember(self._keys.retiring, SWEEP)]
+        if not jobs:
+            return 0
+        pipe = self._client.pipeline(transaction=False)
+        for job in jobs:
+            pipe.hget(self._keys.group(job), "n")
+            pipe.get(self._keys.meta(job))
+        answers = pipe.execute()
+        payloads: list[tuple[str, str]] = []
+        sizes: list[tuple[str, int]] = []
+        for i, job in enumerate(jobs):
+            n, meta = answers[2 * i], answers[2 * i + 1]
+            for record in iter_maps(meta or b"", f"metadata of group {job}"):
+                payloads.append((record["server"], self._keys.payload(f"{job}/{record['k']}", record["token"])))
+            sizes.append((job, int(n or 0)))
+        self._servers.unlink(payloads)
+        gone = 0
+        for start in range(0, len(sizes), CHUNK):
+            swept = run(self._client, scripts.sweep(self._keys, self._lead, sizes[start : start + CHUNK]))
+            if swept < 0:
+                raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+            gone += swept
+        self._state.forget(jobs)
+        return gone
+
+    def trim(self, last_event: str) -> None:
+        """Drop manifests that no rewind can reach and events that are behind us. Blocks for one round trip."""
+        pipe = self._client.pipeline(transaction=False)
+        for sub in self._state.subs.values():
+            if sub.position.floor > 0:
+                # the one at the floor stays: a rewind to it reads how much it consumed
+                pipe.xtrim(self._keys.batches(sub.name), minid=f"{sub.position.floor}-0", approximate=False)
+        pipe.xtrim(self._keys.samples, minid=last_event, approximate=False)
+        pipe.execute()

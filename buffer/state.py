@@ -1,0 +1,185 @@
+"""What the leader remembers: a cache of keys, thrown away and reloaded at every acquisition of leadership.
+
+Redis is the truth; nothing here survives doubt. Events of the ``samples`` stream only say where to look.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from buffer.group import Group
+from buffer.payload_servers import PayloadServers
+from buffer.subscription import Subscription, parse
+from penstock import scripts
+from penstock.control import Client
+from penstock.errors import LeadershipLost
+from penstock.keys import Keys
+from penstock.messages import iter_maps
+from penstock.scripts import Leadership, run
+
+log = logging.getLogger(__name__)
+
+#: Groups read per round trip.
+CHUNK = 256
+
+
+class State:
+    """Groups that are ready, subscriptions, and clocks, as of the last look."""
+
+    def __init__(self, client: Client, keys: Keys, servers: PayloadServers, lead: Leadership) -> None:
+        self._client = client
+        self._keys = keys
+        self._servers = servers
+        self._lead = lead
+        self.groups: dict[str, Group] = {}
+        self.subs: dict[str, Subscription] = {}
+        self.revision = 0
+        self.clock: dict[str, int] = {}
+        #: Groups that no subscription will use again; they retire when checkpoints are past them.
+        self.spent: dict[str, Group] = {}
+
+    def load(self) -> None:
+        """Read everything anew. Blocks for as long as the ready groups take (about 0.1 ms each)."""
+        self.refresh()
+        ready = self._client.zrange(self._keys.ready, 0, -1)
+        self.ingest(job.decode() for job in ready)
+
+    def refresh(self) -> None:
+        """Read clocks and subscriptions again; a changed definition fills a new pool."""
+        self.clock = {name.decode(): int(value) for name, value in self._client.hgetall(self._keys.clock).items()}
+        raw = self._client.hgetall(self._keys.subs)
+        self.revision = int(raw.get(b"rev", 0))
+        names = [field.decode()[4:] for field in raw if field.startswith(b"sub:")]
+        gone = self.subs.keys() - set(names)
+        for name in gone:
+            del self.subs[name]
+        for name in names:
+            self._refresh_sub(name)
+        if gone:
+            for group in self.groups.values():
+                self._place(group)
+
+    def _refresh_sub(self, name: str) -> None:
+        definition, position = parse(name, self._client.hgetall(self._keys.sub(name)))
+        known = self.subs.get(name)
+        if known is not None and known.definition == definition:
+            known.position = position
+            return
+        self.subs[name] = Subscription(definition, position)
+        self.spent.clear()
+        for group in self.groups.values():
+            self._place(group)
+
+    def ingest(self, jobs: Iterable[str]) -> int:
+        """Take completed groups in: their payloads become permanent, and subscriptions may use them.
+
+        Returns the number of groups taken in. Raises LeadershipLost. Asking for a known group again changes nothing.
+        """
+        new = [job for job in dict.fromkeys(jobs) if job not in self.groups]
+        taken = 0
+        for start in range(0, len(new), CHUNK):
+            taken += self._ingest_chunk(new[start : start + CHUNK])
+        return taken
+
+    def _ingest_chunk(self, jobs: list[str]) -> int:
+        pipe = self._client.pipeline(transaction=False)
+        for job in jobs:
+            pipe.hgetall(self._keys.group(job))
+            pipe.get(self._keys.meta(job))
+            pipe.zscore(self._keys.ready, job)
+        answers = pipe.execute()
+        groups: list[Group] = []
+        payloads: list[tuple[str, str]] = []
+        owners: list[tuple[Group, int]] = []
+        for i, job in enumerate(jobs):
+            raw, meta, place = answers[3 * i : 3 * i + 3]
+            if raw.get(b"st") != b"ready" or place is None:
+                continue
+            group = _group_of(job, raw, int(place))
+            versions: set[int] = set()
+            for record in iter_maps(meta or b"", f"metadata of group {job}"):
+                payloads.append((record["server"], self._keys.payload(f"{job}/{record['k']}", record["token"])))
+                owners.append((group, record["k"]))
+                versions.update(v for v, _ in record["loss_by_version"])
+                versions.update(v for v in (record["oldest"], record["newest"]) if v >= 0)
+            group.versions = tuple(sorted(versions))
+            groups.append(group)
+        self._keep(groups, payloads, owners)
+        for group in groups:
+            self.groups[group.job] = group
+            self._place(group)
+        return len(groups)
+
+    def _keep(self, groups: list[Group], payloads: list[tuple[str, str]], owners: list[tuple[Group, int]]) -> None:
+        for (group, k), kept in zip(owners, self._servers.persist(payloads), strict=True):
+            group.kept += 1
+            if not kept:
+                group.lost = group.lost | {k}
+                log.warning("the payload of sample %s/%d is gone; it will be trained with mask 0", group.job, k)
+        if groups and run(self._client, scripts.keep(self._keys, self._lead, [(g.job, g.kept) for g in groups])) < 0:
+            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        lost = sum(len(group.lost) for group in groups)
+        if lost:
+            self._client.hincrby(self._keys.counters, "payload_lost", lost)
+
+    def _place(self, group: Group) -> None:
+        """Into the pools of those who want it; into ``spent`` when nobody will."""
+        final = bool(self.subs)
+        for sub in self.subs.values():
+            if sub.wants(group):
+                sub.pool.add(group)
+            else:
+                sub.pool.discard(group)
+            final = final and sub.is_final(group)
+        if final:
+            self.spent[group.job] = group
+        else:
+            self.spent.pop(group.job, None)
+
+    def used(self, sub: Subscription, groups: Iterable[Group], n: int) -> None:
+        """These groups went into batch ``n``."""
+        for group in groups:
+            group.uses[sub.name] = group.uses.get(sub.name, 0) + 1
+            group.batches[sub.name] = n
+            sub.pool.discard(group)  # a further use waits its turn behind the others
+            self._place(group)
+
+    def dispose(self, sub: Subscription, reason: str, groups: list[Group]) -> None:
+        """``sub`` gives these groups up unused, for good. Raises LeadershipLost."""
+        if not groups:
+            return
+        jobs = [group.job for group in groups]
+        if run(self._client, scripts.dispose(self._keys, self._lead, sub.name, reason, jobs)) < 0:
+            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        log.info("%s: %d groups dropped as %s", sub.name, len(groups), reason)
+        for group in groups:
+            group.uses[sub.name] = scripts.DISPOSALS[reason]
+            self._place(group)
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """These groups are no longer ready."""
+        for job in jobs:
+            self.spent.pop(job, None)
+            group = self.groups.pop(job, None)
+            if group is not None:
+                for sub in self.subs.values():
+                    sub.pool.discard(group)
+
+
+def _group_of(job: str, raw: Mapping[bytes, bytes], place: int) -> Group:
+    uses: dict[str, int] = {}
+    batches: dict[str, int] = {}
+    for key, value in raw.items():
+        if key.startswith(b"u:"):
+            uses[key[2:].decode()] = int(value)
+        elif key.startswith(b"b:"):
+            batches[key[2:].decode()] = int(value)
+    return Group(
+        job=job,
+        lane=raw[b"ln"].decode(),
+        seq=int(raw[b"seq"]),
+        completed=place,
+        n=int(raw[b"n"]),
+        oldest=int(raw.get(b"o", -1)),
+        uses=uses,
+        batches=batches,
+    )
