@@ -1,0 +1,57 @@
+"""Advantages against a version that is written out."""
+
+import statistics
+
+import numpy as np
+import pytest
+
+from consumers.advantages import Kind, group_advantages
+from penstock.errors import ConfigError, ProtocolError
+
+# Uneven groups, not side by side, one of a single sample, one of equal rewards.
+REWARDS = [1.0, 0.0, 5.0, 1.0, 7.5, 0.0, 3.0, 0.1, 0.1, 0.1]
+GROUPS = ["a", "a", "b", "a", "b", "a", "c", "d", "d", "d"]
+
+
+def written_out(rewards: list[float], groups: list[str], kind: Kind) -> list[float]:
+    out = []
+    for i, (reward, group) in enumerate(zip(rewards, groups, strict=True)):
+        mine = [r for r, g in zip(rewards, groups, strict=True) if g == group]
+        others = [r for j, (r, g) in enumerate(zip(rewards, groups, strict=True)) if g == group and j != i]
+        if not others:
+            out.append(0.0)
+        elif kind == "grpo":
+            out.append((reward - statistics.mean(mine)) / (statistics.stdev(mine) + 1e-6))
+        elif kind == "dr_grpo":
+            out.append(reward - statistics.mean(mine))
+        else:
+            out.append(reward - statistics.mean(others))
+    return out
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
+def test_T11_advantages_are_those_of_the_own_group(kind: Kind) -> None:
+    np.testing.assert_allclose(group_advantages(REWARDS, GROUPS, kind), written_out(REWARDS, GROUPS, kind), atol=1e-9)
+
+
+def test_grpo_divides_by_the_unbiased_deviation() -> None:
+    # Of [1, 0, 1, 0]: unbiased 0.5774, biased 0.5.
+    np.testing.assert_allclose(group_advantages([1, 0, 1, 0], "aaaa"), [0.86602, -0.86602] * 2, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
+def test_a_group_of_one_and_a_group_of_equals_have_advantage_0(kind: Kind) -> None:
+    np.testing.assert_allclose(group_advantages([3.0, 0.1, 0.1, 0.1], "cddd", kind), 0, atol=1e-9)
+
+
+def test_no_samples_no_advantages() -> None:
+    assert group_advantages([], []).tolist() == []
+
+
+def test_what_cannot_be_an_advantage_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="group b has the reward nan"):
+        group_advantages([1.0, float("nan")], ["a", "b"])
+    with pytest.raises(ProtocolError, match="2 rewards for 1 group"):
+        group_advantages([1.0, 2.0], ["a"])
+    with pytest.raises(ConfigError, match="use grpo, dr_grpo or rloo"):
+        group_advantages([1.0], ["a"], "ppo")  # type: ignore[arg-type]
