@@ -29,6 +29,9 @@ ADDRESS_FILE = "redis.json"
 
 HOST = "127.0.0.1"
 
+#: Longest wait for a server that is on its way out.
+LOCK_WAIT_S = 5.0
+
 log = logging.getLogger(__name__)
 
 
@@ -218,7 +221,7 @@ class RedisServer:
     @contextlib.contextmanager
     def _only_server(self) -> Iterator[IO[str]]:
         """Two servers on one append-only file would ruin it."""
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + LOCK_WAIT_S
         with (self.folder / "lock").open("w") as lock:
             while True:
                 try:
