@@ -1,0 +1,40 @@
+"""``penstock run`` with parts that stand for the real ones, so that the launcher is tested alone: no engine, no torch.
+
+The launcher, its Redis and all children are real processes.
+"""
+
+import sys
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock import cli, launch
+
+PARTS = Path(__file__).with_name("launch_parts.py")
+
+
+@dataclass
+class Audit:
+    ok: bool = True
+    differences: list[str] = field(default_factory=list)
+    lost: int = 0
+    duplicated: int = 0
+
+
+def stand_in(name: str, **content: Any) -> None:
+    module = types.ModuleType(name)
+    module.__dict__.update(content)
+    sys.modules[name] = module
+
+
+def main() -> None:
+    launch.python_command = lambda module, *arguments: [sys.executable, str(PARTS), *arguments]
+    launch.engine_version = lambda config: "0.0"
+    stand_in("penstock.snapshot", snapshot=lambda client, keys: {"step": int(client.incr("snapshots")), "version": 1})
+    stand_in("penstock.audit", audit=lambda client, keys: Audit())
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Stands for a part of a run in the launcher's tests: ``launch_parts.py COMMAND --config FILE [--name NAME]``.
+
+Its behaviour is the file NAME.do beside the run's folder: ``wait`` (until SIGTERM), ``exit CODE``, ``exit-when FILE``,
+``ignore`` (SIGTERM has no effect). Every start adds its pid to NAME.pids, and a clean end is noted in NAME.ended.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> int:
+    command, arguments = sys.argv[1], sys.argv[2:]
+    name = arguments[arguments.index("--name") + 1] if "--name" in arguments else command
+    config = Path(arguments[arguments.index("--config") + 1])
+    desk = config.parent.parent.parent
+    script = desk / f"{name}.do"
+    what, _, argument = (script.read_text() if script.exists() else "wait").partition(" ")
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    # As an engine or a rank would be: in the part's own session.
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    with (desk / f"{name}.pids").open("a") as file:
+        file.write(f"{os.getpid()} {child}\n")
+    print(f"{name} says {what} {os.environ.get('PENSTOCK_REDIS', '')}", flush=True)
+    if what == "exit":
+        return int(argument)
+    while not (ended and what != "ignore") and not (what == "exit-when" and (desk / argument).exists()):
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    with (desk / "ended").open("a") as file:
+        file.write(f"{name}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,379 @@
+"""The launcher: what it starts it keeps up, stops and takes along, whatever happens to whom."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.redis_server import RedisServer, read_address
+
+DRIVER = Path(__file__).with_name("launch_driver.py")
+PARTS = ("buffer", "trainer", "producer", "worker-0", "worker-1")
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+def until(condition: Callable[[], Any], limit_s: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+class Desk:
+    """A folder with a configuration, and the runs started in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "policy").mkdir()
+        (folder / "policy" / "config.json").write_text("{}")
+        (folder / "train.jsonl").write_text("{}\n")
+        self.settings: dict[str, Any] = {
+            "run": "demo",
+            "model": {"path": "policy"},
+            "data": {"train": [{"name": "t", "path": "train.jsonl"}]},
+            "engine": {"url": "http://127.0.0.1:1"},
+            "worker": {"count": 2},
+        }
+        self.started: list[subprocess.Popen[str]] = []
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "runs" / "demo"
+
+    def do(self, part: str, what: str) -> None:
+        (self.folder / f"{part}.do").write_text(what)
+
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        (self.folder / "run.yaml").write_text(yaml.safe_dump(self.settings))
+        process = subprocess.Popen(
+            [sys.executable, str(DRIVER), "run", "run.yaml", *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(DRIVER.parents[2]), **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str, **env: str) -> tuple[int, str, str]:
+        process = self.start(*arguments, **env)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def pids(self, part: str) -> list[int]:
+        """Of every start: the part, and the child that it has."""
+        path = self.folder / f"{part}.pids"
+        return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+    def all_pids(self) -> list[int]:
+        return [pid for path in self.folder.glob("*.pids") for pid in self.pids(path.stem)]
+
+    def up(self) -> None:
+        until(lambda: all(self.pids(part) for part in PARTS) and (self.run_dir / "queue.jsonl").exists())
+
+    def redis_pid(self) -> int:
+        log = (self.run_dir / "redis" / "redis.log").read_text()
+        return int(
+            [line for line in log.splitlines() if "Redis version=" in line][-1].rsplit("pid=", 1)[1].split(",")[0]
+        )
+
+    def state(self) -> str:
+        return str(json.loads((self.run_dir / "run.json").read_text())["state"])
+
+    def nothing_lives(self) -> bool:
+        return not any(map(alive, [*self.all_pids(), self.redis_pid()]))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    for process in made.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    for pid in made.all_pids():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_run_ends_when_the_trainer_is_done_and_leaves_its_report(desk: Desk) -> None:
+    desk.do("trainer", "exit-when go")
+    process = desk.start()
+    desk.up()
+    (desk.folder / "go").touch()
+    out, err = process.communicate(timeout=60)
+
+    assert (process.returncode, err) == (0, "")
+    assert desk.state() == "finished"
+    assert sorted(path.name for path in desk.run_dir.iterdir()) == sorted(
+        ["config.yaml", "logs", "queue.jsonl", "redis", "redis.json", "run.json", "run.png", "summary.json"]
+    )
+    logs = sorted(path.name for path in (desk.run_dir / "logs").iterdir())
+    assert logs == sorted([f"{name}.log" for name in (*PARTS, "launcher")])
+    assert json.loads((desk.run_dir / "summary.json").read_text())["audit"] == "ok"
+    ended = (desk.folder / "ended").read_text().split()
+    assert ended[0] == "trainer"
+    assert ended[-1] == "buffer"
+    assert set(ended) == set(PARTS)
+    assert "step" in out
+    assert desk.nothing_lives()
+
+
+def test_ctrl_c_stops_everything_within_seconds_and_the_run_goes_on_later(desk: Desk) -> None:
+    desk.do("trainer", "exit-when go")
+    process = desk.start()
+    desk.up()
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert time.monotonic() - began < 5
+    assert desk.state() == "stopped"
+    assert desk.nothing_lives()
+
+    (desk.folder / "go").touch()
+    code, out, _ = desk.run()
+
+    assert code == 0
+    assert "unfinished and goes on; --fresh starts anew" in out
+    snapshots = [json.loads(line)["step"] for line in (desk.run_dir / "queue.jsonl").read_text().splitlines()]
+    assert snapshots == list(range(1, len(snapshots) + 1)), "Redis kept its data"
+
+
+def test_ctrl_c_kills_what_does_not_listen(desk: Desk) -> None:
+    desk.do("worker-0", "ignore")
+    process = desk.start()
+    desk.up()
+    process.send_signal(signal.SIGINT)
+    until(lambda: (desk.folder / "ended").exists())
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=5)
+
+    assert process.returncode == 130
+    assert desk.nothing_lives()
+
+
+def test_I4_kill_9_of_the_launcher_takes_everything_along_and_the_run_goes_on(desk: Desk) -> None:
+    desk.do("trainer", "exit-when go")
+    process = desk.start()
+    desk.up()
+    parts = [desk.pids(part)[0] for part in PARTS]
+    process.kill()
+    process.communicate()
+
+    until(lambda: not any(map(alive, [*parts, desk.redis_pid()])), limit_s=5)
+    (desk.folder / "go").touch()
+    assert desk.run("--resume")[0] == 0
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_is_killed_is_started_again_and_what_it_left_is_ended(desk: Desk, part: str) -> None:
+    desk.do("trainer", "exit-when go")
+    process = desk.start()
+    desk.up()
+    first, left = desk.pids(part)[:2]
+    os.kill(first, signal.SIGKILL)
+
+    until(lambda: len(desk.pids(part)) >= 4)
+    assert not alive(left)
+    (desk.folder / "go").touch()
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert f"{part} ended by signal SIGKILL and is started again" in out
+
+
+def test_redis_that_is_killed_is_back_on_its_port_with_its_data(desk: Desk) -> None:
+    desk.do("trainer", "exit-when go")
+    process = desk.start()
+    desk.up()
+    before, url = desk.redis_pid(), read_address(desk.run_dir)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: desk.redis_pid() != before)
+    rows = (desk.run_dir / "queue.jsonl").read_text().count("\n")
+    until(lambda: (desk.run_dir / "queue.jsonl").read_text().count("\n") > rows)
+    (desk.folder / "go").touch()
+    out, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    assert "Redis died and is started again" in out
+    assert read_address(desk.run_dir) == url
+    steps = [json.loads(line)["step"] for line in (desk.run_dir / "queue.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+
+
+def test_a_part_that_keeps_dying_stops_the_run_with_its_last_words(desk: Desk) -> None:
+    desk.do("producer", "exit 7")
+    code, out, _ = desk.run()
+
+    assert code == 1
+    assert "producer died 5 times in 60 s, last by exit code 7" in out
+    assert "producer says exit" in out
+    assert desk.state() == "failed"
+    assert desk.nothing_lives()
+
+
+def test_a_part_that_refuses_its_configuration_is_not_tried_for_long(desk: Desk) -> None:
+    desk.do("trainer", "exit 2")
+    code, out, _ = desk.run()
+
+    assert code == 1
+    assert "trainer refuses its configuration" in out
+    assert len(desk.pids("trainer")) == 4
+
+
+def test_a_worker_that_leaves_is_not_called_back(desk: Desk) -> None:
+    desk.do("trainer", "exit-when go")
+    process = desk.start()
+    desk.up()
+    os.kill(desk.pids("worker-1")[0], signal.SIGTERM)
+    log = desk.run_dir / "logs" / "launcher.log"
+    until(lambda: "worker-1 is done and left" in log.read_text())
+    (desk.folder / "go").touch()
+    process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    assert len(desk.pids("worker-1")) == 2
+
+
+def test_nobody_starts_a_run_twice_at_once(desk: Desk) -> None:
+    desk.start()
+    desk.up()
+    code, _, err = desk.run()
+
+    assert code == 2
+    assert f"Run demo is already running (pid {desk.started[0].pid})" in err
+
+
+def test_a_finished_run_is_moved_aside_by_the_next(desk: Desk) -> None:
+    desk.do("trainer", "exit 0")
+    assert desk.run()[0] == 0
+    (desk.run_dir / "mark").touch()
+
+    code, out, _ = desk.run()
+
+    assert code == 0
+    assert "unfinished" not in out
+    assert (desk.folder / "runs" / "demo.prev" / "mark").exists()
+    assert not (desk.run_dir / "mark").exists()
+
+
+def test_fresh_starts_anew_and_resume_needs_a_run(desk: Desk) -> None:
+    code, _, err = desk.run("--resume")
+    assert (code, "There is no run to resume" in err) == (2, True)
+    process = desk.start()
+    desk.up()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    desk.do("trainer", "exit 0")
+
+    assert desk.run("--fresh")[0] == 0
+
+    prev = json.loads((desk.folder / "runs" / "demo.prev" / "run.json").read_text())
+    assert prev["state"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"engine": {"python": "/no/python"}}, "engine.python: there is no interpreter /no/python"),
+        ({"engine": {"python": sys.executable}}, "has no sglang; build the engine's environment with `make engine`"),
+        ({"prepare": ["absent.py"]}, "prepare: there is no script"),
+        ({"prepare": ["broken.py"]}, "no luck today"),
+        ({"model": {"path": "absent"}}, "model.path:"),
+        ({"data": {"train": [{"name": "t", "path": "absent.jsonl"}]}}, "data.train.0.path: there is no file"),
+        ({"redis": {"url": "redis://127.0.0.1:1"}}, "No Redis answers at redis://127.0.0.1:1"),
+    ],
+)
+def test_a_start_that_fails_is_one_sentence_and_leaves_nothing(desk: Desk, change: dict[str, Any], said: str) -> None:
+    (desk.folder / "broken.py").write_text("raise SystemExit('no luck today')")
+    desk.settings |= change
+
+    code, _, err = desk.run()
+
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+    assert not desk.run_dir.exists()
+    assert not desk.all_pids()
+
+
+def test_a_start_that_fails_puts_the_run_before_back(desk: Desk) -> None:
+    desk.do("trainer", "exit 0")
+    assert desk.run()[0] == 0
+    (desk.run_dir / "mark").touch()
+    desk.settings["prepare"] = ["broken.py"]
+    (desk.folder / "broken.py").write_text("raise SystemExit(1)")
+
+    assert desk.run("--fresh")[0] == 2
+
+    assert (desk.run_dir / "mark").exists()
+
+
+def test_ctrl_c_while_preparing_leaves_nothing(desk: Desk) -> None:
+    desk.settings["prepare"] = ["slow.py"]
+    (desk.folder / "slow.py").write_text("import time; open('begun', 'w').close(); time.sleep(600)")
+    process = desk.start()
+    until(lambda: (desk.folder / "begun").exists())
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+
+    assert process.returncode == 130
+    assert not desk.run_dir.exists()
+
+
+def test_the_password_of_a_given_redis_reaches_the_parts_and_no_file(desk: Desk) -> None:
+    server = RedisServer(desk.folder / "own", password="hush")
+    try:
+        desk.settings["redis"] = {"url": server.start()}
+        desk.settings["worker"]["slots"] = 3
+        desk.do("trainer", "exit 0")
+        (desk.folder / "producer.do").write_text("wait")
+        code, out, err = desk.run("--worker.slots=5", PENSTOCK_WORKER__SLOTS="4")
+
+        assert code == 0
+        assert server.url in (desk.run_dir / "logs" / "trainer.log").read_text()
+        assert "hush" not in out + err + (desk.run_dir / "config.yaml").read_text()
+        assert "slots: 5" in (desk.run_dir / "config.yaml").read_text()
+        assert server.alive()
+        assert not (desk.run_dir / "redis").exists()
+    finally:
+        server.kill()
+
+
+def test_keys_of_an_unknown_run_are_not_touched(desk: Desk) -> None:
+    import redis
+
+    server = RedisServer(desk.folder / "own")
+    try:
+        desk.settings["redis"] = {"url": server.start()}
+        client = redis.Redis(port=server.port)
+        client.set("penstock:{demo}:clock", 1)
+        desk.do("trainer", "exit 0")
+
+        code, _, err = desk.run()
+        assert (code, "Redis already holds a run demo" in err) == (2, True)
+        assert client.exists("penstock:{demo}:clock")
+
+        assert desk.run("--fresh")[0] == 0
+        assert not client.exists("penstock:{demo}:clock")
+    finally:
+        server.kill()
