@@ -50,7 +50,7 @@ class Buffer:
         self._config = config
         self._keys = Keys(config.run)
         self._control = Control(config.redis.url)
-        self._events = connect_blocking(config.redis.url, BLOCK_MS / 1000)
+        self._events: Client = connect_blocking(config.redis.url, BLOCK_MS / 1000)
         self._servers = PayloadServers(config.redis, self._control.client)
         self._token = new_token()
         self._lease_ms = int(config.buffer.lease_s * 1000)

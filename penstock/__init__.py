@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from consumers.batch import Batch as Batch
     from consumers.trainer import Trainer as Trainer
+
+    from consumers.batch import Batch as Batch
     from penstock.messages import Job as Job
     from penstock.messages import Sample as Sample
 
@@ -18,7 +19,7 @@ _LAZY = {
     "Job": "penstock.messages",
 }
 
-__all__ = ["Batch", "Job", "Sample", "Trainer", "__version__"]  # noqa: F822
+__all__ = ["Batch", "Job", "Sample", "Trainer", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

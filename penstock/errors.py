@@ -1,20 +1,20 @@
 """Errors that penstock raises on purpose.
 
-    PenstockError
-    ├── ConfigError            the user's configuration cannot work; says what to change (exit code 2)
-    ├── QueueUnavailable       Redis cannot be reached, refuses the password, or is too old
-    ├── QueueFull              Redis is near maxmemory; the caller keeps what it holds and tries again
-    ├── Fenced                 a lease, leadership or ownership was lost; nothing was changed
-    │   ├── LeaseLost          the group's lease token is another one
-    │   ├── LeadershipLost     another buffer leads
-    │   └── OwnershipLost      another trainer owns the subscription, or it was rewound
-    ├── ProtocolError          a step was asked for in a state that does not allow it
-    ├── PayloadError           bytes of a sample cannot be what they claim to be; names the sample
-    ├── EngineError            the engine refused, died, or answered what it may not
-    │   └── EngineDied         the engine process is gone or stopped answering
-    ├── RewardError            a reward has no number; ``outcome`` names why
-    ├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
-    └── WaitTimeout            a wait ran out of its time; says what it waited for
+PenstockError
+├── ConfigError            the user's configuration cannot work; says what to change (exit code 2)
+├── QueueUnavailable       Redis cannot be reached, refuses the password, or is too old
+├── QueueFull              Redis is near maxmemory; the caller keeps what it holds and tries again
+├── Fenced                 a lease, leadership or ownership was lost; nothing was changed
+│   ├── LeaseLost          the group's lease token is another one
+│   ├── LeadershipLost     another buffer leads
+│   └── OwnershipLost      another trainer owns the subscription, or it was rewound
+├── ProtocolError          a step was asked for in a state that does not allow it
+├── PayloadError           bytes of a sample cannot be what they claim to be; names the sample
+├── EngineError            the engine refused, died, or answered what it may not
+│   └── EngineDied         the engine process is gone or stopped answering
+├── RewardError            a reward has no number; ``outcome`` names why
+├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
+└── WaitTimeout            a wait ran out of its time; says what it waited for
 """
 
 

@@ -548,10 +548,10 @@ class Rewound:
     limit: int
 
 
-def rewind(keys: Keys, sub: str, *, owner: str, gen: int, n: int, model: str, version: int) -> Call[Rewound]:
-    """Deliver every batch after ``n`` again; versions after ``version`` are abandoned."""
-    args: list[Value] = [keys.prefix, owner, gen, n, version_field(model) if model else "", version]
-    names = [keys.sub(sub), keys.batches(sub), keys.clock]
+def rewind(keys: Keys, sub: str, *, owner: str, gen: int, n: int, model: str) -> Call[Rewound]:
+    """Deliver every batch after ``n`` again; versions that consumed any of them are abandoned."""
+    args: list[Value] = [keys.prefix, owner, gen, n, version_field(model) if model else ""]
+    names = [keys.sub(sub), keys.batches(sub), keys.clock, keys.weights(model or "-")]
     return Call(script("rewind"), names, args, lambda a: Rewound(_text(a[0]), int(a[1]), int(a[2])))
 
 

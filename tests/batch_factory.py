@@ -69,7 +69,7 @@ def make_samples(
             sample.append(prompt)
             sample.prompt_length = len(prompt)
             for version in sorted(models):
-                draw(models[version], sample, rng.randrange(1, 8), version, generator)
+                draw(models[version], sample, rng.randrange(2, 7), version, generator)
             finish(models[max(models)], sample, max(models))
             # Groups differ in level and spread, so that mixing them up is seen.
             sample.reward = group * 5 + rng.random() * (group + 1)

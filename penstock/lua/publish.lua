@@ -26,7 +26,8 @@ if rev == 0 then
   redis.call('HSET', KEYS[1], ARGV[4], version, 'step', ARGV[7])
   redis.call('HSET', KEYS[2], 'through', through, 'p', cum, 'restored', '0')
 end
-redis.call('XADD', KEYS[4], id, 'p', ARGV[9], 'g', ARGV[3])
+-- a rewind looks back for the version that a batch led to; 256 publications reach far enough
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', 256, id, 'p', ARGV[9], 'g', ARGV[3], 't', through)
 count(prefix, 'published')
 event(prefix, 'published', '', '')
 poke(prefix .. 'gate')

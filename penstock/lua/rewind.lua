@@ -1,7 +1,6 @@
 -- rewind: any batch after n is delivered again, in the same order (leader rank of a restored trainer).
--- KEYS: sub:NAME, batches:NAME, clock
--- ARGV: prefix, owner, gen, n, version field of clock ('' when the trainer does not publish),
---       version of the weights that were restored
+-- KEYS: sub:NAME, batches:NAME, clock, weights:MODEL
+-- ARGV: prefix, owner, gen, n, version field of clock ('' when the trainer does not publish)
 -- Returns: {'rewound' | 'owner' | 'floor' | 'cursor', gen, floor}
 -- Atomic because what was published after n is abandoned (T1) in the instant in which the cursor goes back.
 local n = tonumber(ARGV[4])
@@ -18,8 +17,16 @@ redis.call('HSET', KEYS[1], 'gen', gen, 'cursor', n, 'ckpt', math.min(ckpt, n), 
   'bits', '', 'ask', 0, 'restored', '1')
 if ARGV[5] ~= '' then
   local clock = tonumber(redis.call('HGET', KEYS[3], ARGV[5]) or 0)
-  if clock > tonumber(ARGV[6]) then
-    local span = (tonumber(ARGV[6]) + 1) .. '-' .. clock
+  -- the restored weights are those of the last publication that consumed no batch after n
+  local restored = 0
+  for _, p in ipairs(redis.call('XREVRANGE', KEYS[4], '+', '-')) do
+    if tonumber(field(p[2], 't')) <= n then
+      restored = tonumber(string.match(p[1], '^(%d+)'))
+      break
+    end
+  end
+  if clock > restored then
+    local span = (restored + 1) .. '-' .. clock
     redis.call('HSET', KEYS[1], 'abandoned', s[5] and s[5] ~= '' and s[5] .. ',' .. span or span)
     event(ARGV[1], 'rewound', '', '')
   end

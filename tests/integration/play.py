@@ -158,8 +158,8 @@ def publish(
     )  # fmt: skip
 
 
-def rewind(client: redis.Redis, keys: Keys, n: int, version: int, *, gen: int = 0) -> scripts.Rewound:
-    return run(client, scripts.rewind(keys, "actor", owner="owner-1", gen=gen, n=n, model=MODEL, version=version))
+def rewind(client: redis.Redis, keys: Keys, n: int, *, gen: int = 0) -> scripts.Rewound:
+    return run(client, scripts.rewind(keys, "actor", owner="owner-1", gen=gen, n=n, model=MODEL))
 
 
 def seal(

@@ -487,7 +487,7 @@ def test_T1_rewind_abandons_versions_and_delivers_the_same_batches_again(client:
         play.commit_batch(client, keys, n)
         play.publish(client, keys, n + 1, n)
     before = client.xrange(keys.batches("actor"))
-    rewound = play.rewind(client, keys, 1, 2)
+    rewound = play.rewind(client, keys, 1)
     assert (rewound.outcome, rewound.gen) == ("rewound", 1)
     assert client.hget(keys.sub("actor"), "abandoned") == b"3-3"
     assert client.xrange(keys.batches("actor")) == before
@@ -503,10 +503,10 @@ def test_rewind_races_with_retirement_and_loses_nothing(client: redis.Redis, key
     play.commit_batch(client, keys, 1)
     play.commit_batch(client, keys, 2)
     run(client, scripts.checkpointed(keys, "actor", owner="owner-1", gen=0, n=2))
-    assert play.rewind(client, keys, 1, 1).outcome == "rewound"
+    assert play.rewind(client, keys, 1).outcome == "rewound"
     assert play.seal(client, keys, leader, ["d/0/1"]) == [], "the checkpoint went back with the cursor"
     assert play.seal(client, keys, leader, ["d/0/0"]) == ["d/0/0"]
-    refused = play.rewind(client, keys, 0, 1, gen=1)
+    refused = play.rewind(client, keys, 0, gen=1)
     assert (refused.outcome, refused.limit) == ("floor", 1)
 
 
@@ -515,7 +515,7 @@ def test_T3_rewind_takes_back_what_the_gate_counted_as_consumed(client: redis.Re
     play.commit_batch(client, keys, 1)
     play.publish(client, keys, 2, 1)
     assert client.hget(keys.sub("actor"), "p") == b"1"
-    play.rewind(client, keys, 0, 1)
+    play.rewind(client, keys, 0)
     assert client.hget(keys.sub("actor"), "p") == b"0"
 
 

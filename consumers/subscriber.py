@@ -1,0 +1,295 @@
+"""A subscription from the trainer's side: owned, asked, read, committed, rewound.
+
+    join ─> ask n ─> read manifest n ─> (train) ─> commit_batch n ─> checkpointed n
+      └─ heartbeat keeps the ownership; who loses it gets OwnershipLost at the next step, never a silent wait
+
+Rank 0 owns; other ranks of the same trainer act under its token. Ranks read manifest n by its id; there is one
+cursor, never one per rank.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from penstock import scripts
+from penstock.connect import connect_blocking
+from penstock.control import PASSING, Client, Control
+from penstock.errors import ConfigError, OwnershipLost, ProtocolError, WaitTimeout
+from penstock.keys import Keys, check_name
+from penstock.messages import Manifest
+from penstock.scripts import Value
+from penstock.tokens import new_token
+from penstock.waits import Waiting
+
+log = logging.getLogger(__name__)
+
+#: Ownership ends when its leader rank has not renewed it for so long.
+OWNER_LEASE_S = 6.0
+#: Longest blocking read; how late a stop, a lost ownership or a time-out is seen.
+BLOCK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One manifest as it was read."""
+
+    manifest: Manifest
+    digest: str
+
+
+class Subscriber:
+    """One rank's hold on a subscription.
+
+    Args:
+        url: control Redis.
+        keys: the run.
+        name: the subscription.
+        rank, ranks: of all processes that commit (replicas and roles counted).
+        definition: fields of the subscription, set by rank 0 when it joins; None leaves what is there.
+        model: name of the model whose clock a rewind looks at; '' for those that publish nothing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        keys: Keys,
+        name: str,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        definition: dict[str, Value] | None = None,
+        model: str = "",
+    ) -> None:
+        check_name("subscription", name)
+        self.keys = keys
+        self.name = name
+        self.rank = rank
+        self.ranks = ranks
+        self.model = model
+        self._definition = definition
+        self.control = Control(url)
+        self._reader: Client = connect_blocking(url, BLOCK_S)
+        self.owner = ""
+        self.gen = 0
+        self.cursor = 0
+        self._stop = threading.Event()
+        self._lost = ""
+        #: True once this rank committed a batch under its owner.
+        self._bound = False
+        self._heartbeat: threading.Thread | None = None
+        self.waiting = Waiting(self.control.client, keys, f"trainer:{name}" + (f"/{rank}" if rank else ""))
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Take the subscription; blocks while a dead owner's lease runs out, or (other ranks) until rank 0 owns it.
+
+        Raises:
+            ConfigError: another trainer with this name is alive.
+            WaitTimeout: ``timeout_s`` is over.
+        """
+        deadline = _deadline(timeout_s)
+        if self.rank == 0:
+            self.owner = new_token()
+            self._take(deadline)
+            if self._definition is not None:
+                self.control.call(scripts.subscribe(self.keys, self.name, self._definition))
+            self._heartbeat = threading.Thread(target=self._beat, name=f"owner-{self.name}", daemon=True)
+            self._heartbeat.start()
+        else:
+            self._follow(deadline)
+        self.waiting.end()
+
+    def _take(self, deadline: float) -> None:
+        lease_ms = int(OWNER_LEASE_S * 1000)
+        left_before = float("inf")
+        while True:
+            joined = self.control.call(scripts.join(self.keys, self.name, self.owner, lease_ms))
+            if joined.mine:
+                self.gen, self.cursor = joined.gen, joined.cursor
+                return
+            if joined.holder_ms > left_before:
+                raise ConfigError(
+                    f"Subscription {self.name!r} of run {self.keys.run!r} belongs to a trainer that is alive: "
+                    "stop it, or give this one another name."
+                )
+            left_before = joined.holder_ms
+            self.waiting.for_("the lease of the trainer that had this subscription before")
+            self._pause(min(0.2, joined.holder_ms / 1000 + 0.01), deadline, "its predecessor's lease to end")
+
+    def _follow(self, deadline: float) -> None:
+        """Act under the token that rank 0 holds now."""
+        while True:
+            held = self.control.do(lambda client: client.get(self.keys.owner(self.name)))
+            owner, gen, cursor = self.control.do(
+                lambda client: client.hmget(self.keys.sub(self.name), "owner", "gen", "cursor")
+            )
+            if held is not None and held == owner:
+                self.owner, self.gen, self.cursor = owner.decode(), int(gen or 0), int(cursor or 0)
+                return
+            self.waiting.for_(f"rank 0 of subscription {self.name}")
+            self._pause(0.1, deadline, "rank 0 to join")
+
+    def leave(self) -> None:
+        """Give the ownership back, so that the next trainer need not wait. Blocks shortly."""
+        self._stop.set()
+        if self._heartbeat is not None:
+            self._heartbeat.join()
+        self.waiting.end()
+        if self.rank == 0 and self.owner:
+            try:
+                scripts.run(self.control.client, scripts.leave(self.keys, self.name, self.owner))
+            except PASSING as exc:
+                log.warning("the subscription could not be given back: %s", exc)
+        self.control.close()
+        self._reader.close()
+
+    def _beat(self) -> None:
+        """Renew the ownership from a connection of its own until ``leave``."""
+        control = Control(self.control.url)
+        call = scripts.join(self.keys, self.name, self.owner, int(OWNER_LEASE_S * 1000), only_renew=True)
+        while not self._stop.wait(OWNER_LEASE_S / 3):
+            if not control.call(call).mine:
+                self._lost = f"Another trainer took subscription {self.name!r} over; this one must stop."
+                log.error("%s", self._lost)
+                break
+        control.close()
+
+    def check(self) -> None:
+        """Raise OwnershipLost when another trainer took over."""
+        if self._lost:
+            raise OwnershipLost(self._lost)
+
+    # --- batches --------------------------------------------------------------------------------------------------
+
+    def ask(self, n: int) -> None:
+        """Say that batch ``n`` is waited for. Raises OwnershipLost."""
+        while not self.control.call(scripts.ask(self.keys, self.name, n, self.owner, self.gen)):
+            self._refollow()
+
+    def read(self, n: int, timeout_s: float | None = None, stopped: Callable[[], bool] = lambda: False) -> Delivery:
+        """Manifest of batch ``n``; blocks until it is cut. Raises WaitTimeout, OwnershipLost, ProtocolError."""
+        deadline = _deadline(timeout_s)
+        while True:
+            self.check()
+            left = deadline - time.monotonic()
+            block_ms = int(max(1.0, min(BLOCK_S, left) * 1000))
+            found = self.control.do(partial(self._xread, n, block_ms))
+            if found:
+                self.waiting.end()
+                return self._delivery(n, *found[0][1][0])
+            self.waiting.for_(f"batch {n} of buffer:{self.name}")
+            if stopped():
+                raise WaitTimeout(f"The wait for batch {n} of subscription {self.name!r} was ended.")
+            if left <= 0:
+                raise WaitTimeout(
+                    f"Batch {n} of subscription {self.name!r} was not there in {timeout_s} s: "
+                    "`penstock why` says what the buffer waits for."
+                )
+
+    def _xread(self, n: int, block_ms: int, _: Client) -> Any:
+        return self._reader.xread({self.keys.batches(self.name): f"{n - 1}-0"}, count=1, block=block_ms)
+
+    def _delivery(self, n: int, entry: bytes, fields: dict[bytes, bytes]) -> Delivery:
+        if entry != b"%d-0" % n:
+            raise ProtocolError(
+                f"Batch {n} of subscription {self.name!r} is gone (the next one there is {entry.decode()}): "
+                "its checkpoint is older than what the buffer keeps."
+            )
+        data = fields[b"m"]
+        digest = Manifest.digest(data)
+        if digest != fields[b"dg"].decode():
+            raise ProtocolError(f"The manifest of batch {n} of subscription {self.name!r} is damaged.")
+        return Delivery(Manifest.from_bytes(data, f"manifest {n} of {self.name}"), digest)
+
+    def commit(self, n: int, digest: str) -> str:
+        """This rank has batch ``n`` behind it: ``committed``, ``waiting`` (for other ranks) or ``already``.
+
+        Idempotent. Blocks for one round trip. Raises OwnershipLost, ProtocolError.
+        """
+        while (answer := self._commit(n, digest)).outcome == "owner":
+            self._refollow()
+        if answer.outcome in ("committed", "waiting", "already"):
+            self.cursor = max(self.cursor, answer.cursor)
+            self._bound = True
+            return answer.outcome
+        why = {
+            "order": f"the batch to be committed next is {answer.cursor + 1}",
+            "unknown": "no such batch was cut",
+            "diverged": "Redis holds another batch of this number, as after a failover: rewind to a checkpoint",
+        }[answer.outcome]
+        raise ProtocolError(f"Batch {n} of subscription {self.name!r} cannot be committed: {why}.")
+
+    def _commit(self, n: int, digest: str) -> scripts.BatchCommit:
+        call = scripts.commit_batch(
+            self.keys,
+            self.name,
+            owner=self.owner,
+            gen=self.gen,
+            n=n,
+            digest=digest,
+            rank=self.rank,
+            ranks=self.ranks,
+        )
+        return self.control.call(call)
+
+    def _refollow(self) -> None:
+        """Another rank's turn: rank 0 rewound, or was replaced before this rank did anything. Else OwnershipLost."""
+        if self.rank == 0:
+            raise self._not_ours()
+        owner, gen = self.owner, self.gen
+        self._follow(_deadline(OWNER_LEASE_S * 2))
+        renewed = self.owner == owner and self.gen > gen
+        if not renewed and (self._bound or self.owner == owner):
+            raise self._not_ours()
+
+    def checkpointed(self, n: int) -> None:
+        """Everything up to batch ``n`` is safe on disk; older groups may go. Raises OwnershipLost, ProtocolError."""
+        done = self.control.call(scripts.checkpointed(self.keys, self.name, owner=self.owner, gen=self.gen, n=n))
+        if done == 0:
+            raise self._not_ours()
+        if done < 0:
+            raise ProtocolError(f"Batch {n} of subscription {self.name!r} is not committed, so nothing of it is safe.")
+
+    def rewind(self, n: int) -> None:
+        """Deliver every batch after ``n`` again. Raises OwnershipLost, ProtocolError (too far back, or ahead)."""
+        call = scripts.rewind(self.keys, self.name, owner=self.owner, gen=self.gen, n=n, model=self.model)
+        gen_before = self.gen
+        answer = self.control.call(call)
+        if answer.outcome == "rewound":
+            self.gen, self.cursor = answer.gen, n
+            return
+        if answer.outcome == "owner":
+            # The reply of the first try may have been lost: then the generation is one further, and ours.
+            joined = self.control.call(scripts.join(self.keys, self.name, self.owner, int(OWNER_LEASE_S * 1000)))
+            if joined.mine and joined.gen == gen_before + 1 and joined.cursor == n:
+                self.gen, self.cursor = joined.gen, n
+                return
+            raise self._not_ours()
+        if answer.outcome == "floor":
+            raise ProtocolError(
+                f"Subscription {self.name!r} cannot go back to batch {n}: batches up to {answer.limit} are retired. "
+                "Restore a newer checkpoint."
+            )
+        raise ProtocolError(
+            f"The checkpoint is at batch {n}, but Redis knows only {answer.limit} committed batches of subscription "
+            f"{self.name!r}: it lost some, as after a failover or with another server. Restore an older checkpoint."
+        )
+
+    def _not_ours(self) -> OwnershipLost:
+        return OwnershipLost(
+            f"Subscription {self.name!r} belongs to another trainer by now, or was rewound by it; nothing was changed."
+        )
+
+    def _pause(self, seconds: float, deadline: float, what: str) -> None:
+        if time.monotonic() >= deadline:
+            raise WaitTimeout(f"Subscription {self.name!r} waited in vain for {what}.")
+        time.sleep(seconds)
+
+
+def _deadline(timeout_s: float | None) -> float:
+    return float("inf") if timeout_s is None else time.monotonic() + timeout_s

@@ -1,0 +1,383 @@
+"""The trainer's client: batches come out of an iterator, commits and weights go back.
+
+    with Trainer(run="digits", name="actor") as trainer:
+        for batch in trainer:
+            loss = step(batch.padded())
+            trainer.commit(batch)
+            trainer.publish(model)
+            checkpoint(trainer.state_dict()); trainer.checkpointed()
+
+Exactly once is relative to the checkpoint that is restored: ``load_state_dict`` rewinds, and the same batches come
+again in the same order.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from consumers.batch import Batch, rank_rows
+from consumers.fetch import PayloadReader
+from consumers.subscriber import Delivery, Subscriber
+from penstock import scripts
+from penstock.config import Config
+from penstock.errors import ConfigError, ProtocolError, PublishError, WaitTimeout
+from penstock.keys import Keys
+from penstock.messages import Publication, pack
+from penstock.staleness import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """One rank of a trainer.
+
+    Args:
+        config: the run's configuration; None reads the resolved one that the run's folder holds.
+        run: name of the run, where ``config`` is None; found under ``runs/``, or under PENSTOCK_DIRECTORY.
+        name: the subscription; None takes ``trainer.name``.
+        dp_rank, dp_size: which share of each batch this rank trains (T14).
+        replica, replicas: tensor-, pipeline- and context-parallel copies that see the same share.
+        prefetch: batches cut and fetched ahead; each counts into its ``train_version`` (T2).
+        batch_groups: groups per batch; None takes ``trainer.batch_groups``.
+
+    The subscription is taken on ``__enter__`` and given back on ``__exit__``. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        run: str | None = None,
+        name: str | None = None,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        replica: int = 0,
+        replicas: int = 1,
+        prefetch: int = 0,
+        batch_groups: int | None = None,
+    ) -> None:
+        config = config or _config_of(run)
+        if not (0 <= dp_rank < dp_size and 0 <= replica < replicas):
+            raise ConfigError(f"Rank {dp_rank} of {dp_size}, replica {replica} of {replicas}: count from 0.")
+        if batch_groups is not None:
+            trainer = config.trainer.model_copy(update={"batch_groups": batch_groups})
+            config = config.model_copy(update={"trainer": trainer})
+        self.config = config
+        self.name = name or config.trainer.name
+        self.dp_rank, self.dp_size = dp_rank, dp_size
+        self.model_name = config.model.name
+        policy = Policy.of(config.staleness, config.buffer)
+        if (url := config.redis.url) is None:
+            raise ConfigError("The trainer needs redis.url: the address of the run's Redis.")
+        definition: dict[str, scripts.Value] = {
+            **policy.definition(config.trainer),
+            "model": self.model_name,
+            "seed": config.seed,
+        }
+        self._subscriber = Subscriber(
+            url,
+            Keys(config.run),
+            self.name,
+            rank=dp_rank * replicas + replica,
+            ranks=dp_size * replicas,
+            definition=definition,
+            model=self.model_name,
+        )
+        self._prefetch = 0 if policy.mode == "sync" else prefetch
+        self._ahead: dict[int, Future[Batch]] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch") if self._prefetch else None
+        self._payloads = PayloadReader(config.redis)
+        self._next = 1
+        self._stated: int | None = None
+        self._last_version = 0
+        self._committed: tuple[int, str] | None = None
+        #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
+        self._redelivered = 0
+        #: Seconds spent in ``next`` since the start.
+        self.wait_s = 0.0
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._subscriber.join()
+        self._next = self._subscriber.cursor + 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the subscription back. Blocks shortly."""
+        self._drop_ahead()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._subscriber.leave()
+        self._payloads.close()
+
+    @property
+    def is_leader(self) -> bool:
+        """True on the rank that publishes and keeps the ownership."""
+        return self._subscriber.rank == 0
+
+    @property
+    def keys(self) -> Keys:
+        return self._subscriber.keys
+
+    @property
+    def version(self) -> int:
+        """Version of the last publication; 0 before the first. Blocks for one round trip."""
+        value = self._subscriber.control.do(
+            lambda client: client.hget(self.keys.clock, scripts.version_field(self.model_name))
+        )
+        return int(value or 0)
+
+    # --- batches --------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield self.next()
+
+    def next(self, timeout: float | None = None) -> Batch:
+        """The next batch; blocks until it is cut and its payloads are here, and says why meanwhile (`penstock why`).
+
+        Raises:
+            WaitTimeout: it was not there in ``timeout`` seconds; asking again goes on with the same batch.
+            OwnershipLost: another trainer has this subscription.
+        """
+        began = time.monotonic()
+        try:
+            batch = self._take(self._next, timeout)
+        finally:
+            self.wait_s += time.monotonic() - began
+        self._check_clock(batch)
+        self._next = batch.n + 1
+        self._look_ahead()
+        return batch
+
+    def next_nowait(self) -> Batch | None:
+        """The next batch if it is cut already, else None; asks for it either way."""
+        try:
+            return self.next(timeout=0.0)
+        except WaitTimeout:
+            return None
+
+    def _take(self, n: int, timeout: float | None) -> Batch:
+        ahead = self._ahead.get(n)
+        if ahead is None:
+            self._subscriber.ask(n)
+            return self._make(self._subscriber.read(n, timeout))
+        try:
+            batch = ahead.result(timeout)
+        except TimeoutError as exc:
+            raise WaitTimeout(f"Batch {n} of subscription {self.name!r} was not there in {timeout} s.") from exc
+        finally:
+            if ahead.done():
+                self._ahead.pop(n)
+        return batch
+
+    def _look_ahead(self) -> None:
+        if self._pool is None:
+            return
+        last = self._next + self._prefetch - 1
+        self._subscriber.ask(last)
+        for n in range(self._next, last + 1):
+            if n not in self._ahead:
+                self._ahead[n] = self._pool.submit(self._read_ahead, n)
+
+    def _read_ahead(self, n: int) -> Batch:
+        return self._make(self._subscriber.read(n, stopped=lambda: n not in self._ahead))
+
+    def _drop_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, {}
+        for future in ahead.values():
+            future.cancel()
+        for future in ahead.values():
+            if not future.cancelled():
+                future.exception()
+
+    def _make(self, delivery: Delivery) -> Batch:
+        rows = rank_rows(delivery.manifest, self.dp_rank, self.dp_size)
+        payloads = self._payloads.read(self.keys, rows)
+        return Batch(
+            delivery.manifest,
+            digest=delivery.digest,
+            payloads=payloads,
+            dp_rank=self.dp_rank,
+            dp_size=self.dp_size,
+        )
+
+    def _check_clock(self, batch: Batch) -> None:
+        """T2: the version written in a new manifest is the one the trainer holds now."""
+        if batch.n <= self._redelivered:
+            return
+        clock = self.version if self.is_leader else 0
+        if clock > batch.train_version:
+            raise ProtocolError(
+                f"Batch {batch.n} was cut for version {batch.train_version}, but version {clock} is published: "
+                "publish once every trainer.batches_per_version batches."
+            )
+
+    def commit(self, batch: Batch) -> None:
+        """This rank has trained ``batch``; the last rank to say so moves the cursor. Idempotent.
+
+        Blocks for one round trip. Raises OwnershipLost, ProtocolError (out of order, or cut anew meanwhile).
+        """
+        self._subscriber.commit(batch.n, batch.digest)
+        self._committed = (batch.n, batch.digest)
+
+    # --- weights --------------------------------------------------------------------------------------------------
+
+    def publish(
+        self, weights: "torch.nn.Module | Mapping[str, torch.Tensor]", *, step: int = 0, timeout: float = 600.0
+    ) -> int:
+        """Write the next version and announce it; returns its number. Only the leader rank writes, others return.
+
+        Blocks until the files are on disk and every rank has committed. The first publication of a trainer, or after
+        ``load_state_dict``, consumes nothing; any other needs a newly committed batch.
+
+        Raises:
+            PublishError: the files cannot be written or read back, or nothing new was committed.
+            WaitTimeout: another rank has not committed in ``timeout`` seconds.
+        """
+        from consumers.publish import write_weights
+
+        if not self.is_leader:
+            return self._last_version
+        through = self._await_ranks(timeout)
+        version = self.version + 1
+        source = self.config.model.path
+        written = write_weights(weights, source, self.weights_dir, version, keep=self.config.trainer.keep_versions)
+        return self._announce(
+            Publication(
+                model=self.model_name,
+                version=version,
+                transport="disk",
+                path=str(written.path),
+                tensors=written.tensors,
+                checksums=written.checksums,
+                step=step,
+                through=through,
+                published_s=time.time(),
+            )
+        )
+
+    def tick(self, *, step: int = 0, timeout: float = 600.0) -> int:
+        """The next version with the weights of the last one: a step that changed none, as a critic's warm-up (T13)."""
+        if not self.is_leader:
+            return self._last_version
+        through = self._await_ranks(timeout)
+        newest = self._subscriber.control.do(
+            lambda client: client.xrevrange(self.keys.weights(self.model_name), count=1)
+        )
+        if not newest:
+            raise PublishError(f"Model {self.model_name!r} has no version yet: publish its weights before tick().")
+        before = Publication.from_bytes(newest[0][1][b"p"], "publication")
+        fields = {name: getattr(before, name) for name in ("model", "transport", "path", "tensors", "checksums")}
+        return self._announce(
+            Publication(**fields, version=self.version + 1, step=step, through=through, published_s=time.time())
+        )
+
+    def _announce(self, publication: Publication) -> int:
+        self._last_version = self._subscriber.control.call(
+            scripts.publish(
+                self.keys,
+                self.name,
+                owner=self._subscriber.owner,
+                gen=self._subscriber.gen,
+                model=self.model_name,
+                version=publication.version,
+                through=publication.through,
+                step=publication.step,
+                record=publication.to_bytes(),
+            )
+        )
+        return self._last_version
+
+    def _await_ranks(self, timeout: float) -> int:
+        """Block until every rank has committed the last batch; its number."""
+        if self._committed is None:
+            return self._subscriber.cursor
+        n, digest = self._committed
+        deadline = time.monotonic() + timeout
+        while self._subscriber.commit(n, digest) == "waiting":
+            self._subscriber.check()
+            self._subscriber.waiting.for_(f"other ranks to commit batch {n}")
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"Not every rank committed batch {n} in {timeout:g} s: one is dead or stuck.")
+            time.sleep(0.005)
+        self._subscriber.waiting.end()
+        return n
+
+    @property
+    def weights_dir(self) -> Path:
+        """Folder of published versions."""
+        return Path(self.config.trainer.weights_dir or self.config.run_dir / "weights").absolute()
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to keep in the trainer's own checkpoint; equal on all ranks (T15)."""
+        n = self._committed[0] if self._committed is not None else self._subscriber.cursor
+        self._stated = n
+        return {"run": self.config.run, "subscription": self.name, "batch": n}
+
+    def checkpointed(self) -> None:
+        """The file that holds the last ``state_dict`` is safe on disk: what it trained on may go.
+
+        Raises ProtocolError without a ``state_dict`` before it.
+        """
+        if self._stated is None:
+            raise ProtocolError("Call state_dict() and save it before checkpointed().")
+        if self.is_leader:
+            self._await_ranks(600.0)
+            self._subscriber.checkpointed(self._stated)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to where ``state`` was taken: the batches after it come again, in the same order.
+
+        The next act must be ``publish``: engines may hold weights that this rewind abandoned (T1). Call it on every
+        rank. Raises ProtocolError when the buffer no longer has what is needed.
+        """
+        if (state.get("run"), state.get("subscription")) != (self.config.run, self.name):
+            raise ConfigError(
+                f"The checkpoint is of subscription {state.get('subscription')!r} of run {state.get('run')!r}, "
+                f"not of {self.name!r} of {self.config.run!r}."
+            )
+        self._drop_ahead()
+        self._committed = None
+        cut = self._subscriber.control.do(lambda client: client.hget(self.keys.sub(self.name), "cut"))
+        self._redelivered = int(cut or 0)
+        n = int(state["batch"])
+        if self.is_leader:
+            self._subscriber.rewind(n)
+        else:
+            self._subscriber.cursor = n
+        self._next = n + 1
+
+    # --- presence -------------------------------------------------------------------------------------------------
+
+    def report(self, **figures: float | int | str) -> None:
+        """Show figures of the last step in `penstock status` and the live view."""
+        record = {"name": self.name, "rank": self._subscriber.rank, "pid": os.getpid(), "at": time.time(), **figures}
+        self._subscriber.control.do(
+            lambda client: client.hset(self.keys.trainers, f"{self.name}/{self._subscriber.rank}", pack(record))
+        )
+
+
+def _config_of(run: str | None) -> Config:
+    from penstock.load_config import load_config
+    from penstock.redis_server import with_url
+
+    if run is None:
+        raise ConfigError("Trainer needs a config, or the name of a run.")
+    folder = Path(os.environ.get("PENSTOCK_DIRECTORY", "runs")) / run
+    return with_url(load_config(folder / "config.yaml", []))
