@@ -82,7 +82,7 @@ def make_row(sample: Sample, data: bytes, *, mask_below: int = -1, **changes: An
     """The row of a manifest for a sample, as a cut would write it."""
     meta = payloads.meta_of(sample, token="token", server="control", data=data)
     loss = [(version, count) for version, count in meta.loss_by_version if version >= mask_below]
-    values = {
+    values: dict[str, Any] = {
         "job": sample.job.id,
         "k": sample.k,
         "token": meta.token,
@@ -104,7 +104,7 @@ def make_row(sample: Sample, data: bytes, *, mask_below: int = -1, **changes: An
 
 
 def make_manifest(rows: Sequence[Row], **changes: Any) -> Manifest:
-    values = {
+    values: dict[str, Any] = {
         "sub": "actor",
         "n": 1,
         "train_version": 6,
