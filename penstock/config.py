@@ -262,7 +262,8 @@ class Config(Section):
     #: Namespace in Redis and folder under ``directory``.
     run: str
     directory: Path = Path("runs")
-    #: Command that ``penstock run`` runs once before the start, with our own interpreter: a script and its arguments.
+    #: A script and its arguments, which ``penstock run`` runs before each start with our own interpreter, in the
+    #: script's folder; what is there already is for the script to see.
     prepare: Annotated[list[str], Field(min_length=1)] | None = None
     seed: int = 0
     redis: RedisConfig = RedisConfig()

@@ -111,7 +111,11 @@ def prepare(config: Config) -> None:
     """
     if config.prepare is None:
         raise ConfigError("prepare: the configuration has no such key, so there is nothing to prepare.")
-    code = subprocess.run([sys.executable, *config.prepare], check=False).returncode
+    folder = Path(config.prepare[0]).parent
+    try:
+        code = subprocess.run([sys.executable, *config.prepare], cwd=folder, check=False).returncode
+    except FileNotFoundError:
+        raise ConfigError(f"prepare: there is no folder {folder}; correct the path, or remove the key.") from None
     if code != 0:
         raise ConfigError(f"prepare: {' '.join(config.prepare)} ended with exit code {code}; its output says why.")
 
@@ -222,7 +226,11 @@ class _Run:
             return
         self.live.event(f"prepare: {Path(self.config.prepare[0]).name}")
         child = Child(
-            "prepare", [sys.executable, *self.config.prepare], dict(os.environ), self.folder.logs / "prepare.log"
+            "prepare",
+            [sys.executable, *self.config.prepare],
+            dict(os.environ),
+            self.folder.logs / "prepare.log",
+            folder=Path(self.config.prepare[0]).parent,
         )
         self.children.append(child)
         child.start()

@@ -79,10 +79,14 @@ class Child:
         argv: what to run.
         env: its whole environment.
         log_path: takes its stdout and stderr; appended to.
+        folder: its current folder; None: ours.
     """
 
-    def __init__(self, name: str, argv: list[str], env: dict[str, str], log_path: Path) -> None:
+    def __init__(
+        self, name: str, argv: list[str], env: dict[str, str], log_path: Path, folder: Path | None = None
+    ) -> None:
         self.name = name
+        self.folder = folder
         self.argv = argv
         self.env = env
         self.log_path = log_path
@@ -111,6 +115,7 @@ class Child:
             self.process = subprocess.Popen(
                 self.argv,
                 env=self.env,
+                cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

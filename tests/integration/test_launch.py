@@ -116,7 +116,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 def test_a_run_ends_when_the_trainer_is_done_and_leaves_its_report(desk: Desk) -> None:
     desk.do("trainer", "exit-when go")
-    process = desk.start()
+    process = desk.start(PENSTOCK_TEST_DRAW="1")
     desk.up()
     (desk.folder / "go").touch()
     out, err = process.communicate(timeout=60)
@@ -129,6 +129,7 @@ def test_a_run_ends_when_the_trainer_is_done_and_leaves_its_report(desk: Desk) -
     logs = sorted(path.name for path in (desk.run_dir / "logs").iterdir())
     assert logs == sorted([f"{name}.log" for name in (*PARTS, "launcher")])
     assert json.loads((desk.run_dir / "summary.json").read_text())["audit"] == "ok"
+    assert (desk.run_dir / "run.png").read_bytes().startswith(b"\x89PNG")
     ended = (desk.folder / "ended").read_text().split()
     assert ended[0] == "trainer"
     assert ended[-1] == "buffer"
@@ -185,7 +186,7 @@ def test_I4_kill_9_of_the_launcher_takes_everything_along_and_the_run_goes_on(de
     assert desk.run("--resume")[0] == 0
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["trainer", "worker-1"])
 def test_a_part_that_is_killed_is_started_again_and_what_it_left_is_ended(desk: Desk, part: str) -> None:
     desk.do("trainer", "exit-when go")
     process = desk.start()
@@ -326,6 +327,21 @@ def test_a_start_that_fails_puts_the_run_before_back(desk: Desk) -> None:
     assert desk.run("--fresh")[0] == 2
 
     assert (desk.run_dir / "mark").exists()
+
+
+def test_prepare_makes_what_the_run_needs_in_the_scripts_folder(desk: Desk) -> None:
+    (desk.folder / "make").mkdir()
+    (desk.folder / "make" / "it.py").write_text(
+        "import sys; open(sys.argv[1], 'w').write('{}'); print('made', sys.argv[1])"
+    )
+    desk.settings |= {"prepare": ["make/it.py", "data.jsonl"]}
+    desk.settings["data"] = {"train": [{"name": "t", "path": "make/data.jsonl"}]}
+    desk.do("trainer", "exit 0")
+
+    code, out, _ = desk.run()
+
+    assert code == 0
+    assert "made data.jsonl" in out
 
 
 def test_ctrl_c_while_preparing_leaves_nothing(desk: Desk) -> None:
