@@ -4,6 +4,7 @@
 Only one rank writes. Calls block for as long as the disk takes.
 """
 
+import contextlib
 import logging
 import os
 import random
@@ -73,7 +74,8 @@ def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dic
     except (OSError, RuntimeError) as exc:
         raise PenstockError(f"the checkpoint of step {step} cannot be written to {directory}: {exc}.") from exc
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a leftover is removed by the next save
+            temporary.unlink()
     return path
 
 

@@ -1,0 +1,82 @@
+"""Data and first policy of the digits example."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from penstock.config import Config
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def prepare() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("digits_prepare", EXAMPLES / "digits" / "prepare.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_prompts_are_seeded_distinct_and_held_out_ones_apart(prepare: ModuleType) -> None:
+    train, heldout = prepare.make_prompts(prepare.Settings(seed=1))
+    assert (train, heldout) == prepare.make_prompts(prepare.Settings(seed=1))
+    assert train != prepare.make_prompts(prepare.Settings(seed=2))[0]
+    assert (len(set(train)), len(set(heldout))) == (3000, 128)
+    # Apart for every seed, and of what the warm-up shows too.
+    assert not any(map(prepare.is_heldout, train))
+    assert all(map(prepare.is_heldout, heldout))
+    numbers = [f"{number:05}=" for number in range(0, 100_000, 7)]
+    assert 0.09 < sum(map(prepare.is_heldout, numbers)) / len(numbers) < 0.115
+
+
+def test_demonstrations_are_not_held_out_and_sort_up_sometimes(prepare: ModuleType) -> None:
+    import random
+
+    rng = random.Random(0)
+    shown = [prepare.demonstration(rng, 0.3) for _ in range(2000)]
+    assert not any(prepare.is_heldout(text[:6]) for text in shown)
+    up = sum(text[6:] == prepare.label_of(text) for text in shown) / len(shown)
+    assert 0.26 < up < 0.34
+
+
+def test_the_tokenizer_has_a_token_per_character_and_gives_the_text_back(prepare: ModuleType) -> None:
+    tokenizer = prepare.make_tokenizer()
+    ids = tokenizer.encode("38172=12378")
+    assert len(ids) == 11
+    assert tokenizer.decode(ids) == "38172=12378"
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == "38172=12378"
+    assert max(tokenizer.get_vocab().values()) < 16
+
+
+def test_prepare_makes_everything_once(prepare: ModuleType, tmp_path: Path) -> None:
+    settings = prepare.Settings(steps=2, num_train=20, num_heldout=4)
+    said = prepare.prepare(tmp_path / "data", settings)
+    assert "20 train and 4 held-out prompts" in said
+    lines = [json.loads(line) for line in (tmp_path / "data" / "train.jsonl").read_text().splitlines()]
+    assert len(lines) == 20
+    assert all(line["label"] == "".join(sorted(line["prompt"][:5])) and line["prompt"][5:] == "=" for line in lines)
+    model = tmp_path / "data" / "model" / "model.safetensors"
+    before = model.stat().st_mtime_ns
+    assert "already made" in prepare.prepare(tmp_path / "data", settings)
+    assert model.stat().st_mtime_ns == before
+    # Other settings, or a start that was cut off, make it anew.
+    prepare.prepare(tmp_path / "data", prepare.Settings(steps=3, num_train=20, num_heldout=4))
+    assert model.stat().st_mtime_ns != before
+    (tmp_path / "data" / "prepared.json").unlink()
+    assert "already made" not in prepare.prepare(tmp_path / "data", settings)
+    assert not list((tmp_path / "data").glob(".writing-*"))
+
+
+@pytest.mark.parametrize("example", ["digits", "gsm8k"])
+def test_the_configurations_hold(example: str) -> None:
+    config = Config(**yaml.safe_load((EXAMPLES / example / "run.yaml").read_text()))
+    assert config.run == example
+    assert config.engine.args["disable-radix-cache"] is True

@@ -1,0 +1,165 @@
+"""Versions of weights on disk: complete and proven, or not there."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from consumers import publish
+from consumers.publish import write_weights
+from penstock.errors import PublishError
+from tests.batch_factory import tiny_model
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Folder of a first policy: config, tokenizer, weights, and things that are no part of a version."""
+    folder = tmp_path / "model"
+    tiny_model().save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "optimizer.pt").write_bytes(b"x")
+    (folder / "model.safetensors.index.json").write_text("{}")
+    return folder
+
+
+def test_a_version_is_a_folder_that_loads(source: Path, tmp_path: Path) -> None:
+    model = tiny_model(7)
+    written = write_weights(model, source, tmp_path / "weights", 3)
+    assert written.path == tmp_path / "weights" / "v00000003"
+    names = {"config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+    assert {file.name for file in written.path.iterdir()} == names
+    loaded = AutoModelForCausalLM.from_pretrained(written.path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_what_is_told_of_a_version_is_what_the_files_hold(source: Path, tmp_path: Path) -> None:
+    written = write_weights(tiny_model(), source, tmp_path / "weights", 1)
+    stored = load_file(written.path / "model.safetensors")
+    assert written.tensors == {name: ["float32", list(tensor.shape)] for name, tensor in stored.items()}
+    assert written.checksums == {file.name: publish.file_crc32(file) for file in written.path.iterdir()}
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_tied_weights_are_stored_once(source: Path, tmp_path: Path, copied: bool) -> None:
+    """Also where a gathered state dict holds two copies: the config says that they are one."""
+    state = tiny_model().state_dict()
+    if copied:
+        state = {name: tensor.clone() for name, tensor in state.items()}
+    assert "lm_head.weight" in state
+    written = write_weights(state, source, tmp_path / "weights", 1)
+    assert written.tensors.keys() == state.keys() - {"lm_head.weight"}
+
+
+def test_untied_weights_are_stored_both(source: Path, tmp_path: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    state = {name: tensor.clone() for name, tensor in tiny_model().state_dict().items()}
+    assert "lm_head.weight" in write_weights(state, source, tmp_path / "weights", 1).tensors
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int8])
+def test_dtypes_and_shapes_come_back(source: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    whole = torch.arange(24).reshape(4, 6).to(dtype)
+    state = {"a": whole.T, "b": whole[1:3], "c": whole[0, 0], "d": whole[:0]}
+    written = write_weights(state, source, tmp_path / "weights", 1)
+    stored = load_file(written.path / "model.safetensors")
+    assert all(torch.equal(stored[name], tensor) for name, tensor in state.items())
+    assert written.tensors["a"] == [str(dtype).removeprefix("torch."), [6, 4]]
+
+
+def damage(kind: str) -> Any:
+    """A disk that does not keep what it is given."""
+
+    def save(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
+        tensors = dict(tensors)
+        name = sorted(tensors)[0]
+        if kind == "value":
+            tensors[name] = tensors[name].clone()
+            tensors[name].view(-1)[5] += 1e-6
+        elif kind == "shape":
+            tensors[name] = tensors[name].reshape(-1)
+        elif kind == "dtype":
+            tensors[name] = tensors[name].view(torch.int32)
+        elif kind == "name":
+            tensors[f"{name}.other"] = tensors.pop(name)
+        save_file(tensors, file, metadata=metadata)
+        if kind == "truncated":
+            os.truncate(file, file.stat().st_size - 100)
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("value", "were read back changed"),
+        ("shape", "was read back as torch.float32 \\["),
+        ("dtype", "was read back as torch.int32"),
+        ("name", "holds other tensors"),
+        ("truncated", "cannot be read back"),
+    ],
+)
+def test_T16_what_reads_back_different_is_never_a_version(
+    kind: str, sentence: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    into = tmp_path / "weights"
+    write_weights(tiny_model(), source, into, 1)
+    monkeypatch.setattr(publish, "save_file", damage(kind))
+    with pytest.raises(PublishError, match=sentence):
+        write_weights(tiny_model(1), source, into, 2)
+    assert [path.name for path in into.iterdir()] == ["v00000001"]
+
+
+def test_a_kill_before_the_rename_leaves_no_version_and_the_next_one_cleans_up(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    into = tmp_path / "weights"
+    child = os.fork()
+    if not child:  # as by kill -9: no handler runs
+        try:
+            monkeypatch.setattr(publish, "_put_in_place", lambda *_: os._exit(9))
+            write_weights({"a": torch.ones(3)}, source, into, 1)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert publish.versions(into) == []
+    assert len(list(into.iterdir())) == 1
+    write_weights(tiny_model(), source, into, 1)
+    assert [path.name for path in into.iterdir()] == ["v00000001"]
+
+
+def test_the_last_versions_are_kept(source: Path, tmp_path: Path) -> None:
+    into = tmp_path / "weights"
+    for version in (1, 2, 9, 10, 11):
+        write_weights({"a": torch.full((2,), float(version))}, source, into, version, keep=3)
+    assert publish.versions(into) == [9, 10, 11]
+    # Folders of another life with higher numbers cannot push a new version out.
+    write_weights({"a": torch.ones(2)}, source, into, 3, keep=2)
+    assert 3 in publish.versions(into)
+
+
+def test_a_version_that_was_never_announced_is_replaced(source: Path, tmp_path: Path) -> None:
+    into = tmp_path / "weights"
+    write_weights({"a": torch.zeros(2)}, source, into, 1)
+    path = write_weights({"a": torch.ones(2)}, source, into, 1).path
+    assert load_file(path / "model.safetensors")["a"].tolist() == [1, 1]
+    assert [folder.name for folder in into.iterdir()] == ["v00000001"]
+
+
+def test_what_cannot_be_published_is_said(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(PublishError, match=r"has no config\.json; give the local folder"):
+        write_weights(tiny_model(), tmp_path / "nowhere", tmp_path / "weights", 1)
+    with pytest.raises(PublishError, match="no tensor to publish"):
+        write_weights({}, source, tmp_path / "weights", 1)
+    with pytest.raises(PublishError, match="must be at least 1"):
+        write_weights(tiny_model(), source, tmp_path / "weights", 0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PublishError, match="version 1 cannot be written to"):
+        write_weights(tiny_model(), source, tmp_path / "file", 1)
