@@ -98,8 +98,9 @@ async def _load_idle(
 ) -> ApplyReport:
     with gate.requests.held(f"version {publication.version} is being loaded"):
         started = time.perf_counter()
-        num_aborted = gate.requests.running
+        before = engine.num_aborted
         await _return_all(engine, gate)
+        num_aborted = engine.num_aborted - before
         returned = time.perf_counter()
         await _flush(engine)
         load_s = await engine.load(publication)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -98,6 +99,8 @@ class Engine:
         self.reports_spans = False
         #: scaled: logprobs are after temperature; original: before it.
         self.logprob_kind = "original" if config.env.get("SGLANG_RETURN_ORIGINAL_LOGPROB") == "1" else "scaled"
+        #: Answers so far that ended by an abort.
+        self.num_aborted = 0
         #: True while its generation is frozen; health is not checked then.
         self.paused = False
         #: Ids that end an answer of this model.
@@ -105,6 +108,7 @@ class Engine:
         #: Tokens behind a weight change that may still be of the old weights (results in flight).
         self._window = 0
         self._radix = True
+        self._namespace = ""
         self._newest = -1
         self._server: servers.Server | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -202,6 +206,9 @@ class Engine:
 
     def _set_version(self, version: int, rev: int = 0) -> None:
         self.version, self.rev, self._newest = version, rev, version
+        # Prefix KV is found by requests of the same load only: an in-place load leaves KV of two versions behind, and
+        # the versions of another run on the same server mean other weights.
+        self._namespace = f"{version}.{secrets.token_hex(4)}"
 
     async def generate(self, input_ids: list[int], sampling: dict[str, Any], *, rid: str) -> Segment:
         """Draw tokens after ``input_ids``. Blocks until they are drawn, or :meth:`abort` ends it.
@@ -225,8 +232,7 @@ class Engine:
             "return_logprob": True,
         }
         if self._radix:
-            # Prefix KV of other weights must not be found again.
-            body["extra_key"] = f"{self.version}.{self.rev}"
+            body["extra_key"] = self._namespace
         sent = self.version
         live = self._live.setdefault(rid, set())
         live.add(wire_rid)
@@ -256,6 +262,7 @@ class Engine:
             raise EngineError(f"{rid}: the engine gave a logprob that is not a finite number: its logits overflow.")
         if reason not in ("stop", "length", "abort"):
             raise EngineError(f"{rid}: the engine ended for a reason that penstock does not know: {reason!r}.")
+        self.num_aborted += reason == "abort"
         return Segment(
             output_ids=ids,
             logprobs=logprobs,
@@ -321,7 +328,7 @@ class Engine:
             "rid": f"score:{next(self._serial)};",
         }
         if self._radix:
-            body["extra_key"] = f"{self.version}.{self.rev}"
+            body["extra_key"] = self._namespace
         answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
         try:
             entries = answer["meta_info"]["input_token_logprobs"][1:]

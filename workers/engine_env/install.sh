@@ -37,7 +37,7 @@ trap 'rm -rf "$build"' EXIT
 trap 'exit 130' INT TERM HUP
 
 "$python" -m venv "$build"
-pip=("$build/bin/python" -m pip install --quiet --disable-pip-version-check)
+pip=("$build/bin/python" -m pip install -qq --disable-pip-version-check)
 "${pip[@]}" -r "$here/requirements.txt"
 "${pip[@]}" --no-deps sglang==0.5.20 torchvision==0.28.0
 

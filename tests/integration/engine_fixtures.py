@@ -1,0 +1,96 @@
+"""A real SGLang server for tests: one per test session, on CPU, in float32, with its prefix cache on."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from penstock.config import EngineConfig, ModelConfig
+from penstock.messages import Publication
+from tests.tiny_model import make_tiny_model, publication_of
+from workers import server as servers
+from workers.engine import Engine
+
+ENGINE_PYTHON = os.environ.get("PENSTOCK_ENGINE_PYTHON", ".engine/bin/python")
+
+#: A server on CPU, as small as it gets.
+CPU_ARGS: dict[str, object] = {
+    "device": "cpu",
+    "attention-backend": "torch_native",
+    "sampling-backend": "pytorch",
+    "grammar-backend": "none",
+    "disable-cuda-graph": True,
+    "disable-overlap-schedule": True,
+    "sleep-on-idle": True,
+    "max-total-tokens": 20000,
+    "max-running-requests": 64,
+    "mem-fraction-static": 0.3,
+    "skip-server-warmup": True,
+}
+
+
+def cpu_engine(**changes: object) -> EngineConfig:
+    """Configuration of a spawned CPU server; ``changes`` are arguments of the server."""
+    if shutil.which(ENGINE_PYTHON) is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{ENGINE_PYTHON} is missing: run make engine")
+        pytest.skip(f"{ENGINE_PYTHON} is missing: run make engine")
+    return EngineConfig(
+        python=ENGINE_PYTHON,
+        args=CPU_ARGS | changes,
+        env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        start_timeout_s=180,
+        health_interval_s=0.2,
+        health_timeout_s=20,
+        request_timeout_s=120,
+    )
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Folders of seven tiny models that differ in their weights; the first is what servers start with."""
+    root = tmp_path_factory.mktemp("models")
+    return [make_tiny_model(root / f"w{seed}", seed) for seed in range(7)]
+
+
+@pytest.fixture(scope="session")
+def publications(models: list[Path]) -> list[Publication]:
+    """Publication of version v at index v; index 0 is no publication (the model that servers start with)."""
+    return [publication_of(folder, version) for version, folder in enumerate(models)]
+
+
+@pytest.fixture(scope="session")
+def model_config(models: list[Path]) -> ModelConfig:
+    return ModelConfig(path=str(models[0]), dtype="float32")
+
+
+async def _up(config: EngineConfig, model: ModelConfig, log_dir: Path) -> servers.Server:
+    def make() -> servers.Server:
+        return servers.spawn(config, model, name="shared", log_dir=log_dir)
+
+    async with aiohttp.ClientSession() as session:
+        return await servers.start(make, session, config.start_timeout_s)
+
+
+@pytest.fixture(scope="session")
+def engine_url(model_config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the session's server. Tests load what they need; none may kill it."""
+    server = asyncio.run(_up(cpu_engine(), model_config, tmp_path_factory.mktemp("engine")))
+    yield server.url
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+async def engine(
+    engine_url: str, model_config: ModelConfig, publications: list[Publication], tmp_path: Path
+) -> AsyncIterator[Engine]:
+    """A client of the session's server that has version 1 loaded."""
+    config = cpu_engine().model_copy(update={"url": engine_url})
+    engine = Engine(config, model_config, name="test", log_dir=tmp_path)
+    await engine.start(publications[1])
+    yield engine
+    await engine.stop()

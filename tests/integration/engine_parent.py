@@ -1,0 +1,24 @@
+"""A worker that starts an engine, says so, and waits to be killed. Run by test_engine_lifetime."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from penstock.config import EngineConfig, ModelConfig
+from workers.engine import Engine
+
+
+async def main() -> None:
+    config, model, log_dir = sys.argv[1:]
+    engine = Engine(
+        EngineConfig.model_validate_json(config),
+        ModelConfig.model_validate_json(model),
+        name="orphan",
+        log_dir=Path(log_dir),
+    )
+    await engine.start(None)
+    print(engine.pid, flush=True)
+    await asyncio.Event().wait()
+
+
+asyncio.run(main())

@@ -1,0 +1,218 @@
+"""The client of a real SGLang server, and the updates of its weights."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from penstock.config import ModelConfig, RolloutConfig
+from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
+from penstock.messages import Job, Publication, Sample
+from tests.integration import oracle
+from tests.integration.engine_fixtures import cpu_engine
+from tests.tiny_model import publication_of
+from workers.apply import Policy, apply_publication
+from workers.engine import Engine
+from workers.gate import Gate
+from workers.generate import generate_sample
+from workers.partial import partial_from_bytes, partial_to_bytes
+
+pytestmark = pytest.mark.engine
+
+PROMPT = [5, 6, 7, 8]
+SHORT = {"max_new_tokens": 12, "ignore_eos": True}
+LONG = {"max_new_tokens": 400, "ignore_eos": True}
+
+
+async def test_generate_returns_ids_logprobs_and_versions(engine: Engine) -> None:
+    segment = await engine.generate(PROMPT, SHORT, rid="a/0/0/0")
+
+    assert len(segment.output_ids) == len(segment.logprobs) == len(segment.versions) == 12
+    assert segment.finish_reason == "length"
+    assert set(segment.versions) == {1}
+    assert engine.server_version.startswith("0.5.")
+    assert engine.reports_spans
+    assert await engine.healthy()
+
+
+async def test_score_is_the_logprob_at_temperature_one(engine: Engine, models: list[Path]) -> None:
+    segment = await engine.generate(PROMPT, SHORT | {"temperature": 0.5}, rid="a/0/0/0")
+    sample = Sample(Job(id="a/0/0", n=1), 0)
+    sample.append(PROMPT)
+    scores = await engine.score(PROMPT + segment.output_ids, len(PROMPT))
+    sample.append(segment.output_ids, version=1, logprobs=scores)
+
+    expected = oracle.recompute({1: oracle.load_model(models[1])}, sample, sample.versions, 1.0)
+    assert oracle.gap(sample, expected) < 1e-4
+    with pytest.raises(EngineError, match="start must be"):
+        await engine.score(PROMPT, 0)
+
+
+async def test_an_abort_ends_its_own_request_only(engine: Engine) -> None:
+    tasks = {rid: asyncio.create_task(engine.generate(PROMPT, LONG, rid=rid)) for rid in ("a/0/0/1", "a/0/0/10")}
+    # Behind both on the way: when it is answered they have begun.
+    await engine.generate(PROMPT, SHORT, rid="a/0/0/2")
+    await engine.abort("a/0/0/1")
+
+    ended = await tasks["a/0/0/1"]
+    assert ended.finish_reason == "abort"
+    assert 0 < len(ended.output_ids) == len(ended.logprobs) < 400
+    assert (await tasks["a/0/0/10"]).finish_reason == "length"
+
+
+async def test_what_the_engine_refuses_is_an_engine_error(engine: Engine) -> None:
+    with pytest.raises(EngineError, match="temperature"):
+        await engine.generate(PROMPT, SHORT | {"temperature": -1}, rid="a/0/0/0")
+
+
+@pytest.mark.parametrize("policy", ["in_place", "abort", "drain"])
+async def test_a_version_that_does_not_come_after_the_loaded_one_is_refused(
+    engine: Engine, publications: list[Publication], models: list[Path], policy: Policy
+) -> None:
+    gate = Gate()
+    await apply_publication(engine, gate, publications[3], policy)
+
+    for version in (2, 3):
+        with pytest.raises(PublishError, match="never go back"):
+            await apply_publication(engine, gate, publications[version], policy)
+    await apply_publication(engine, gate, publication_of(models[3], 3, rev=1), policy)
+
+    assert (engine.version, engine.rev) == (3, 1)
+    assert gate.reason is None
+
+
+async def test_a_publication_that_does_not_fit_leaves_the_engine_as_it_is(
+    engine: Engine, publications: list[Publication], models: list[Path], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    gate = Gate()
+    tensors = load_file(models[2] / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:32].clone()
+    (tmp_path / "bad").mkdir()
+    save_file(tensors, tmp_path / "bad" / "model.safetensors")
+    gone = Publication(model="policy", version=2, transport="disk", path=str(tmp_path / "nowhere"))
+
+    with pytest.raises(PublishError, match="shape"):
+        await apply_publication(engine, gate, publication_of(tmp_path / "bad", 2), "in_place")
+    with pytest.raises(PublishError, match="no folder"):
+        await apply_publication(engine, gate, gone, "abort")
+
+    assert engine.version == 1
+    assert (await engine.generate(PROMPT, SHORT, rid="a/0/0/0")).versions == [1] * 12
+
+
+@pytest.mark.parametrize("policy", ["in_place", "abort"])
+async def test_what_the_engine_cannot_find_leaves_the_old_weights_and_running_requests(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy
+) -> None:
+    async def no_check(publication: Publication) -> None:
+        """As if the folder went between the check and the load."""
+
+    gate = Gate()
+    monkeypatch.setattr(engine, "verify", no_check)
+    gone = Publication(model="policy", version=2, transport="disk", path=str(tmp_path / "nowhere"))
+    running = asyncio.create_task(engine.generate(PROMPT, LONG, rid="a/0/0/0"))
+    await engine.generate(PROMPT, SHORT, rid="a/0/0/1")
+
+    with pytest.raises(PublishError, match="keeps 1"):
+        await apply_publication(engine, gate, gone, policy)
+
+    assert engine.version == 1
+    assert not engine.paused
+    assert gate.reason is None
+    if policy == "in_place":
+        assert (await running).versions == [1] * 400
+    assert (await engine.generate(PROMPT, SHORT, rid="a/0/0/2")).versions == [1] * 12
+    await asyncio.wait({running})
+
+
+async def test_a_cancelled_sample_goes_on_from_its_partial(engine: Engine, models: list[Path]) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(models[0])
+    rollout, gate = RolloutConfig(sampling=LONG), Gate()
+    job = Job(id="a/0/0", n=1, prompt="123=")
+    sample = Sample(job, 0)
+    task = asyncio.create_task(
+        generate_sample(engine, gate, job, 0, tokenizer=tokenizer, rollout=rollout, partial=sample)
+    )
+    await engine.generate(PROMPT, SHORT, rid="a/0/1/0")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    drawn = sum(sample.generated)
+    assert sample.status == "aborted"
+    assert 0 < drawn < 400
+
+    again = partial_from_bytes(partial_to_bytes(sample), job, 0)
+    assert again.tokens == sample.tokens
+    done = await generate_sample(engine, gate, job, 0, tokenizer=tokenizer, rollout=rollout, partial=again)
+
+    assert done.tokens[: len(sample.tokens)] == sample.tokens
+    assert sum(done.generated) == 400
+    assert done.status == "truncated"
+    expected = oracle.recompute({1: oracle.load_model(models[1])}, done, done.versions, 1.0)
+    assert oracle.gap(done, expected) < 1e-4
+
+
+async def test_an_engine_with_weights_of_someone_else_is_lost(
+    engine: Engine, engine_url: str, model_config: ModelConfig, publications: list[Publication], tmp_path: Path
+) -> None:
+    other = Engine(engine.config, model_config, name="other", log_dir=tmp_path)
+    await other.start(publications[6])
+    try:
+        with pytest.raises(EngineDied, match="load the current publication"):
+            await engine.generate(PROMPT, SHORT, rid="a/0/0/0")
+    finally:
+        await other.stop()
+
+
+async def test_a_url_without_a_server_is_a_mistake_in_the_configuration(
+    model_config: ModelConfig, tmp_path: Path
+) -> None:
+    config = cpu_engine().model_copy(update={"url": "http://127.0.0.1:9"})
+    engine = Engine(config, model_config, name="none", log_dir=tmp_path)
+
+    with pytest.raises(ConfigError, match="does not answer as an SGLang server"):
+        await engine.start(None)
+
+
+async def test_many_updates_under_load(engine: Engine, publications: list[Publication]) -> None:
+    """Policies in turn while 32 requests run: nothing is lost, and the server survives every one of them."""
+    gate, rollout = Gate(), RolloutConfig(sampling={"max_new_tokens": 40, "ignore_eos": True})
+
+    class Plain:
+        eos_token_id = 1
+
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            return [2 + int(letter) for letter in text]
+
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+            return json.dumps(token_ids)
+
+    async def keep_busy(index: int, stop: asyncio.Event) -> list[Sample]:
+        made = []
+        while not stop.is_set():
+            job = Job(id=f"busy/{index}/{len(made)}", n=1, prompt=f"{index}{len(made)}")
+            made.append(await generate_sample(engine, gate, job, 0, tokenizer=Plain(), rollout=rollout))
+        return made
+
+    stop = asyncio.Event()
+    busy = [asyncio.create_task(keep_busy(index, stop)) for index in range(32)]
+    policies: list[Policy] = ["in_place", "abort", "drain"] * 6
+    for number, policy in enumerate(policies):
+        target = publications[1 + number % 6]
+        renumbered = Publication(**{**_fields(target), "version": 2 + number})
+        await apply_publication(engine, gate, renumbered, policy)
+    stop.set()
+    made = [sample for samples in await asyncio.gather(*busy) for sample in samples]
+
+    assert engine.version == 1 + len(policies)
+    assert all(sum(sample.generated) == 40 for sample in made)
+    assert await engine.healthy()
+
+
+def _fields(publication: Publication) -> dict[str, Any]:
+    return {name: getattr(publication, name) for name in publication.__dataclass_fields__}

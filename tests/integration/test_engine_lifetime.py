@@ -1,0 +1,91 @@
+"""Engines that are spawned, lost, started again, and never left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.config import ModelConfig
+from penstock.errors import EngineDied
+from penstock.messages import Publication
+from tests.integration.engine_fixtures import cpu_engine
+from tests.integration.processes import command_of, descendants, open_pidfds, wait_gone
+from workers.apply import apply_publication
+from workers.engine import Engine
+from workers.gate import Gate
+
+pytestmark = pytest.mark.engine
+
+ANSWER = {"max_new_tokens": 4, "ignore_eos": True}
+LONG = {"max_new_tokens": 3000, "ignore_eos": True}
+
+
+def test_an_engine_dies_with_its_worker(model_config: ModelConfig, tmp_path: Path) -> None:
+    config = cpu_engine()
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tests.integration.engine_parent",
+            config.model_dump_json(),
+            model_config.model_dump_json(),
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    engine = int(parent.stdout.readline())
+    processes = [engine, *descendants(engine)]
+    assert len(processes) >= 3, "launch_server has a scheduler and a detokenizer"
+    pidfds = open_pidfds(processes)
+
+    parent.kill()
+    parent.wait()
+
+    assert wait_gone(pidfds, 10) == []
+
+
+async def test_a_lost_engine_is_noticed_and_comes_back_with_the_current_weights(
+    model_config: ModelConfig, publications: list[Publication], tmp_path: Path
+) -> None:
+    config = cpu_engine().model_copy(update={"health_timeout_s": 1.0, "health_failures": 2})
+    engine = Engine(config, model_config, name="lost", log_dir=tmp_path)
+    try:
+        await engine.start(publications[2])
+        assert (await engine.generate([5, 6], ANSWER, rid="a")).versions == [2] * 4
+        assert engine.pid is not None
+        frozen = [engine.pid, *descendants(engine.pid)]
+        pidfds = open_pidfds(frozen)
+
+        scheduler = next(pid for pid in frozen if "scheduler" in command_of(pid))
+        os.kill(scheduler, signal.SIGSTOP)
+        reason = await asyncio.wait_for(engine.watch(), 60)
+        assert "failed 2 health checks in a row" in reason
+
+        await engine.restart(publications[3])
+        assert wait_gone(pidfds, 10) == []
+        assert engine.version == 3
+        assert (await engine.generate([5, 6], ANSWER, rid="a")).versions == [3] * 4
+        gate = Gate()
+        await apply_publication(engine, gate, publications[4], "in_place")
+        assert (await engine.generate([5, 6], ANSWER, rid="a")).versions == [4] * 4
+
+        running = asyncio.create_task(engine.generate([5, 6], LONG, rid="b"))
+        watching = asyncio.create_task(engine.watch())
+        await engine.healthy()  # a round trip behind the request: it has reached the server
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineDied, match="was lost"):
+            await asyncio.wait_for(running, 60)
+        assert "signal 9" in await asyncio.wait_for(watching, 60)
+        with pytest.raises(EngineDied):
+            await apply_publication(engine, gate, publications[5], "in_place")
+        assert gate.reason is None
+    finally:
+        await engine.stop()
+    with pytest.raises(EngineDied, match="not running"):
+        await engine.generate([5, 6], ANSWER, rid="c")
