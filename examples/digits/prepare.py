@@ -49,11 +49,12 @@ def main() -> None:
 
 def prepare(out: Path, settings: Settings) -> str:
     """Make what is missing under ``out``; returns one line that says what was done."""
-    wanted = json.dumps(asdict(settings), sort_keys=True)
+    # With this script, for what it writes depends on it.
+    wanted = asdict(settings) | {"script": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}
     done = out / "prepared.json"
     if done.is_file():
         before = json.loads(done.read_text())
-        if json.dumps(before["settings"], sort_keys=True) == wanted:
+        if before["settings"] == wanted:
             return f"{out}: already made, held-out accuracy {before['accuracy']:.3f}"
         done.unlink()
     out.mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,7 @@ def prepare(out: Path, settings: Settings) -> str:
     write_jsonl(out / "heldout.jsonl", heldout)
     accuracy = make_policy(out / "model", settings, heldout)
     # Last, so that a half-made folder is made again.
-    write_atomically(done, json.dumps({"settings": asdict(settings), "accuracy": accuracy}, indent=1) + "\n")
+    write_atomically(done, json.dumps({"settings": wanted, "accuracy": accuracy}, indent=1) + "\n")
     return (
         f"{out}: {len(train)} train and {len(heldout)} held-out prompts, first policy right on {accuracy:.3f} of these"
     )
@@ -103,15 +104,15 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def make_tokenizer():  # type: ignore[no-untyped-def]  # transformers and torch are loaded late: --help is instant
-    """One token per character."""
+    """One token per character; any other text is not empty, for servers warm up with a sentence of their own."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = ["<pad>", "<eos>", *"0123456789="]
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<pad>"))
+    vocabulary = ["<pad>", "<eos>", "<unk>", *"0123456789="]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
 def make_model(settings: Settings, tokenizer):  # type: ignore[no-untyped-def]
