@@ -19,7 +19,7 @@ import os
 import subprocess
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +28,8 @@ import numpy as np
 import redis
 import typer
 
-from benchmarks.common import Report, median, redis_server, run_cli, run_together, spread, versions
+from benchmarks import penstock_path
+from benchmarks.common import Report, format_value, median, redis_server, run_cli, run_together, spread, versions
 
 if TYPE_CHECKING:
     import torch
@@ -134,6 +135,8 @@ class Figure:
     batch: int
     samples: int
     samples_per_s: float
+    #: Process -> CPU time, in us per sample, where it was taken.
+    cpu_us: dict[str, float] = field(default_factory=dict)
 
 
 def bare(url: str, groups: int, tokens: int, count: int = 8) -> list[Figure]:
@@ -171,11 +174,13 @@ def transfer_queue(tokens: int, peers: dict[str, str]) -> list[Figure]:
     return [Figure("transferqueue", row["batch"], row["samples"], row["samples_per_s"]) for row in result["rows"]]
 
 
-def ours(url: str, groups: int, tokens: int) -> list[Figure]:
+def through_penstock(url: str, groups: int, tokens: int, source: penstock_path.Source) -> list[Figure]:
     """One round through penstock."""
-    from benchmarks import penstock_path
-
-    return penstock_path.measure(url, groups, tokens)
+    done = penstock_path.run(url, groups, tokens, source)
+    samples = groups * GROUP
+    check_all(done.seen, samples, "penstock")
+    leg = "penstock" if source == "arrays" else f"penstock from {source}"
+    return [Figure(leg, GROUP, samples, samples / done.seconds, done.cpu_us)]
 
 
 def main(
@@ -183,7 +188,7 @@ def main(
     groups: Annotated[int, typer.Option(help="Groups of 8 samples per round.")] = 768,
     tokens: Annotated[int, typer.Option(help="Tokens of a sample.")] = 2560,
     rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 3,
-    legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,transferqueue",
+    legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,lists,transferqueue",
 ) -> None:
     """Samples per second from a worker's commit to trainer tensors, beside a bare loop and TransferQueue."""
     peers: dict[str, str] = {}
@@ -193,7 +198,9 @@ def main(
             if "bare" in legs:
                 figures += bare(url, groups, tokens)
             if "penstock" in legs:
-                figures += ours(url, groups, tokens)
+                figures += through_penstock(url, groups, tokens, "arrays")
+            if "lists" in legs:
+                figures += through_penstock(url, groups, tokens, "lists")
             if "transferqueue" in legs:
                 figures += transfer_queue(tokens, peers)
         seen_versions = versions(redis.Redis.from_url(url), **peers)
@@ -217,9 +224,15 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
             "mb_per_s": rate * tokens * TOKEN_BYTES / 1e6,
             "spread": spread([figure.samples_per_s for figure in rounds[leg, batch]]),
             "ratio": mine / rate if mine else None,
+            "cpu_us": median_cpu(rounds[leg, batch]),
             "rounds": [figure.samples_per_s for figure in rounds[leg, batch]],
         }
         for (leg, batch), rate in rates.items()
+    ]
+    notes = [
+        f"CPU of {leg}, us per sample: {format_value(cpu_us)}; sum {sum(cpu_us.values()):.0f}."
+        for (leg, _), of_leg in rounds.items()
+        if (cpu_us := median_cpu(of_leg))
     ]
     return Report(
         title=f"trajectory path: groups of {GROUP} x {tokens} tokens, one writer, one reader",
@@ -231,8 +244,13 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
             "ratio_transferqueue_best": mine / best if mine and best else None,
         },
         versions=seen_versions,
-        notes=["TransferQueue's best is that of batches 1, 8 and 64; 512 is shown beside them."],
+        notes=[*notes, "TransferQueue's best is that of batches 1, 8 and 64; 512 is shown beside them."],
     )
+
+
+def median_cpu(figures: list[Figure]) -> dict[str, float]:
+    """Process -> median over the rounds of its CPU time, in us per sample."""
+    return {process: median([figure.cpu_us[process] for figure in figures]) for process in figures[0].cpu_us}
 
 
 if __name__ == "__main__":

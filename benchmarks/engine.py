@@ -1,0 +1,64 @@
+"""An SGLang server for a benchmark: a random model of the asked shape, on CPU or on a GPU."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from benchmarks.common import version_in
+from benchmarks.random_model import Shape, make_model
+from penstock.config import EngineConfig, ModelConfig
+from workers import server as servers
+
+#: Arguments of the server by device.
+ARGS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch",
+        "grammar-backend": "none", "disable-cuda-graph": True, "disable-overlap-schedule": True,
+        "max-total-tokens": 60000, "mem-fraction-static": 0.3, "disable-radix-cache": True, "sleep-on-idle": True,
+    },
+    "cuda": {"disable-radix-cache": True, "grammar-backend": "none"},
+}  # fmt: skip
+ENV = {"cpu": {"OMP_NUM_THREADS": "1"}, "cuda": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEngine:
+    """A server that answers at ``url``."""
+
+    url: str
+    #: Folder of its model.
+    model: Path
+    #: Folder for further files of the benchmark, gone with the engine.
+    folder: Path
+    sglang: str
+
+
+@contextmanager
+def running_engine(
+    shape: Shape, *, device: str, python: str, args: dict[str, Any], env: dict[str, str]
+) -> Iterator[RunningEngine]:
+    """Make the model, start the server, wait until it answers, and end it with all its processes afterwards."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder = Path(name)
+        make_model(folder / "model", shape)
+        config = EngineConfig(python=python, args=ARGS[device] | args, env=ENV[device] | env)
+        model = ModelConfig(path=str(folder / "model"), dtype=shape.dtype)
+        server = asyncio.run(_start(config, model, folder))
+        try:
+            sglang = version_in(Path(python), "sglang") or "unknown"
+            yield RunningEngine(server.url, folder / "model", folder, sglang)
+        finally:
+            asyncio.run(server.stop())
+
+
+async def _start(config: EngineConfig, model: ModelConfig, folder: Path) -> servers.Server:
+    async with aiohttp.ClientSession() as session:
+        return await servers.start(
+            lambda: servers.spawn(config, model, name="bench", log_dir=folder), session, config.start_timeout_s
+        )

@@ -1,0 +1,256 @@
+"""The leg of ``trajectory_path`` that goes through penstock: its own processes, verbs, buffer and trainer client.
+
+    writer:  lease ─> pack each sample ─> SET NX EX of the payloads ─> fenced commit of the group
+    buffer:  ``penstock buffer``, a process of its own: payloads made permanent, batches of 64 groups, retirement
+    reader:  Trainer: manifest, payloads, checks, ``padded()`` torch tensors, commit; a checkpoint every 4 batches
+
+Jobs are admitted and the first version is published before the clock starts. ``source`` is what the writer holds:
+``arrays``, as the other legs do, or ``lists`` of numbers, as an engine's JSON gives them to a worker.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import redis
+from numpy.typing import NDArray
+
+from benchmarks.common import run_together
+from penstock import payloads, scripts
+from penstock.config import Config
+from penstock.control import Control
+from penstock.keys import Keys
+from penstock.load_config import save_resolved
+from penstock.messages import Job, Sample
+
+Source = Literal["arrays", "lists"]
+
+GROUP = 8
+PROMPT_TOKENS = 64
+BATCH_GROUPS = 64
+#: Groups leased at once; as many samples run at once in a worker of 64 slots.
+LEASED = 8
+#: Batches per checkpoint of the reader.
+CHECKPOINT_EVERY = 4
+ADMIT = 256
+
+
+def make_config(url: str, folder: Path) -> Config:
+    """A run whose gate and bound hold nothing back: the path alone is measured."""
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (folder / "none.jsonl").write_text("")
+    return Config.model_validate(
+        {
+            "run": "bench",
+            "directory": folder,
+            "redis": {"url": url},
+            "model": {"path": str(model)},
+            "data": {"train": [{"name": "bench", "path": str(folder / "none.jsonl")}]},
+            "rollout": {"n": GROUP},
+            "staleness": {"mode": "async", "bound": 4},
+            "trainer": {"batch_groups": BATCH_GROUPS, "batches_per_version": 1_000_000},
+        }
+    )
+
+
+def make_sample(job: Job, k: int, arrays: dict[str, Any]) -> Sample:
+    """A finished sample over arrays or lists that are there already."""
+    sample = Sample(job, k, **arrays)
+    sample.prompt_length = PROMPT_TOKENS
+    sample.status, sample.finish_reason, sample.reward = "completed", "stop", float(k % 2)
+    return sample
+
+
+def make_values(tokens: int, source: Source) -> dict[str, Any]:
+    """What an engine drew under version 1, after a prompt: tokens, logprobs, masks and versions, each [L]."""
+    rng = np.random.default_rng(0)
+    drawn = np.arange(tokens) >= PROMPT_TOKENS
+    values: dict[str, NDArray[Any]] = {
+        "tokens": rng.integers(0, 32000, tokens, dtype=np.int32),
+        "logprobs": np.where(drawn, -rng.random(tokens), 0).astype(np.float32),
+        "generated": drawn.astype(np.uint8),
+        "loss_mask": drawn.astype(np.uint8),
+        "versions": np.where(drawn, 1, -1).astype(np.int32),
+    }
+    return dict(values) if source == "arrays" else {name: array.tolist() for name, array in values.items()}
+
+
+def writer(barrier: Barrier, *, config_file: str, groups: int, tokens: int, source: Source) -> "Part":
+    """Lease, pack and commit ``groups`` groups."""
+    config = load(config_file)
+    keys, control = Keys(config.run), Control(str(config.redis.url))
+    barrier.wait()  # the subscription is there, and version 1
+    admit_all(control, config, groups)
+    values = make_values(tokens, source)
+    barrier.wait()
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    for turn in range(groups // LEASED):
+        for held in control.call(scripts.lease(keys, "bench", f"bench.{turn}", most=LEASED, version=1)):
+            write_group(control, keys, held, values, config.buffer.payload_ttl_s)
+    return Part(began_s, {"writer": time.process_time() - cpu_s})
+
+
+def write_group(control: Control, keys: Keys, held: scripts.RawLease, values: dict[str, Any], ttl_s: int) -> None:
+    """The worker's way to commit: payloads under the lease's token first, then the records."""
+    job = Job.from_bytes(held.body)
+    records, packed = [], []
+    for k in range(job.n):
+        values["tokens"][0] = job.index * GROUP + k
+        sample = make_sample(job, k, values)
+        data = payloads.encode(sample)
+        meta = payloads.meta_of(sample, token=held.token, server="control", data=data, worker="bench")
+        packed.append((keys.payload(sample.id, held.token), data))
+        records.append((k, meta.oldest, meta.to_bytes()))
+    with control.client.pipeline(transaction=False) as pipe:
+        for key, data in packed:
+            pipe.set(key, data, nx=True, ex=ttl_s)
+        pipe.execute()
+    done = control.call(scripts.commit(keys, job.id, held.token, records))
+    if done.outcome != "ready":
+        raise RuntimeError(f"The commit of {job.id} answered {done}.")
+
+
+def admit_all(control: Control, config: Config, groups: int) -> None:
+    """Admit ``groups`` jobs through the gate."""
+    keys = Keys(config.run)
+    revision = int(control.client.hget(keys.subs, "rev") or 0)
+    for first in range(0, groups, ADMIT):
+        jobs = [Job(f"bench/0/{i}", GROUP, prompt_ids=[1] * PROMPT_TOKENS) for i in range(first, first + ADMIT)]
+        done = control.call(
+            scripts.admit(
+                keys,
+                [(job, job.to_bytes()) for job in jobs[: groups - first]],
+                lane="train",
+                source="bench",
+                position=first,
+                model=config.model.name,
+                gate=(revision, [config.trainer.name]),
+            )
+        )
+        if done.outcome != "ok" or done.position != min(first + ADMIT, groups):
+            raise RuntimeError(f"admit answered {done}.")
+
+
+def reader(barrier: Barrier, *, config_file: str, groups: int, buffer: int) -> "Part":
+    """Train nothing: batches to tensors, commit, checkpoint. ``buffer`` is the pid of the buffer process."""
+    import torch
+
+    from consumers.trainer import Trainer
+
+    torch.set_num_threads(1)
+    seen: list[int] = []
+    config = load(config_file)
+    client = redis.Redis.from_url(str(config.redis.url))
+    with Trainer(config, prefetch=1) as trainer:
+        trainer.publish({"weight": torch.zeros(1)})
+        barrier.wait()
+        barrier.wait()
+        before = cpu_s_of_all(client, buffer)
+        for _ in range(groups // BATCH_GROUPS):
+            batch = trainer.next(timeout=60)
+            data = batch.padded()
+            ended_s = time.monotonic()
+            seen.extend(data["tokens"][:, 0].tolist())
+            trainer.commit(batch)
+            if batch.n % CHECKPOINT_EVERY == 0:
+                trainer.state_dict()
+                trainer.checkpointed()
+        after = cpu_s_of_all(client, buffer)
+    return Part(ended_s, {name: after[name] - before[name] for name in before}, seen)
+
+
+def load(config_file: str) -> Config:
+    return Config.model_validate(json.loads(Path(config_file).read_text()))
+
+
+@contextmanager
+def buffer_process(config: Config) -> Iterator[int]:
+    """``penstock buffer``, ended by SIGTERM; yields its pid."""
+    resolved = config.run_dir / "config.yaml"
+    resolved.parent.mkdir(parents=True, exist_ok=True)
+    save_resolved(config, resolved)
+    log = config.run_dir / "buffer.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli", "buffer", "--config", str(resolved)],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            yield process.pid
+        finally:
+            died = process.poll()
+            process.terminate()
+            process.wait(timeout=30)
+    if died is not None:
+        raise RuntimeError(f"The buffer ended with {died}: {log.read_text(errors='replace')[-2000:]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process of a round says."""
+
+    #: When the writer began, or the reader had the last tensor (monotonic seconds).
+    at_s: float
+    #: Process -> CPU seconds it took.
+    cpu_s: dict[str, float]
+    #: Tags of the samples that came.
+    seen: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One measured round."""
+
+    #: From the first lease to the last tensor.
+    seconds: float
+    #: Tags of the samples that came.
+    seen: list[int]
+    #: Process -> CPU time it took, in us per sample: what limits when there are fewer cores than processes.
+    cpu_us: dict[str, float]
+
+
+def run(url: str, groups: int, tokens: int, source: Source) -> Round:
+    """Measure one round. Blocks."""
+    if groups % BATCH_GROUPS:
+        raise SystemExit(f"--groups must be a multiple of {BATCH_GROUPS}: the reader takes whole batches.")
+    redis.Redis.from_url(url).flushall()
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        config = make_config(url, Path(name))
+        config_file = Path(name) / "config.json"
+        config_file.write_text(config.model_dump_json())
+        both: dict[str, Any] = {"config_file": str(config_file), "groups": groups}
+        with buffer_process(config) as pid:
+            done = run_together(
+                {
+                    "writer": (writer, {**both, "tokens": tokens, "source": source}),
+                    "reader": (reader, {**both, "buffer": pid}),
+                }
+            )
+    first, last = done["writer"], done["reader"]
+    spent = {**first.cpu_s, **last.cpu_s}
+    return Round(last.at_s - first.at_s, last.seen, {k: 1e6 * v / (groups * GROUP) for k, v in spent.items()})
+
+
+def cpu_s_of_all(client: redis.Redis, buffer: int) -> dict[str, float]:
+    """CPU seconds so far of Redis, of the buffer (a pid), and of this process, the reader."""
+    cpu: Any = client.info("cpu")
+    fields = Path(f"/proc/{buffer}/stat").read_text().rpartition(")")[2].split()
+    return {
+        "redis": float(cpu["used_cpu_user"] + cpu["used_cpu_sys"]),
+        "buffer": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+        "reader": time.process_time(),
+    }

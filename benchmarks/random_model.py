@@ -1,0 +1,72 @@
+"""A Qwen2 with random weights and a word tokenizer, of any shape: there is something to serve without a download."""
+
+import string
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Size of the model; with answers of a fixed length, random weights give honest throughput."""
+
+    hidden: int = 256
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    mlp: int = 768
+    vocab: int = 4096
+    context: int = 4096
+    dtype: str = "float32"
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters with tied embeddings, norms and biases left out."""
+        attention = 2 * self.hidden**2 * (1 + self.kv_heads / self.heads)
+        return int(self.layers * (attention + 3 * self.hidden * self.mlp) + self.vocab * self.hidden)
+
+
+def make_model(folder: Path, shape: Shape) -> None:
+    """Write config, weights and tokenizer to ``folder``. Takes seconds, or a minute for billions of parameters."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    dtype = getattr(torch, shape.dtype)
+    config = Qwen2Config(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    torch.set_default_dtype(dtype)
+    try:
+        Qwen2ForCausalLM(config).save_pretrained(folder)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    _make_tokenizer(shape.vocab, folder)
+
+
+def _make_tokenizer(vocab: int, folder: Path) -> None:
+    """One token per character, and names for the rest of the vocabulary.
+
+    A character, because a Qwen2 folder is read as Qwen2's own tokenizer, whose pieces these are when there are no
+    merges, whatever the folder says.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<eos>", *(character for character in string.printable if character.isprintable())]
+    names = {word: index for index, word in enumerate([*words, *(f"<{i}>" for i in range(len(words), vocab))])}
+    tokenizer = Tokenizer(models.WordLevel(names, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
