@@ -97,12 +97,16 @@ class Subscriber:
             self.owner = new_token()
             self._take(deadline)
             if self._definition is not None:
-                self.control.call(scripts.subscribe(self.keys, self.name, self._definition))
+                self.define(self._definition)
             self._heartbeat = threading.Thread(target=self._beat, name=f"owner-{self.name}", daemon=True)
             self._heartbeat.start()
         else:
             self._follow(deadline)
         self.waiting.end()
+
+    def define(self, definition: dict[str, Value]) -> None:
+        """Set fields of the subscription; groups that wait are looked at anew. Blocks for one round trip."""
+        self.control.call(scripts.subscribe(self.keys, self.name, definition))
 
     def _take(self, deadline: float) -> None:
         lease_ms = int(OWNER_LEASE_S * 1000)

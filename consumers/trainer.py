@@ -365,6 +365,15 @@ class Trainer:
 
     # --- presence -------------------------------------------------------------------------------------------------
 
+    def ask_evaluation(self, version: int) -> None:
+        """Have ``version`` evaluated, whatever ``data.eval_every`` says: the last one of a run."""
+        self._subscriber.control.do(lambda client: client.hset(self.keys.clock, "final", version))
+
+    def take_wait_s(self) -> float:
+        """Seconds spent in ``next`` since the last call."""
+        waited, self.wait_s = self.wait_s, 0.0
+        return waited
+
     def report(self, **figures: float | int | str) -> None:
         """Show figures of the last step in `penstock status` and the live view."""
         record = {"name": self.name, "rank": self._subscriber.rank, "pid": os.getpid(), "at": time.time(), **figures}

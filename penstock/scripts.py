@@ -78,7 +78,7 @@ async def run_async(client: "redis.asyncio.Redis", call: Call[T]) -> T:
     return call.parse(answer)
 
 
-def translate(exc: ResponseError, verb: str) -> Exception:
+def translate(exc: Exception, verb: str) -> Exception:
     """A full Redis is an error of its own; any other answer stays what it is."""
     if isinstance(exc, OutOfMemoryError) or "OOM" in str(exc):
         return QueueFull(

@@ -167,6 +167,7 @@ class Engine:
 
         assert self._session is not None
         self._server = await servers.start(make, self._session, self.config.start_timeout_s)
+        self._server.exit_reason()  # takes in the pid, where nobody has asked yet
         self.url = self._server.url
         self._set_version(version, first.rev if first else 0)
 
@@ -414,7 +415,7 @@ class Engine:
     async def watch(self) -> str:
         """Wait until the engine is lost; returns why: its process ended, or it failed its health checks in a row.
 
-        One caller at a time. Does not check while generation is frozen.
+        Does not check while generation is frozen.
         """
         server = self._server
         died = asyncio.create_task(server.died()) if server else asyncio.create_task(asyncio.Event().wait())

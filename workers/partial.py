@@ -64,6 +64,7 @@ def partial_from_bytes(data: bytes, job: Job, k: int) -> Sample:
             raise ValueError("its prompt is longer than all of it")
         for name in _PLAIN:
             setattr(sample, name, record[name])
+        sample.text = "".join(sample.turns)
     except (ProtocolError, ValueError, TypeError, KeyError) as exc:
         raise PayloadError(f"{what} cannot be read ({exc}): drop it, the sample then starts from its prompt.") from exc
     sample.status = "aborted"

@@ -121,6 +121,7 @@ class Server:
         self._status = status
         self._heard = b""
         self._ended: str | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
 
     def exit_reason(self) -> str | None:
         """How the server ended, or None while it runs. Does not block."""
@@ -143,19 +144,29 @@ class Server:
         return self._ended
 
     async def died(self) -> str:
-        """Wait until the server has ended; returns how. One caller at a time."""
+        """Wait until the server has ended; returns how."""
         while (reason := self.exit_reason()) is None:
             await self._heard_more()
         return reason
 
     async def _heard_more(self) -> None:
+        """Wait until the supervisor has said something, or has ended."""
         loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(self._status, readable.set)
+        heard: asyncio.Future[None] = loop.create_future()
+        self._waiters.add(heard)
+        loop.add_reader(self._status, self._wake)
         try:
-            await readable.wait()
+            await heard
         finally:
-            loop.remove_reader(self._status)
+            self._waiters.discard(heard)
+            # A waiter that is cancelled leaves the others their reader.
+            if not self._waiters and self._status >= 0:
+                loop.remove_reader(self._status)
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def log_tail(self) -> str:
         return read_tail(self.log, self._log_start)
@@ -221,8 +232,10 @@ class Server:
                 "the kernel holds them, look for a hung device."
             ) from None
         self._ended = self._ended or "was stopped"
+        asyncio.get_running_loop().remove_reader(self._status)
         os.close(self._status)
         self._status = -1
+        self._wake()
 
     def _at_end(self) -> bool:
         """Whether the supervisor has closed its end: no process of the server is left."""

@@ -1,0 +1,259 @@
+"""The reference trainer: GRPO on what the buffer cuts, exactly once, restartable at any instant.
+
+    restore ─> publish ─> [ next ─> step ─> commit ─> publish ─> checkpoint ] x steps ─> last evaluation
+
+One process per rank; rank 0 owns the subscription, publishes, checkpoints and reports. Ranks agree on what they are
+about to train before every step, and no rank waits for data inside a collective.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+
+from consumers import checkpoint
+from consumers.batch import Batch
+from consumers.evaluate import Evaluation
+from consumers.grpo import GRPO
+from consumers.trainer import Trainer
+from penstock.config import Config
+from penstock.errors import ConfigError, PenstockError, WaitTimeout
+from penstock.logs import set_up
+from penstock.processes import die_with
+
+log = logging.getLogger(__name__)
+
+Verdict = Literal["train", "enough", "stop"]
+
+#: How late a stop is seen while waiting for a batch.
+LOOK_S = 0.5
+#: Longest wait for the last evaluation.
+EVAL_TIMEOUT_S = 600.0
+
+
+class Reference:
+    """One rank of the reference trainer."""
+
+    def __init__(self, config: Config, rank: int, size: int) -> None:
+        self.config = config
+        self.rank = rank
+        self.size = size
+        self.trainer = Trainer(config, dp_rank=rank, dp_size=size)
+        self.learner = _learner(config, size)
+        self.step = 0
+        self.evaluation: Evaluation | None = None
+        self._stopping = False
+        self._folder = config.run_dir / "checkpoints"
+        self._published = 0
+
+    def stop(self) -> None:
+        """Leave after the present step; safe in a signal handler."""
+        self._stopping = True
+
+    def run(self) -> int:
+        """Train all steps. Returns 0 when they are done, 130 when stopped before. Blocks."""
+        with self.trainer:
+            self._restore()
+            self._published = self.trainer.publish(self.learner.model, step=self.step)
+            if self.rank == 0 and self.config.data.eval:
+                self.evaluation = Evaluation(self.config, self._file("eval.jsonl"))
+                self.evaluation.start()
+            try:
+                while self.step < self.config.trainer.steps:
+                    batch = self._next()
+                    if batch is None:
+                        break
+                    self._train(batch)
+                done = not self._stopping
+                self._save()
+                if done:
+                    self._last_evaluation()
+            finally:
+                if self.evaluation is not None:
+                    self.evaluation.stop()
+        return 0 if done else 130
+
+    # --- one step -------------------------------------------------------------------------------------------------
+
+    def _next(self) -> Batch | None:
+        """The next batch, agreed on by all ranks; None to stop."""
+        batch: Batch | None = None
+        while batch is None and not self._stopping and not self._is_enough():
+            with contextlib.suppress(WaitTimeout):
+                batch = self.trainer.next(timeout=LOOK_S)
+        verdict: Verdict = "stop" if self._stopping else "enough" if self._is_enough() else "train"
+        return batch if self._agree(verdict, batch) else None
+
+    def _is_enough(self) -> bool:
+        wanted = self.config.trainer.stop_at_accuracy
+        return wanted is not None and self.evaluation is not None and self.evaluation.best >= wanted
+
+    def _agree(self, verdict: Verdict, batch: Batch | None) -> bool:
+        """Every rank must be about to train the same batch, or none does (T14)."""
+        mine = (verdict, batch.n if batch else 0, batch.digest if batch else "")
+        every: list[Any] = [mine] * self.size
+        if self.size > 1:
+            dist.all_gather_object(every, mine)
+        verdicts = {one for one, _, _ in every}
+        self._stopping = self._stopping or "stop" in verdicts
+        if verdicts != {"train"}:
+            return False
+        if len(set(every)) > 1:
+            raise PenstockError(f"The ranks disagree on the next batch ({every}); stop them and restore a checkpoint.")
+        return True
+
+    def _train(self, batch: Batch) -> None:
+        config, trainer = self.config.trainer, self.trainer
+        began = time.monotonic()
+        metrics = self.learner.step(batch)
+        trained = time.monotonic()
+        trainer.commit(batch)
+        self.step += 1
+        if self.step % config.batches_per_version == 0:
+            self._published = trainer.publish(self.learner.model, step=self.step)
+        published = time.monotonic()
+        if self.step % config.checkpoint_every == 0:
+            self._save()
+        if self.rank == 0:
+            self._report(batch, metrics, trained - began, published - trained)
+
+    def _report(self, batch: Batch, metrics: dict[str, float], step_s: float, publish_s: float) -> None:
+        manifest, rows = batch.manifest, batch.all_rows
+        row: dict[str, Any] = {
+            "step": self.step,
+            "version": manifest.train_version,
+            "batch": batch.n,
+            "reward_mean": sum(one.reward for one in rows) / len(rows) if rows else 0.0,
+            "staleness_max": manifest.staleness_max,
+            "staleness_mean": manifest.staleness_mean,
+            "samples": manifest.num_samples,
+            "tokens": sum(one.length for one in rows),
+            "generated_tokens": sum(one.num_generated for one in rows),
+            "loss_tokens": manifest.num_loss_tokens,
+            "wait_s": self.trainer.take_wait_s(),
+            "step_s": step_s,
+            "publish_s": publish_s,
+            "time_s": time.time(),
+            **metrics,
+        }
+        with self._file("steps.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        shown = {name: row[name] for name in ("step", "version", "reward_mean", "staleness_max", "staleness_mean")}
+        total = row["wait_s"] + step_s + publish_s
+        self.trainer.report(**shown, wait_share=row["wait_s"] / total if total else 0.0)
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        """Take up the newest checkpoint; without one, whatever was cut comes again from the first batch."""
+        found = checkpoint.latest(self._folder, self.config.trainer.device)
+        if found is None:
+            self.trainer.load_state_dict({"run": self.config.run, "subscription": self.trainer.name, "batch": 0})
+            return
+        self.learner.load_state_dict(found.learner)
+        found.restore_rng()
+        self.step = found.step
+        self.trainer.load_state_dict(found.trainer)
+        log.info("restored step %d from %s", found.step, found.path)
+
+    def _save(self) -> None:
+        state = self.trainer.state_dict()
+        if self.rank == 0:
+            checkpoint.save(self._folder, step=self.step, learner=self.learner.state_dict(), trainer=state)
+        self.trainer.checkpointed()
+
+    def _last_evaluation(self) -> None:
+        if self.evaluation is None:
+            return
+        self.trainer.ask_evaluation(self._published)
+        accuracy = self.evaluation.wait(self._published, EVAL_TIMEOUT_S)
+        log.info("version %d: %s", self._published, ", ".join(f"{k} {v:.3f}" for k, v in accuracy.items()))
+
+    def _file(self, name: str) -> Path:
+        self.config.run_dir.mkdir(parents=True, exist_ok=True)
+        return self.config.run_dir / name
+
+
+def _learner(config: Config, size: int) -> GRPO:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(config.seed)
+    if config.trainer.num_threads:
+        torch.set_num_threads(config.trainer.num_threads)
+    dtype = torch.float32 if config.model.dtype == "auto" else getattr(torch, config.model.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"model.dtype {config.model.dtype!r} is not a torch dtype: use float32 or bfloat16.")
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"model.path {config.model.path} holds no model that can be loaded: {exc}") from exc
+    model.to(config.trainer.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.trainer.lr)
+    return GRPO(model, optimizer, config.trainer, dp_size=size)
+
+
+def _rank_main(rank: int, config: Config, store: str) -> None:
+    prctl = die_with("SIGKILL")
+    if prctl is not None:
+        prctl()
+    set_up(f"trainer/{rank}")
+    size = config.trainer.dp_size
+    backend = "gloo" if config.trainer.device == "cpu" else "nccl"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+    try:
+        code = _run_rank(config, rank, size)
+    finally:
+        dist.destroy_process_group()
+    sys.exit(code)
+
+
+def _run_rank(config: Config, rank: int, size: int) -> int:
+    reference = Reference(config, rank, size)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: reference.stop())
+    return reference.run()
+
+
+def main(config: Config) -> int:
+    """Train. Blocks; returns 0 when all steps are done."""
+    size = config.trainer.dp_size
+    if size == 1:
+        return _run_rank(config, 0, 1)
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        context = multiprocessing.get_context("spawn")
+        store = os.path.join(folder, "store")
+        ranks = [context.Process(target=_rank_main, args=(rank, config, store)) for rank in range(size)]
+        for rank in ranks:
+            rank.start()
+
+        def stop(*_: object) -> None:
+            for rank in ranks:
+                if rank.is_alive():
+                    rank.terminate()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        return _join(ranks)
+
+
+def _join(ranks: list[Any]) -> int:
+    """Wait for all ranks; one that fails ends the others, which would wait for it for ever."""
+    while any(rank.is_alive() for rank in ranks):
+        for rank in ranks:
+            rank.join(0.2)
+            if rank.exitcode not in (None, 0):
+                for other in ranks:
+                    other.kill()
+                log.error("rank %s ended with %s; the others were stopped", rank.name, rank.exitcode)
+                return int(rank.exitcode) if rank.exitcode and rank.exitcode > 0 else 1
+    return max(int(rank.exitcode or 0) for rank in ranks)

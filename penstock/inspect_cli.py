@@ -1,0 +1,282 @@
+"""The commands that look into a run: status, why, jobs, dead, workers, audit. Each prints words, or --json."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.errors import ConfigError
+
+UrlOption = Annotated[str | None, typer.Option("--redis", help="Redis URL; else what the run's folder says.")]
+FolderOption = Annotated[Path, typer.Option("--directory", help="Folder of the runs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+#: Entries shown of a long list.
+SHOWN = 50
+
+jobs_app = typer.Typer(help="Jobs in the queues.", no_args_is_help=True)
+dead_app = typer.Typer(help="Buried jobs.", no_args_is_help=True)
+workers_app = typer.Typer(help="Workers.", no_args_is_help=True)
+
+
+class Target:
+    """The run that a command looks into. Raises ConfigError when it cannot be found."""
+
+    def __init__(self, run: str | None, url: str | None, directory: Path) -> None:
+        from penstock.connect import connect
+        from penstock.keys import Keys
+        from penstock.redis_server import read_address
+
+        name = run or _only_run(directory)
+        self.keys = Keys(name)
+        url = url or read_address(directory / name)
+        if url is None:
+            raise ConfigError(f"No Redis is known for run {name!r}: give --redis URL, or --directory of its folder.")
+        self.client: Any = connect(url)
+
+    def models(self) -> list[str]:
+        return [k[8:].decode() for k in self.client.hkeys(self.keys.clock) if k.startswith(b"version:")]
+
+    def subs(self) -> list[str]:
+        fields = self.client.hkeys(self.keys.subs)
+        return sorted(field[4:].decode() for field in fields if field.startswith(b"sub:"))
+
+
+def _only_run(directory: Path) -> str:
+    found = [path for path in directory.glob("*") if (path / "redis.json").exists() and path.suffix != ".prev"]
+    if not found:
+        raise ConfigError(f"There is no run under {directory}: name one with --run, and its --redis or --directory.")
+    return max(found, key=lambda path: (path / "redis.json").stat().st_mtime).name
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode())
+
+
+def _table(rows: list[dict[str, Any]], columns: list[str], title: str) -> None:
+    console = Console()
+    if not rows:
+        console.print(f"{title}: none")
+        return
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(_cell(row.get(column, "")) for column in columns))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+RunArgument = Annotated[str | None, typer.Option("--run", help="Name of the run; else the newest under --directory.")]
+DIRECTORY = Path("runs")
+
+
+def status(
+    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
+) -> None:
+    """Queues, workers, trainers, subscriptions and waits of a run."""
+    from penstock.snapshot import snapshot
+
+    target = Target(run, redis, directory)
+    state = snapshot(target.client, target.keys)
+    if as_json:
+        _print_json(state)
+        return
+    console = Console()
+    console.print(
+        f"run {state['run']}: {state['mode']}, bound {state['bound']}, version {state['version']}, step {state['step']}"
+    )
+    lanes = [{"lane": lane, **counts} for lane, counts in state["lanes"].items()]
+    _table(lanes, ["lane", "queued", "leased"], "queues")
+    console.print(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")
+    columns = ["name", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "age_s"]
+    _table(state["workers"], columns, "workers")
+    _table(state["subs"], ["name", "mode", "bound", "cut", "cursor", "ckpt", "disposed", "gen"], "subscriptions")
+    shown = ["name", "rank", "step", "version", "reward_mean", "staleness_max", "wait_share", "age_s"]
+    _table(state["trainers"], shown, "trainers")
+    _table(state["waits"], ["who", "what", "since_s"], "waits")
+
+
+def why(
+    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
+) -> None:
+    """Who waits for what, longest first; every chain of waits ends at a named cause."""
+    from penstock.snapshot import snapshot
+
+    target = Target(run, redis, directory)
+    state = snapshot(target.client, target.keys)
+    if as_json:
+        _print_json(state["waits"])
+        return
+    if not state["waits"]:
+        typer.echo("Nobody waits for longer than a moment.")
+    for wait in state["waits"]:
+        typer.echo(f"{wait['who']} waits since {wait['since_s']:.0f} s for {wait['what']}")
+
+
+def audit(
+    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
+) -> None:
+    """Recount invariant I1 from the keys; exit code 1 on a difference."""
+    from dataclasses import asdict
+
+    from penstock.audit import audit as recount
+
+    target = Target(run, redis, directory)
+    report = recount(target.client, target.keys)
+    if as_json:
+        _print_json({**asdict(report), "ok": report.ok})
+    else:
+        counts = ", ".join(f"{name} {value}" for name, value in asdict(report.recount).items())
+        typer.echo(f"{counts}; {report.groups} live groups")
+        for difference in report.differences:
+            typer.echo(f"  {difference}")
+        typer.echo("ok" if report.ok else f"not ok: lost {report.lost}, duplicated {report.duplicated}")
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@jobs_app.command("ls")
+def jobs_ls(
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    state: Annotated[str | None, typer.Option(help="queued, leased, delayed, dead, ready or retiring.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most jobs shown.")] = SHOWN,
+    as_json: JsonOption = False,
+) -> None:
+    """Jobs with their state, lane, version and tries."""
+    from penstock.audit import scan_groups
+
+    target = Target(run, redis, directory)
+    rows = []
+    fields = ["st", "ln", "cl", "c", "n", "nb", "v0", "att", "cr", "own", "seq"]
+    names = ["state", "home", "lane", "committed", "n", "not_before", "version", "attempts", "crashes", "worker", "seq"]
+    for job in scan_groups(target.client, target.keys):
+        values = [v.decode() if v else "" for v in target.client.hmget(target.keys.group(job), fields)]
+        row = {"job": job, **dict(zip(names, values, strict=True))}
+        if state is None or row["state"] == state:
+            rows.append(row)
+        if len(rows) >= limit:
+            break
+    if as_json:
+        _print_json(rows)
+    else:
+        _table(rows, ["job", *names], f"jobs (at most {limit})")
+
+
+@dead_app.command("ls")
+def dead_ls(
+    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
+) -> None:
+    """Buried jobs, oldest first."""
+    target = Target(run, redis, directory)
+    rows = [_letter(entry) for entry in target.client.xrange(target.keys.dead, count=1000)]
+    if as_json:
+        _print_json(rows)
+        return
+    for row in rows:
+        row["detail"] = row["detail"].strip().splitlines()[-1][:80] if row["detail"].strip() else ""
+    _table(rows, ["job", "reason", "attempts", "crashes", "worker", "detail"], "dead letters")
+
+
+@dead_app.command("show")
+def dead_show(
+    job: str,
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """One buried job, with its prompt and traceback."""
+    from dataclasses import asdict
+
+    from penstock.errors import ProtocolError
+    from penstock.messages import Job
+
+    target = Target(run, redis, directory)
+    entry = target.client.hget(target.keys.group(job), "eid")
+    found = target.client.xrange(target.keys.dead, entry, entry) if entry else []
+    if not found:
+        raise ConfigError(f"Job {job!r} is not buried; `penstock dead ls` lists those that are.")
+    row = _letter(found[0])
+    try:
+        row["record"] = asdict(Job.from_bytes(found[0][1][b"body"], f"record of job {job}"))
+    except ProtocolError as exc:
+        row["record"] = str(exc)
+    if as_json:
+        _print_json(row)
+        return
+    for name, value in row.items():
+        typer.echo(f"{name}: {value}")
+
+
+@dead_app.command("requeue")
+def dead_requeue(
+    job: Annotated[str | None, typer.Argument(help="Job id.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """Give buried jobs their tries back."""
+    from penstock import scripts
+
+    target = Target(run, redis, directory)
+    if (job is None) != every:
+        raise ConfigError("Name one job, or give --all.")
+    letters = [_letter(entry)["job"] for entry in target.client.xrange(target.keys.dead)] if every else [job]
+    model = next(iter(target.models()), "policy")
+    done = [one for one in letters if one and scripts.run(target.client, scripts.requeue(target.keys, one, model))]
+    if not every and not done:
+        raise ConfigError(f"Job {job!r} is not buried; `penstock dead ls` lists those that are.")
+    if as_json:
+        _print_json(done)
+    else:
+        typer.echo(f"{len(done)} jobs are queued again")
+
+
+@workers_app.command("ls")
+def workers_ls(
+    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
+) -> None:
+    """Workers that are alive."""
+    from penstock.snapshot import snapshot
+
+    target = Target(run, redis, directory)
+    rows = snapshot(target.client, target.keys)["workers"]
+    columns = ["name", "host", "pid", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "why"]
+    if as_json:
+        _print_json(rows)
+    else:
+        _table(rows, columns, "workers")
+
+
+def _letter(entry: tuple[bytes, dict[bytes, bytes]]) -> dict[str, Any]:
+    fields = {name.decode(): value for name, value in entry[1].items()}
+    return {
+        "job": fields["id"].decode(),
+        "reason": fields["reason"].decode(),
+        "attempts": int(fields["attempts"]),
+        "crashes": int(fields["crashes"]),
+        "worker": fields["worker"].decode(),
+        "buried_ms": int(entry[0].split(b"-")[0]),
+        "detail": fields["detail"].decode(errors="replace"),
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Hang these commands under ``penstock``."""
+    app.command()(status)
+    app.command()(why)
+    app.command()(audit)
+    app.add_typer(jobs_app, name="jobs")
+    app.add_typer(dead_app, name="dead")
+    app.add_typer(workers_app, name="workers")

@@ -1,0 +1,191 @@
+"""Prompts of a run: files read whole, lines addressed by number, an order that is a function of seed and position."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.config import DatasetConfig
+from penstock.errors import ConfigError
+from penstock.keys import check_name
+from penstock.messages import Job
+
+#: Renders chat messages to a prompt.
+Template = Callable[[list[dict[str, Any]]], str]
+
+_SLICE = re.compile(r"(.*)@\[(\d*):(\d*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One line of a dataset."""
+
+    #: Line or row number in the file, from 0; part of the job's id.
+    index: int
+    text: str | None
+    ids: list[int] | None
+    label: str
+    metadata: dict[str, Any]
+
+    @property
+    def digest(self) -> bytes:
+        """Of the prompt alone: equal prompts have equal digests (T18)."""
+        content = self.text if self.text is not None else json.dumps(self.ids)
+        return hashlib.blake2b(content.encode(), digest_size=12).digest()
+
+
+class Dataset:
+    """One file of prompts.
+
+    Args:
+        template: renders chat messages; needed where prompts are lists of messages.
+
+    Raises:
+        ConfigError: the file is not there, a line cannot be read (its number is told), or it has no line.
+    """
+
+    def __init__(self, config: DatasetConfig, template: Template | None = None) -> None:
+        check_name("dataset", config.name)
+        self.config = config
+        self._template = template
+        path, first, last = parse_path(config.path)
+        if not path.is_file():
+            raise ConfigError(f"dataset {config.name}: there is no file {path}; correct its path.")
+        rows = _read_parquet(path, config) if path.suffix == ".parquet" else _read_jsonl(path, config)
+        self.prompts = [self._prompt(i, row) for i, row in enumerate(rows) if first <= i < last]
+        if not self.prompts:
+            raise ConfigError(f"dataset {config.name}: {config.path} holds no prompt.")
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def _prompt(self, index: int, row: dict[str, Any]) -> Prompt:
+        config = self.config
+        where = f"dataset {config.name}, line {index + 1}"
+        if config.input_key not in row:
+            raise ConfigError(f"{where}: there is no {config.input_key!r}; set the dataset's input_key.")
+        text, ids = self._render(row[config.input_key], where)
+        label = row.get(config.label_key, "")
+        metadata = row.get(config.metadata_key) if config.metadata_key else None
+        if metadata is not None and not isinstance(metadata, dict):
+            raise ConfigError(f"{where}: {config.metadata_key!r} is not a map.")
+        return Prompt(index, text, ids, label if isinstance(label, str) else json.dumps(label), metadata or {})
+
+    def _render(self, value: Any, where: str) -> tuple[str | None, list[int] | None]:
+        if isinstance(value, str):
+            if not self.config.apply_chat_template:
+                return value, None
+            value = [{"role": "user", "content": value}]
+        if isinstance(value, list) and value and all(isinstance(v, int) for v in value):
+            return None, value
+        if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+            if self._template is None:
+                raise ConfigError(f"{where}: chat messages need apply_chat_template: true for this dataset.")
+            return self._template(value), None
+        raise ConfigError(f"{where}: a prompt is text, a list of messages or a list of token ids.")
+
+    def job(self, prompt: Prompt, epoch: int, *, n: int, lane: str, sampling: dict[str, Any]) -> Job:
+        """The job of a prompt; its id is a function of dataset, epoch and line."""
+        config = self.config
+        return Job(
+            id=f"{config.name}/{epoch}/{prompt.index}",
+            n=config.n or n,
+            prompt=prompt.text,
+            prompt_ids=prompt.ids,
+            label=prompt.label,
+            metadata=prompt.metadata,
+            sampling={**sampling, **config.sampling},
+            lane=lane,
+            reward=config.reward,
+            environment=config.environment,
+        )
+
+
+class Mixture:
+    """Several datasets as one endless sequence: position -> (dataset, epoch, prompt).
+
+    Epoch e is a permutation by (seed, e) over all lines, the shuffled datasets' at least; so a position alone says
+    which prompt comes next, after any crash.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], seed: int) -> None:
+        self.datasets = list(datasets)
+        self._seed = seed
+        self._lines = [(d, i) for d, dataset in enumerate(self.datasets) for i in range(len(dataset))]
+        self._shuffle = any(dataset.config.shuffle for dataset in self.datasets)
+        self._order = lru_cache(maxsize=2)(self._order_of)
+
+    def __len__(self) -> int:
+        """Lines of one epoch."""
+        return len(self._lines)
+
+    def at(self, position: int) -> tuple[Dataset, int, Prompt]:
+        epoch, offset = divmod(position, len(self._lines))
+        d, line = self._lines[int(self._order(epoch)[offset])]
+        dataset = self.datasets[d]
+        return dataset, epoch, dataset.prompts[line]
+
+    def _order_of(self, epoch: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        if not self._shuffle:
+            return np.arange(len(self._lines))
+        return np.random.default_rng([self._seed, epoch]).permutation(len(self._lines))
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever a position would mean another job."""
+        digest = hashlib.blake2b(digest_size=12)
+        digest.update(json.dumps([self._seed, self._shuffle]).encode())
+        for dataset in self.datasets:
+            digest.update(f"{dataset.config.name}\0{len(dataset)}\0".encode())
+            for prompt in dataset.prompts:
+                digest.update(prompt.digest)
+        return digest.hexdigest()
+
+
+def parse_path(text: str) -> tuple[Path, int, int]:
+    """``FILE`` or ``FILE@[a:b]`` as (file, first line, line after the last)."""
+    match = _SLICE.fullmatch(text)
+    if match is None:
+        return Path(text), 0, 2**62
+    return Path(match[1]), int(match[2] or 0), int(match[3] or 2**62)
+
+
+def check_overlap(train: Sequence[Dataset], held_out: Sequence[Dataset]) -> None:
+    """T18: raise ConfigError when a held-out prompt is trained on."""
+    seen = {prompt.digest for dataset in train for prompt in dataset.prompts}
+    for dataset in held_out:
+        both = [prompt.index + 1 for prompt in dataset.prompts if prompt.digest in seen]
+        if both:
+            raise ConfigError(
+                f"dataset {dataset.config.name}: {len(both)} of its prompts are trained on too (line {both[0]} is the "
+                "first): take them out of one of the files, or its accuracy means nothing."
+            )
+
+
+def _read_jsonl(path: Path, config: DatasetConfig) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+            except ValueError as exc:
+                raise ConfigError(f"dataset {config.name}: line {number} of {path} is not JSON ({exc}).") from exc
+            if not isinstance(row, dict):
+                raise ConfigError(f"dataset {config.name}: line {number} of {path} is not a JSON object.")
+            yield row
+
+
+def _read_parquet(path: Path, config: DatasetConfig) -> Iterator[dict[str, Any]]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as exc:
+        raise ConfigError(f"dataset {config.name}: parquet needs pyarrow; pip install 'penstock[parquet]'.") from exc
+    try:
+        yield from parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"dataset {config.name}: {path} is not a parquet file that can be read ({exc}).") from exc

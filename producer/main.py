@@ -1,0 +1,214 @@
+"""The producer: prompts become jobs, as many as the gate lets in.
+
+| waits for | unblocked by |
+|---|---|
+| the first publication | a trainer that publishes |
+| a driving subscription | a trainer that joins |
+| the gate (T3) | publish, dispose, bury: the list `gate` |
+| room in Redis | sweep, or more memory |
+
+The position of the source and the queue move in one verb, so a producer that is killed or doubled neither skips a
+prompt nor admits it twice. Evaluation jobs go past the gate into a lane of their own (T18).
+"""
+
+import logging
+import signal
+import threading
+from collections.abc import Sequence
+
+from penstock import scripts
+from penstock.config import Config
+from penstock.connect import connect_blocking
+from penstock.control import Client, Control
+from penstock.errors import ConfigError, QueueFull
+from penstock.keys import Keys
+from penstock.messages import Job
+from penstock.scripts import Admission, ensure_lanes
+from penstock.waits import Waiting
+from producer.dataset import Dataset, Mixture, Template, check_overlap
+
+log = logging.getLogger(__name__)
+
+#: Jobs offered per verb; bounds the time one call takes on the server.
+CHUNK = 128
+#: Longest sleep on the gate.
+GATE_S = 0.5
+#: Share of maxmemory above which nothing is admitted.
+FULL = 0.85
+
+
+class Producer:
+    """One producer process; ``run`` blocks until ``stop``."""
+
+    def __init__(self, config: Config) -> None:
+        if config.redis.url is None:
+            raise ConfigError("The producer needs redis.url: the address of the run's Redis.")
+        self._config = config
+        self._keys = Keys(config.run)
+        template = _template(config)
+        train = [Dataset(one, template) for one in config.data.train]
+        self._evals = [Dataset(one, template) for one in config.data.eval]
+        _check_names([*train, *self._evals])
+        check_overlap(train, self._evals)
+        self._source = Mixture(train, config.seed)
+        self._control = Control(config.redis.url)
+        self._gate: Client = connect_blocking(config.redis.url, GATE_S)
+        self._waiting = Waiting(self._control.client, self._keys, "producer")
+        self._version_field = scripts.version_field(config.model.name)
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Make ``run`` return; safe in a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Admit until ``stop``. Blocks."""
+        self._control.do(lambda client: ensure_lanes(client, self._keys))
+        self._check_source()
+        while not self._stop.is_set():
+            why = self._step()
+            self._waiting.for_(why)
+            if why:
+                self._control.do(lambda _: self._gate.blpop([self._keys.of("gate")], timeout=GATE_S))
+        self._waiting.end()
+        self._control.close()
+        self._gate.close()
+
+    def _step(self) -> str:
+        """Admit one chunk; returns what has to be waited for, or ''."""
+        version = int(self._control.do(lambda client: client.hget(self._keys.clock, self._version_field)) or 0)
+        if not version:
+            return f"the first publication of model {self._config.model.name}, by the trainer"
+        if self._is_full():
+            return "room in Redis, which is above 85 % of its maxmemory: sweep, or more memory"
+        try:
+            self._admit_evals(version)
+            return self._admit_train()
+        except QueueFull as exc:
+            return f"room in Redis: {exc}"
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def _admit_train(self) -> str:
+        gate = self._driving()
+        if not gate[1]:
+            return "a trainer that drives the clock to join"
+        position = self._position("train")
+        jobs = [self._job_at(position + i) for i in range(CHUNK)]
+        answer = self._admit(jobs, lane="train", source="train", position=position, gate=gate)
+        if answer.outcome == "closed":
+            return "the gate: trainers have to publish a version, or drop groups, before more is admitted"
+        return ""
+
+    def _job_at(self, position: int) -> Job:
+        dataset, epoch, prompt = self._source.at(position)
+        return dataset.job(prompt, epoch, n=self._config.rollout.n, lane="train", sampling={})
+
+    def _driving(self) -> tuple[int, list[str]]:
+        """(revision of subs, names of those that drive the gate)."""
+        raw = self._control.do(lambda client: client.hgetall(self._keys.subs))
+        names = [field.decode()[4:] for field in raw if field.startswith(b"sub:")]
+        return int(raw.get(b"rev", 0)), sorted(name for name in names if self._drives(name))
+
+    def _drives(self, name: str) -> bool:
+        return bool(self._control.do(lambda client: client.hget(self._keys.sub(name), "driving")) == b"1")
+
+    # --- evaluation -----------------------------------------------------------------------------------------------
+
+    def _admit_evals(self, version: int) -> None:
+        """Admit the evaluation of this version if it is due: the first, every so many, and the last one asked for."""
+        if not self._evals:
+            return
+        state = self._control.do(lambda client: client.hgetall(self._keys.source))
+        last = int(state.get(b"evaluated", 0))
+        final = int(self._control.do(lambda client: client.hget(self._keys.clock, "final")) or 0)
+        every = self._config.data.eval_every
+        due = not last or (every and version - last >= every)
+        if final and final > last:
+            version, due = final, True
+        begun = int(state.get(b"evaluating", 0))
+        if begun > last:
+            version, due = begun, True  # a producer before us was killed in the middle
+        if not due or version == last:
+            return
+        self._control.do(lambda client: client.hset(self._keys.source, "evaluating", version))
+        jobs = [
+            dataset.job(prompt, version, n=1, lane="eval", sampling=dict(self._config.rollout.eval_sampling))
+            for dataset in self._evals
+            for prompt in dataset.prompts
+        ]
+        source = f"eval@{version}"
+        while (position := self._position(source)) < len(jobs):
+            self._admit(jobs[position : position + CHUNK], lane="eval", source=source, position=position, gate=None)
+        self._control.do(lambda client: client.hset(self._keys.source, "evaluated", version))
+        log.info("version %d is being evaluated on %d prompts", version, len(jobs))
+
+    # --- both -----------------------------------------------------------------------------------------------------
+
+    def _admit(
+        self, jobs: Sequence[Job], *, lane: str, source: str, position: int, gate: tuple[int, Sequence[str]] | None
+    ) -> Admission:
+        cohorts = lane == "eval" or self._config.staleness.mode != "async" or self._config.buffer.sampler == "cohort"
+        return self._control.call(
+            scripts.admit(
+                self._keys,
+                [(job, job.to_bytes()) for job in jobs],
+                lane=lane,
+                source=source,
+                position=position,
+                model=self._config.model.name,
+                gate=gate,
+                cohorts=cohorts,
+            )
+        )
+
+    def _position(self, source: str) -> int:
+        return int(self._control.do(lambda client: client.hget(self._keys.source, source)) or 0)
+
+    def _check_source(self) -> None:
+        """The prompts must be those that the position was counted in."""
+        mine = self._source.fingerprint
+        self._control.do(lambda client: client.hsetnx(self._keys.source, "fingerprint", mine))
+        theirs = self._control.do(lambda client: client.hget(self._keys.source, "fingerprint")).decode()
+        if theirs != mine:
+            raise ConfigError(
+                f"Run {self._config.run!r} was started with other prompts (or another seed or order): its position "
+                "would mean other jobs. Bring the files back, or start a run with another name."
+            )
+        lengths = ",".join(f"{d.config.name}:{len(d)}" for d in self._source.datasets)
+        sizes = {"epoch_lines": len(self._source), "eval_jobs": sum(map(len, self._evals))}
+        self._control.do(lambda client: client.hset(self._keys.source, mapping=sizes))
+        log.info("prompts: %s (%d per epoch)", lengths, len(self._source))
+
+    def _is_full(self) -> bool:
+        info = self._control.do(lambda client: client.info("memory"))
+        return bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]
+
+
+def _check_names(datasets: Sequence[Dataset]) -> None:
+    names = [dataset.config.name for dataset in datasets]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"Two datasets are named {name!r}; job ids need names that differ.")
+
+
+def _template(config: Config) -> Template | None:
+    """The chat template of the model, where a dataset wants one."""
+    if not any(one.apply_chat_template for one in (*config.data.train, *config.data.eval)):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.model.path, local_files_only=True)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"model.path {config.model.path} holds no tokenizer for its chat template: {exc}") from exc
+    return lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def main(config: Config) -> int:
+    """Run one producer until SIGTERM or SIGINT. Blocks."""
+    producer = Producer(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: producer.stop())
+    producer.run()
+    return 0
