@@ -1,0 +1,100 @@
+"""What the client makes of an engine's answer: T6's versions, and answers it may not take."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config import EngineConfig, ModelConfig
+from penstock.errors import EngineDied, EngineError
+from workers.engine import Engine, Segment, release_of
+
+
+def engine(*, version: int = 3, newest: int = 3, window: int = 0, reports_spans: bool = True) -> Engine:
+    engine = Engine(EngineConfig(), ModelConfig(path="."), name="t", log_dir=Path())
+    engine.version, engine._newest, engine._window, engine.reports_spans = version, newest, window, reports_spans
+    return engine
+
+
+def answer(ids: list[int], spans: list[tuple[str, int, int]] | None = None, **changes: Any) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "finish_reason": {"type": "length", "length": len(ids)},
+        "output_token_logprobs": [[-0.1 * token, token, None] for token in ids],
+        "prompt_tokens": 4,
+        "cached_tokens": 2,
+        "weight_version": spans[-1][0] if spans else "3",
+    }
+    if spans:
+        meta["weight_versions"] = [{"version": version, "start": start, "end": end} for version, start, end in spans]
+    return {"output_ids": ids, "meta_info": meta | changes}
+
+
+def read(given: Any, sent: int = 3, **options: Any) -> Segment:
+    return engine(**options)._segment(given, sent, "a/0/0/0")
+
+
+def test_T6_reported_spans_are_taken_as_they_are() -> None:
+    segment = read(answer([1, 2, 3, 4], [("2", 0, 1), ("3", 1, 4)]), sent=2)
+    assert segment.versions == [2, 3, 3, 3]
+    assert segment.logprobs == [-0.1 * token for token in (1, 2, 3, 4)]
+    assert (segment.prompt_tokens, segment.cached_tokens) == (4, 2)
+
+
+def test_T6_without_spans_every_token_carries_the_version_at_the_sending() -> None:
+    given = answer([1, 2, 3, 4], [("2", 0, 1), ("3", 1, 4)])
+    assert read(given, sent=2, reports_spans=False).versions == [2, 2, 2, 2]
+    del given["meta_info"]["weight_versions"]
+    assert read(given, sent=2).versions == [2, 2, 2, 2]
+
+
+def test_T6_results_in_flight_during_a_change_carry_the_older_version() -> None:
+    spans = [("2", 0, 2), ("3", 2, 5), ("4", 5, 6)]
+    given = answer([1, 2, 3, 4, 5, 6], spans)
+    assert read(given, sent=2, newest=4, window=1).versions == [2, 2, 2, 3, 3, 3]
+    assert read(given, sent=2, newest=4, window=2).versions == [2, 2, 2, 2, 3, 3]
+    # The first token may have been drawn before the change that its prefill saw the end of.
+    assert read(answer([1, 2], [("3", 0, 2)]), sent=2, window=1).versions == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"meta_info": {}}, "lacks"),
+        ({"text": "hm"}, "lacks"),
+        ([], "lacks"),
+        (answer([1, 2, 3], output_token_logprobs=[[-0.1, 1, None]]), "1 logprobs for 3 ids"),
+        (answer([1, 2], output_token_logprobs=[[-0.1, 2, None], [-0.1, 1, None]]), "not one for each"),
+        (answer([1, 2], output_token_logprobs=None), "0 logprobs for 2 ids"),
+        (answer([1], output_token_logprobs=[[float("-inf"), 1, None]]), "finite"),
+        (answer([1], output_token_logprobs=[[float("nan"), 1, None]]), "finite"),
+        (answer([1], output_token_logprobs=[[None, 1, None]]), "finite"),
+        (answer([1], finish_reason={"type": "stop", "matched": "NaN happened"}), "finite"),
+        (answer([1], finish_reason={"type": "other"}), "does not know"),
+        (answer([1], finish_reason=None), "lacks"),
+        (answer([1, 2], [("3", 0, 1)]), "cover 1 of 2"),
+        (answer([1, 2], [("3", 1, 2)]), "gap at token 0"),
+    ],
+)
+def test_T6_answers_that_prove_nothing_are_errors(given: Any, text: str) -> None:
+    with pytest.raises(EngineError, match=text):
+        read(given)
+
+
+@pytest.mark.parametrize("version", ["default", "2", "5", "x"])
+def test_weights_that_are_not_ours_lose_the_engine(version: str) -> None:
+    with pytest.raises(EngineDied, match="load the current publication"):
+        read(answer([1], [(version, 0, 1)]))
+    with pytest.raises(EngineDied, match="load the current publication"):
+        read(answer([1], weight_version=version), reports_spans=False)
+
+
+def test_an_abort_before_the_first_token_is_an_empty_segment() -> None:
+    given = answer([], [("3", 0, 0)], finish_reason={"type": "abort", "message": "Abort in waiting queue"})
+    del given["meta_info"]["prompt_tokens"]
+    segment = read(given)
+    assert (segment.output_ids, segment.versions, segment.prompt_tokens) == ([], [], 0)
+
+
+def test_releases_compare_as_numbers() -> None:
+    assert release_of("0.5.9") < release_of("0.5.20.post1") < release_of("0.6")
+    assert release_of("unknown") == ()
