@@ -8,7 +8,6 @@ A child that dies is started again with back-off; a Redis of our own that dies i
 """
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -17,22 +16,21 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import redis
 from rich.console import Console
 
 from penstock.config import Config
-from penstock.connect import connect, translate
+from penstock.connect import connect
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.keys import Keys
 from penstock.live import Live
 from penstock.load_config import check_files, save_resolved, secret_environment, without_settings
 from penstock.logs import FORMAT
-from penstock.preflight import check, engine_version
+from penstock.observer import Observer
+from penstock.preflight import check
 from penstock.processes import MAX_DEATHS, Child, last_lines, python_command, python_environment
 from penstock.redis_server import RedisServer, delete_run, holds_run, with_url, write_address
-from penstock.report import draw, read_rows, setup_versions, summarize, write_summary
 from penstock.run_folder import Record, RunFolder
 
 Choice = Literal["resume", "fresh"] | None
@@ -40,7 +38,7 @@ Choice = Literal["resume", "fresh"] | None
 #: Between two looks at the children.
 TICK_S = 0.1
 #: Between two snapshots.
-SNAPSHOT_EVERY_S = 1.0
+LOOK_EVERY_S = 1.0
 #: Longest wait for the end of a child after SIGTERM, beside a worker's own drain.
 STOP_S = 10.0
 #: After Ctrl-C workers get a second SIGTERM so late: hand back what is partial, do not drain on.
@@ -84,23 +82,27 @@ def launch(config: Config, choice: Choice = None, console: Console | None = None
         ConfigError, QueueUnavailable: it could not start; nothing of it is left behind.
     """
     folder, stop = RunFolder(config.run_dir), Stop()
-    with folder.held(), stop.installed():
+    live = Live(config, console)
+    with folder.held():
         check(config)
-        resume = _decide(choice, folder, console or Console())
+        resume = _decide(choice, folder, live.console)
         clear = choice == "fresh" or (not resume and folder.record() is not None)
-        folder.make(resume=resume)
-        live = Live(config, console)
-        with _logging(folder, live):
-            run = _Run(config, folder, stop, live)
-            try:
-                run.start(clear=clear, resume=resume)
-            except _Stopped:
-                run.abandon()
-                return EXIT_INTERRUPT
-            except BaseException:
-                run.abandon()
-                raise
-            return run.to_the_end()
+        with stop.installed():
+            folder.make(resume=resume)
+            return _launch(_Run(config, folder, stop, live), clear=clear, resume=resume)
+
+
+def _launch(run: "_Run", *, clear: bool, resume: bool) -> int:
+    with _logging(run.folder, run.live):
+        try:
+            run.start(clear=clear, resume=resume)
+        except _Stopped:
+            run.abandon()
+            return EXIT_INTERRUPT
+        except BaseException:
+            run.abandon()
+            raise
+        return run.to_the_end()
 
 
 def prepare(config: Config) -> None:
@@ -178,17 +180,13 @@ class _Run:
         self.folder = folder
         self.stop = stop
         self.live = live
-        self.keys = Keys(config.run)
         self.server: RedisServer | None = None
         self.server_deaths: list[float] = []
-        self.client: redis.Redis | None = None
+        self.observer: Observer | None = None
         self.children: list[Child] = []
         self.record = Record("running", time.time())
         self.started = time.monotonic()
-        self.next_snapshot = 0.0
-        self.snapshot: dict[str, Any] = {}
-        self.evals_read = 0
-        self.evaluation: dict[str, Any] | None = None
+        self.next_look = 0.0
 
     # -- start
 
@@ -199,7 +197,6 @@ class _Run:
         self._prepare()
         check_files(self.config)
         self._start_redis()
-        assert self.client is not None
         self._clear_keys(clear=clear, resume=resume)
         save_resolved(self.config, self.folder.path / "config.yaml")
         self.folder.write(self.record)
@@ -255,17 +252,16 @@ class _Run:
                 raise
             write_address(self.folder.path, url)
         self.config = with_url(self.config)
-        assert self.config.redis.url is not None
-        self.client = connect(self.config.redis.url, timeout_s=2.0)
+        self.observer = Observer(self.config, self.folder, self.live)
 
     def _clear_keys(self, *, clear: bool, resume: bool) -> None:
-        assert self.client is not None
-        if clear:
-            delete_run(self.client, self.keys.prefix)
-            for url in self.config.redis.payload_servers.values():
-                with connect(url) as client:
-                    delete_run(client, self.keys.prefix)
-        elif not resume and holds_run(self.client, self.keys.prefix):
+        prefix = Keys(self.config.run).prefix
+        for url in [self.config.redis.url, *self.config.redis.payload_servers.values()] if clear else []:
+            assert url is not None
+            with connect(url) as client:
+                delete_run(client, prefix)
+        assert self.observer is not None
+        if not clear and not resume and holds_run(self.observer.client, prefix):
             raise ConfigError(
                 f"Redis already holds a run {self.config.run}, and {self.folder.path} does not: "
                 "choose another --run=NAME, or delete it with --fresh."
@@ -282,10 +278,10 @@ class _Run:
 
     def to_the_end(self) -> int:
         """Watch until the trainer is done, Ctrl-C, or a child that cannot be kept up; then stop everything."""
-        reason: str | None = None
+        assert self.observer is not None
         try:
             with self.live:
-                reason = self._watch()
+                reason = self._watch(self.observer)
             return self._finish(reason)
         finally:
             # Whatever happened in here, nothing outlives it.
@@ -293,7 +289,7 @@ class _Run:
             if self.server is not None:
                 self.server.stop()
 
-    def _watch(self) -> str | None:
+    def _watch(self, observer: Observer) -> str | None:
         """Returns when the run is over: None, or why it failed."""
         while not self.stop:
             for child in self.children:
@@ -308,9 +304,9 @@ class _Run:
                         return f"{reason}; its log {child.log_path} ends with:\n{child.last_words()}"
             if reason := self._keep_redis():
                 return reason
-            if time.monotonic() >= self.next_snapshot:
-                self.next_snapshot = time.monotonic() + SNAPSHOT_EVERY_S
-                self._show()
+            if time.monotonic() >= self.next_look:
+                self.next_look = time.monotonic() + LOOK_EVERY_S
+                observer.look()
             time.sleep(TICK_S)
         return None
 
@@ -328,28 +324,6 @@ class _Run:
             return None if self.stop else f"Redis died and could not be started again: {exc}"
         return None
 
-    def _show(self) -> None:
-        from penstock.snapshot import snapshot
-
-        try:
-            self.snapshot = snapshot(self.client, self.keys)
-        except redis.RedisError as exc:
-            assert self.config.redis.url is not None
-            log.warning("%s", translate(exc, self.config.redis.url))
-            return
-        with (self.folder.path / "queue.jsonl").open("a") as file:
-            file.write(json.dumps(_queue_row(self.snapshot)) + "\n")
-        self._read_evaluation()
-        self.live.update(self.snapshot, self.evaluation)
-
-    def _read_evaluation(self) -> None:
-        path = self.folder.path / "eval.jsonl"
-        size = path.stat().st_size if path.exists() else 0
-        if size != self.evals_read:
-            self.evals_read = size
-            evals = read_rows(self.folder.path).evals
-            self.evaluation = evals[-1] if evals else None
-
     # -- end
 
     def _finish(self, reason: str | None) -> int:
@@ -361,7 +335,8 @@ class _Run:
         self.record.active_s += time.monotonic() - self.started
         self.record.state, self.record.reason = state, reason or ""
         if state == "finished":
-            self._report()
+            assert self.observer is not None
+            self.observer.report(self.record.active_s)
         self.folder.write(self.record)
         if state == "failed":
             self.live.event(f"{reason}\nCorrect it and go on with --resume.")
@@ -405,31 +380,6 @@ class _Run:
         for child in self.children:
             child.kill()
 
-    def _report(self) -> None:
-        from penstock.audit import audit
-        from penstock.snapshot import snapshot
-
-        assert self.client is not None
-        assert self.config.redis.url is not None
-        rows = read_rows(self.folder.path)
-        try:
-            info: Any = self.client.info("server")
-            summary = summarize(
-                self.config,
-                rows,
-                snapshot=snapshot(self.client, self.keys),
-                audit=audit(self.client, self.keys),
-                seconds=self.record.active_s,
-                setup=setup_versions(str(info["redis_version"]), engine_version(self.config)),
-            )
-        except redis.RedisError as exc:
-            raise translate(exc, self.config.redis.url) from exc
-        write_summary(summary, self.folder.path / "summary.json")
-        draw(self.config, rows, self.folder.path / "run.png")
-        shown = {key: value for key, value in summary.items() if key not in ("setup", "engine")}
-        self.live.event("  ".join(f"{key} {value}" for key, value in shown.items()))
-        self.live.event(f"summary.json, run.png, config.yaml and logs are in {self.folder.path}")
-
 
 @contextlib.contextmanager
 def _logging(folder: RunFolder, live: Live) -> Iterator[None]:
@@ -457,20 +407,3 @@ class _Events(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.live.event(record.getMessage())
-
-
-def _queue_row(snapshot: dict[str, Any]) -> dict[str, Any]:
-    lanes = (snapshot.get("lanes") or {}).values()
-    return {
-        "time_s": round(time.time(), 3),
-        "version": snapshot.get("version"),
-        "step": snapshot.get("step"),
-        "queued": sum(lane.get("queued", 0) for lane in lanes),
-        "leased": sum(lane.get("leased", 0) for lane in lanes),
-        "ready": snapshot.get("ready"),
-        "inflight": snapshot.get("inflight"),
-        "delayed": snapshot.get("delayed"),
-        "dead": snapshot.get("dead"),
-        "tokens_per_s": sum(worker.get("tokens_per_s") or 0.0 for worker in snapshot.get("workers") or []),
-        "running": sum(worker.get("running") or 0 for worker in snapshot.get("workers") or []),
-    }

@@ -46,6 +46,14 @@ def die_with(name: str = "SIGKILL") -> Callable[[], None] | None:
     return set_it
 
 
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the process ``parent``, which started it, is gone. For ranks and such."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def python_command(module: str, *arguments: str) -> list[str]:
     """argv of one of our modules under our own interpreter; the current folder must not hide our packages (-P)."""
     return [sys.executable, "-P", "-m", module, *arguments]

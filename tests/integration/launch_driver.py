@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock import cli, launch, processes
+from penstock import cli, launch, observer, processes
 
 PARTS = Path(__file__).with_name("launch_parts.py")
 
@@ -31,11 +31,11 @@ def stand_in(name: str, **content: Any) -> None:
 
 def main() -> None:
     launch.python_command = lambda module, *arguments: [sys.executable, str(PARTS), *arguments]
-    launch.engine_version = lambda config: "0.0"
+    observer.engine_version = lambda config: "0.0"
     processes.BACKOFF_S = 0.02
     if "PENSTOCK_TEST_DRAW" not in os.environ:
         # matplotlib takes longer to import than everything else here.
-        launch.draw = lambda config, rows, path: path.touch()
+        observer.draw = lambda config, rows, path: path.touch()
     stand_in("penstock.snapshot", snapshot=lambda client, keys: {"step": int(client.incr("snapshots")), "version": 1})
     stand_in("penstock.audit", audit=lambda client, keys: Audit())
     cli.main()

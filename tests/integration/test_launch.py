@@ -86,7 +86,14 @@ class Desk:
         return [pid for path in self.folder.glob("*.pids") for pid in self.pids(path.stem)]
 
     def up(self) -> None:
-        until(lambda: all(self.pids(part) for part in PARTS) and (self.run_dir / "queue.jsonl").exists())
+        until(
+            lambda: (
+                self.started[-1].poll() is not None
+                or (all(self.pids(part) for part in PARTS)
+                and (self.run_dir / "queue.jsonl").exists())
+            )
+        )
+        assert self.started[-1].poll() is None, self.started[-1].communicate()
 
     def redis_pid(self) -> int:
         log = (self.run_dir / "redis" / "redis.log").read_text()
