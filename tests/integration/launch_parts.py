@@ -27,7 +27,8 @@ def main() -> int:
         os._exit(0)
     with (desk / f"{name}.pids").open("a") as file:
         file.write(f"{os.getpid()} {child}\n")
-    print(f"{name} says {what} {os.environ.get('PENSTOCK_REDIS', '')}", flush=True)
+    settings = {key: value for key, value in os.environ.items() if key.startswith("PENSTOCK_")}
+    print(f"{name} says {what} {settings}", flush=True)
     if what == "exit":
         return int(argument)
     while not (ended and what != "ignore") and not (what == "exit-when" and (desk / argument).exists()):

@@ -89,8 +89,7 @@ class Desk:
         until(
             lambda: (
                 self.started[-1].poll() is not None
-                or (all(self.pids(part) for part in PARTS)
-                and (self.run_dir / "queue.jsonl").exists())
+                or (all(self.pids(part) for part in PARTS) and (self.run_dir / "queue.jsonl").exists())
             )
         )
         assert self.started[-1].poll() is None, self.started[-1].communicate()
@@ -373,7 +372,9 @@ def test_the_password_of_a_given_redis_reaches_the_parts_and_no_file(desk: Desk)
         code, out, err = desk.run("--worker.slots=5", PENSTOCK_WORKER__SLOTS="4")
 
         assert code == 0
-        assert server.url in (desk.run_dir / "logs" / "trainer.log").read_text()
+        said = (desk.run_dir / "logs" / "trainer.log").read_text()
+        assert server.url in said
+        assert "PENSTOCK_WORKER__SLOTS" not in said, "the argument won over it"
         assert "hush" not in out + err + (desk.run_dir / "config.yaml").read_text()
         assert "slots: 5" in (desk.run_dir / "config.yaml").read_text()
         assert server.alive()
