@@ -45,6 +45,7 @@ _DTYPES = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("int8", "uint8", "int16", "uint16", "int32", "int64", "float16", "float32", "float64")
 }
+_SIZES = {name: dtype.itemsize for name, dtype in _DTYPES.items()}
 _CORE = {"tokens": "int32", "logprobs": "float32", "mask": "uint8"}
 
 Span = tuple[int, int, int]
@@ -176,7 +177,7 @@ def decode(data: bytes | memoryview, sample_id: str, checksum: int | None = None
     spans = _check_spans(header.get("spans"), length, sample_id)
     arrays = _read_arrays(view, header.get("arrays"), body, sample_id)
     try:
-        tokens, logprobs, mask = (_core(arrays, name, length, sample_id) for name in _CORE)
+        tokens, logprobs, mask = [_core(arrays, name, length, sample_id) for name in _CORE]
     except KeyError as exc:
         raise PayloadError(f"sample {sample_id}: its payload has no array {exc.args[0]!r}.") from exc
     if length and int(mask.max()) > GENERATED | LOSS:
@@ -382,14 +383,14 @@ def _read_arrays(view: memoryview, entries: Any, body: int, sample_id: str) -> d
             dtype = _DTYPES[dtype_name]
             if name in arrays or not isinstance(name, str):
                 raise PayloadError(f"sample {sample_id}: its payload names an array {name!r} twice or not at all.")
-            if not _is_count(offset) or not all(map(_is_count, shape)):
+            if not _is_count(offset) or not _is_shape(shape):
                 raise PayloadError(f"sample {sample_id}: array {name!r} has shape {shape!r} at offset {offset!r}.")
         except KeyError as exc:
             raise PayloadError(f"sample {sample_id}: array {entry[0]!r} has the unknown dtype {entry[1]!r}.") from exc
         except (TypeError, ValueError) as exc:
             raise PayloadError(f"sample {sample_id}: {entry!r} does not describe an array.") from exc
         start, count = body + offset, math.prod(shape)
-        end = start + count * dtype.itemsize
+        end = start + count * _SIZES[dtype_name]
         if start < last or start % 8 or end > len(view):
             raise PayloadError(
                 f"sample {sample_id}: array {name!r} lies at bytes {start} to {end} of {len(view)}: "
@@ -406,7 +407,7 @@ def _read_arrays(view: memoryview, entries: Any, body: int, sample_id: str) -> d
 def _core(arrays: dict[str, Array], name: str, length: int, sample_id: str) -> Array:
     """Take one of the arrays that are always there out of ``arrays``."""
     array = arrays.pop(name)
-    if array.dtype is not _DTYPES[_CORE[name]] and array.dtype != _DTYPES[_CORE[name]]:
+    if array.dtype != _DTYPES[_CORE[name]]:
         raise PayloadError(f"sample {sample_id}: {name} is {array.dtype}, not {_CORE[name]}.")
     if array.shape != (length,):
         raise PayloadError(f"sample {sample_id}: {name} has shape {array.shape} for {length} tokens.")
@@ -420,6 +421,10 @@ def _loss_by_version(payload: Payload) -> list[list[int]]:
         if count := int(np.count_nonzero(loss[start:end])):
             counts[version] = counts.get(version, 0) + count
     return [[version, counts[version]] for version in sorted(counts)]
+
+
+def _is_shape(value: Any) -> bool:
+    return len(value) == 1 and _is_count(value[0]) or all(map(_is_count, value))
 
 
 def _is_count(value: Any) -> bool:
