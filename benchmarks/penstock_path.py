@@ -1,6 +1,6 @@
 """The leg of ``trajectory_path`` that goes through penstock: its own processes, verbs, buffer and trainer client.
 
-    writer:  lease ─> pack each sample ─> SET NX EX of the payloads ─> fenced commit of the group
+    writer:  lease ─> the worker's ``Commits``: pack, SET NX EX of the payloads, fenced commit; 8 groups at a time
     buffer:  ``penstock buffer``, a process of its own: payloads made permanent, batches of 64 groups, retirement
     reader:  Trainer: manifest, payloads, checks, ``padded()`` torch tensors, commit; a checkpoint every 4 batches
 
@@ -8,6 +8,7 @@ Jobs are admitted and the first version is published before the clock starts. ``
 ``arrays``, as the other legs do, or ``lists`` of numbers, as an engine's JSON gives them to a worker.
 """
 
+import asyncio
 import json
 import os
 import subprocess
@@ -26,19 +27,21 @@ import redis
 from numpy.typing import NDArray
 
 from benchmarks.common import run_together
-from penstock import payloads, scripts
+from penstock import scripts
 from penstock.config import Config
-from penstock.control import Control
+from penstock.control import AsyncControl, Control
 from penstock.keys import Keys
 from penstock.load_config import save_resolved
 from penstock.messages import Job, Sample
+from penstock.waits import Waiting
+from workers.commits import Commits
 
 Source = Literal["arrays", "lists"]
 
 GROUP = 8
 PROMPT_TOKENS = 64
 BATCH_GROUPS = 64
-#: Groups leased at once; as many samples run at once in a worker of 64 slots.
+#: Groups leased and committed at once; a worker of 64 slots holds as many.
 LEASED = 8
 #: Batches per checkpoint of the reader.
 CHECKPOINT_EVERY = 4
@@ -65,9 +68,11 @@ def make_config(url: str, folder: Path) -> Config:
     )
 
 
-def make_sample(job: Job, k: int, arrays: dict[str, Any]) -> Sample:
-    """A finished sample over arrays or lists that are there already."""
-    sample = Sample(job, k, **arrays)
+def make_sample(job: Job, k: int, values: dict[str, Any]) -> Sample:
+    """A finished sample over arrays or lists that are there already; its first token is its tag."""
+    tokens = values["tokens"].copy()
+    tokens[0] = job.index * GROUP + k
+    sample = Sample(job, k, **{**values, "tokens": tokens})
     sample.prompt_length = PROMPT_TOKENS
     sample.status, sample.finish_reason, sample.reward = "completed", "stop", float(k % 2)
     return sample
@@ -89,35 +94,32 @@ def make_values(tokens: int, source: Source) -> dict[str, Any]:
 
 def writer(barrier: Barrier, *, config_file: str, groups: int, tokens: int, source: Source) -> "Part":
     """Lease, pack and commit ``groups`` groups."""
-    config = load(config_file)
-    keys, control = Keys(config.run), Control(str(config.redis.url))
+    return asyncio.run(_write(barrier, load(config_file), groups, make_values(tokens, source)))
+
+
+async def _write(barrier: Barrier, config: Config, groups: int, values: dict[str, Any]) -> "Part":
+    url, keys = str(config.redis.url), Keys(config.run)
+    sync = Control(url)
+    control = await AsyncControl(url).open()
+    commits = Commits(config, keys, control, Waiting(sync.client, keys, "bench"), "bench")
     barrier.wait()  # the subscription is there, and version 1
-    admit_all(control, config, groups)
-    values = make_values(tokens, source)
+    admit_all(sync, config, groups)
     barrier.wait()
     began_s, cpu_s = time.monotonic(), time.process_time()
     for turn in range(groups // LEASED):
-        for held in control.call(scripts.lease(keys, "bench", f"bench.{turn}", most=LEASED, version=1)):
-            write_group(control, keys, held, values, config.buffer.payload_ttl_s)
-    return Part(began_s, {"writer": time.process_time() - cpu_s})
+        leases = await control.call(scripts.lease(keys, "bench", f"bench.{turn}", most=LEASED, version=1))
+        await asyncio.gather(*(_write_group(commits, held, values) for held in leases))
+    part = Part(began_s, {"writer": time.process_time() - cpu_s})
+    await commits.close()
+    await control.close()
+    return part
 
 
-def write_group(control: Control, keys: Keys, held: scripts.RawLease, values: dict[str, Any], ttl_s: int) -> None:
-    """The worker's way to commit: payloads under the lease's token first, then the records."""
+async def _write_group(commits: Commits, held: scripts.RawLease, values: dict[str, Any]) -> None:
+    """All samples of a job finish at once; the worker's own way from there on."""
     job = Job.from_bytes(held.body)
-    records, packed = [], []
-    for k in range(job.n):
-        values["tokens"][0] = job.index * GROUP + k
-        sample = make_sample(job, k, values)
-        data = payloads.encode(sample)
-        meta = payloads.meta_of(sample, token=held.token, server="control", data=data, worker="bench")
-        packed.append((keys.payload(sample.id, held.token), data))
-        records.append((k, meta.oldest, meta.to_bytes()))
-    with control.client.pipeline(transaction=False) as pipe:
-        for key, data in packed:
-            pipe.set(key, data, nx=True, ex=ttl_s)
-        pipe.execute()
-    done = control.call(scripts.commit(keys, job.id, held.token, records))
+    samples = [make_sample(job, k, values) for k in range(job.n)]
+    done = await commits.commit(job.id, held.token, samples, 1.0, "scaled")
     if done.outcome != "ready":
         raise RuntimeError(f"The commit of {job.id} answered {done}.")
 
