@@ -25,13 +25,16 @@ class Wait:
 
 
 class Waiting:
-    """What one waiter waits for. Cheap to call in a loop; writes at most every ``CONFIRM_S`` unless words change."""
+    """What one waiter waits for. Cheap to call in a loop; writes at most every ``CONFIRM_S`` unless words change.
+
+    Who says it once and then blocks has somebody else call ``tick`` meanwhile.
+    """
 
     def __init__(self, client: Client, keys: Keys, who: str) -> None:
         self._client = client
         self._keys = keys
         self.who = who
-        self._what = ""
+        self._what = self._told_what = ""
         self._since = self._told = 0.0
 
     def for_(self, what: str) -> None:
@@ -39,21 +42,27 @@ class Waiting:
         if not what:
             self.end()
             return
-        now = time.time()
+        self._what = what
         if not self._since:
-            self._since = now
-        if now - self._since < MOMENT_S or (what == self._what and now - self._told < CONFIRM_S):
+            self._since = time.time()
+        self.tick()
+
+    def tick(self) -> None:
+        """Tell, or confirm, what is waited for, if it is due."""
+        now = time.time()
+        if not self._what or now - self._since < MOMENT_S:
             return
-        if what != self._what and now - self._told < MOMENT_S:
+        if now - self._told < (CONFIRM_S if self._what == self._told_what else MOMENT_S):
             return
-        self._what, self._told = what, now
-        self._write({"what": what, "since": self._since, "at": now})
+        self._told_what, self._told = self._what, now
+        self._write({"what": self._what, "since": self._since, "at": now})
 
     def end(self) -> None:
         """No longer waiting."""
         if self._told:
             self._write(None)
-        self._what, self._since, self._told = "", 0.0, 0.0
+        self._what = self._told_what = ""
+        self._since = self._told = 0.0
 
     def _write(self, value: dict[str, object] | None) -> None:
         try:

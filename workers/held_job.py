@@ -54,6 +54,11 @@ class HeldJob:
     def job(self) -> str:
         return self.lease.job
 
+    @property
+    def is_committing(self) -> bool:
+        """True while samples are being written: the last of them ends the lease."""
+        return self._committing.locked()
+
     def start(self) -> "asyncio.Task[None]":
         """Run as a task of its own."""
         self.task = asyncio.create_task(self.run(), name=f"job {self.job}")

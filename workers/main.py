@@ -63,6 +63,7 @@ class Worker:
         self.keys = Keys(config.run)
         # Unique for ever, or a successor of this name would be taken for it.
         self.name = f"{name}.{new_token()[:8]}"
+        self._waits: dict[str, Waiting] = {}
         self._setup(config.redis.url)
         self.control = AsyncControl(config.redis.url)
         self._reader = AsyncControl(config.redis.url, block_s=2.0)
@@ -95,7 +96,9 @@ class Worker:
         ensure_lanes(self._sync, self.keys)
 
     def _waiting(self, what: str) -> Waiting:
-        return Waiting(self._sync, self.keys, f"worker:{self.name}:{what}")
+        if what not in self._waits:
+            self._waits[what] = Waiting(self._sync, self.keys, f"worker:{self.name}:{what}")
+        return self._waits[what]
 
     def drain(self) -> None:
         """Finish and leave; a second call hands back at once what still runs. Safe in a signal handler of the loop."""
@@ -216,7 +219,8 @@ class Worker:
             if leases:
                 for job in await self.control.call(scripts.renew(self.keys, self.name, leases)):
                     held = self._held.get(job)
-                    if held is not None and (job, held.lease.token) in leases:
+                    # A commit on its way may have ended the lease by itself; its answer tells, or the next beat.
+                    if held is not None and (job, held.lease.token) in leases and not held.is_committing:
                         held.lose()
             await asyncio.sleep(self.config.worker.heartbeat_s)
 
@@ -289,6 +293,8 @@ class Worker:
             rate = (tokens - before) / (now - at)
             before, at = tokens, now
             self._tokens_per_s = 0.7 * self._tokens_per_s + 0.3 * rate
+            for waiting in self._waits.values():
+                waiting.tick()
             await self._show()
 
     async def _show(self) -> None:
@@ -342,8 +348,8 @@ class Worker:
     async def _close(self) -> None:
         await self.services.engine.stop()
         await self.services.rewards.close()
-        for name in ("intake", "weights", "engine", "commit"):
-            self._waiting(name).end()
+        for waiting in self._waits.values():
+            waiting.end()
         try:
             await asyncio.wait_for(self.control.client.hdel(self.keys.workers, self.name), 2.0)
         except Exception as exc:
