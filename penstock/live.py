@@ -96,7 +96,7 @@ class Live:
 
 
 def _parts_table(snapshot: dict[str, Any]) -> Table:
-    waits = {wait.get("who"): wait for wait in _waits(snapshot)}
+    waits = {str(wait.get("who")): _wait_text(wait) for wait in _waits(snapshot)}
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -107,9 +107,11 @@ def _parts_table(snapshot: dict[str, Any]) -> Table:
             f"{worker.get('state') or '-'}  version {_number(worker.get('version'))}  "
             f"{_number(worker.get('running'))}/{_number(worker.get('slots'))} samples"
         )
-        table.add_row(name, state, _wait_text(waits.pop(name, None)))
-    for who, wait in waits.items():
-        table.add_row(str(who), "", _wait_text(wait))
+        # A worker waits under the names of its tasks, worker:NAME:TASK.
+        mine = [who for who in waits if who == name or who.startswith(f"worker:{name}:")]
+        table.add_row(name, state, "; ".join(waits.pop(who) for who in mine))
+    for who, text in waits.items():
+        table.add_row(who, "", text)
     return table
 
 
@@ -122,8 +124,8 @@ def _waits_line(snapshot: dict[str, Any]) -> str:
     return " | " + "; ".join(waits) if waits else ""
 
 
-def _wait_text(wait: dict[str, Any] | None) -> str:
-    return f"waits for {wait.get('what')} ({wait.get('since_s') or 0.0:.0f} s)" if wait else ""
+def _wait_text(wait: dict[str, Any]) -> str:
+    return f"waits for {wait.get('what')} ({wait.get('since_s') or 0.0:.0f} s)"
 
 
 def _number(value: Any, digits: int = 0) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -46,8 +47,14 @@ def die_with(name: str = "SIGKILL") -> Callable[[], None] | None:
     return set_it
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the process ``parent``, which started it, is gone. For ranks and such."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when the process ``parent``, which started it, is gone (Linux).
+
+    For a process that was started otherwise than by ``Child``: a rank, say. None: the parent by multiprocessing.
+    """
+    if parent is None:
+        process = multiprocessing.parent_process()
+        parent = os.getppid() if process is None else process.pid
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:

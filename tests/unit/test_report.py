@@ -123,7 +123,7 @@ SNAPSHOT: dict[str, Any] = {
     ],
     "trainers": [{"name": "actor", "step": 12, "reward_mean": 0.41, "staleness_max": 3, "staleness_mean": 1.25}],
     "waits": [
-        {"who": "worker-0", "what": "a job", "since_s": 7.0},
+        {"who": "worker:worker-0:intake", "what": "a job", "since_s": 7.0},
         {"who": "actor", "what": "a batch", "since_s": 3.0},
         {"who": "producer", "what": "the gate", "since_s": 0.1},
     ],
@@ -146,6 +146,13 @@ def test_the_live_view_tells_figures_and_what_each_part_waits_for() -> None:
         for figure in ("12/100", "0.410", "0.750", "1.25 (max 3)", "1,235", "a job", "a batch"):
             assert figure in text
         assert "the gate" not in text  # a moment is no wait
+
+
+def test_a_worker_waits_in_its_own_row() -> None:
+    [row] = [line for line in shown(True, [SNAPSHOT]).splitlines() if "a job" in line]
+
+    assert "7/64 samples" in row
+    assert "worker:worker-0" not in row
 
 
 def test_the_live_view_bears_an_empty_snapshot() -> None:
