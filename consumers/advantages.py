@@ -49,4 +49,4 @@ def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable], kind:
         centred = centred / (deviation + EPSILON)[index]
     elif kind == "rloo":
         centred = centred * (count / others)[index]
-    return np.where(count[index] > 1, centred, 0.0)
+    return centred

@@ -424,7 +424,7 @@ def _loss_by_version(payload: Payload) -> list[list[int]]:
 
 
 def _is_shape(value: Any) -> bool:
-    return len(value) == 1 and _is_count(value[0]) or all(map(_is_count, value))
+    return _is_count(value[0]) if len(value) == 1 else all(map(_is_count, value))
 
 
 def _is_count(value: Any) -> bool:
