@@ -143,12 +143,12 @@ def _register_inspection() -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of ``penstock``; always ends by SystemExit with the exit codes above."""
-    _register_inspection()
     sys.exit(_run(arguments))
 
 
 def _run(arguments: list[str] | None) -> int:
     try:
+        _register_inspection()
         return int(app(arguments, prog_name="penstock", standalone_mode=False) or 0)
     except click.exceptions.Abort:
         return EXIT_INTERRUPT
