@@ -8,14 +8,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from penstock.config import ModelConfig
 from penstock.errors import EngineDied
 from penstock.messages import Publication
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.processes import command_of, descendants, open_pidfds, wait_gone
+from tests.integration.workload import (
+    RecordingEngine,
+    assert_spans_enough,
+    assert_true,
+    in_place_oracle,
+    load_oracle_models,
+    produce,
+)
 from workers.apply import apply_publication
-from workers.engine import Engine
 from workers.gate import Gate
 
 pytestmark = pytest.mark.engine
@@ -51,10 +59,11 @@ def test_an_engine_dies_with_its_worker(model_config: ModelConfig, tmp_path: Pat
 
 
 async def test_a_lost_engine_is_noticed_and_comes_back_with_the_current_weights(
-    model_config: ModelConfig, publications: list[Publication], tmp_path: Path
+    model_config: ModelConfig, models: list[Path], publications: list[Publication], tmp_path: Path
 ) -> None:
-    config = cpu_engine().model_copy(update={"health_timeout_s": 1.0, "health_failures": 2})
-    engine = Engine(config, model_config, name="lost", log_dir=tmp_path)
+    config = cpu_engine(**{"disable-overlap-schedule": True, "disable-radix-cache": True})
+    config = config.model_copy(update={"health_timeout_s": 1.0, "health_failures": 2})
+    engine = RecordingEngine(config, model_config, name="lost", log_dir=tmp_path)
     try:
         await engine.start(publications[2])
         assert (await engine.generate([5, 6], ANSWER, rid="a")).versions == [2] * 4
@@ -71,9 +80,13 @@ async def test_a_lost_engine_is_noticed_and_comes_back_with_the_current_weights(
         assert wait_gone(pidfds, 10) == []
         assert engine.version == 3
         assert (await engine.generate([5, 6], ANSWER, rid="a")).versions == [3] * 4
-        gate = Gate()
-        await apply_publication(engine, gate, publications[4], "in_place")
-        assert (await engine.generate([5, 6], ANSWER, rid="a")).versions == [4] * 4
+
+        # T6 where steps do not overlap: the server's own boundaries are exact.
+        samples, _ = await produce(engine, AutoTokenizer.from_pretrained(models[0]), publications, "in_place")
+        assert engine.version == 5
+        assert_spans_enough(samples)
+        oracle_models = load_oracle_models(models)
+        assert_true(samples, in_place_oracle(oracle_models, engine), engine)
 
         running = asyncio.create_task(engine.generate([5, 6], LONG, rid="b"))
         watching = asyncio.create_task(engine.watch())
@@ -82,8 +95,9 @@ async def test_a_lost_engine_is_noticed_and_comes_back_with_the_current_weights(
         with pytest.raises(EngineDied, match="was lost"):
             await asyncio.wait_for(running, 60)
         assert "signal 9" in await asyncio.wait_for(watching, 60)
+        gate = Gate()
         with pytest.raises(EngineDied):
-            await apply_publication(engine, gate, publications[5], "in_place")
+            await apply_publication(engine, gate, publications[6], "in_place")
         assert gate.reason is None
     finally:
         await engine.stop()

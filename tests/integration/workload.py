@@ -1,0 +1,147 @@
+"""A workload that spans versions, and what must be true of its samples (T6, T8)."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from penstock.config import RolloutConfig
+from penstock.messages import Job, Publication, Sample
+from tests.integration import oracle
+from workers.apply import ApplyReport, Policy, apply_publication
+from workers.engine import Engine, Segment
+from workers.gate import Gate
+from workers.generate import generate_sample
+
+TEMPERATURE = 0.8
+TOLERANCE = 1e-4
+#: What a wrong boundary must be off by at least, somewhere in the workload.
+VISIBLE = 1e-2
+ROLLOUT = RolloutConfig(n=1, sampling={"temperature": TEMPERATURE}, max_context_tokens=1024, max_turns=2)
+#: New tokens of each sample; the longest is 30 times the shortest.
+LENGTHS = [6, 15, 50, 110, 180]
+NUM_SAMPLES = 40
+
+
+class RecordingEngine(Engine):
+    """Keeps the spans that the server itself reports beside what the client makes of each answer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.truth: dict[str, list[int]] = {}
+        #: Per request: version at the sending, in whose namespace it looks for prefix KV, and tokens found there. A
+        #: request that waited in the server's queue while weights changed finds KV of the old ones.
+        self.found: dict[str, list[tuple[int, int]]] = {}
+
+    def _segment(self, answer: Any, sent: int, rid: str) -> Segment:
+        spans = answer["meta_info"]["weight_versions"]
+        self.truth.setdefault(rid, []).extend(
+            int(span["version"]) for span in spans for _ in range(span["start"], span["end"])
+        )
+        self.found.setdefault(rid, []).append((sent, answer["meta_info"].get("cached_tokens", 0)))
+        return super()._segment(answer, sent, rid)
+
+
+def jobs() -> list[Job]:
+    return [
+        Job(
+            id=f"truth/0/{index}",
+            n=1,
+            prompt=f"{index * 7919:05}=",
+            sampling={"max_new_tokens": LENGTHS[index % len(LENGTHS)], "ignore_eos": index % 4 != 0},
+        )
+        for index in range(NUM_SAMPLES)
+    ]
+
+
+async def produce(
+    engine: Engine, tokenizer: Any, publications: list[Publication], policy: Policy
+) -> tuple[list[Sample], list[ApplyReport]]:
+    """The next version comes when the first answer is done, the one after it when two in five are."""
+    gate = Gate()
+    tasks = {
+        asyncio.create_task(generate_sample(engine, gate, job, 0, tokenizer=tokenizer, rollout=ROLLOUT))
+        for job in jobs()
+    }
+    reports = []
+    for num_done in (1, NUM_SAMPLES * 2 // 5):
+        while sum(task.done() for task in tasks) < num_done:
+            await asyncio.wait({task for task in tasks if not task.done()}, return_when=asyncio.FIRST_COMPLETED)
+        reports.append(await apply_publication(engine, gate, publications[engine.version + 1], policy))
+    return await asyncio.gather(*tasks), reports
+
+
+def versions_of(sample: Sample) -> set[int]:
+    return {version for version in sample.versions if version >= 0}
+
+
+def assert_spans_enough(samples: list[Sample]) -> None:
+    """The workload is worth its name: many samples span two versions, lengths span a factor of 20."""
+    drawn = [sum(sample.generated) for sample in samples]
+    assert max(drawn) >= 20 * min(drawn)
+    assert sum(len(versions_of(sample)) >= 2 for sample in samples) >= 0.2 * len(samples)
+
+
+def assert_well_formed(samples: list[Sample]) -> None:
+    for sample in samples:
+        length = len(sample.tokens)
+        assert len(sample.logprobs) == len(sample.generated) == len(sample.versions) == length
+        drawn_versions = [version for version in sample.versions if version >= 0]
+        assert drawn_versions == sorted(drawn_versions)
+        assert [version >= 0 for version in sample.versions] == [bool(drawn) for drawn in sample.generated]
+        asked = sample.job.sampling["max_new_tokens"]
+        assert sum(sample.generated) <= asked
+        if sample.job.sampling["ignore_eos"]:
+            assert sum(sample.generated) == asked
+            assert sample.status == "truncated"
+
+
+Compute = Callable[[Sample, list[int]], list[float]]
+
+
+def assert_true(samples: list[Sample], compute: Compute, engine: Engine) -> None:
+    """Recorded logprobs are the oracle's, and would not be with any boundary one token off."""
+    for sample in samples:
+        assert_sample_true(sample, compute, engine)
+    straddling = [sample for sample in samples if len(versions_of(sample)) >= 2]
+    for by in (1, -1):
+        gaps = [oracle.gap(sample, compute(sample, oracle.shifted(sample.versions, by))) for sample in straddling]
+        assert all(gap > TOLERANCE for gap in gaps)
+        assert max(gaps) > VISIBLE
+
+
+def assert_sample_true(sample: Sample, compute: Compute, engine: Engine) -> None:
+    gaps = [oracle.gap(sample, compute(sample, versions)) for versions in possible_versions(sample, engine)]
+    assert min(gaps) < TOLERANCE, (sample.id, gaps, sample.versions)
+
+
+def possible_versions(sample: Sample, engine: Engine) -> Iterator[list[int]]:
+    """The recorded versions, and what else may be true where the record is cautious.
+
+    On a server that overlaps its steps the first token of a request that was sent before a change and reports the new
+    version alone may be of either: its prefill was in flight, or had not begun. It carries the older one.
+    """
+    starts = [
+        index
+        for index in range(sample.prompt_length, len(sample.tokens) - 1)
+        if engine._window and sample.generated[index] and not sample.generated[index - 1]
+        if sample.versions[index + 1] > sample.versions[index]
+    ]
+    for choice in product((False, True), repeat=len(starts)):
+        versions = list(sample.versions)
+        for start, is_newer in zip(starts, choice, strict=True):
+            versions[start] = versions[start + 1] if is_newer else versions[start]
+        yield versions
+
+
+def in_place_oracle(models: dict[int, Any], engine: RecordingEngine) -> Compute:
+    return lambda sample, versions: oracle.continued(models, sample, versions, TEMPERATURE, engine.found[sample.id])
+
+
+def recompute_oracle(models: dict[int, Any]) -> Compute:
+    return lambda sample, versions: oracle.recompute(models, sample, versions, TEMPERATURE)
+
+
+def load_oracle_models(folders: list[Path]) -> dict[int, Any]:
+    return {version: oracle.load_model(folder) for version, folder in enumerate(folders)}
