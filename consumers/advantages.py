@@ -42,7 +42,7 @@ def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable], kind:
     ids: dict[Hashable, int] = {}
     index = np.array([ids.setdefault(group, len(ids)) for group in groups])
     count = np.bincount(index).astype(np.float64)
-    centred = values - (np.bincount(index, values) / count)[index]
+    centred: NDArray[np.float64] = values - (np.bincount(index, values) / count)[index]
     others = np.maximum(count - 1, 1)
     if kind == "grpo":
         deviation = np.sqrt(np.bincount(index, centred**2) / others)

@@ -102,7 +102,9 @@ def _load(path: Path, map_location: str) -> Checkpoint:
     if (found := file_crc32(path)) != int(path.stem.partition("-")[2], 16):
         raise PenstockError(f"its CRC-32 is {found:08x}")
     content = torch.load(path, map_location=map_location, weights_only=True)
-    rng = content["rng"] | {"torch": content["rng"]["torch"].cpu()}
+    rng = content["rng"]
+    # Generators take their states from host memory, wherever the weights go.
+    rng |= {"torch": rng["torch"].cpu(), "cuda": [state.cpu() for state in rng["cuda"]]}
     return Checkpoint(path, int(content["step"]), content["learner"], content["trainer"], rng)
 
 
