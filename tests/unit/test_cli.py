@@ -99,6 +99,7 @@ def test_exit_codes(
         raise error
 
     monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "_register_inspection", lambda: None)
 
     assert cli._run([]) == code
     said = capsys.readouterr().err
