@@ -29,7 +29,7 @@ from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, WaitTimeout
 from penstock.logs import set_up
-from penstock.processes import die_with
+from penstock.processes import die_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -203,9 +203,7 @@ def _learner(config: Config, size: int) -> GRPO:
 
 
 def _rank_main(rank: int, config: Config, store: str) -> None:
-    prctl = die_with("SIGKILL")
-    if prctl is not None:
-        prctl()
+    die_with_parent()
     set_up(f"trainer/{rank}")
     size = config.trainer.dp_size
     backend = "gloo" if config.trainer.device == "cpu" else "nccl"
