@@ -241,4 +241,5 @@ class Cutter:
             staleness_mean=weighted / loss_tokens if loss_tokens else 0.0,
             seed=definition.seed,
             cut_s=time.time(),
+            abandoned=[list(span) for span in lineage.abandoned],
         )

@@ -16,6 +16,7 @@ from consumers import advantages
 from penstock import partition, payloads
 from penstock.errors import PayloadError, ProtocolError
 from penstock.messages import Manifest, Row
+from penstock.staleness import Lineage
 from penstock.payloads import Payload
 
 if TYPE_CHECKING:
@@ -216,8 +217,17 @@ class Batch:
             "logprobs": payload.logprobs,
             "advantages": np.where(generated, np.float32(advantage), np.float32(0)),
             "versions": versions,
-            "staleness": np.where(versions >= 0, self.train_version - versions, -1),
+            "staleness": self._staleness(versions),
         }
+
+    def _staleness(self, versions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """[L] living versions between a token and the step (T2); -1 where nothing was drawn."""
+        lags = np.where(versions >= 0, self.train_version - versions, -1)
+        for first, last in self.manifest.abandoned:
+            # Of an abandoned range only what lies in (version, train_version] was counted.
+            between = min(last, self.train_version) - np.maximum(first, versions + 1) + 1
+            lags = np.where(versions >= 0, lags - np.maximum(between, 0), lags)
+        return lags.astype(np.int32)
 
     def _padded(self, members: Sequence[int]) -> dict[str, Any]:
         samples = [self._samples[i] for i in members] or [_FILLER]
@@ -262,14 +272,16 @@ def _check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
         raise ProtocolError(
             f"{what}: its rows have {total} loss tokens, its manifest {manifest.num_loss_tokens} (T10)."
         )
+    lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
     for row in rows:
         if row.lost and row.num_loss:
             raise ProtocolError(f"{what}: sample {row.sample} is lost, but {row.num_loss} of its tokens bear loss.")
-        staleness = manifest.train_version - row.oldest_loss
-        if row.num_loss and manifest.bound >= 0 and not 0 <= staleness <= manifest.bound:
+        staleness = lineage.lag(row.oldest_loss, manifest.train_version)
+        ahead = row.oldest_loss > manifest.train_version
+        if row.num_loss and manifest.bound >= 0 and (ahead or staleness > manifest.bound):
             raise ProtocolError(
-                f"{what}: sample {row.sample} bears loss on version {row.oldest_loss}, which is {staleness} behind "
-                f"version {manifest.train_version}; the bound is {manifest.bound} (I6)."
+                f"{what}: sample {row.sample} bears loss on version {row.oldest_loss}, which is {staleness} living "
+                f"versions behind {manifest.train_version}; the bound is {manifest.bound} (I6)."
             )
 
 

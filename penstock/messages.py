@@ -296,6 +296,8 @@ class Manifest(Record):
     staleness_mean: float
     seed: int = 0
     cut_s: float = 0.0
+    #: Ranges (first, last) of versions up to ``train_version`` that rewinds abandoned; they age nothing (T1).
+    abandoned: list[list[int]] = field(default_factory=list)
 
     def samples(self) -> list[Row]:
         return [Row.from_map(row) for row in self.rows]

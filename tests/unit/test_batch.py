@@ -13,6 +13,7 @@ from consumers.batch import Batch, rank_rows
 from penstock import payloads
 from penstock.errors import PayloadError, ProtocolError
 from penstock.messages import Job, Manifest, Row, Sample
+from penstock.staleness import Lineage
 from tests.batch_factory import make_batch, make_manifest, make_row
 
 
@@ -244,3 +245,16 @@ def test_T14_a_restart_at_another_size_splits_the_same_batch_anew() -> None:
     for size in (1, 2, 3, 5):
         rows = [row.sample for rank in range(size) for row in rank_rows(again, rank, size)]
         assert sorted(rows) == sorted(row.sample for row in whole.all_rows)
+
+
+def test_T2_abandoned_versions_age_nothing() -> None:
+    """Staleness per token is the lag of the lineage, which the cut was bounded by, not a difference of numbers."""
+    manifest = Manifest(
+        sub="s", n=1, train_version=13, bound=4, on_expiry="mask", mode="async", mask_below=8, rows=[],
+        num_loss_tokens=0, num_samples=0, num_groups=0, num_first_use=0, staleness_max=0, staleness_mean=0.0,
+        abandoned=[[9, 10], [12, 12]],
+    )  # fmt: skip
+    lineage = Lineage(((9, 10), (12, 12)))
+    versions = np.array([-1, *range(14)], dtype=np.int32)
+    found = Batch(manifest, digest="d", payloads={})._staleness(versions)
+    assert found.tolist() == [-1, *(lineage.lag(v, 13) for v in range(14))]
