@@ -16,8 +16,8 @@ from consumers import advantages
 from penstock import partition, payloads
 from penstock.errors import PayloadError, ProtocolError
 from penstock.messages import Manifest, Row
-from penstock.staleness import Lineage
 from penstock.payloads import Payload
+from penstock.staleness import Lineage
 
 if TYPE_CHECKING:
     import torch
