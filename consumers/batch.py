@@ -276,12 +276,18 @@ def _check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
     for row in rows:
         if row.lost and row.num_loss:
             raise ProtocolError(f"{what}: sample {row.sample} is lost, but {row.num_loss} of its tokens bear loss.")
+        if not row.num_loss or manifest.bound < 0:
+            continue
         staleness = lineage.lag(row.oldest_loss, manifest.train_version)
-        ahead = row.oldest_loss > manifest.train_version
-        if row.num_loss and manifest.bound >= 0 and (ahead or staleness > manifest.bound):
+        if staleness > manifest.bound:
             raise ProtocolError(
                 f"{what}: sample {row.sample} bears loss on version {row.oldest_loss}, which is {staleness} living "
                 f"versions behind {manifest.train_version}; the bound is {manifest.bound} (I6)."
+            )
+        if row.oldest_loss > manifest.train_version:
+            raise ProtocolError(
+                f"{what}: sample {row.sample} bears loss on version {row.oldest_loss}, which comes after version "
+                f"{manifest.train_version}, the one it is trained at (T2)."
             )
 
 
