@@ -225,7 +225,7 @@ def test_lost_rows_are_fillers_and_keep_their_group_s_advantages() -> None:
 
 
 def test_I6_a_manifest_that_breaks_its_bound_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="toy/0/0/0 bears loss on version 4, which is 5 living .* the bound is 4"):
+    with pytest.raises(ProtocolError, match=r"toy/0/0/0 bears loss on version 4, which is 5 living .* the bound is 4"):
         make_batch([sample_of(0, 0)], train_version=9, bound=4)
     with pytest.raises(ProtocolError, match="comes after version 3"):
         make_batch([sample_of(0, 0)], train_version=3, bound=4)
