@@ -436,6 +436,8 @@ async def test_requests_wait_for_the_gate_and_samples_for_a_drain() -> None:
     with gate.requests.held("version 2 is being loaded"):
         task = asyncio.create_task(make(engine, gate=gate))
         await until(lambda: gate.samples.running == 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
         assert not engine.asked
         assert gate.reason == "version 2 is being loaded"
         with gate.samples.held("version 3 waits"):

@@ -24,6 +24,12 @@ def script(folder: Path, text: str) -> str:
     return str(path)
 
 
+def make_fifo(folder: Path) -> Path:
+    path = folder / "pids"
+    os.mkfifo(path)
+    return path
+
+
 async def start(config: EngineConfig, tmp_path: Path, timeout_s: float = 30) -> servers.Server:
     async with aiohttp.ClientSession() as session:
         return await servers.start(lambda: servers.spawn(config, MODEL, name="t", log_dir=tmp_path), session, timeout_s)
@@ -97,17 +103,18 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_the_worker(tmp_path: Path, number: int) -> None:
-    fifo = tmp_path / "pids"
-    os.mkfifo(fifo)
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_nothing_outlives_the_worker(tmp_path: Path, number: int, whole_group: bool) -> None:
+    fifo = make_fifo(tmp_path)
     inner = f"trap '' TERM HUP; sleep 1000 & echo $! $$ {'$'}PPID > {fifo}; wait"
     python = script(tmp_path, f"trap '' TERM HUP; setsid bash -c \"{inner.replace('$', chr(92) + '$')}\" & wait")
-    parent = subprocess.Popen([sys.executable, "-c", _PARENT, python, str(tmp_path)], stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", _PARENT, python, str(tmp_path)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     pids = [int(pid) for pid in fifo.read_text().split()]
     assert len(pids) == 3
     pidfds = [os.pidfd_open(pid) for pid in pids]
 
-    parent.send_signal(number)
+    (os.killpg if whole_group else os.kill)(parent.pid, number)
     parent.wait()
 
     for pidfd in pidfds:
@@ -115,3 +122,18 @@ def test_nothing_outlives_the_worker(tmp_path: Path, number: int) -> None:
         os.close(pidfd)
     assert parent.stdout is not None
     parent.stdout.close()
+
+
+async def test_a_supervisor_that_is_told_to_end_takes_the_server_along(tmp_path: Path) -> None:
+    fifo = make_fifo(tmp_path)
+    config = EngineConfig(python=script(tmp_path, f"setsid sleep 1000 & echo $! $$ $PPID > {fifo}; wait"))
+    server = servers.spawn(config, MODEL, name="t", log_dir=tmp_path)
+    *pids, supervisor = [int(pid) for pid in fifo.read_text().split()]
+
+    os.kill(supervisor, signal.SIGTERM)
+
+    assert await server.died() == "was killed"
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    await server.stop()
