@@ -155,6 +155,8 @@ class EngineConfig(Section):
     env: dict[str, str] = Field(default_factory=dict)
     #: Longest start.
     start_timeout_s: Seconds = 600.0
+    #: Longest load of new weights; an engine that takes longer is taken to be dead.
+    load_timeout_s: Seconds = 300.0
     health_interval_s: Seconds = 2.0
     health_timeout_s: Seconds = 10.0
     #: Failures in a row until the engine is restarted.

@@ -20,7 +20,7 @@ import aiohttp
 import orjson
 
 from penstock.config import EngineConfig, ModelConfig
-from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
+from penstock.errors import ConfigError, EngineDied, EngineError, EngineRefused, PublishError
 from penstock.messages import Publication
 from workers import server as servers
 from workers.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
@@ -101,8 +101,10 @@ class Engine:
         self.logprob_kind = "original" if config.env.get("SGLANG_RETURN_ORIGINAL_LOGPROB") == "1" else "scaled"
         #: Answers so far that ended by an abort.
         self.num_aborted = 0
-        #: True while its generation is frozen; health is not checked then.
+        #: True while its generation is frozen.
         self.paused = False
+        #: True while it loads weights: its scheduler answers nobody then, so health is not checked.
+        self.loading = False
         #: Ids that end an answer of this model.
         self.eos_token_ids = read_eos_token_ids(Path(model.path))
         #: Tokens behind a weight change that may still be of the old weights (results in flight).
@@ -356,7 +358,7 @@ class Engine:
 
         Raises:
             PublishError: the engine refused; it goes on with the old weights.
-            EngineDied: it died of it, or did not answer within ``start_timeout_s``.
+            EngineDied: it died of it, or did not answer within ``load_timeout_s``.
         """
         body = {
             "model_path": _absolute(publication.path),
@@ -365,14 +367,17 @@ class Engine:
         }
         started = time.perf_counter()
         self._newest = publication.version
+        self.loading = True
         try:
             answer = await self._call(
-                "POST", "/update_weights_from_disk", body, self.config.start_timeout_s, ok=(200, 400)
+                "POST", "/update_weights_from_disk", body, self.config.load_timeout_s, ok=(200, 400)
             )
         except EngineDied:
             raise
         except EngineError as exc:
             raise EngineDied(f"the engine failed to load version {publication.version}: {exc}") from exc
+        finally:
+            self.loading = False
         if not answer.get("success"):
             message = str(answer.get("message", answer))
             # Its roll-back reads the folder that just failed.
@@ -415,7 +420,7 @@ class Engine:
     async def watch(self) -> str:
         """Wait until the engine is lost; returns why: its process ended, or it failed its health checks in a row.
 
-        Does not check while generation is frozen.
+        Does not check while it loads weights, which has a limit of its own.
         """
         server = self._server
         died = asyncio.create_task(server.died()) if server else asyncio.create_task(asyncio.Event().wait())
@@ -425,7 +430,7 @@ class Engine:
                 await asyncio.wait({died}, timeout=self.config.health_interval_s)
                 if died.done() and server:
                     return f"the engine process {server.exit_reason()}; its log is {server.log}"
-                failures = 0 if self.paused or await self.healthy() else failures + 1
+                failures = 0 if self.loading or await self.healthy() else failures + 1
                 if failures >= self.config.health_failures:
                     return f"the engine at {self.url} failed {failures} health checks in a row"
         finally:
@@ -457,7 +462,8 @@ class Engine:
         except (aiohttp.ClientError, ConnectionError) as exc:
             raise EngineDied(f"engine {self.name} was lost during {path} ({exc!r}){self._how_it_ended()}.") from exc
         if status not in ok:
-            raise EngineError(
+            refused = EngineRefused if status == 400 else EngineError
+            raise refused(
                 f"engine {self.name} answered {path} with {status}: {answer[:500].decode(errors='replace')}"
             )
         if plain:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from penstock.control import AsyncControl
-from penstock.errors import EngineDied, PublishError
+from penstock.errors import EngineError, PublishError
 from penstock.messages import Publication
 from penstock.waits import Waiting
 from workers.apply import ApplyReport, Policy, apply_publication
@@ -81,7 +81,7 @@ class Updates:
             try:
                 await self._cohort_ends(newest)
                 report = await apply_publication(self._services.engine, self._services.gate, newest, self.policy)
-            except EngineDied as exc:
+            except EngineError as exc:
                 log.warning("the engine died of version %d: %s", newest.version, exc)
                 self._services.engine_lost.set()
             except PublishError as exc:

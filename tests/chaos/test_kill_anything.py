@@ -29,6 +29,7 @@ def run(tmp_path: Path) -> Iterator[RunUnderTest]:
         "--buffer.lease_s=3",
         "--engine.health_interval_s=1",
         "--engine.health_timeout_s=2",
+        "--engine.load_timeout_s=10",
         "--data.eval_every=0",
     )
     yield run
