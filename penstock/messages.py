@@ -296,7 +296,8 @@ class Manifest(Record):
     staleness_mean: float
     seed: int = 0
     cut_s: float = 0.0
-    #: Ranges (first, last) of versions up to ``train_version`` that rewinds abandoned; they age nothing (T1).
+    #: Ranges (first, last) of versions up to ``train_version`` that age nothing (T1): rewinds abandoned them, or they
+    #: published the restored weights once more. Ascending and disjoint; none that every row is newer than.
     abandoned: list[list[int]] = field(default_factory=list)
 
     def samples(self) -> list[Row]:

@@ -6,7 +6,7 @@ second time (protocol of leases, tokens, owners and revisions).
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,7 +16,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
-from penstock.errors import PublishError, QueueFull
+from penstock.errors import ConfigError, PublishError, QueueFull
 from penstock.keys import LANES, Keys
 from penstock.messages import Job
 
@@ -110,6 +110,8 @@ class Admission:
     outcome: str
     admitted: int = 0
     position: int = 0
+    #: The subscription that has no room, where the gate is closed; '' where there is none.
+    sub: str = ""
 
 
 def admit(
@@ -146,10 +148,15 @@ def admit(
         args += [job.id, job.n, body]
 
     def parse(answer: Any) -> Admission:
-        outcome = _text(answer[0])
-        return Admission(outcome, *(int(v) for v in answer[1:]))
+        admitted, position, tightest = (*(int(v) for v in answer[1:]), 0, 0, 0)[:3]
+        return Admission(_text(answer[0]), admitted, position, names[tightest - 1] if tightest else "")
 
     return Call(script("admit"), [keys.source, keys.subs, keys.clock, *map(keys.sub, names)], args, parse)
+
+
+def swap(keys: Keys, field: str, read: int, number: int) -> Call[int]:
+    """Move a number of the source from ``read`` to ``number``, unless it moved meanwhile; the number that is there."""
+    return Call(script("swap"), [keys.source], [field, read, number], int)
 
 
 # --- worker -----------------------------------------------------------------------------------------------------
@@ -301,13 +308,13 @@ def requeue(keys: Keys, job: str, model: str) -> Call[bool]:
 
 
 def cancel(keys: Keys, job: str, subs: Sequence[str]) -> Call[str]:
-    """Cancel a live job; returns the state it was in, or ''."""
+    """Cancel a live job; the state it was in, ``cut`` (it stays: a batch holds it), or '' (nothing to cancel)."""
     names = [keys.group(job), keys.delayed, keys.of("bodies"), keys.dead, keys.ready, keys.inflight]
     return Call(script("cancel"), [*names, *map(keys.sub, subs)], [keys.prefix, job, *subs], _text)
 
 
 def unsubscribe(keys: Keys, sub: str) -> Call[bool]:
-    """Drop a subscription with its batches."""
+    """Drop a subscription with its batches, for good: its name is not to be had again."""
     return Call(
         script("unsubscribe"), [keys.subs, keys.sub(sub), keys.batches(sub), keys.owner(sub)], [keys.prefix, sub], bool
     )
@@ -315,7 +322,7 @@ def unsubscribe(keys: Keys, sub: str) -> Call[bool]:
 
 def check_group(keys: Keys, job: str) -> Call[str]:
     """What is wrong with a group's state, or ''."""
-    names = [keys.group(job), keys.meta(job), keys.ready, keys.delayed, keys.dead, keys.inflight]
+    names = [keys.group(job), keys.meta(job), keys.ready, keys.delayed, keys.dead, keys.inflight, keys.retiring]
     return Call(script("check_group"), names, [keys.prefix, job], _text)
 
 
@@ -364,15 +371,33 @@ def resign(keys: Keys, lead: Leadership) -> Call[bool]:
     return Call(script("resign"), [keys.leader], [lead.epoch, lead.token], bool)
 
 
-def keep(keys: Keys, lead: Leadership, kept: Iterable[tuple[str, int]]) -> Call[int]:
-    """Payloads of these groups are permanent. -1: leadership lost."""
-    flat: list[Value] = [part for pair in kept for part in pair]
+def keep(
+    keys: Keys, lead: Leadership, kept: Iterable[tuple[str, int]], lost: Mapping[str, Iterable[int]] | None = None
+) -> Call[int]:
+    """Payloads of these groups (job, n) are permanent, but for k in ``lost``. -1: leadership lost."""
+    gone = lost or {}
+    flat: list[Value] = [part for job, n in kept for part in (job, n, ",".join(map(str, gone.get(job, ()))))]
     return Call(script("keep"), [keys.leader], [keys.prefix, lead.epoch, lead.token, *flat], int)
 
 
 def persist(payload_keys: Sequence[str]) -> Call[list[bool]]:
     """Make committed payloads permanent, on the server that has them; False where one is gone."""
     return Call(script("persist"), payload_keys, [], lambda answer: [bool(v) for v in answer])
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Outcome of skip: ``skipped``, or ``leader`` | ``subs`` | ``moved``; places skipped so far."""
+
+    outcome: str
+    skipped: int
+
+
+def skip(keys: Keys, lead: Leadership, sub: str, *, revision: int, place: int, places: int) -> Call[Skipped]:
+    """Pass over ``places`` of the order of admission from ``place`` on, which hold nothing any more."""
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, revision, place, places]
+    names = [keys.leader, keys.subs, keys.sub(sub)]
+    return Call(script("skip"), names, args, lambda answer: Skipped(_text(answer[0]), int(answer[1])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,13 +469,26 @@ def sweep(keys: Keys, lead: Leadership, groups: Iterable[tuple[str, int]]) -> Ca
     return Call(script("sweep"), [keys.leader], [keys.prefix, lead.epoch, lead.token, *flat], int)
 
 
+def tidy(keys: Keys, records: str, stale: Iterable[tuple[str, bytes]], *, consumers: bool = False) -> Call[int]:
+    """Remove (field, record) pairs of a hash as they were read; with ``consumers``, those of dead workers too."""
+    flat: list[Value] = [part for pair in stale for part in pair]
+    lanes = [keys.jobs(lane) for lane in LANES] if consumers else []
+    return Call(script("tidy"), [records, *lanes], [keys.prefix, *flat], int)
+
+
 # --- trainer ----------------------------------------------------------------------------------------------------
 
 
 def subscribe(keys: Keys, sub: str, definition: dict[str, Value]) -> Call[int]:
-    """Make or change a subscription; the revision of subs."""
+    """Make or change a subscription; the revision of subs. ConfigError when one of this name was dropped."""
+
+    def parse(answer: Any) -> int:
+        if int(answer) < 0:
+            raise ConfigError(f"Subscription {sub!r} of run {keys.run!r} was dropped: take another name.")
+        return int(answer)
+
     flat: list[Value] = [part for pair in definition.items() for part in pair]
-    return Call(script("subscribe"), [keys.subs, keys.sub(sub)], [keys.prefix, sub, *flat], int)
+    return Call(script("subscribe"), [keys.subs, keys.sub(sub)], [keys.prefix, sub, *flat], parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,7 +512,8 @@ def join(keys: Keys, sub: str, owner: str, lease_ms: int, *, only_renew: bool = 
             return Joined(False, holder_ms=int(answer[1]))
         return Joined(True, *(int(v) for v in answer[1:]))
 
-    return Call(script("join"), [keys.sub(sub), keys.owner(sub)], [owner, lease_ms, int(only_renew)], parse)
+    args: list[Value] = [keys.prefix, owner, lease_ms, int(only_renew)]
+    return Call(script("join"), [keys.sub(sub), keys.owner(sub)], args, parse)
 
 
 def leave(keys: Keys, sub: str, owner: str) -> Call[bool]:
@@ -483,7 +522,7 @@ def leave(keys: Keys, sub: str, owner: str) -> Call[bool]:
 
 def ask(keys: Keys, sub: str, n: int, owner: str, gen: int) -> Call[bool]:
     """Say that batch ``n`` is waited for. False: the subscription is not the caller's."""
-    return Call(script("ask"), [keys.sub(sub), keys.samples], [sub, n, owner, gen], bool)
+    return Call(script("ask"), [keys.sub(sub), keys.samples], [keys.prefix, sub, n, owner, gen], bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,6 +592,20 @@ def rewind(keys: Keys, sub: str, *, owner: str, gen: int, n: int, model: str) ->
     args: list[Value] = [keys.prefix, owner, gen, n, version_field(model) if model else ""]
     names = [keys.sub(sub), keys.batches(sub), keys.clock, keys.weights(model or "-")]
     return Call(script("rewind"), names, args, lambda a: Rewound(_text(a[0]), int(a[1]), int(a[2])))
+
+
+def lost(keys: Keys, samples: Iterable[tuple[str, int]]) -> Call[int]:
+    """Payloads of these samples (job, k) are gone; how many nobody had reported before."""
+    flat: list[Value] = [part for pair in samples for part in pair]
+    return Call(script("lost"), [keys.counters], [keys.prefix, *flat], int)
+
+
+# --- all --------------------------------------------------------------------------------------------------------
+
+
+def note(keys: Keys, records: str, field: str, record: bytes) -> Call[int]:
+    """Show a small record in one of the hashes workers, trainers or waits; empty takes it away."""
+    return Call(script("note"), [records], [keys.prefix, field, record], int)
 
 
 # --- set-up -----------------------------------------------------------------------------------------------------

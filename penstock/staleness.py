@@ -1,9 +1,10 @@
 """Staleness as one object over admission, cut and expiry (T1-T5).
 
-    staleness of a token = number of living versions in (version it was drawn with, train_version]
+    staleness of a token = number of versions in (version it was drawn with, train_version] that changed the weights
 
 A rewind abandons versions: they name policies that no longer exist, so they do not age anything, and what was drawn
-with one of them is not trained.
+with one of them is not trained. The publication that follows a rewind may hold the very weights of the version that
+was restored; it does not age anything either.
 """
 
 from collections.abc import Mapping
@@ -64,31 +65,54 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Which versions live: all but the abandoned ranges, each (first, last)."""
+    """Which versions live, and which of them grow older by.
+
+    Args:
+        abandoned: ranges (first, last) of versions that a rewind left behind.
+        repeats: versions that published the weights of their living predecessor once more.
+    """
 
     abandoned: tuple[tuple[int, int], ...] = ()
+    repeats: frozenset[int] = frozenset()
 
     @classmethod
-    def parse(cls, text: str) -> "Lineage":
-        """Read ``3-5,9-9``."""
-        spans = [part.split("-") for part in text.split(",") if part]
-        return cls(tuple((int(first), int(last)) for first, last in spans))
+    def parse(cls, abandoned: str, repeats: str = "") -> "Lineage":
+        """Read ``3-5,9-9`` and ``6,10``."""
+        spans = [part.split("-") for part in abandoned.split(",") if part]
+        again = frozenset(int(part) for part in repeats.split(",") if part)
+        return cls(tuple((int(first), int(last)) for first, last in spans), again)
 
     def lives(self, version: int) -> bool:
         return not any(first <= version <= last for first, last in self.abandoned)
 
+    def ages(self, version: int) -> bool:
+        """True when what was drawn before ``version`` is one step older under it."""
+        return version not in self.repeats and self.lives(version)
+
     def lag(self, version: int, train_version: int) -> int:
-        """Living versions in (version, train_version]; 0 when nothing was drawn (version -1)."""
+        """Steps from ``version`` to ``train_version``; 0 when nothing was drawn (version -1)."""
         if version < 0:
             return 0
-        return sum(1 for v in range(version + 1, train_version + 1) if self.lives(v))
+        return sum(1 for v in range(version + 1, train_version + 1) if self.ages(v))
+
+    def uncounted(self, version: int, train_version: int) -> list[list[int]]:
+        """Versions in (version, train_version] that age nothing, as ranges [first, last]."""
+        ranges: list[list[int]] = []
+        for v in range(version + 1, train_version + 1):
+            if self.ages(v):
+                continue
+            if ranges and ranges[-1][1] == v - 1:
+                ranges[-1][1] = v
+            else:
+                ranges.append([v, v])
+        return ranges
 
     def floor(self, train_version: int, bound: int) -> int:
         """Oldest version whose lag at ``train_version`` is within ``bound``."""
         version = train_version
         left = bound
         while version > 0:
-            if self.lives(version):
+            if self.ages(version):
                 if left == 0:
                     return version
                 left -= 1
@@ -99,11 +123,19 @@ class Lineage:
 def train_version(clock: int, n: int, through: int, per_version: int) -> int:
     """Version that a trainer holds at the first optimizer step of batch ``n`` (T2).
 
+    A trainer publishes after every batch whose number is a multiple of ``per_version``; a checkpoint between two of
+    them does not shift that.
+
     Args:
         clock: version of the last publication, which consumed batches up to ``through``.
         per_version: batches between two publications.
     """
-    return clock + (n - 1 - through) // per_version
+    return clock + (n - 1) // per_version - through // per_version
+
+
+def remaining_batches(n: int, per_version: int) -> int:
+    """Batches that the version of batch ``n`` still trains after it."""
+    return per_version - 1 - (n - 1) % per_version
 
 
 def overdue(
@@ -115,8 +147,8 @@ def overdue(
     remaining: int,
     untrained: Mapping[int, int],
     in_batch: Mapping[int, int],
-) -> tuple[int, int] | None:
-    """T4: the first version d whose groups could not all be trained before they expire if this batch were cut.
+) -> list[tuple[int, int]]:
+    """T4: the versions d whose groups could not all be trained before they expire if this batch were cut.
 
     For every living d within the bound, counting groups by their oldest version o, running ones included:
 
@@ -129,14 +161,14 @@ def overdue(
         in_batch: oldest version -> groups of the batch in question.
 
     Returns:
-        (d, groups too many), or None when the batch may be cut.
+        (d, groups too many) for each, ascending; empty when the batch may be cut.
     """
-    floor = lineage.floor(train_version, bound)
-    for d in range(floor, train_version):
+    late = []
+    for d in range(lineage.floor(train_version, bound), train_version):
         if not lineage.lives(d):
             continue
         left = sum(c for o, c in untrained.items() if o <= d) - sum(c for o, c in in_batch.items() if o <= d)
         allowed = (bound - lineage.lag(d, train_version)) * group_budget + remaining
         if left > allowed:
-            return d, left - allowed
-    return None
+            late.append((d, left - allowed))
+    return late

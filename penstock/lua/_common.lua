@@ -4,6 +4,7 @@
 
 local GROUP = 'workers'
 local WAKE_MAX = 1024 -- wake-up marks kept; a mark says "look again", so losing one costs a poll, never a job
+local EVENTS_MAX = 100000 -- events kept; they say where to look, so one that is lost is found by the next look
 
 local function group_key(prefix, job) return prefix .. 'group:' .. job end
 local function lane_key(prefix, lane) return prefix .. 'jobs:' .. lane end
@@ -51,7 +52,7 @@ local function put_entry(prefix, lane, job, nb, body)
 end
 
 local function event(prefix, kind, job, lane)
-  redis.call('XADD', prefix .. 'samples', '*', 'e', kind, 'j', job, 'l', lane)
+  redis.call('XADD', prefix .. 'samples', 'MAXLEN', '~', EVENTS_MAX, '*', 'e', kind, 'j', job, 'l', lane)
 end
 
 -- A job stops being unfinished work: of its place in the order of admission (a cohort is complete by this), and,
@@ -104,6 +105,19 @@ end
 local function set_done(prefix, job)
   local set, index = string.match(job, '^(.*)/(%d+)$')
   return redis.call('SETBIT', prefix .. 'done:' .. set, index, 1)
+end
+
+-- Is `lane` one of a subscription's lanes (a comma-separated list)?
+local function covers(lanes, lane) return string.find(',' .. (lanes or '') .. ',', ',' .. lane .. ',', 1, true) ~= nil end
+
+-- The payload of a committed sample is gone; counted once, whoever finds it.
+local function lose(prefix, job, k)
+  local key = group_key(prefix, job)
+  if redis.call('EXISTS', key) == 1 and redis.call('HSETNX', key, 'x:' .. k, 1) == 1 then
+    count(prefix, 'payload_lost')
+    return 1
+  end
+  return 0
 end
 
 local function leads(key, epoch, token)

@@ -2,28 +2,34 @@
 -- KEYS: source, subs, clock, then sub:NAME of every driving subscription
 -- ARGV: prefix, lane, source field, expected position, revision of subs (-1: no gate), version field of clock,
 --       keep the order for cohorts (0|1), then per job: id, n, body
--- Returns: {'ok', admitted, position} | {'moved', 0, position} | {'subs'} revision differs | {'closed', 0, position}
+-- Returns: {'ok', admitted, position} | {'moved', 0, position} | {'subs'} revision differs
+--          | {'closed', 0, position, number of the subscription that has no room, from 1; 0: there is none}
 -- Atomic because the position, the gate's stock and the queue must move as one: a producer that dies or is
 -- doubled at any instant neither skips a prompt nor admits it twice.
 local prefix, lane, name = ARGV[1], ARGV[2], ARGV[3]
 local position = redis.call('HGET', KEYS[1], name) or '0'
 if position ~= ARGV[4] then return {'moved', 0, position} end
 local given = (#ARGV - 7) / 3
-local room = given
+local room, tightest = given, 0
 if ARGV[5] ~= '-1' then
   if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[5] then return {'subs'} end
-  if #KEYS < 4 then return {'closed', 0, position} end
+  if #KEYS < 4 then return {'closed', 0, position, 0} end
   local c = redis.call('HMGET', prefix .. 'counters', 'seq:train', 'buried:train', 'cancelled:train')
   local admitted, gone = tonumber(c[1] or 0), tonumber(c[2] or 0) + tonumber(c[3] or 0)
   for i = 4, #KEYS do
-    local s = redis.call('HMGET', KEYS[i], 'disposed', 'p', 'bound', 'gb', 'sampler')
+    local s = redis.call('HMGET', KEYS[i], 'disposed', 'p', 'bound', 'gb', 'sampler', 'start', 'skipped')
     local stock = admitted - tonumber(s[2] or 0)
-    -- a cohort keeps its size when a member is buried: the place is free when the cohort is trained
-    if s[5] ~= 'cohort' then stock = stock - gone - tonumber(s[1] or 0) end
-    room = math.min(room, (tonumber(s[3]) + 1) * tonumber(s[4]) - stock)
+    if s[5] == 'cohort' then
+      -- a cohort keeps its size when a member is buried: the place is free when the cohort is trained or skipped
+      stock = stock - tonumber(s[7] or 0)
+    else
+      stock = stock - gone - tonumber(s[1] or 0) - tonumber(s[6] or 0)
+    end
+    local free = (tonumber(s[3]) + 1) * tonumber(s[4]) - stock
+    if free < room then room, tightest = free, i - 3 end
   end
 end
-if room <= 0 then return {'closed', 0, position} end
+if room <= 0 then return {'closed', 0, position, tightest} end
 local nb = redis.call('HGET', KEYS[3], ARGV[6]) or '0'
 local queued = 0
 for i = 0, math.min(room, given) - 1 do

@@ -1,13 +1,18 @@
 -- cancel: any live -> retiring(cancelled) (operator). A worker that holds the job sees its lease lost.
+-- A group in a batch that a trainer may still read stays: no cut batch is lost (I4).
 -- KEYS: group:JOB, delayed, bodies, dead, ready, inflight, then sub:NAME of every live subscription
 -- ARGV: prefix, job, then the subscriptions' names
--- Returns: the state it was in, or '' when there is nothing to cancel
+-- Returns: the state it was in, 'cut' when it stays for the sake of a batch, or '' when there is nothing to cancel
 -- Atomic because the job leaves exactly one container (I1).
 local prefix, job = ARGV[1], ARGV[2]
 freeing(prefix)
 local g = redis.call('HMGET', KEYS[1], 'st', 'cl', 'eid', 'ln', 'nb')
 local st = g[1]
 if not st or st == 'retiring' then return '' end
+for i = 7, #KEYS do
+  local batch = tonumber(redis.call('HGET', KEYS[1], 'b:' .. ARGV[i - 4]) or 0)
+  if batch > tonumber(redis.call('HGET', KEYS[i], 'ckpt') or 0) then return 'cut' end
+end
 if st == 'queued' or st == 'leased' then
   take_entry(prefix, g[2], g[3])
 elseif st == 'delayed' then
@@ -18,9 +23,12 @@ elseif st == 'dead' then
 elseif st == 'ready' then
   redis.call('ZREM', KEYS[5], job)
   for i = 7, #KEYS do -- places at the gate of those that had not used it
-    local u = redis.call('HGET', KEYS[1], 'u:' .. ARGV[i - 4])
-    if not u then redis.call('HINCRBY', KEYS[i], 'disposed', 1) end
+    local unused = redis.call('HEXISTS', KEYS[1], 'u:' .. ARGV[i - 4]) == 0
+    if unused and covers(redis.call('HGET', KEYS[i], 'lanes'), g[4]) then
+      redis.call('HINCRBY', KEYS[i], 'disposed', 1)
+    end
   end
+  count(prefix, 'gone:' .. g[4])
 end
 redis.call('ZREM', KEYS[6], job)
 redis.call('HSET', KEYS[1], 'st', 'retiring', 'r', 'cancelled')

@@ -1,10 +1,10 @@
 -- check_group: does a group's state agree with the container it should be in (audit)?
--- KEYS: group:JOB, meta:JOB, ready, delayed, dead, inflight
+-- KEYS: group:JOB, meta:JOB, ready, delayed, dead, inflight, retiring
 -- ARGV: prefix, job
 -- Returns: '' when it agrees or is gone; else what is wrong
 -- Atomic because a job moves while the audit looks.
 local prefix, job = ARGV[1], ARGV[2]
-local g = redis.call('HMGET', KEYS[1], 'st', 'cl', 'eid', 'c', 'n', 'tok')
+local g = redis.call('HMGET', KEYS[1], 'st', 'cl', 'eid', 'c', 'n', 'tok', 'ln', 'co')
 local st = g[1]
 if not st then return '' end
 local function entry(key)
@@ -20,6 +20,13 @@ if (st == 'queued' or st == 'leased') then
 end
 if (redis.call('ZSCORE', KEYS[3], job) ~= false) ~= (st == 'ready') then return st .. ', and in ready or not' end
 if (redis.call('ZSCORE', KEYS[4], job) ~= false) ~= (st == 'delayed') then return st .. ', and in delayed or not' end
+if (redis.call('SISMEMBER', KEYS[7], job) == 1) ~= (st == 'retiring') then return st .. ', and in retiring or not' end
+local live = st == 'queued' or st == 'leased' or st == 'delayed'
+if (redis.call('ZSCORE', prefix .. 'unfinished:' .. g[7], job) ~= false) ~= (live and g[8] ~= false) then
+  return st .. ', and in unfinished or not'
+end
+if redis.call('ZSCORE', KEYS[6], job) ~= false and not live then return st .. ' but in flight' end
+if st == 'leased' and g[7] == 'train' and not redis.call('ZSCORE', KEYS[6], job) then return 'leased but not in flight' end
 if st == 'dead' and not entry(KEYS[5]) then return 'dead but without a dead letter' end
 if st == 'ready' and g[4] ~= g[5] then return 'ready with ' .. g[4] .. ' of ' .. g[5] .. ' samples' end
 local commits = 0

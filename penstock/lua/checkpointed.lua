@@ -3,6 +3,7 @@
 -- ARGV: prefix, owner, gen, n
 -- Returns: 1, 0 when the subscription is not the caller's, -1 when n is not committed
 -- Atomic because groups may be retired from this instant on.
+freeing(ARGV[1])
 if not owns(KEYS[1], ARGV[2], ARGV[3]) then return 0 end
 local s = redis.call('HMGET', KEYS[1], 'cursor', 'ckpt')
 local n = tonumber(ARGV[4])

@@ -4,6 +4,7 @@
 -- Returns: {'committed' | 'waiting' | 'already' | 'owner' | 'order' | 'diverged' | 'unknown', cursor}
 -- Atomic because the cursor moves once per batch, when every rank has it behind it.
 local prefix, n = ARGV[1], tonumber(ARGV[4])
+freeing(prefix)
 if not owns(KEYS[1], ARGV[2], ARGV[3]) then return {'owner', 0} end
 local s = redis.call('HMGET', KEYS[1], 'cursor', 'bits', 'cut')
 local cursor = tonumber(s[1] or 0)

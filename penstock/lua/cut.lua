@@ -6,6 +6,7 @@
 -- Atomic because every group must be ready, kept, unused up to its limit and inside the bound in the instant in
 -- which the batch comes to be; nothing is written unless all are (I5, I6).
 local prefix, sub, n = ARGV[1], ARGV[4], tonumber(ARGV[6])
+freeing(prefix) -- a cut leads to retirement, which is what empties a full Redis
 if not leads(KEYS[1], ARGV[2], ARGV[3]) then return {'leader'} end
 if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[5] then return {'subs'} end
 local s = redis.call('HMGET', KEYS[3], 'cut', 'reuse', 'cum')

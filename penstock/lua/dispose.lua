@@ -3,8 +3,9 @@
 -- ARGV: prefix, epoch, token, sub, reason, code (negative), then jobs
 -- Returns: number disposed of, or -1 when the leadership is lost
 -- Atomic because the place at the gate is freed exactly once (u goes from unused to the code).
-if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
 local prefix, used, disposed = ARGV[1], 'u:' .. ARGV[4], 0
+freeing(prefix)
+if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
 for i = 7, #ARGV do
   local key = group_key(prefix, ARGV[i])
   if redis.call('HGET', key, 'st') == 'ready' and redis.call('HSETNX', key, used, ARGV[6]) == 1 then

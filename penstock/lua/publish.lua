@@ -5,10 +5,11 @@
 -- Atomic because the gate counts a batch as consumed in the instant in which its version can be loaded (T3),
 -- and a version names one set of weights for ever (T1).
 local prefix, version, through, rev = ARGV[1], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
+freeing(prefix)
 if not owns(KEYS[2], ARGV[2], ARGV[3]) then return {'owner', 0} end
 local clock = tonumber(redis.call('HGET', KEYS[1], ARGV[4]) or 0)
 local id = version .. '-' .. rev
-local s = redis.call('HMGET', KEYS[2], 'cursor', 'through', 'restored')
+local s = redis.call('HMGET', KEYS[2], 'cursor', 'through', 'restored', 'again', 'repeats')
 if version == clock then
   local found = redis.call('XRANGE', KEYS[4], id, id)
   if #found == 1 and field(found[1][2], 'g') == ARGV[3] and field(found[1][2], 'p') == ARGV[9] then
@@ -24,7 +25,11 @@ if rev == 0 then
   local found = redis.call('XRANGE', KEYS[3], through .. '-0', through .. '-0')
   local cum = #found == 1 and tonumber(field(found[1][2], 'cum')) or 0
   redis.call('HSET', KEYS[1], ARGV[4], version, 'step', ARGV[7])
-  redis.call('HSET', KEYS[2], 'through', through, 'p', cum, 'restored', '0')
+  redis.call('HSET', KEYS[2], 'through', through, 'p', cum, 'restored', '0', 'again', '0')
+  -- the weights of the version that was restored once more: nothing grows older by it
+  if s[4] == '1' and through == last then
+    redis.call('HSET', KEYS[2], 'repeats', s[5] and s[5] ~= '' and s[5] .. ',' .. version or version)
+  end
 end
 -- a rewind looks back for the version that a batch led to; 256 publications reach far enough
 redis.call('XADD', KEYS[4], 'MAXLEN', '~', 256, id, 'p', ARGV[9], 'g', ARGV[3], 't', through)

@@ -4,7 +4,7 @@
 -- Returns: 1, or 0 when the job is not dead
 -- Atomic because two operators must not queue it twice.
 local prefix, job = ARGV[1], ARGV[2]
-local g = redis.call('HMGET', KEYS[1], 'st', 'eid', 'ln', 'c', 'co')
+local g = redis.call('HMGET', KEYS[1], 'st', 'eid', 'ln', 'c', 'co', 'pf', 'v0')
 if g[1] ~= 'dead' then return 0 end
 local found = redis.call('XRANGE', KEYS[2], g[2], g[2])
 if #found == 0 then return 0 end
@@ -16,6 +16,8 @@ redis.call('HSET', KEYS[1], 'nb', nb, 'seq', seq)
 if g[5] then redis.call('ZADD', prefix .. 'unfinished:' .. g[3], seq, job) end
 redis.call('HDEL', KEYS[1], 'att', 'cr')
 if g[3] == 'train' then redis.call('HINCRBY', prefix .. 'cohorts', nb, 1) end
-put_entry(prefix, tonumber(g[4] or 0) > 0 and 'resume' or g[3], job, nb, field(found[1][2], 'body'))
+local begun = tonumber(g[4] or 0) > 0 or g[6]
+if begun and g[3] == 'train' then redis.call('ZADD', prefix .. 'inflight', g[7], job) end
+put_entry(prefix, begun and 'resume' or g[3], job, nb, field(found[1][2], 'body'))
 count(prefix, 'requeued')
 return 1

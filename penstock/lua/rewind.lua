@@ -4,6 +4,7 @@
 -- Returns: {'rewound' | 'owner' | 'floor' | 'cursor', gen, floor}
 -- Atomic because what was published after n is abandoned (T1) in the instant in which the cursor goes back.
 local n = tonumber(ARGV[4])
+freeing(ARGV[1])
 if not owns(KEYS[1], ARGV[2], ARGV[3]) then return {'owner', 0, 0} end
 local s = redis.call('HMGET', KEYS[1], 'cursor', 'floor', 'ckpt', 'gen', 'abandoned')
 local cursor, floor, ckpt = tonumber(s[1] or 0), tonumber(s[2] or 0), tonumber(s[3] or 0)
@@ -14,7 +15,7 @@ local found = redis.call('XRANGE', KEYS[2], n .. '-0', n .. '-0')
 local cum = #found == 1 and field(found[1][2], 'cum') or '0'
 gen = gen + 1
 redis.call('HSET', KEYS[1], 'gen', gen, 'cursor', n, 'ckpt', math.min(ckpt, n), 'through', n, 'p', cum,
-  'bits', '', 'ask', 0, 'restored', '1')
+  'bits', '', 'ask', 0, 'restored', '1', 'again', '0')
 if ARGV[5] ~= '' then
   local clock = tonumber(redis.call('HGET', KEYS[3], ARGV[5]) or 0)
   -- the restored weights are those of the last publication that consumed no batch after n
@@ -22,6 +23,8 @@ if ARGV[5] ~= '' then
   for _, p in ipairs(redis.call('XREVRANGE', KEYS[4], '+', '-')) do
     if tonumber(field(p[2], 't')) <= n then
       restored = tonumber(string.match(p[1], '^(%d+)'))
+      -- it consumed all up to n: the next publication is of the same weights
+      if tonumber(field(p[2], 't')) == n then redis.call('HSET', KEYS[1], 'again', '1') end
       break
     end
   end

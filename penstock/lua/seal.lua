@@ -4,7 +4,8 @@
 --       their names, then jobs
 -- Returns: list of jobs sealed, or 'leader' | 'subs'
 -- Atomic because a subscription that joins, or a rewind, must not race with retirement: every use must be final
--- and every batch that holds the group must lie below its subscription's checkpoint.
+-- and every batch that holds the group must lie below its subscription's checkpoint. A group of a lane that nobody
+-- subscribed to waits for somebody who does.
 local prefix = ARGV[1]
 freeing(prefix)
 if not leads(KEYS[1], ARGV[2], ARGV[3]) then return 'leader' end
@@ -21,9 +22,10 @@ for i = 7 + num, #ARGV do
   local job = ARGV[i]
   local key = group_key(prefix, job)
   local g = redis.call('HMGET', key, 'st', 'ln')
-  local final, used, early = g[1] == 'ready', false, false
+  local final, covered, used, early = g[1] == 'ready', false, false, false
   for _, s in ipairs(subs) do
-    if final and string.find(',' .. s.lanes .. ',', ',' .. g[2] .. ',', 1, true) then
+    if final and covers(s.lanes, g[2]) then
+      covered = true
       local u = redis.call('HMGET', key, 'u:' .. s.name, 'b:' .. s.name)
       local uses, batch = tonumber(u[1] or 0), tonumber(u[2] or 0)
       if uses > 0 then used = true end
@@ -36,12 +38,13 @@ for i = 7 + num, #ARGV do
       s.batch = 0
     end
   end
-  if final then
+  if final and covered then
     local reason = early and 'evicted' or (used and 'retired' or 'dropped')
     redis.call('HSET', key, 'st', 'retiring', 'r', reason)
     redis.call('ZREM', KEYS[3], job)
     redis.call('SADD', prefix .. 'retiring', job)
     count(prefix, reason)
+    count(prefix, 'gone:' .. g[2])
     if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end
     for _, s in ipairs(subs) do s.floor = math.max(s.floor, s.batch) end
     sealed[#sealed + 1] = job
