@@ -8,6 +8,8 @@ A batch is cut when it is asked for, not before: what is cut late is fresh.
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +23,12 @@ from penstock.errors import LeadershipLost
 from penstock.keys import Keys
 from penstock.messages import Manifest, iter_maps
 from penstock.scripts import Leadership, run
-from penstock.staleness import overdue, train_version
+from penstock.staleness import overdue, remaining_batches, train_version
 
 log = logging.getLogger(__name__)
 
+#: Plans made for one batch while what they are made on moves.
+RACES = 4
 #: Fields of a committed sample that its row in a manifest repeats.
 _ROW_FIELDS = (
     "k", "token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated", "oldest", "newest",
@@ -60,9 +64,22 @@ class Cutter:
 
         Raises LeadershipLost.
         """
-        planned = self._plan(sub)
-        if isinstance(planned, str):
-            return planned
+        why = ""
+        for _ in range(RACES):
+            planned = self._plan(sub)
+            if isinstance(planned, str):
+                return planned
+            why = self._cut(sub, planned)
+            if not why:
+                return ""
+            # What it was planned on has moved, and was read anew.
+            again = self._state.subs.get(sub.name)
+            if again is None or again.position.ask <= again.position.cut:
+                return ""
+            sub = again
+        return why
+
+    def _cut(self, sub: Subscription, planned: Plan) -> str:
         manifest = self._manifest(sub, planned)
         data = manifest.to_bytes()
         guard = planned.floor if sub.definition.on_expiry != "mask" and sub.definition.model else -1
@@ -107,90 +124,119 @@ class Cutter:
 
     def _plan(self, sub: Subscription) -> Plan | str:
         definition, position = sub.definition, sub.position
-        clock = self._state.clock.get(scripts.version_field(definition.model), 0) if definition.model else 0
-        if definition.model and clock == 0:
-            return f"the first publication of model {definition.model}"
-        n = position.cut + 1
-        at = train_version(clock, n, position.through, definition.per_version)
-        floor = position.lineage.floor(at, definition.bound) if definition.model else 0
-        if definition.model:
-            self._expire(sub, floor)
+        model = definition.model
+        clock = self._state.clock.get(scripts.version_field(model), 0) if model else 0
+        if model and clock == 0:
+            return f"the first publication of model {model}"
+        if model and position.restored:
+            return f"the publication of model {model} that has to follow the rewind of trainer:{sub.name}"
+        at = train_version(clock, position.cut + 1, position.through, definition.per_version)
+        floor = position.lineage.floor(at, definition.bound) if model else 0
         if isinstance(sub.pool, CohortPool):
             return self._plan_cohort(sub, sub.pool, at, floor, clock)
+        running: dict[int, int] = {}
+        if definition.on_expiry == "wait" and model:
+            # In this order: what no longer runs has been taken in by the time it is looked for.
+            running = self._running(floor, at)
+            self._state.catch_up()
+        if model:
+            self._expire(sub, floor)
         if len(sub.pool) < definition.size:
             return self._short(sub)
         groups = sub.pool.first(definition.size)
-        if definition.on_expiry == "wait" and definition.model:
-            late = self._overdue(sub, groups, at, floor)
-            if late is not None:
-                version, many = late
-                return f"{many} groups of version {version} or older, due before batch {n} may be cut"
+        if running:
+            groups, why = self._due(sub, groups, at, running)
+            if why:
+                return why
         first_use = sum(1 for group in groups if not group.uses.get(sub.name))
         return Plan(groups, at, floor, first_use, clock)
 
     def _expire(self, sub: Subscription, floor: int) -> None:
         """Give up what this subscription can no longer train."""
-        lineage = sub.position.lineage
-        if lineage.abandoned:
-            gone = [group for group in sub.pool if not all(lineage.lives(v) for v in group.versions)]
-            self._state.dispose(sub, "rewound", gone)
+        self._state.dispose(sub, "rewound", sub.abandoned())
         old = sub.pool.below(floor)
         if sub.definition.on_expiry == "mask":
             # masked token by token; given up only where nothing would bear loss
             old = [group for group in old if group.versions and group.versions[-1] < floor]
         self._state.dispose(sub, "stale", old)
 
-    def _overdue(self, sub: Subscription, groups: list[Group], at: int, floor: int) -> tuple[int, int] | None:
-        definition, position = sub.definition, sub.position
-        untrained = dict(sub.pool.versions)
-        pipe = self._client.pipeline(transaction=False)
+    def _running(self, floor: int, at: int) -> dict[int, int]:
+        """Oldest version -> running groups, for the versions that expire first."""
         span = range(floor, at)
+        pipe = self._client.pipeline(transaction=False)
         for version in span:
-            pipe.zcount(self._keys.inflight, "-inf" if version == floor else version, version)
-        for version, running in zip(span, pipe.execute(), strict=True):
-            untrained[version] = untrained.get(version, 0) + int(running)
-        in_batch: dict[int, int] = {}
-        for group in groups:
-            in_batch[group.oldest] = in_batch.get(group.oldest, 0) + 1
-        done = (position.cut - position.through) % definition.per_version
+            pipe.zcount(self._keys.inflight, version, version)
+        return {version: int(count) for version, count in zip(span, pipe.execute(), strict=True) if count}
+
+    def _due(
+        self, sub: Subscription, groups: list[Group], at: int, running: Mapping[int, int]
+    ) -> tuple[list[Group], str]:
+        """The batch that may be cut, or what is due before it (T4).
+
+        It waits only for what can still come in time: for running groups, and while the batch has room for them.
+        """
+        late = self._overdue(sub, groups, at, running)
+        if late:
+            groups = sub.pool.oldest(sub.definition.size)
+            late = self._overdue(sub, groups, at, running)
+        for version, _ in late:
+            coming = sum(count for oldest, count in running.items() if oldest <= version)
+            if coming and any(group.oldest > version for group in groups):
+                return groups, (
+                    f"{coming} running groups of version {version} or older, due before batch "
+                    f"{sub.position.cut + 1} may be cut"
+                )
+        return groups, ""
+
+    def _overdue(
+        self, sub: Subscription, groups: list[Group], at: int, running: Mapping[int, int]
+    ) -> list[tuple[int, int]]:
+        definition = sub.definition
         return overdue(
-            lineage=position.lineage,
+            lineage=sub.position.lineage,
             train_version=at,
             bound=definition.bound,
             group_budget=definition.size * definition.per_version,
-            remaining=(definition.per_version - 1 - done) * definition.size,
-            untrained=untrained,
-            in_batch=in_batch,
+            remaining=remaining_batches(sub.position.cut + 1, definition.per_version) * definition.size,
+            untrained=Counter(sub.pool.versions) + Counter(running),
+            in_batch=Counter(group.oldest for group in groups),
         )
 
     def _plan_cohort(self, sub: Subscription, pool: CohortPool, at: int, floor: int, clock: int) -> Plan | str:
         """The next ``size`` places in the order of admission, complete; buried and cancelled ones are left out."""
         lane, size = sub.definition.lanes[0], sub.definition.size
-        first = sub.position.cum + 1
+        first = sub.position.cum + sub.position.skipped + 1
         last = first + size - 1
-        # In this order: what is finished by the count has been ingested by the time it is looked up.
+        # In this order: what is finished by the count has been taken in by the time it is looked up.
         admitted = int(self._client.hget(self._keys.counters, f"seq:{lane}") or 0)
         unfinished = int(self._client.zcount(self._keys.unfinished(lane), "-inf", last))
         if admitted < last:
             return f"{last - admitted} of {size} jobs of the next cohort to be admitted"
         if unfinished:
             return f"{unfinished} of {size} jobs of the cohort to be finished"
-        self._catch_up(lane)
+        self._state.catch_up()
+        if sub.definition.model:
+            self._expire(sub, floor)
         groups = pool.places(first, last)
         if not groups:
-            return self._skip_cohort(sub, size)
+            return self._skip(sub, pool, first)
         return Plan(groups, at, floor, size, clock)
 
-    def _catch_up(self, lane: str) -> None:
-        ready = (job.decode() for job in self._client.zrange(self._keys.ready, 0, -1))
-        self._state.ingest(job for job in ready if job not in self._state.groups)
-
-    def _skip_cohort(self, sub: Subscription, size: int) -> str:
-        self._client.hincrby(self._keys.sub(sub.name), "cum", size)
-        self._client.hincrby(self._keys.sub(sub.name), "p", size)
-        sub.position.cum += size
-        log.warning("%s: every job of a cohort of %d was buried or cancelled; going on to the next", sub.name, size)
-        return "the next cohort, as every job of this one was buried or cancelled"
+    def _skip(self, sub: Subscription, pool: CohortPool, first: int) -> str:
+        """Pass over whole cohorts of which nothing is left: buried, cancelled, given up, or before our time."""
+        lane, size = sub.definition.lanes[0], sub.definition.size
+        unfinished = self._client.zrange(self._keys.unfinished(lane), 0, 0, withscores=True)
+        admitted = int(self._client.hget(self._keys.counters, f"seq:{lane}") or 0)
+        taken = (pool.next_place(first), int(unfinished[0][1]) if unfinished else None, admitted + 1)
+        places = (min(place for place in taken if place is not None) - first) // size * size
+        call = scripts.skip(self._keys, self._lead, sub.name, revision=self._state.revision, place=first, places=places)
+        if run(self._client, call).outcome == "leader":
+            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        log.warning(
+            "%s: nothing is left of %d places in the order of admission; going on behind them", sub.name, places
+        )
+        self._state.refresh()
+        return f"the cohort behind {places} jobs of which none is left"
 
     def _short(self, sub: Subscription) -> str:
         lanes = sub.definition.lanes
@@ -205,10 +251,12 @@ class Cutter:
         lags: dict[int, int] = {}
         rows: list[dict[str, Any]] = []
         loss_tokens = weighted = worst = 0
+        oldest = plan.train_version
         metas = self._client.mget([self._keys.meta(group.job) for group in plan.groups])
         for group, meta in zip(plan.groups, metas, strict=True):
             for record in iter_maps(meta or b"", f"metadata of group {group.job}"):
                 row = {name: record[name] for name in _ROW_FIELDS}
+                oldest = min(oldest, record["oldest"]) if record["oldest"] >= 0 else oldest
                 lost = record["k"] in group.lost
                 num_loss, oldest_loss = 0, -1
                 for version, tokens in () if lost else record["loss_by_version"]:
@@ -241,5 +289,5 @@ class Cutter:
             staleness_mean=weighted / loss_tokens if loss_tokens else 0.0,
             seed=definition.seed,
             cut_s=time.time(),
-            abandoned=[list(span) for span in lineage.abandoned],
+            abandoned=lineage.uncounted(oldest, plan.train_version) if definition.model else [],
         )

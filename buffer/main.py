@@ -14,6 +14,7 @@ Invariants kept here: I2 and I5 by the verbs' guards, I4 because memory is a cac
 
 import logging
 import signal
+import threading
 import time
 from types import FrameType
 
@@ -25,8 +26,9 @@ from penstock import scripts
 from penstock.config import Config
 from penstock.connect import connect_blocking
 from penstock.control import PASSING, Client, Control
-from penstock.errors import ConfigError, LeadershipLost
+from penstock.errors import ConfigError, LeadershipLost, QueueUnavailable
 from penstock.keys import LANES, Keys
+from penstock.load_config import redact
 from penstock.scripts import Leadership, ensure_lanes
 from penstock.tokens import new_token
 from penstock.waits import Waiting
@@ -37,8 +39,10 @@ log = logging.getLogger(__name__)
 BLOCK_MS = 100
 #: Events per look.
 EVENTS = 1024
-#: How often retirement, due retries and run-out leases are looked at.
-HOUSEKEEPING_S = 0.25
+#: How often retirement is looked at, and what dead processes left.
+RETIRE_S, TIDY_S = 0.25, 60.0
+#: Before the next try when a server does not answer.
+PAUSE_S = 0.2
 
 
 class Buffer:
@@ -49,14 +53,15 @@ class Buffer:
             raise ConfigError("The buffer needs redis.url: the address of the run's Redis.")
         self._config = config
         self._keys = Keys(config.run)
-        self._control = Control(config.redis.url)
+        self._stopping = threading.Event()
+        self._control = Control(config.redis.url, stopped=self._stopping.is_set)
         self._events: Client = connect_blocking(config.redis.url, BLOCK_MS / 1000)
         self._servers = PayloadServers(config.redis, self._control.client)
         self._token = new_token()
         self._lease_ms = int(config.buffer.lease_s * 1000)
+        self._renew_at = 0.0
         self._reclaimer = f"buffer-{self._token}"
         self._waits: dict[str, Waiting] = {}
-        self._stopping = False
 
     @property
     def client(self) -> Client:
@@ -64,64 +69,88 @@ class Buffer:
 
     def stop(self) -> None:
         """Make ``run`` return; safe in a signal handler."""
-        self._stopping = True
+        self._stopping.set()
 
     def run(self) -> None:
         """Lead whenever nobody else does. Blocks until ``stop``."""
-        self._control.do(lambda client: ensure_lanes(client, self._keys))
-        waiting = self._waiting("buffer:standby")
-        while not self._stopping:
-            try:
-                epoch = scripts.run(self.client, scripts.lead(self._keys, self._token, self._lease_ms))
-                if not epoch:
-                    waiting.for_("the lease of the leading buffer to end")
-                    time.sleep(min(1.0, self._lease_ms / 3000))
-                    continue
-                waiting.end()
-                self._lead(Leadership(epoch, self._token))
-            except LeadershipLost as exc:
-                log.warning("%s", exc)
-            except PASSING as exc:
-                # Whatever Redis holds when it is back is the truth: lead and load anew.
-                log.warning("Redis does not answer (%s); starting over when it does", exc)
-                self._control.do(lambda client: client.ping())
+        try:
+            self._control.do(lambda client: ensure_lanes(client, self._keys))
+            while not self._stopping.is_set():
+                self._stand_by()
+        except QueueUnavailable as exc:
+            if not self._stopping.is_set():
+                raise
+            log.warning("stopped while Redis did not answer: %s", exc)
         self._control.close()
         self._events.close()
         self._servers.close()
 
+    def _stand_by(self) -> None:
+        """Wait for the leadership, and lead for as long as it lasts."""
+        waiting = self._waiting("buffer:standby")
+        try:
+            epoch = scripts.run(self.client, scripts.lead(self._keys, self._token, self._lease_ms))
+            if not epoch:
+                waiting.for_("the lease of the leading buffer to end")
+                self._stopping.wait(min(1.0, self._lease_ms / 3000))
+                return
+            waiting.end()
+            self._lead(Leadership(epoch, self._token))
+        except LeadershipLost as exc:
+            log.warning("%s", exc)
+        except PASSING as exc:
+            # Whatever Redis holds when it is back is the truth: lead and load anew.
+            log.warning("a server does not answer (%s); starting over when it does", exc)
+            waiting.for_(f"a Redis or payload server that does not answer: {redact(str(exc))}")
+            self._stopping.wait(PAUSE_S)
+            self._control.do(lambda client: client.ping())
+
     def _lead(self, lead: Leadership) -> None:
         """Lead until the lease is lost, Redis restarts, or ``stop``."""
-        state = State(self.client, self._keys, self._servers, lead)
-        cutter = Cutter(self.client, self._keys, lead, state)
-        retirement = Retirement(self.client, self._keys, self._servers, lead, state)
         started = self._run_id()
+
+        def alive() -> None:
+            self._renew(lead, started)
+
+        state = State(self.client, self._keys, self._servers, lead, alive)
+        cutter = Cutter(self.client, self._keys, lead, state)
+        retention_s = self._config.buffer.retention_s
+        retirement = Retirement(
+            self.client, self._keys, self._servers, lead, state, retention_s=retention_s, alive=alive
+        )
         # Before the load: what completes meanwhile is seen twice rather than never.
         last = self._last_event()
+        self._renew_at = 0.0
         state.load()
         log.info("leading in epoch %d with %d groups", lead.epoch, len(state.groups))
-        renew_at = housekeep_at = 0.0
-        while not self._stopping:
-            now = time.monotonic()
-            if now >= renew_at:
-                self._renew(lead, started)
-                renew_at = now + self._lease_ms / 3000
+        house = _House(self._config.worker.lease_s)
+        while not self._stopping.is_set():
+            alive()
             last, kinds = self._take_events(state, last)
             if kinds - {"completed"}:
                 state.refresh()
             for sub in list(state.subs.values()):
                 self._cut_for(cutter, state, sub.name)
-            if now >= housekeep_at or "checkpointed" in kinds:
+            if house.retire.is_due() or "checkpointed" in kinds:
                 state.refresh()
+                state.catch_up()
                 self._housekeep(retirement, last)
-                housekeep_at = now + HOUSEKEEPING_S
+            if house.reclaim.is_due():
+                self._reclaim()
+            if house.tidy.is_due():
+                retirement.tidy()
         scripts.run(self.client, scripts.resign(self._keys, lead))
 
     def _renew(self, lead: Leadership, started: str) -> None:
+        """Keep the leadership, when that is due. Raises LeadershipLost."""
+        if time.monotonic() < self._renew_at:
+            return
         epoch = scripts.run(self.client, scripts.lead(self._keys, lead.token, self._lease_ms))
         if epoch != lead.epoch:
             raise LeadershipLost("The leadership went to another buffer, or ran out; starting over.")
         if self._run_id() != started:
             raise LeadershipLost("Redis was restarted; reading everything anew.")
+        self._renew_at = time.monotonic() + self._lease_ms / 3000
 
     def _run_id(self) -> str:
         return str(self.client.info("server")["run_id"])
@@ -132,9 +161,7 @@ class Buffer:
 
     def _take_events(self, state: State, last: str) -> tuple[str, set[str]]:
         """Read what is new, blocking shortly; completed groups are ingested. Returns (last id, kinds seen)."""
-        busy = any(sub.position.ask > sub.position.cut and len(sub.pool) >= sub.definition.size for sub in
-                   state.subs.values())  # fmt: skip
-        answer = self._events.xread({self._keys.samples: last}, count=EVENTS, block=1 if busy else BLOCK_MS)
+        answer = self._events.xread({self._keys.samples: last}, count=EVENTS, block=BLOCK_MS)
         if not answer:
             return last, set()
         entries = answer[0][1]
@@ -161,10 +188,13 @@ class Buffer:
         waiting.end()
 
     def _housekeep(self, retirement: Retirement, last: str) -> None:
+        scripts.run(self.client, scripts.due(self._keys))
         retirement.seal()
         retirement.sweep()
         retirement.trim(last)
-        scripts.run(self.client, scripts.due(self._keys))
+
+    def _reclaim(self) -> None:
+        """Bring back jobs whose worker is gone."""
         lease_ms = int(self._config.worker.lease_s * 1000)
         for lane in LANES:
             moved = scripts.run(self.client, scripts.reclaim(self._keys, lane, self._reclaimer, lease_ms))
@@ -175,6 +205,32 @@ class Buffer:
         if who not in self._waits:
             self._waits[who] = Waiting(self.client, self._keys, who)
         return self._waits[who]
+
+
+class _Interval:
+    """Something to be done every so many seconds, the first time at once."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._at = 0.0
+
+    def is_due(self) -> bool:
+        """True when it is time, and then not again before the next time."""
+        now = time.monotonic()
+        if now < self._at:
+            return False
+        self._at = now + self._every_s
+        return True
+
+
+class _House:
+    """What the leader does beside cutting, and how often."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.retire = _Interval(RETIRE_S)
+        # A look at many leases is not cheap: 87 ms for 64k of them.
+        self.reclaim = _Interval(min(1.0, lease_s / 5))
+        self.tidy = _Interval(TIDY_S)
 
 
 def main(config: Config) -> int:

@@ -1,6 +1,8 @@
 """Retirement: groups whose every use is final and durable are sealed, then swept with their payloads."""
 
 import logging
+import time
+from collections.abc import Callable
 
 from buffer.group import Group
 from buffer.payload_servers import PayloadServers
@@ -9,7 +11,7 @@ from penstock import scripts
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
-from penstock.messages import iter_maps
+from penstock.messages import iter_maps, unpack
 from penstock.scripts import Leadership, run
 
 log = logging.getLogger(__name__)
@@ -18,30 +20,67 @@ log = logging.getLogger(__name__)
 CHUNK = 128
 #: Groups swept per look, so that a large retirement does not hold up a cut.
 SWEEP = 512
+#: Records of processes that have shown no sign of life for so long are removed.
+STALE_S = 3600.0
 
 
 class Retirement:
-    """Seals and sweeps for the leader."""
+    """Seals, sweeps and tidies for the leader.
 
-    def __init__(self, client: Client, keys: Keys, servers: PayloadServers, lead: Leadership, state: State) -> None:
+    Args:
+        retention_s: ``buffer.retention_s``.
+        alive: called between chunks; keeps the leadership, raises LeadershipLost.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        servers: PayloadServers,
+        lead: Leadership,
+        state: State,
+        *,
+        retention_s: float | None = None,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
         self._client = client
         self._keys = keys
         self._servers = servers
         self._lead = lead
         self._state = state
+        self._retention_s = retention_s
+        self._alive = alive
 
     def seal(self) -> int:
-        """Seal every group that nobody will use or rewind to; the number sealed. Raises LeadershipLost. Blocks."""
-        subs = self._state.subs
-        if not subs:
-            return 0
-        due = [group for group in self._state.spent.values() if all(sub.is_durable(group) for sub in subs.values())]
-        return sum(self._seal_chunk(due[start : start + CHUNK]) for start in range(0, len(due), CHUNK))
+        """Seal every group that nobody will use or rewind to; the number sealed. Raises LeadershipLost. Blocks.
 
-    def _seal_chunk(self, groups: list[Group]) -> int:
+        With ``retention_s``, what waits for a checkpoint for longer goes too: its trainer cannot rewind to it.
+        """
+        ckpt = {name: sub.position.ckpt for name, sub in self._state.subs.items()}
+        sealed = self._seal_all(self._state.spent.durable(ckpt), evict=False)
+        if self._retention_s is not None:
+            evicted = self._seal_all(self._state.spent.expired(ckpt, self._retention_s), evict=True)
+            if evicted:
+                log.warning("%d groups went without a checkpoint past them, after %g s", evicted, self._retention_s)
+            sealed += evicted
+        return sealed
+
+    def _seal_all(self, groups: list[Group], *, evict: bool) -> int:
+        sealed = 0
+        for start in range(0, len(groups), CHUNK):
+            self._alive()
+            sealed += self._seal_chunk(groups[start : start + CHUNK], evict=evict)
+        return sealed
+
+    def _seal_chunk(self, groups: list[Group], *, evict: bool) -> int:
         jobs = [group.job for group in groups]
         call = scripts.seal(
-            self._keys, self._lead, revision=self._state.revision, subs=sorted(self._state.subs), jobs=jobs
+            self._keys,
+            self._lead,
+            revision=self._state.revision,
+            subs=sorted(self._state.subs),
+            jobs=jobs,
+            evict=evict,
         )
         sealed = run(self._client, call)
         if sealed == "leader":
@@ -88,3 +127,20 @@ class Retirement:
                 pipe.xtrim(self._keys.batches(sub.name), minid=f"{sub.position.floor}-0", approximate=False)
         pipe.xtrim(self._keys.samples, minid=last_event, approximate=False)
         pipe.execute()
+
+    def tidy(self) -> int:
+        """Remove what dead processes left: presence and waits an hour old, consumers without a lease. Blocks."""
+        now = time.time()
+        removed = 0
+        for records in (self._keys.workers, self._keys.trainers, self._keys.waits):
+            found = [(name.decode(), raw) for name, raw in self._client.hgetall(records).items()]
+            stale = [(name, raw) for name, raw in found if now - _told_at(name, raw) > STALE_S]
+            consumers = records == self._keys.workers
+            removed += run(self._client, scripts.tidy(self._keys, records, stale, consumers=consumers))
+        return removed
+
+
+def _told_at(name: str, raw: bytes) -> float:
+    """When a record of presence or of a wait was last written (Unix time)."""
+    record = unpack(raw, f"record of {name}")
+    return float(record.get("at", 0.0)) if isinstance(record, dict) else 0.0

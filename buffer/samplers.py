@@ -5,6 +5,7 @@ Every pool adds, removes and takes the first k in a time that does not grow with
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from heapq import nsmallest
 from itertools import islice
 
 from buffer.group import Group
@@ -65,7 +66,12 @@ class Pool:
         """Groups that hold a token older than ``version``."""
         if not any(0 <= o < version for o in self.versions):
             return []
-        return [group for group in self if 0 <= group.oldest < version]
+        old = (bucket for key, bucket in self._buckets.items() if not self._by_version or 0 <= key < version)
+        return [group for bucket in old for group in bucket.values() if 0 <= group.oldest < version]
+
+    def oldest(self, count: int) -> list[Group]:
+        """The ``count`` groups of the oldest versions, whatever the order of this pool."""
+        return self.first(count) if self._by_version else nsmallest(count, self, key=lambda group: group.oldest)
 
 
 class CohortPool(Pool):
@@ -81,12 +87,17 @@ class CohortPool(Pool):
 
     def discard(self, group: Group) -> None:
         super().discard(group)
-        self._by_seq.pop(group.seq, None)
+        if self._by_seq.get(group.seq) is group:
+            del self._by_seq[group.seq]
 
     def places(self, first: int, last: int) -> list[Group]:
         """Groups admitted at places first .. last; a place whose job is buried or cancelled has none."""
         found = (self._by_seq.get(seq) for seq in range(first, last + 1))
         return [group for group in found if group is not None]
+
+    def next_place(self, first: int) -> int | None:
+        """The first place from ``first`` on that is taken; None when none is. Looks at every group."""
+        return min((seq for seq in self._by_seq if seq >= first), default=None)
 
 
 def make_pool(sampler: str) -> Pool:

@@ -4,10 +4,11 @@ Redis is the truth; nothing here survives doubt. Events of the ``samples`` strea
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from buffer.group import Group
 from buffer.payload_servers import PayloadServers
+from buffer.spent import Spent
 from buffer.subscription import Subscription, parse
 from penstock import scripts
 from penstock.control import Client
@@ -23,25 +24,46 @@ CHUNK = 256
 
 
 class State:
-    """Groups that are ready, subscriptions, and clocks, as of the last look."""
+    """Groups that are ready, subscriptions, and clocks, as of the last look.
 
-    def __init__(self, client: Client, keys: Keys, servers: PayloadServers, lead: Leadership) -> None:
+    Args:
+        alive: called between chunks of a long read; keeps the leadership, raises LeadershipLost.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        servers: PayloadServers,
+        lead: Leadership,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
         self._client = client
         self._keys = keys
         self._servers = servers
         self._lead = lead
+        self._alive = alive
         self.groups: dict[str, Group] = {}
         self.subs: dict[str, Subscription] = {}
         self.revision = 0
         self.clock: dict[str, int] = {}
-        #: Groups that no subscription will use again; they retire when checkpoints are past them.
-        self.spent: dict[str, Group] = {}
+        self.spent = Spent()
+        #: Place in the order of completion up to which every group was looked at.
+        self._seen = 0
 
     def load(self) -> None:
         """Read everything anew. Blocks for as long as the ready groups take (about 0.1 ms each)."""
         self.refresh()
-        ready = self._client.zrange(self._keys.ready, 0, -1)
-        self.ingest(job.decode() for job in ready)
+        self.catch_up()
+
+    def catch_up(self) -> int:
+        """Take in what completed since the last look, event or not; the number of groups. Blocks for a round trip."""
+        ready = self._client.zrangebyscore(self._keys.ready, f"({self._seen}", "+inf", withscores=True)
+        if not ready:
+            return 0
+        taken = self.ingest([job.decode() for job, _ in ready])
+        self._seen = max(self._seen, int(ready[-1][1]))
+        return taken
 
     def refresh(self) -> None:
         """Read clocks and subscriptions again; a changed definition fills a new pool."""
@@ -77,6 +99,7 @@ class State:
         new = [job for job in dict.fromkeys(jobs) if job not in self.groups]
         taken = 0
         for start in range(0, len(new), CHUNK):
+            self._alive()
             taken += self._ingest_chunk(new[start : start + CHUNK])
         return taken
 
@@ -115,25 +138,21 @@ class State:
             if not kept:
                 group.lost = group.lost | {k}
                 log.warning("the payload of sample %s/%d is gone; it will be trained with mask 0", group.job, k)
-        if groups and run(self._client, scripts.keep(self._keys, self._lead, [(g.job, g.kept) for g in groups])) < 0:
+        if not groups:
+            return
+        lost = {group.job: sorted(group.lost) for group in groups if group.lost}
+        if run(self._client, scripts.keep(self._keys, self._lead, [(g.job, g.kept) for g in groups], lost)) < 0:
             raise LeadershipLost("Another buffer leads; this one stops changing anything.")
-        lost = sum(len(group.lost) for group in groups)
-        if lost:
-            self._client.hincrby(self._keys.counters, "payload_lost", lost)
 
     def _place(self, group: Group) -> None:
         """Into the pools of those who want it; into ``spent`` when nobody will."""
-        final = bool(self.subs)
-        for sub in self.subs.values():
-            if sub.wants(group):
-                sub.pool.add(group)
-            else:
-                sub.pool.discard(group)
-            final = final and sub.is_final(group)
-        if final:
-            self.spent[group.job] = group
+        readers = [sub for sub in self.subs.values() if sub.covers(group)]
+        for sub in readers:
+            sub.place(group)
+        if readers and all(sub.is_final(group) for sub in readers):
+            self.spent.add(group)
         else:
-            self.spent.pop(group.job, None)
+            self.spent.discard(group)
 
     def used(self, sub: Subscription, groups: Iterable[Group], n: int) -> None:
         """These groups went into batch ``n``."""
@@ -158,11 +177,11 @@ class State:
     def forget(self, jobs: Iterable[str]) -> None:
         """These groups are no longer ready."""
         for job in jobs:
-            self.spent.pop(job, None)
             group = self.groups.pop(job, None)
             if group is not None:
+                self.spent.discard(group)
                 for sub in self.subs.values():
-                    sub.pool.discard(group)
+                    sub.forget(group)
 
 
 def _group_of(job: str, raw: Mapping[bytes, bytes], place: int) -> Group:

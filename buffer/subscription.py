@@ -41,6 +41,10 @@ class Position:
     through: int = 0
     #: Places at the gate that batches up to ``cut`` consume.
     cum: int = 0
+    #: Places in the order of admission that held nothing when their turn came.
+    skipped: int = 0
+    #: True between a rewind and the publication that has to follow it.
+    restored: bool = False
     lineage: Lineage = field(default_factory=Lineage)
 
 
@@ -67,8 +71,9 @@ def parse(name: str, raw: Mapping[bytes, bytes]) -> tuple[Definition, Position]:
         driving=number("driving") == 1,
         seed=number("seed"),
     )
-    moved = {key: number(key) for key in ("ask", "cut", "cursor", "ckpt", "floor", "through", "cum")}
-    position = Position(**moved, lineage=Lineage.parse(text("abandoned", "")))
+    moved = {key: number(key) for key in ("ask", "cut", "cursor", "ckpt", "floor", "through", "cum", "skipped")}
+    lineage = Lineage.parse(text("abandoned", ""), text("repeats", ""))
+    position = Position(**moved, restored=number("restored") == 1, lineage=lineage)
     return definition, position
 
 
@@ -79,26 +84,47 @@ class Subscription:
         self.definition = definition
         self.position = position
         self.pool: Pool = make_pool(definition.sampler)
+        #: Groups whose versions were not compared with the lineage yet.
+        self._unproven: dict[str, Group] = {}
+        self._proven_by = Lineage()
 
     @property
     def name(self) -> str:
         return self.definition.name
 
+    def place(self, group: Group) -> None:
+        """Into the pool, or out of it."""
+        if self.wants(group):
+            self.pool.add(group)
+            self._unproven[group.job] = group
+        else:
+            self.pool.discard(group)
+            self._unproven.pop(group.job, None)
+
+    def abandoned(self) -> list[Group]:
+        """Groups of the pool that hold a version which a rewind left behind (T1); looks at every group once."""
+        lineage = self.position.lineage
+        if lineage.abandoned != self._proven_by.abandoned:
+            self._unproven = {group.job: group for group in self.pool}
+        new, self._unproven, self._proven_by = self._unproven, {}, lineage
+        return [group for group in new.values() if not all(map(lineage.lives, group.versions))]
+
+    def forget(self, group: Group) -> None:
+        """The group is no longer ready."""
+        self.pool.discard(group)
+        self._unproven.pop(group.job, None)
+
     def wants(self, group: Group) -> bool:
         """True while the group is of a lane of ours, kept, and unused up to the reuse limit."""
         return (
-            group.lane in self.definition.lanes
-            and group.kept >= group.n
-            and 0 <= group.uses.get(self.name, 0) < self.definition.reuse
+            self.covers(group) and group.kept >= group.n and 0 <= group.uses.get(self.name, 0) < self.definition.reuse
         )
 
     def is_final(self, group: Group) -> bool:
-        """True when we will never use the group again (a rewind aside, which our checkpoint guards)."""
-        if group.lane not in self.definition.lanes:
-            return True
+        """True when we will never use a group of ours again (a rewind aside, which our checkpoint guards)."""
         uses = group.uses.get(self.name, 0)
         return uses < 0 or uses >= self.definition.reuse
 
-    def is_durable(self, group: Group) -> bool:
-        """True when no restored trainer can ask for a batch with this group."""
-        return group.batches.get(self.name, 0) <= self.position.ckpt
+    def covers(self, group: Group) -> bool:
+        """True when the group is of a lane of ours."""
+        return group.lane in self.definition.lanes

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import redis
 import redis.asyncio
-from redis.exceptions import BusyLoadingError, ReadOnlyError
+from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError
 
 from penstock import connect
 from penstock.scripts import Call, run, run_async
@@ -30,9 +30,10 @@ FIRST_WAIT_S, LONGEST_WAIT_S, SAY_EVERY_S = 0.02, 1.0, 10.0
 class _Patience:
     """How long to wait before the next try, and when to give up."""
 
-    def __init__(self, url: str, patience_s: float) -> None:
+    def __init__(self, url: str, patience_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
         self.url = url
         self.patience_s = patience_s
+        self.stopped = stopped
         self.began = self.said = 0.0
         self.wait = FIRST_WAIT_S
 
@@ -40,7 +41,7 @@ class _Patience:
         now = time.monotonic()
         if not self.began:
             self.began = now
-        if now - self.began >= self.patience_s:
+        if self.stopped() or now - self.began >= self.patience_s:
             raise connect.translate(exc, self.url) from exc
         if now - self.said >= SAY_EVERY_S:
             self.said = now
@@ -55,11 +56,15 @@ class Control:
     Args:
         url: address of the server; it is checked at once (QueueUnavailable, ConfigError).
         patience_s: longest wait for a server that is gone; infinite by default.
+        stopped: asked before every further try; true ends the wait with QueueUnavailable.
     """
 
-    def __init__(self, url: str, *, patience_s: float = float("inf")) -> None:
+    def __init__(
+        self, url: str, *, patience_s: float = float("inf"), stopped: Callable[[], bool] = lambda: False
+    ) -> None:
         self.url = url
         self.patience_s = patience_s
+        self.stopped = stopped
         self.client: Client = connect.connect(url)
 
     def call(self, call: Call[T]) -> T:
@@ -67,11 +72,13 @@ class Control:
         return self.do(lambda client: run(client, call))
 
     def do(self, work: Callable[[Client], T]) -> T:
-        """Do idempotent ``work`` until Redis answers it. Blocks."""
-        patience = _Patience(self.url, self.patience_s)
+        """Do idempotent ``work`` until Redis answers it. Blocks. Raises QueueFull."""
+        patience = _Patience(self.url, self.patience_s, self.stopped)
         while True:
             try:
                 return work(self.client)
+            except OutOfMemoryError as exc:
+                raise connect.translate(exc, self.url) from exc
             except PASSING as exc:
                 time.sleep(patience.next_wait(exc))
 

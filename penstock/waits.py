@@ -7,6 +7,7 @@ from penstock.control import PASSING, Client
 from penstock.errors import ProtocolError
 from penstock.keys import Keys
 from penstock.messages import pack, unpack
+from penstock.scripts import note, run
 
 #: A wait is told after so long; shorter ones are the normal rhythm.
 MOMENT_S = 0.5
@@ -66,10 +67,7 @@ class Waiting:
 
     def _write(self, value: dict[str, object] | None) -> None:
         try:
-            if value is None:
-                self._client.hdel(self._keys.waits, self.who)
-            else:
-                self._client.hset(self._keys.waits, self.who, pack(value))
+            run(self._client, note(self._keys, self._keys.waits, self.who, pack(value) if value else b""))
         except PASSING:
             self._told = 0.0
 

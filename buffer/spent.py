@@ -1,0 +1,70 @@
+"""Groups that no subscription will use again: they retire when checkpoints are past the batches that hold them."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from buffer.group import Group
+
+#: (subscription, batch) pairs: the last batch of each that holds a group.
+_Batches = frozenset[tuple[str, int]]
+
+
+@dataclass(slots=True)
+class _Lot:
+    """Groups that were used in the same batches, and so become durable together."""
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    #: When the last of them was spent (monotonic seconds).
+    spent_at: float = 0.0
+
+
+class Spent:
+    """Spent groups by the batches they were used in, so that a look costs as much as there are batches."""
+
+    def __init__(self) -> None:
+        self._lots: dict[_Batches, _Lot] = {}
+        self._lot_of: dict[str, _Batches] = {}
+
+    def __len__(self) -> int:
+        return len(self._lot_of)
+
+    def clear(self) -> None:
+        self._lots.clear()
+        self._lot_of.clear()
+
+    def add(self, group: Group) -> None:
+        """A group that nobody will use again; adding it once more takes up its present batches."""
+        self.discard(group)
+        batches = frozenset(group.batches.items())
+        lot = self._lots.setdefault(batches, _Lot())
+        lot.groups[group.job] = group
+        lot.spent_at = time.monotonic()
+        self._lot_of[group.job] = batches
+
+    def discard(self, group: Group) -> None:
+        batches = self._lot_of.pop(group.job, None)
+        if batches is None:
+            return
+        lot = self._lots[batches]
+        del lot.groups[group.job]
+        if not lot.groups:
+            del self._lots[batches]
+
+    def durable(self, ckpt: Mapping[str, int]) -> list[Group]:
+        """Groups that no restored trainer can ask for: every batch that holds them is behind its checkpoint."""
+        return _flat(lot for batches, lot in self._lots.items() if _behind(batches, ckpt))
+
+    def expired(self, ckpt: Mapping[str, int], retention_s: float) -> list[Group]:
+        """Groups that wait for a checkpoint for longer than ``retention_s``."""
+        limit = time.monotonic() - retention_s
+        return _flat(lot for batches, lot in self._lots.items() if lot.spent_at < limit and not _behind(batches, ckpt))
+
+
+def _behind(batches: _Batches, ckpt: Mapping[str, int]) -> bool:
+    # Batches of a subscription that was dropped hold nothing back.
+    return all(n <= ckpt.get(sub, n) for sub, n in batches)
+
+
+def _flat(lots: Iterable[_Lot]) -> list[Group]:
+    return [group for lot in lots for group in lot.groups.values()]
