@@ -18,7 +18,7 @@ from typing import Any
 from penstock import scripts
 from penstock.connect import connect_blocking
 from penstock.control import PASSING, Client, Control
-from penstock.errors import ConfigError, OwnershipLost, ProtocolError, WaitTimeout
+from penstock.errors import ConfigError, OwnershipLost, ProtocolError, QueueUnavailable, WaitTimeout
 from penstock.keys import Keys, check_name
 from penstock.messages import Manifest
 from penstock.scripts import Value
@@ -153,13 +153,24 @@ class Subscriber:
         self._reader.close()
 
     def _beat(self) -> None:
-        """Renew the ownership from a connection of its own until ``leave``."""
-        control = Control(self.control.url)
+        """Renew the ownership until ``leave``; whatever keeps it from doing so stops the trainer at its next step."""
+        try:
+            self._renew()
+        except QueueUnavailable as exc:
+            if not self._stop.is_set():
+                self._lost = str(exc)
+        except Exception as exc:
+            self._lost = f"The ownership of subscription {self.name!r} cannot be renewed: {exc}"
+        if self._lost:
+            log.error("%s", self._lost)
+
+    def _renew(self) -> None:
+        # A connection of its own: a renewal must not wait behind what the trainer reads.
+        control = Control(self.control.url, stopped=self._stop.is_set)
         call = scripts.join(self.keys, self.name, self.owner, int(OWNER_LEASE_S * 1000), only_renew=True)
         while not self._stop.wait(OWNER_LEASE_S / 3):
             if not control.call(call).mine:
                 self._lost = f"Another trainer took subscription {self.name!r} over; this one must stop."
-                log.error("%s", self._lost)
                 break
         control.close()
 
@@ -175,8 +186,18 @@ class Subscriber:
         while not self.control.call(scripts.ask(self.keys, self.name, n, self.owner, self.gen)):
             self._refollow()
 
-    def read(self, n: int, timeout_s: float | None = None, stopped: Callable[[], bool] = lambda: False) -> Delivery:
-        """Manifest of batch ``n``; blocks until it is cut. Raises WaitTimeout, OwnershipLost, ProtocolError."""
+    def read(
+        self,
+        n: int,
+        timeout_s: float | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+        *,
+        ahead: bool = False,
+    ) -> Delivery:
+        """Manifest of batch ``n``; blocks until it is cut. Raises WaitTimeout, OwnershipLost, ProtocolError.
+
+        ``ahead``: nobody waits for it yet, so no wait is told.
+        """
         deadline = _deadline(timeout_s)
         while True:
             self.check()
@@ -184,9 +205,11 @@ class Subscriber:
             block_ms = int(max(1.0, min(BLOCK_S, left) * 1000))
             found = self.control.do(partial(self._xread, n, block_ms))
             if found:
-                self.waiting.end()
+                if not ahead:
+                    self.waiting.end()
                 return self._delivery(n, *found[0][1][0])
-            self.waiting.for_(f"batch {n} of buffer:{self.name}")
+            if not ahead:
+                self.waiting.for_(f"batch {n} of buffer:{self.name}")
             if stopped():
                 raise WaitTimeout(f"The wait for batch {n} of subscription {self.name!r} was ended.")
             if left <= 0:
@@ -250,6 +273,12 @@ class Subscriber:
         renewed = self.owner == owner and self.gen > gen
         if not renewed and (self._bound or self.owner == owner):
             raise self._not_ours()
+
+    def lost(self, samples: list[tuple[str, int]]) -> None:
+        """Payloads of these samples (job, k) are gone; they are counted once. Blocks for one round trip."""
+        new = self.control.call(scripts.lost(self.keys, samples))
+        if new:
+            log.warning("%d payloads are gone, as of sample %s/%d; they bear no loss", new, *samples[0])
 
     def checkpointed(self, n: int) -> None:
         """Everything up to batch ``n`` is safe on disk; older groups may go. Raises OwnershipLost, ProtocolError."""

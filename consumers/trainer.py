@@ -15,6 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
+
+#: How often a wait for a batch that is fetched ahead is told.
+LOOK_S = 0.5
 
 
 class Trainer:
@@ -100,8 +104,11 @@ class Trainer:
         self._stated: int | None = None
         self._last_version = 0
         self._committed: tuple[int, str] | None = None
+        #: True between ``load_state_dict`` and the publication that has to follow it.
+        self._must_publish = False
         #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
         self._redelivered = 0
+        self._warned = False
         #: Seconds spent in ``next`` since the start.
         self.wait_s = 0.0
 
@@ -152,7 +159,12 @@ class Trainer:
         Raises:
             WaitTimeout: it was not there in ``timeout`` seconds; asking again goes on with the same batch.
             OwnershipLost: another trainer has this subscription.
+            ProtocolError: a restored trainer has not published its weights yet.
         """
+        if self._must_publish:
+            raise ProtocolError(
+                "Publish the restored weights before the next batch: engines may hold a version that was abandoned."
+            )
         began = time.monotonic()
         try:
             batch = self._take(self._next, timeout)
@@ -175,14 +187,16 @@ class Trainer:
         if ahead is None:
             self._subscriber.ask(n)
             return self._make(self._subscriber.read(n, timeout))
-        try:
-            batch = ahead.result(timeout)
-        except TimeoutError as exc:
-            raise WaitTimeout(f"Batch {n} of subscription {self.name!r} was not there in {timeout} s.") from exc
-        finally:
-            if ahead.done():
-                self._ahead.pop(n)
-        return batch
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while not ahead.done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WaitTimeout(f"Batch {n} of subscription {self.name!r} was not there in {timeout} s.")
+            self._subscriber.waiting.for_(f"batch {n} of buffer:{self.name}")
+            futures.wait([ahead], min(LOOK_S, left))
+        self._subscriber.waiting.end()
+        del self._ahead[n]
+        return ahead.result()
 
     def _look_ahead(self) -> None:
         if self._pool is None:
@@ -194,7 +208,7 @@ class Trainer:
                 self._ahead[n] = self._pool.submit(self._read_ahead, n)
 
     def _read_ahead(self, n: int) -> Batch:
-        return self._make(self._subscriber.read(n, stopped=lambda: n not in self._ahead))
+        return self._make(self._subscriber.read(n, stopped=lambda: n not in self._ahead, ahead=True))
 
     def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, {}
@@ -206,7 +220,10 @@ class Trainer:
 
     def _make(self, delivery: Delivery) -> Batch:
         rows = rank_rows(delivery.manifest, self.dp_rank, self.dp_size)
-        payloads = self._payloads.read(self.keys, rows)
+        payloads = self._payloads.read(self.keys, [row for row in rows if not row.lost])
+        missing = [(row.job, row.k) for row in rows if not row.lost and payloads[row.sample] is None]
+        if missing:
+            self._subscriber.lost(missing)
         return Batch(
             delivery.manifest,
             digest=delivery.digest,
@@ -225,12 +242,27 @@ class Trainer:
                 f"Batch {batch.n} was cut for version {batch.train_version}, but version {clock} is published: "
                 "publish once every trainer.batches_per_version batches."
             )
+        if self.is_leader and clock < batch.train_version and not self._warned:
+            self._warned = True
+            log.warning(
+                "batch %d was cut for version %d, but only version %d is published: publish after every batch whose "
+                "number is a multiple of trainer.batches_per_version, before the next batch, or staleness is wrong",
+                batch.n,
+                batch.train_version,
+                clock,
+            )
 
     def commit(self, batch: Batch) -> None:
         """This rank has trained ``batch``; the last rank to say so moves the cursor. Idempotent.
 
-        Blocks for one round trip. Raises OwnershipLost, ProtocolError (out of order, or cut anew meanwhile).
+        Blocks for one round trip. Raises OwnershipLost, ProtocolError (out of order, cut anew meanwhile, or of
+        another subscription).
         """
+        if batch.manifest.sub != self.name:
+            raise ProtocolError(
+                f"Batch {batch.n} is of subscription {batch.manifest.sub!r}; commit it to its own trainer, not to "
+                f"{self.name!r}."
+            )
         self._subscriber.commit(batch.n, batch.digest)
         self._committed = (batch.n, batch.digest)
 
@@ -274,6 +306,8 @@ class Trainer:
         """The next version with the weights of the last one: a step that changed none, as a critic's warm-up (T13)."""
         if not self.is_leader:
             return self._last_version
+        if self._must_publish:
+            raise ProtocolError("Publish the restored weights before tick(): the last version may be abandoned.")
         through = self._await_ranks(timeout)
         newest = self._subscriber.control.do(
             lambda client: client.xrevrange(self.keys.weights(self.model_name), count=1)
@@ -300,6 +334,7 @@ class Trainer:
                 record=publication.to_bytes(),
             )
         )
+        self._must_publish = False
         return self._last_version
 
     def _await_ranks(self, timeout: float) -> int:
@@ -354,6 +389,7 @@ class Trainer:
             )
         self._drop_ahead()
         self._committed = None
+        self._must_publish = self.is_leader
         cut = self._subscriber.control.do(lambda client: client.hget(self.keys.sub(self.name), "cut"))
         self._redelivered = int(cut or 0)
         n = int(state["batch"])
@@ -377,9 +413,8 @@ class Trainer:
     def report(self, **figures: float | int | str) -> None:
         """Show figures of the last step in `penstock status` and the live view."""
         record = {"name": self.name, "rank": self._subscriber.rank, "pid": os.getpid(), "at": time.time(), **figures}
-        self._subscriber.control.do(
-            lambda client: client.hset(self.keys.trainers, f"{self.name}/{self._subscriber.rank}", pack(record))
-        )
+        who = f"{self.name}/{self._subscriber.rank}"
+        self._subscriber.control.call(scripts.note(self.keys, self.keys.trainers, who, pack(record)))
 
 
 def _config_of(run: str | None) -> Config:
