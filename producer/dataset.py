@@ -87,7 +87,10 @@ class Dataset:
         if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
             if self._template is None:
                 raise ConfigError(f"{where}: chat messages need apply_chat_template: true for this dataset.")
-            return self._template(value), None
+            try:
+                return self._template(value), None
+            except Exception as exc:  # a template may raise anything
+                raise ConfigError(f"{where}: the model's chat template refuses these messages ({exc}).") from exc
         raise ConfigError(f"{where}: a prompt is text, a list of messages or a list of token ids.")
 
     def job(self, prompt: Prompt, epoch: int, *, n: int, lane: str, sampling: dict[str, Any]) -> Job:
@@ -136,15 +139,14 @@ class Mixture:
             return np.arange(len(self._lines))
         return np.random.default_rng([self._seed, epoch]).permutation(len(self._lines))
 
-    @property
-    def fingerprint(self) -> str:
-        """Changes whenever a position would mean another job."""
+    def fingerprint(self, held_out: Sequence[Dataset] = ()) -> str:
+        """Changes whenever a position would mean another job, in training or in an evaluation."""
         digest = hashlib.blake2b(digest_size=12)
-        digest.update(json.dumps([self._seed, self._shuffle]).encode())
-        for dataset in self.datasets:
+        digest.update(json.dumps([self._seed, self._shuffle, len(self.datasets)]).encode())
+        for dataset in (*self.datasets, *held_out):
             digest.update(f"{dataset.config.name}\0{len(dataset)}\0".encode())
             for prompt in dataset.prompts:
-                digest.update(prompt.digest)
+                digest.update(b"%d\0" % prompt.index + prompt.digest)
         return digest.hexdigest()
 
 
@@ -169,12 +171,14 @@ def check_overlap(train: Sequence[Dataset], held_out: Sequence[Dataset]) -> None
 
 
 def _read_jsonl(path: Path, config: DatasetConfig) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode())
             except ValueError as exc:
-                raise ConfigError(f"dataset {config.name}: line {number} of {path} is not JSON ({exc}).") from exc
+                raise ConfigError(
+                    f"dataset {config.name}: line {number} of {path} is not JSON in UTF-8 ({exc})."
+                ) from exc
             if not isinstance(row, dict):
                 raise ConfigError(f"dataset {config.name}: line {number} of {path} is not a JSON object.")
             yield row

@@ -20,7 +20,7 @@ from penstock import scripts
 from penstock.config import Config
 from penstock.connect import connect_blocking
 from penstock.control import Client, Control
-from penstock.errors import ConfigError, QueueFull
+from penstock.errors import ConfigError, QueueFull, QueueUnavailable
 from penstock.keys import Keys
 from penstock.messages import Job
 from penstock.scripts import Admission, ensure_lanes
@@ -51,11 +51,11 @@ class Producer:
         _check_names([*train, *self._evals])
         check_overlap(train, self._evals)
         self._source = Mixture(train, config.seed)
-        self._control = Control(config.redis.url)
+        self._stop = threading.Event()
+        self._control = Control(config.redis.url, stopped=self._stop.is_set)
         self._gate: Client = connect_blocking(config.redis.url, GATE_S)
         self._waiting = Waiting(self._control.client, self._keys, "producer")
         self._version_field = scripts.version_field(config.model.name)
-        self._stop = threading.Event()
 
     def stop(self) -> None:
         """Make ``run`` return; safe in a signal handler."""
@@ -63,14 +63,19 @@ class Producer:
 
     def run(self) -> None:
         """Admit until ``stop``. Blocks."""
-        self._control.do(lambda client: ensure_lanes(client, self._keys))
-        self._check_source()
-        while not self._stop.is_set():
-            why = self._step()
-            self._waiting.for_(why)
-            if why:
-                self._control.do(lambda _: self._gate.blpop([self._keys.of("gate")], timeout=GATE_S))
-        self._waiting.end()
+        try:
+            self._control.do(lambda client: ensure_lanes(client, self._keys))
+            self._check_source()
+            while not self._stop.is_set():
+                why = self._step()
+                self._waiting.for_(why)
+                if why:
+                    self._control.do(lambda _: self._gate.blpop([self._keys.of("gate")], timeout=GATE_S))
+            self._waiting.end()
+        except QueueUnavailable as exc:
+            if not self._stop.is_set():
+                raise
+            log.warning("stopped while Redis did not answer: %s", exc)
         self._control.close()
         self._gate.close()
 
@@ -97,7 +102,7 @@ class Producer:
         jobs = [self._job_at(position + i) for i in range(CHUNK)]
         answer = self._admit(jobs, lane="train", source="train", position=position, gate=gate)
         if answer.outcome == "closed":
-            return "the gate: trainers have to publish a version, or drop groups, before more is admitted"
+            return f"the gate: trainer:{answer.sub} has to publish a version that consumes what was admitted"
         return ""
 
     def _job_at(self, position: int) -> Job:
@@ -120,18 +125,26 @@ class Producer:
         if not self._evals:
             return
         state = self._control.do(lambda client: client.hgetall(self._keys.source))
-        last = int(state.get(b"evaluated", 0))
+        last, begun = int(state.get(b"evaluated", 0)), int(state.get(b"evaluating", 0))
+        if begun <= last:
+            wanted = self._wanted(version, last)
+            if wanted is None:
+                return
+            begun = self._control.call(scripts.swap(self._keys, "evaluating", begun, wanted))
+        # The one that was begun: here, by a producer beside us, or by one that was killed in the middle.
+        self._admit_eval(begun)
+        self._control.call(scripts.swap(self._keys, "evaluated", last, begun))
+
+    def _wanted(self, version: int, last: int) -> int | None:
+        """The version to be evaluated next, if one is due: ``last`` was the one before, ``version`` is the newest."""
         final = int(self._control.do(lambda client: client.hget(self._keys.clock, "final")) or 0)
+        if final > last:
+            return final
         every = self._config.data.eval_every
         due = not last or (every and version - last >= every)
-        if final and final > last:
-            version, due = final, True
-        begun = int(state.get(b"evaluating", 0))
-        if begun > last:
-            version, due = begun, True  # a producer before us was killed in the middle
-        if not due or version == last:
-            return
-        self._control.do(lambda client: client.hset(self._keys.source, "evaluating", version))
+        return version if due and version > last else None
+
+    def _admit_eval(self, version: int) -> None:
         jobs = [
             dataset.job(prompt, version, n=1, lane="eval", sampling=dict(self._config.rollout.eval_sampling))
             for dataset in self._evals
@@ -140,7 +153,6 @@ class Producer:
         source = f"eval@{version}"
         while (position := self._position(source)) < len(jobs):
             self._admit(jobs[position : position + CHUNK], lane="eval", source=source, position=position, gate=None)
-        self._control.do(lambda client: client.hset(self._keys.source, "evaluated", version))
         log.info("version %d is being evaluated on %d prompts", version, len(jobs))
 
     # --- both -----------------------------------------------------------------------------------------------------
@@ -167,7 +179,7 @@ class Producer:
 
     def _check_source(self) -> None:
         """The prompts must be those that the position was counted in."""
-        mine = self._source.fingerprint
+        mine = self._source.fingerprint(self._evals)
         self._control.do(lambda client: client.hsetnx(self._keys.source, "fingerprint", mine))
         theirs = self._control.do(lambda client: client.hget(self._keys.source, "fingerprint")).decode()
         if theirs != mine:
