@@ -5,6 +5,7 @@
 (c) every id below the source's position is done or live, by the bitmaps
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -23,57 +24,69 @@ class AuditReport:
     """What an audit found; ``ok`` when nothing differs."""
 
     recount: Recount
+    #: The first of them, in words.
     differences: list[str] = field(default_factory=list)
+    num_differences: int = 0
     #: Jobs that are neither done nor live, and samples whose payload is gone.
     lost: int = 0
     #: Samples or groups that were counted twice.
     duplicated: int = 0
     groups: int = 0
 
+    def tell(self, what: str, wrong: str) -> None:
+        """Add a difference; '' is none. Those beyond ``SHOWN`` are counted only."""
+        if wrong:
+            self.num_differences += 1
+            if len(self.differences) < SHOWN:
+                self.differences.append(f"{what}: {wrong}")
+
     @property
     def ok(self) -> bool:
-        return not self.differences and not self.lost and not self.duplicated
+        return not self.num_differences and not self.lost and not self.duplicated
 
 
 def audit(client: Client, keys: Keys) -> AuditReport:
     """Recount a run; read-only. Blocks for a scan over its groups (about 0.1 ms each)."""
     report = AuditReport(run(client, scripts.recount(keys)))
     if report.recount.difference:
-        report.differences.append(
-            f"{report.recount.admitted} jobs were admitted, but {abs(report.recount.difference)} "
-            f"{'are missing from' if report.recount.difference > 0 else 'too many are in'} the containers."
-        )
+        many, which = abs(report.recount.difference), "missing" if report.recount.difference > 0 else "too many"
+        report.tell("queue", f"of {report.recount.admitted} jobs admitted, {many} are {which} in the containers")
     live = _check_groups(client, keys, report)
     _check_source(client, keys, report, live)
     counters = client.hgetall(keys.counters)
-    report.duplicated += int(counters.get(b"duplicated", 0))
+    finished_twice = int(counters.get(b"duplicated", 0))
+    if finished_twice:
+        report.duplicated += finished_twice
+        report.tell("queue", f"{finished_twice} jobs were finished twice")
     lost = int(counters.get(b"payload_lost", 0))
     if lost:
         report.lost += lost
-        report.differences.append(f"{lost} committed samples lost their payload; they were trained with mask 0.")
+        report.tell("payloads", f"{lost} committed samples lost theirs; they were trained with mask 0")
     return report
 
 
 def scan_groups(client: Client, keys: Keys) -> Iterator[str]:
     """Ids of all jobs that have a group, each at least once, in no order."""
     prefix = keys.group("")
-    pattern = prefix.replace("{", r"\{").replace("}", r"\}") + "*"
-    for key in client.scan_iter(match=pattern, count=1000):
-        yield key.decode().removeprefix(prefix)
+    return (key.removeprefix(prefix) for key in _scan(client, prefix))
+
+
+def _scan(client: Client, prefix: str) -> Iterator[str]:
+    pattern = re.sub(r"([*?\[\]{}\\])", r"\\\1", prefix) + "*"
+    return (key.decode() for key in client.scan_iter(match=pattern, count=1000))
 
 
 def _check_groups(client: Client, keys: Keys, report: AuditReport) -> dict[str, set[int]]:
+    """Recount (b). Returns the indices of live jobs by DATASET/EPOCH."""
     live: dict[str, set[int]] = {}
     for job in set(scan_groups(client, keys)):
         report.groups += 1
-        wrong = run(client, scripts.check_group(keys, job))
-        if wrong and len(report.differences) < SHOWN:
-            report.differences.append(f"group {job}: {wrong}")
+        report.tell(f"group {job}", run(client, scripts.check_group(keys, job)))
         seen: set[int] = set()
         for record in iter_maps(client.get(keys.meta(job)) or b"", f"metadata of group {job}"):
             if record["k"] in seen:
                 report.duplicated += 1
-                report.differences.append(f"sample {job}/{record['k']} was committed twice")
+                report.tell(f"sample {job}/{record['k']}", "was committed twice")
             seen.add(record["k"])
         dataset, index = job.rsplit("/", 1)
         live.setdefault(dataset, set()).add(int(index))
@@ -81,22 +94,26 @@ def _check_groups(client: Client, keys: Keys, report: AuditReport) -> dict[str, 
 
 
 def _check_source(client: Client, keys: Keys, report: AuditReport, live: dict[str, set[int]]) -> None:
-    """Recount (c): admitted jobs = done bits + live groups without one."""
+    """Recount (c): admitted jobs = done bits + live groups without one.
+
+    Exact while jobs move: the bitmaps are read after the scan, so a job that was live then and is done now counts
+    once; jobs admitted meanwhile may count or not, so the sum lies between the admissions before and after.
+    """
     prefix = keys.of("done:")
-    done: dict[str, int] = {}
-    pattern = prefix.replace("{", r"\{").replace("}", r"\}") + "*"
-    for key in client.scan_iter(match=pattern, count=1000):
-        done[key.decode().removeprefix(prefix)] = int(client.bitcount(key))
-    finished = sum(done.values())
-    unfinished = 0
-    for dataset, indices in live.items():
-        pipe = client.pipeline(transaction=False)
-        for index in indices:
-            pipe.getbit(prefix + dataset, index)
-        unfinished += sum(1 for bit in pipe.execute() if not bit)
-    admitted = run(client, scripts.recount(keys)).admitted
-    # Jobs move while we look: only what is missing for good counts, so look again at a difference.
-    missing = report.recount.admitted - finished - unfinished
-    if missing > 0 and admitted == report.recount.admitted:
+    found = live.keys() | {key.removeprefix(prefix) for key in _scan(client, prefix)}
+    counted = 0
+    for dataset in found:
+        bitmap = client.get(prefix + dataset) or b""
+        counted += int.from_bytes(bitmap, "big").bit_count()
+        counted += sum(1 for index in live.get(dataset, ()) if not _bit(bitmap, index))
+    after = run(client, scripts.recount(keys)).admitted
+    missing, extra = report.recount.admitted - counted, counted - after
+    if missing > 0:
         report.lost += missing
-        report.differences.append(f"{missing} admitted jobs are neither done nor live.")
+        report.tell("source", f"{missing} admitted jobs are neither done nor live")
+    if extra > 0:
+        report.tell("source", f"{extra} jobs are done or live and were never admitted")
+
+
+def _bit(bitmap: bytes, index: int) -> bool:
+    return index // 8 < len(bitmap) and bool(bitmap[index // 8] >> (7 - index % 8) & 1)

@@ -14,6 +14,9 @@ UrlOption = Annotated[str | None, typer.Option("--redis", help="Redis URL; else 
 FolderOption = Annotated[Path, typer.Option("--directory", help="Folder of the runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+#: States of a job.
+STATES = ("queued", "leased", "delayed", "dead", "ready", "retiring")
+
 #: Entries shown of a long list.
 SHOWN = 50
 
@@ -28,6 +31,7 @@ class Target:
     def __init__(self, run: str | None, url: str | None, directory: Path) -> None:
         from penstock.connect import connect
         from penstock.keys import Keys
+        from penstock.load_config import redact
         from penstock.redis_server import read_address
 
         name = run or _only_run(directory)
@@ -36,6 +40,8 @@ class Target:
         if url is None:
             raise ConfigError(f"No Redis is known for run {name!r}: give --redis URL, or --directory of its folder.")
         self.client: Any = connect(url)
+        if not self.client.exists(self.keys.jobs("train"), self.keys.subs, self.keys.source, self.keys.clock):
+            raise ConfigError(f"Redis at {redact(url)} knows no run {name!r}: correct --run, --redis or --directory.")
 
     def models(self) -> list[str]:
         return [k[8:].decode() for k in self.client.hkeys(self.keys.clock) if k.startswith(b"version:")]
@@ -154,6 +160,8 @@ def jobs_ls(
     """Jobs with their state, lane, version and tries."""
     from penstock.audit import scan_groups
 
+    if state is not None and state not in STATES:
+        raise ConfigError(f"--state {state}: a job is {', '.join(STATES)}.")
     target = Target(run, redis, directory)
     rows = []
     fields = ["st", "ln", "cl", "c", "n", "nb", "v0", "att", "cr", "own", "seq"]
