@@ -1,0 +1,161 @@
+"""The real buffer and trainer, and a worker played by verbs that writes real payloads."""
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+import torch
+
+from buffer.main import Buffer
+from consumers.trainer import Trainer
+from penstock import payloads, scripts
+from penstock.config import Config
+from penstock.keys import Keys
+from penstock.messages import Job, Sample
+from penstock.scripts import RawLease, run
+from penstock.waits import read_waits
+from tests.integration import play
+
+#: Longest wait of a test for what must happen.
+PATIENCE_S = 30.0
+
+
+def make_config(url: str, run: str, folder: Path, **sections: dict[str, Any]) -> Config:
+    """A run of small batches: bound 1, async, groups of 2 samples; ``sections`` override."""
+    model = folder / "model"
+    model.mkdir(parents=True, exist_ok=True)
+    (model / "config.json").write_text("{}")
+    values: dict[str, Any] = {
+        "run": run,
+        "directory": folder / "runs",
+        "redis": {"url": url},
+        "model": {"path": str(model)},
+        "data": {"train": [{"name": "d", "path": str(folder / "train.jsonl")}]},
+        "rollout": {"n": 2},
+        "staleness": {"mode": "async", "bound": 1},
+        "trainer": {"batch_groups": 2, "keep_versions": 2},
+        "buffer": {"lease_s": 2.0},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return Config.model_validate(values)
+
+
+def until(condition: Callable[[], Any], what: str = "", timeout_s: float = PATIENCE_S) -> Any:
+    """Poll until ``condition()`` is true; its value. Fails the test after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not in {timeout_s} s: {what or condition}"
+        time.sleep(0.01)
+    return value
+
+
+@contextlib.contextmanager
+def buffering(config: Config) -> Iterator[Buffer]:
+    """A real buffer in a thread; what kills it fails the test."""
+    buffer = Buffer(config)
+    died: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            buffer.run()
+        except BaseException as exc:
+            died.append(exc)
+
+    thread = threading.Thread(target=body, name="buffer")
+    thread.start()
+    try:
+        yield buffer
+    finally:
+        buffer.stop()
+        thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "the buffer did not stop"
+    if died:
+        raise died[0]
+
+
+def publish(trainer: Trainer, step: int = 0) -> int:
+    return trainer.publish({"weight": torch.full((1,), float(step))}, step=step)
+
+
+def step(trainer: Trainer, timeout: float = PATIENCE_S) -> Any:
+    """Next batch, trained in thought, committed and published."""
+    batch = trainer.next(timeout=timeout)
+    trainer.commit(batch)
+    publish(trainer, batch.n)
+    return batch
+
+
+def admit(client: redis.Redis, keys: Keys, count: int, *, n: int = 2, cohorts: bool = False, first: int = -1) -> None:
+    """Admit the next ``count`` jobs of dataset d past the gate."""
+    at = int(client.hget(keys.source, "train") or 0) if first < 0 else first
+    pairs = [(one, one.to_bytes()) for one in (play.job(at + i, n) for i in range(count))]
+    call = scripts.admit(
+        keys, pairs, lane="train", source="train", position=at, model=play.MODEL, gate=None, cohorts=cohorts
+    )
+    assert run(client, call).admitted == count
+
+
+class Player:
+    """A worker: leases by verbs, answers with real payloads, commits."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, name: str = "w1") -> None:
+        self.client, self.keys, self.name = client, keys, name
+
+    def lease(self, most: int = 1, *, version: int) -> list[RawLease]:
+        return play.lease(self.client, self.keys, self.name, most, version)
+
+    def answer(
+        self, held: RawLease, versions: Sequence[int], *, ks: Sequence[int] | None = None, length: int = 2
+    ) -> scripts.Committed:
+        """Commit samples ``ks`` (all by default): ``length`` tokens under each of ``versions``."""
+        job = Job.from_bytes(held.body)
+        records = []
+        for k in range(job.n) if ks is None else ks:
+            data = payloads.encode(sample := make_sample(job, k, versions, length))
+            self.client.set(self.keys.payload(sample.id, held.token), data, nx=True, ex=600)
+            meta = payloads.meta_of(sample, token=held.token, server="control", data=data)
+            records.append((k, min(versions), meta.to_bytes()))
+        return run(self.client, scripts.commit(self.keys, held.job, held.token, records))
+
+    def work(self, count: int, version: int) -> list[str]:
+        """Lease and answer up to ``count`` jobs under one version."""
+        held = self.lease(count, version=version)
+        for one in held:
+            assert self.answer(one, [version]).outcome == "ready"
+        return [one.job for one in held]
+
+
+def make_sample(job: Job, k: int, versions: Sequence[int], length: int) -> Sample:
+    sample = Sample(job, k)
+    sample.append([1, 2, 3])
+    sample.prompt_length = 3
+    for version in versions:
+        sample.append([5 + k] * length, version=version, logprobs=[-0.5] * length)
+    sample.status, sample.finish_reason, sample.reward = "completed", "stop", float(k % 2)
+    return sample
+
+
+def jobs_of(batch: Any) -> list[str]:
+    """Jobs of a batch in the order of its rows, each once."""
+    return list(dict.fromkeys(row.job for row in batch.all_rows))
+
+
+def waits(client: redis.Redis, keys: Keys) -> dict[str, str]:
+    return {wait.who: wait.what for wait in read_waits(client, keys)}
+
+
+def until_waits(client: redis.Redis, keys: Keys, who: str, words: str) -> str:
+    """Wait until ``who`` has said that it waits for something with ``words`` in it (I8)."""
+    return str(until(lambda: (what := waits(client, keys).get(who, "")) and words in what and what, f"{who}: {words}"))
+
+
+def new_run(client: redis.Redis) -> Keys:
+    keys = Keys("t" + uuid.uuid4().hex[:12])
+    scripts.ensure_lanes(client, keys)
+    return keys
