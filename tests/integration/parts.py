@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 import torch
@@ -19,6 +19,7 @@ from penstock.keys import Keys
 from penstock.messages import Job, Sample
 from penstock.scripts import RawLease, run
 from penstock.waits import read_waits
+from producer.main import Producer
 from tests.integration import play
 
 #: Longest wait of a test for what must happen.
@@ -35,7 +36,7 @@ def make_config(url: str, run: str, folder: Path, **sections: dict[str, Any]) ->
         "directory": folder / "runs",
         "redis": {"url": url},
         "model": {"path": str(model)},
-        "data": {"train": [{"name": "d", "path": str(folder / "train.jsonl")}]},
+        "data": {"train": [{"name": "d", "path": str(folder / "train.jsonl"), "shuffle": False}]},
         "rollout": {"n": 2},
         "staleness": {"mode": "async", "bound": 1},
         "trainer": {"batch_groups": 2, "keep_versions": 2},
@@ -55,28 +56,65 @@ def until(condition: Callable[[], Any], what: str = "", timeout_s: float = PATIE
     return value
 
 
+class Part(Protocol):
+    """A process's object: ``run`` blocks until ``stop``."""
+
+    def run(self) -> object: ...
+
+    def stop(self) -> None: ...
+
+
 @contextlib.contextmanager
-def buffering(config: Config) -> Iterator[Buffer]:
-    """A real buffer in a thread; what kills it fails the test."""
-    buffer = Buffer(config)
+def running(part: Part) -> Iterator[None]:
+    """Run a part in a thread; what kills it fails the test."""
     died: list[BaseException] = []
 
     def body() -> None:
         try:
-            buffer.run()
+            part.run()
         except BaseException as exc:
             died.append(exc)
 
-    thread = threading.Thread(target=body, name="buffer")
+    thread = threading.Thread(target=body, name=type(part).__name__, daemon=True)
     thread.start()
     try:
-        yield buffer
+        yield
     finally:
-        buffer.stop()
+        part.stop()
         thread.join(PATIENCE_S)
-    assert not thread.is_alive(), "the buffer did not stop"
     if died:
         raise died[0]
+    assert not thread.is_alive(), f"{type(part).__name__} did not stop"
+
+
+@contextlib.contextmanager
+def buffering(config: Config) -> Iterator[Buffer]:
+    """The real buffer in a thread."""
+    buffer = Buffer(config)
+    with running(buffer):
+        yield buffer
+
+
+@contextlib.contextmanager
+def producing(config: Config, prompts: int = 1000) -> Iterator[Producer]:
+    """The real producer in a thread; its file of prompts is made when it is not there."""
+    path = Path(config.data.train[0].path)
+    if not path.exists():
+        path.write_text("".join(f'{{"prompt": "p{i}", "label": "x"}}\n' for i in range(prompts)))
+    producer = Producer(config)
+    with running(producer):
+        yield producer
+
+
+def kill(trainer: Trainer, client: redis.Redis) -> None:
+    """As kill -9 leaves a trainer: it says nothing any more, nothing is given back; then its lease runs out."""
+    subscriber = trainer._subscriber
+    subscriber._stop.set()
+    if subscriber._heartbeat is not None:
+        subscriber._heartbeat.join()
+    trainer._drop_ahead()
+    client.pexpire(subscriber.keys.owner(subscriber.name), 1)
+    until(lambda: not client.exists(subscriber.keys.owner(subscriber.name)))
 
 
 def publish(trainer: Trainer, step: int = 0) -> int:
@@ -122,6 +160,10 @@ class Player:
             meta = payloads.meta_of(sample, token=held.token, server="control", data=data)
             records.append((k, min(versions), meta.to_bytes()))
         return run(self.client, scripts.commit(self.keys, held.job, held.token, records))
+
+    @property
+    def clock(self) -> int:
+        return int(self.client.hget(self.keys.clock, scripts.version_field(play.MODEL)) or 0)
 
     def work(self, count: int, version: int) -> list[str]:
         """Lease and answer up to ``count`` jobs under one version."""
