@@ -11,6 +11,7 @@ PenstockError
 ├── ProtocolError          a step was asked for in a state that does not allow it
 ├── PayloadError           bytes of a sample cannot be what they claim to be; names the sample
 ├── EngineError            the engine refused, died, or answered what it may not
+│   ├── EngineRefused      the request can never be answered (too long, for instance); trying again is in vain
 │   └── EngineDied         the engine process is gone or stopped answering
 ├── RewardError            a reward has no number; ``outcome`` names why
 ├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
@@ -60,6 +61,10 @@ class PayloadError(PenstockError):
 
 class EngineError(PenstockError):
     """The engine refused a request or answered what it may not."""
+
+
+class EngineRefused(EngineError):
+    """The engine says that this request can never be answered; another try would be refused too."""
 
 
 class EngineDied(EngineError):

@@ -1,29 +1,59 @@
-"""What a worker writes: payloads on their servers first, then the commit that makes them count."""
+"""What a worker writes: payloads on their servers first, then the commits that make them count.
+
+One flusher serves all jobs of the worker: whatever finished while the last batch was on its way goes with the next,
+in one round trip for the payloads of each server and one for the commits.
+"""
 
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import NoScriptError
 
 from penstock import payloads, scripts
 from penstock.config import Config
-from penstock.control import AsyncControl, Client
+from penstock.control import PASSING, AsyncControl, Client
 from penstock.errors import ConfigError, QueueFull
 from penstock.keys import Keys
 from penstock.messages import Sample, SampleMeta
-from penstock.scripts import Committed
+from penstock.scripts import Call, Committed
 from penstock.waits import Waiting
 
 log = logging.getLogger(__name__)
 
 #: Name of the control Redis where it holds payloads too.
 CONTROL = "control"
-#: Wait before a full Redis is tried again.
+#: Wait before a full Redis is tried again; also how long a look at its memory holds.
 FULL_WAIT_S = 1.0
+#: Share of maxmemory above which nothing is committed: the buffer and the trainers need the rest to make room.
+FULL = 0.85
+#: Most bytes of payloads that travel at once.
+BATCH_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    """Samples of one job on their way."""
+
+    job: str
+    token: str
+    done: "asyncio.Future[Committed]"
+    #: (k, oldest version, metadata record) of each.
+    records: list[tuple[int, int, bytes]] = field(default_factory=list)
+    #: Server -> (key, bytes) of the payloads that are not written yet.
+    payloads: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(data) for pairs in self.payloads.values() for _, data in pairs)
 
 
 class Commits:
-    """Writes payloads and commits them. A full Redis is waited for, with the sample in hand.
+    """Writes payloads and commits them. A full Redis is waited for, with the samples in hand.
 
     Args:
         control: the control Redis of this worker.
@@ -40,31 +70,40 @@ class Commits:
         self._ttl_s = config.buffer.payload_ttl_s
         self._servers = {name: AsyncControl(url) for name, url in config.redis.payload_servers.items()}
         self._servers = self._servers or {CONTROL: control}
+        self._names = list(self._servers)
+        self._memory = {name: _Memory(server) for name, server in {CONTROL: control, **self._servers}.items()}
+        self._pending: list[_Write] = []
+        self._flusher: asyncio.Task[None] | None = None
 
     async def commit(self, job: str, token: str, samples: Sequence[Sample], temperature: float, kind: str) -> Committed:
-        """Write and commit finished samples of one job. Waits while Redis is full or gone.
+        """Write and commit finished samples of one job. Waits while Redis is full or gone; see ``submit``."""
+        return await self.submit(job, token, samples, temperature, kind)
+
+    def submit(
+        self, job: str, token: str, samples: Sequence[Sample], temperature: float, kind: str
+    ) -> "asyncio.Future[Committed]":
+        """Hand samples over to be committed; returns at once. A cancelled future is not tried any more.
+
+        Args:
+            temperature: what the engine scaled logprobs by.
+            kind: scaled | original logprobs.
 
         Raises:
             PayloadError: a sample's arrays contradict each other.
         """
-        records: list[tuple[int, int, bytes]] = []
-        writes: dict[str, list[tuple[str, bytes]]] = {}
+        write = _Write(job, token, asyncio.get_running_loop().create_future())
         for sample in samples:
             meta, data = self._pack(sample, token, temperature, kind)
-            writes.setdefault(meta.server, []).append((self._keys.payload(sample.id, token), data))
-            records.append((sample.k, meta.oldest, meta.to_bytes()))
-        for server, pairs in writes.items():
-            await self._when_there_is_room(server, pairs)
-        call = scripts.commit(self._keys, job, token, records)
-        while True:
-            try:
-                return await self._control.call(call)
-            except QueueFull as exc:
-                await self._full(exc)
+            write.payloads.setdefault(meta.server, []).append((self._keys.payload(sample.id, token), data))
+            write.records.append((sample.k, meta.oldest, meta.to_bytes()))
+        self._pending.append(write)
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.create_task(self._flush(), name="commits")
+        return write.done
 
     def _pack(self, sample: Sample, token: str, temperature: float, kind: str) -> tuple[SampleMeta, bytes]:
         data = payloads.encode(sample)
-        server = choose_server(sample.id, list(self._servers))
+        server = choose_server(sample.id, self._names)
         meta = payloads.meta_of(
             sample,
             token=token,
@@ -76,33 +115,154 @@ class Commits:
         )
         return meta, data
 
-    async def _when_there_is_room(self, server: str, pairs: list[tuple[str, bytes]]) -> None:
-        async def write(client: Client) -> None:
+    async def _flush(self) -> None:
+        """Write until nothing is pending."""
+        while self._pending:
+            batch = self._pending
+            try:
+                batch = await self._take()
+                if batch and await self._write(batch):
+                    self._waiting.end()
+                    continue
+            except Exception as exc:
+                # Not what passes by itself: each job buries it with its own name on it.
+                for write in batch:
+                    if not write.done.done():
+                        write.done.set_exception(exc)
+                continue
+            if self._pending:
+                self._waiting.for_("room in Redis for finished samples")
+                await asyncio.sleep(FULL_WAIT_S)
+        self._waiting.end()
+
+    async def _take(self) -> list[_Write]:
+        """Pending writes whose servers have room, as many as travel at once."""
+        full = {name for name, memory in self._memory.items() if await memory.is_full()}
+        batch: list[_Write] = []
+        left: list[_Write] = []
+        num_bytes = 0
+        for write in self._pending:
+            if write.done.done():
+                continue
+            if CONTROL in full or full & write.payloads.keys() or num_bytes > BATCH_BYTES:
+                left.append(write)
+                continue
+            batch.append(write)
+            num_bytes += write.num_bytes
+        self._pending = left
+        return batch
+
+    async def _write(self, batch: list[_Write]) -> bool:
+        """Payloads, then the commits of those that have theirs; what found no room is pending again.
+
+        Returns whether anything found room.
+        """
+        for server in {name for write in batch for name in write.payloads}:
+            await self._write_payloads(server, [write for write in batch if server in write.payloads])
+        whole = [write for write in batch if not write.payloads]
+        refused = [write for write in batch if write.payloads] + await self._commit(whole)
+        self._pending = refused + self._pending
+        return len(refused) < len(batch)
+
+    async def _write_payloads(self, server: str, writes: list[_Write]) -> None:
+        pairs = [pair for write in writes for pair in write.payloads[server]]
+
+        async def set_all(client: Client) -> list[Any]:
             pipe = client.pipeline(transaction=False)
             for key, data in pairs:
                 pipe.set(key, data, nx=True, ex=self._ttl_s)
-            try:
-                await pipe.execute()
-            except Exception as exc:
-                raise scripts.translate(exc, "payload") from exc
+            return _answers(await pipe.execute(raise_on_error=False))
 
-        while True:
-            try:
-                await self._servers[server].do(write)
-                return
-            except QueueFull as exc:
-                await self._full(exc)
+        answers = iter(await self._servers[server].do(set_all))
+        for write in writes:
+            refused = [_is_full(next(answers), "payload") for _ in write.payloads[server]]
+            if not any(refused):
+                del write.payloads[server]
 
-    async def _full(self, exc: QueueFull) -> None:
-        log.warning("a finished sample is kept here: %s", exc)
-        self._waiting.for_("room in Redis for finished samples")
-        await asyncio.sleep(FULL_WAIT_S)
-        self._waiting.for_("room in Redis for finished samples")
+    async def _commit(self, writes: list[_Write]) -> list[_Write]:
+        """Commit, one verb per lease; returns what found no room."""
+        leases: dict[tuple[str, str], list[_Write]] = {}
+        for write in writes:
+            leases.setdefault((write.job, write.token), []).append(write)
+        calls = [
+            scripts.commit(self._keys, job, token, [record for write in together for record in write.records])
+            for (job, token), together in leases.items()
+        ]
+        answers = await self._control.do(lambda client: _call_all(client, calls))
+        refused = []
+        for call, answer, together in zip(calls, answers, leases.values(), strict=True):
+            if _is_full(answer, "commit"):
+                refused += together
+                continue
+            for write in together:
+                if write.done.done():
+                    continue
+                if isinstance(answer, Exception):
+                    write.done.set_exception(answer)
+                else:
+                    write.done.set_result(call.parse(answer))
+        return refused
 
     async def close(self) -> None:
+        """Give up what is not committed, and close the payload servers."""
+        if self._flusher is not None:
+            self._flusher.cancel()
+            await asyncio.gather(self._flusher, return_exceptions=True)
         for name, control in self._servers.items():
             if name != CONTROL:
                 await control.close()
+
+
+class _Memory:
+    """Whether a server has room, looked up at most once per ``FULL_WAIT_S``."""
+
+    def __init__(self, control: AsyncControl) -> None:
+        self._control = control
+        self._looked = 0.0
+        self._full = False
+
+    async def is_full(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked >= FULL_WAIT_S:
+            info = await self._control.do(lambda client: client.info("memory"))
+            full = bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]
+            if full and not self._full:
+                log.warning("finished samples are kept here: Redis at %s has no room for them", self._control.url)
+            self._full, self._looked = full, now
+        return self._full
+
+
+async def _call_all(client: Client, calls: Sequence[Call[Any]]) -> list[Any]:
+    """Raw answers of verbs of one kind, sent together; an error of one stands in its place."""
+    if not calls:
+        return []
+    while True:
+        pipe = client.pipeline(transaction=False)
+        for call in calls:
+            pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.args)
+        answers = _answers(await pipe.execute(raise_on_error=False))
+        if not any(isinstance(answer, NoScriptError) for answer in answers):
+            return answers
+        await client.script_load(calls[0].script.text)
+
+
+def _answers(answers: list[Any]) -> list[Any]:
+    """A server that loads or was demoted says so in every answer: that passes, all is sent again."""
+    for answer in answers:
+        if isinstance(answer, PASSING):
+            raise answer
+    return answers
+
+
+def _is_full(answer: Any, verb: str) -> bool:
+    if not isinstance(answer, Exception):
+        return False
+    if isinstance(translated := scripts.translate(answer, verb), QueueFull):
+        log.warning("a finished sample is kept here: %s", translated)
+        return True
+    if verb == "payload":
+        raise answer
+    return False
 
 
 def choose_server(sample_id: str, servers: Sequence[str]) -> str:

@@ -177,15 +177,15 @@ class Engine:
         try:
             info = await self._call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
         except EngineError as exc:
-            if self._server is None:
+            if self._server is None and not self.server_version:
                 raise ConfigError(f"engine.url {self.url} does not answer as an SGLang server ({exc}).") from exc
             raise
         self.server_version = str(info.get("version", ""))
         shown = release_of(self.server_version) >= _FIRST_WITH_SPANS
         self.reports_spans = shown if self.config.reports_spans is None else self.config.reports_spans
         self._radix = not info.get("disable_radix_cache", False)
-        # The result of a step that ran under the old weights is counted after the change: without the overlap of
-        # steps there is none, with it one per request, or a whole draft when speculating.
+        # Where steps overlap, the result of one that ran under the old weights may be counted after the change: at most
+        # one token per request, or a whole draft when speculating. Whether a request had one is not told.
         overlaps = not info.get("disable_overlap_schedule", False) or (info.get("pp_size") or 1) > 1
         self._window = max(1, int(info.get("speculative_num_draft_tokens") or 0) + 1) if overlaps else 0
 
@@ -463,9 +463,7 @@ class Engine:
             raise EngineDied(f"engine {self.name} was lost during {path} ({exc!r}){self._how_it_ended()}.") from exc
         if status not in ok:
             refused = EngineRefused if status == 400 else EngineError
-            raise refused(
-                f"engine {self.name} answered {path} with {status}: {answer[:500].decode(errors='replace')}"
-            )
+            raise refused(f"engine {self.name} answered {path} with {status}: {answer[:500].decode(errors='replace')}")
         if plain:
             return status
         try:

@@ -2,29 +2,35 @@
 
 lease ─> n samples: slot ─> generate ─> reward ─> commit     (each k by itself, commits coalesced)
            │ engine died: prefixes kept, charged, queued anew (crash)
-           │ reward has no number, answer is garbage: tried again later, then buried (fail)
+           │ reward has no number, answer is garbage: tried again later, then buried (fail); the other samples end
+           │   first, and what was drawn is kept, so that a reward that is tried again scores the same answer
            │ can never work: buried at once with its reason (fail, 0 tries)
            └ lease lost: everything stops, nothing is written (I3)
+
+A sample that failed ends its job only when its siblings are through, but for what concerns all of them.
 """
 
 import asyncio
 import logging
 import traceback
 from dataclasses import replace
+from typing import Any
 
 from penstock import scripts
 from penstock.errors import (
     ConfigError,
     EngineDied,
     EngineError,
+    EngineRefused,
     LeaseLost,
     PayloadError,
     PenstockError,
     ProtocolError,
+    QueueFull,
     RewardError,
 )
 from penstock.messages import Job, Sample
-from penstock.scripts import RawLease
+from penstock.scripts import Committed, RawLease
 from workers.generate import generate_sample, sampling_for
 from workers.partial import partial_from_bytes, partial_to_bytes
 from workers.services import Services
@@ -33,6 +39,26 @@ log = logging.getLogger(__name__)
 
 #: Prefixes of unfinished samples are kept so long.
 PARTIAL_TTL_S = 7 * 86400
+#: Longest wait for commits on their way, before a job is handed back.
+SETTLE_S = 5.0
+#: What no other sample of the job can escape, and no other try either.
+REFUSED = (ConfigError, ProtocolError, EngineRefused)
+AT_ONCE = (EngineDied, LeaseLost, *REFUSED)
+
+
+def read_job(lease: RawLease) -> Job:
+    """The job of a lease.
+
+    Raises:
+        ProtocolError: its record cannot be read, or is not that of the job that was leased.
+    """
+    what = f"record of job {lease.job}"
+    job = Job.from_bytes(lease.body, what)
+    if job.id != lease.job or type(job.n) is not int or job.n < 1:
+        raise ProtocolError(f"{what} is of {job.id!r} with {job.n!r} answers: it was not written for this job.")
+    if not isinstance(job.sampling, dict) or not isinstance(job.metadata, dict):
+        raise ProtocolError(f"{what} has sampling or metadata that are no maps: it was not written by penstock.")
+    return replace(job, not_before=lease.not_before)
 
 
 class HeldJob:
@@ -41,23 +67,56 @@ class HeldJob:
     def __init__(self, services: Services, lease: RawLease) -> None:
         self._services = services
         self.lease = lease
-        self._job: Job | None = None
+        self._refused: PenstockError | None = None
+        self._sampling: dict[str, Any] = {}
+        self._temperature = 1.0
+        #: k of samples that are not committed.
+        self._missing: list[int] = []
+        #: k of samples that wait for a slot or are being generated.
+        self._undrawn: set[int] = set()
         self._samples: dict[int, Sample] = {}
-        self._finished: list[Sample] = []
-        self._committing = asyncio.Lock()
+        #: Commits on their way, with their k.
+        self._writes: dict[asyncio.Future[Committed], int] = {}
         self.task: asyncio.Task[None] | None = None
         #: True once the lease is known to be another's.
         self.lost = False
         self._releasing = False
+        #: True once its end is being told to Redis, which must not be interrupted.
+        self._ending = False
+        try:
+            self._job = self._read()
+        except (ProtocolError, ConfigError) as exc:
+            self._refused = exc
+
+    def _read(self) -> Job:
+        job = read_job(self.lease)
+        sampling = sampling_for(job, self._services.config.rollout)  # refused before anything is drawn
+        temperature = sampling.get("temperature", 1.0)
+        if not isinstance(temperature, int | float):
+            raise ConfigError(f"job {job.id}: sampling.temperature = {temperature!r} is not a number.")
+        self._temperature = float(temperature)
+        self._missing = [k for k in range(job.n) if k not in self.lease.committed]
+        self._undrawn = set(self._missing)
+        return job
 
     @property
     def job(self) -> str:
         return self.lease.job
 
     @property
-    def is_committing(self) -> bool:
-        """True while samples are being written: the last of them ends the lease."""
-        return self._committing.locked()
+    def num_undrawn(self) -> int:
+        """Samples that wait for a slot or are being generated."""
+        return len(self._undrawn)
+
+    @property
+    def num_open(self) -> int:
+        """Samples that are not committed."""
+        return len(self._missing)
+
+    @property
+    def is_ending(self) -> bool:
+        """True while something is on its way that may have ended the lease by itself."""
+        return self._ending or bool(self._writes)
 
     def start(self) -> "asyncio.Task[None]":
         """Run as a task of its own."""
@@ -67,113 +126,165 @@ class HeldJob:
     def lose(self) -> None:
         """The lease is another's: stop at once and write nothing."""
         self.lost = True
-        if self.task is not None:
-            self.task.cancel()
+        for write in self._writes:
+            write.cancel()
+        self._stop()
 
     def release(self) -> None:
-        """Hand the job back with what was drawn so far."""
+        """Hand the job back with what was drawn so far, without a charge."""
         self._releasing = True
-        if self.task is not None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.task is not None and not self._ending:
             self.task.cancel()
 
     async def run(self) -> None:
         """Work until the job is committed, failed, crashed, released or lost."""
+        failure: Exception | None = None
         try:
             await self._work()
+            return
         except asyncio.CancelledError:
-            if self._releasing and not self.lost:
-                await asyncio.shield(self._hand_back())
+            if not self.lost and not self._releasing:
+                raise
+        except Exception as exc:
+            failure = exc
+        finally:
+            self._undrawn.clear()
+        self._ending = True
+        if self.lost or isinstance(failure, LeaseLost):
+            self._is_lost()
+            return
+        try:
+            await (self._hand_back() if failure is None else self._end(failure))
         except LeaseLost:
-            self.lost = True
-        except EngineDied as exc:
-            self._services.engine_lost.set()
-            await self._crash(str(exc))
-        except RewardError as exc:
-            await self._fail(exc.outcome, str(exc))
-        except EngineError as exc:
-            await self._fail("engine_error", str(exc))
-        except PayloadError as exc:
-            await self._fail("payload_error", str(exc))
-        except (ConfigError, ProtocolError) as exc:
-            await self._fail("refused", str(exc), permanent=True)
-        except Exception:
-            # A user's environment or a defect of ours: the job keeps the traceback, the worker goes on.
-            await self._fail("raised", traceback.format_exc())
-        if self.lost:
-            self._services.tally.lost_leases += 1
-            log.warning("lost the lease of job %s; nothing of it was written", self.job)
+            self._is_lost()
+
+    def _is_lost(self) -> None:
+        self.lost = True
+        self._services.tally.lost_leases += 1
+        log.warning("lost the lease of job %s; nothing of it is written any more", self.job)
+
+    async def _end(self, failure: Exception) -> None:
+        detail = "".join(traceback.format_exception(failure)).strip()
+        match failure:
+            case EngineDied():
+                await self._crash(str(failure))
+            case ConfigError() | ProtocolError() | EngineRefused():
+                await self._fail("refused", str(failure), permanent=True)
+            case RewardError():
+                await self._fail(failure.outcome, detail)
+            case EngineError():
+                await self._fail("engine_error", str(failure))
+            case PayloadError():
+                await self._fail("payload_error", str(failure))
+            case _:
+                # A user's environment or a defect of ours: the job keeps the traceback, the worker goes on.
+                await self._fail("raised", detail)
 
     async def _work(self) -> None:
-        job = Job.from_bytes(self.lease.body, f"record of job {self.job}")
-        self._job = job = replace(job, not_before=self.lease.not_before)
-        missing = [k for k in range(job.n) if k not in self.lease.committed]
-        sampling_for(job, self._services.config.rollout)  # refused before anything is drawn
-        tasks = [asyncio.create_task(self._sample(job, k), name=f"sample {job.id}/{k}") for k in missing]
+        if self._refused is not None:
+            raise self._refused
+        prefixes = await self._read_prefixes()
+        tasks = {
+            asyncio.create_task(self._sample(prefixes.get(k) or Sample(self._job, k)), name=f"sample {self.job}/{k}")
+            for k in self._missing
+        }
         try:
-            await asyncio.gather(*tasks)
+            await self._through(tasks)
         finally:
             for task in tasks:
                 task.cancel()
             # Cancelled samples collect what the engine has drawn for them.
             await asyncio.gather(*tasks, return_exceptions=True)
-        self._services.tally.committed_groups += 1
 
-    async def _sample(self, job: Job, k: int) -> None:
+    async def _through(self, tasks: set["asyncio.Task[None]"]) -> None:
+        """Wait for all samples; raise the first failure, at once where it concerns them all."""
+        pending, first = tasks, None
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                failure = _failure_of(task)
+                if isinstance(failure, AT_ONCE):
+                    raise failure
+                first = first or failure
+        if first is not None:
+            raise first
+
+    async def _read_prefixes(self) -> dict[int, Sample]:
+        if self.lease.lane not in ("resume", "suspect"):
+            return {}
+        keys = [self._services.keys.partial(f"{self.job}/{k}") for k in self._missing]
+        found = await self._services.control.do(lambda client: client.mget(keys)) if keys else []
+        prefixes = {}
+        for k, data in zip(self._missing, found, strict=True):
+            if data is None:
+                continue
+            try:
+                prefixes[k] = partial_from_bytes(data, self._job, k)
+            except PenstockError as exc:
+                log.warning("sample %s/%d starts anew: %s", self.job, k, exc)
+        return prefixes
+
+    async def _sample(self, sample: Sample) -> None:
         services = self._services
-        sample = await self._resume(job, k)
-        self._samples[k] = sample
-        services.num_generating += 1
+        self._samples[sample.k] = sample
+        resumed = sum(sample.generated)
         try:
             async with services.slots:
-                await generate_sample(
-                    services.engine,
-                    services.gate,
-                    job,
-                    k,
-                    tokenizer=services.tokenizer,
-                    rollout=services.config.rollout,
-                    partial=sample,
-                )
+                services.num_running += 1
+                try:
+                    await self._generate(sample)
+                finally:
+                    services.num_running -= 1
         finally:
-            services.num_generating -= 1
-        services.tally.generated_tokens += sum(sample.generated)
+            self._undrawn.discard(sample.k)
+            services.room.set()
+            services.tally.generated_tokens += max(0, sum(sample.generated) - resumed)
         await services.rewards.score(sample)
-        self._finished.append(sample)
-        await self._commit(job)
+        await self._commit(sample)
 
-    async def _resume(self, job: Job, k: int) -> Sample:
-        if self.lease.lane not in ("resume", "suspect"):
-            return Sample(job, k)
-        key = self._services.keys.partial(f"{job.id}/{k}")
-        data = await self._services.control.do(lambda client: client.get(key))
-        if data is None:
-            return Sample(job, k)
+    async def _generate(self, sample: Sample) -> None:
+        services, birth = self._services, self._services.births
         try:
-            return partial_from_bytes(data, job, k)
-        except PenstockError as exc:
-            log.warning("the prefix of sample %s/%d cannot be used, it starts anew: %s", job.id, k, exc)
-            return Sample(job, k)
-
-    async def _commit(self, job: Job) -> None:
-        """Commit what is finished; samples that finish meanwhile go along with the next one."""
-        async with self._committing:
-            ready, self._finished = self._finished, []
-            if not ready:
-                return
-            temperature = float(sampling_for(job, self._services.config.rollout).get("temperature", 1.0))
-            kind = self._services.engine.logprob_kind
-            done = await asyncio.shield(
-                self._services.commits.commit(job.id, self.lease.token, ready, temperature, kind)
+            await generate_sample(
+                services.engine,
+                services.gate,
+                self._job,
+                sample.k,
+                tokenizer=services.tokenizer,
+                rollout=services.config.rollout,
+                partial=sample,
             )
+        except EngineDied:
+            services.lose_engine(birth)
+            raise
+
+    async def _commit(self, sample: Sample) -> None:
+        services = self._services
+        write = services.commits.submit(
+            self.job, self.lease.token, [sample], self._temperature, services.engine.logprob_kind
+        )
+        self._writes[write] = sample.k
+        self._is_committed(write, await asyncio.shield(write))
+
+    def _is_committed(self, write: "asyncio.Future[Committed]", done: Committed) -> None:
+        k = self._writes.pop(write)
         if done.outcome == "lost":
-            raise LeaseLost(f"job {job.id}")
-        for sample in ready:
-            self._samples.pop(sample.k, None)
-        self._services.tally.committed_samples += done.new
+            raise LeaseLost(f"job {self.job}")
+        self._samples.pop(k, None)
+        self._missing.remove(k)
+        self._services.tally.committed_samples += 1
+        if not self._missing:
+            self._services.tally.committed_groups += 1
 
     async def _fail(self, reason: str, detail: str, *, permanent: bool = False) -> None:
         config = self._services.config.worker
-        self._services.tally.failed_jobs += 1
+        self._services.tally.failures[reason] += 1
+        # Arrays that contradict each other are not gone on from.
+        if not permanent and reason != "payload_error":
+            await self._keep_prefixes()
         went = await self._services.control.call(
             scripts.fail(
                 self._services.keys,
@@ -186,24 +297,55 @@ class HeldJob:
                 retry_ms=int(config.retry_s * 1000),
             )
         )
-        log.warning("job %s failed as %s and is %s now: %s", self.job, reason, went, detail.strip().splitlines()[-1])
+        last = detail.strip().splitlines() or [""]
+        log.warning("job %s failed as %s and is %s now: %s", self.job, reason, went, last[-1])
 
     async def _crash(self, detail: str) -> None:
         await self._keep_prefixes()
         services = self._services
         call = scripts.crash(services.keys, self.job, self.lease.token, services.worker, detail)
         went = await services.control.call(call)
+        services.tally.crashes[went] += 1
         log.warning("the engine died under job %s, which is %s now", self.job, went)
 
     async def _hand_back(self) -> None:
         await self._keep_prefixes()
         services = self._services
         await services.control.call(scripts.release(services.keys, self.job, self.lease.token))
+        services.tally.handed_back += 1
 
     async def _keep_prefixes(self) -> None:
+        """Keep what was drawn and is not committed. Where Redis is full it is lost, and said."""
+        await self._settle()
         services = self._services
-        for k, sample in self._samples.items():
-            if any(sample.generated):
-                record = partial_to_bytes(sample)
-                call = scripts.checkpoint(services.keys, self.job, self.lease.token, k, record, PARTIAL_TTL_S)
+        for k, sample in list(self._samples.items()):
+            if not any(sample.generated):
+                continue
+            call = scripts.checkpoint(
+                services.keys, self.job, self.lease.token, k, partial_to_bytes(sample), PARTIAL_TTL_S
+            )
+            try:
                 await services.control.call(call)
+            except QueueFull as exc:
+                log.warning("the prefix of sample %s is lost: %s", sample.id, exc)
+                return
+
+    async def _settle(self) -> None:
+        """Wait for commits on their way; those that find no room are given up."""
+        if not self._writes:
+            return
+        await asyncio.wait(self._writes, timeout=SETTLE_S)
+        for write in list(self._writes):
+            if write.done() and not write.cancelled() and write.exception() is None:
+                self._is_committed(write, write.result())
+            write.cancel()
+        self._writes.clear()
+
+
+def _failure_of(task: "asyncio.Task[None]") -> Exception | None:
+    if task.cancelled():
+        return RuntimeError(f"{task.get_name()} was cancelled by its own environment or reward.")
+    failure = task.exception()
+    if isinstance(failure, Exception) or failure is None:
+        return failure
+    raise failure

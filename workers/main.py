@@ -20,6 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from penstock import scripts
 from penstock.config import Config
 from penstock.connect import connect
 from penstock.control import AsyncControl
-from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
+from penstock.errors import ConfigError, EngineDied, EngineError, PenstockError, QueueFull
 from penstock.keys import LANES, Keys
 from penstock.messages import pack
 from penstock.scripts import ensure_lanes
@@ -37,6 +38,7 @@ from workers.commits import Commits
 from workers.engine import Engine
 from workers.gate import Gate
 from workers.held_job import HeldJob
+from workers.metrics import Metrics
 from workers.rewards import Rewards
 from workers.services import Services
 from workers.stops import Tokenizer
@@ -46,8 +48,14 @@ log = logging.getLogger(__name__)
 
 #: Longest sleep on the list of wake-ups: a wake-up that another worker took costs at most so long.
 WAKE_S = 1.0
+#: Longest sleep until a slot or the engine is looked at.
+LOOK_S = 0.1
 PRESENCE_S = 0.5
-#: Restarts of an engine in a row, none of which lived so long, until the worker gives up.
+#: Samples that may be drawn and not committed (rewards, a full Redis), in slots.
+MAX_OPEN = 4
+#: Longest wait for a note of a wait to be written.
+NOTE_S = 1.0
+#: Restarts of an engine in a row, none of which lived so long or finished anything, until the worker gives up.
 MAX_RESTARTS, SETTLED_S = 5, 60.0
 #: Longest wait for samples to be handed back.
 HAND_BACK_S = 15.0
@@ -63,20 +71,22 @@ class Worker:
         self.keys = Keys(config.run)
         # Unique for ever, or a successor of this name would be taken for it.
         self.name = f"{name}.{new_token()[:8]}"
+        with connect(config.redis.url) as client:
+            ensure_lanes(client, self.keys)
+        # Named waits are small and rare; a Redis that hangs must not hang the loop for long.
+        self._notes = connect(config.redis.url, timeout_s=NOTE_S, check=False)
         self._waits: dict[str, Waiting] = {}
-        self._setup(config.redis.url)
         self.control = AsyncControl(config.redis.url)
         self._reader = AsyncControl(config.redis.url, block_s=2.0)
         self._waker = AsyncControl(config.redis.url, block_s=2.0)
         log_dir = config.run_dir / "logs"
         log_dir.mkdir(parents=True, exist_ok=True)
-        engine = Engine(config.engine, config.model, name=name, log_dir=log_dir)
         self.services = Services(
             config=config,
             keys=self.keys,
             worker=self.name,
             control=self.control,
-            engine=engine,
+            engine=Engine(config.engine, config.model, name=name, log_dir=log_dir),
             gate=Gate(),
             rewards=Rewards(config.reward),
             tokenizer=load_tokenizer(config.model.path),
@@ -84,20 +94,20 @@ class Worker:
             slots=asyncio.Semaphore(config.worker.slots),
         )
         self.updates = Updates(self.services, self._reader, self._waiting("weights"))
+        port = config.worker.metrics_port
+        self._metrics = Metrics(self.services, port) if port is not None else None
         self._held: dict[str, HeldJob] = {}
+        self._leasing = asyncio.Lock()
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._state = "starting"
+        #: The gate is held by this while the engine is being restarted; stays shut when that is given up.
+        self._shut = ExitStack()
+        self._broken: asyncio.Future[None] | None = None
         self._tokens_per_s = 0.0
-
-    def _setup(self, url: str) -> None:
-        # Blocking clients of the start: a check of the server, the lanes, and small writes of named waits.
-        self._sync = connect(url)
-        ensure_lanes(self._sync, self.keys)
 
     def _waiting(self, what: str) -> Waiting:
         if what not in self._waits:
-            self._waits[what] = Waiting(self._sync, self.keys, f"worker:{self.name}:{what}")
+            self._waits[what] = Waiting(self._notes, self.keys, f"worker:{self.name}:{what}")
         return self._waits[what]
 
     def drain(self) -> None:
@@ -110,25 +120,31 @@ class Worker:
 
     async def run(self) -> None:
         """Work until ``drain``. Blocks."""
-        tasks = {
-            asyncio.create_task(work, name=name)
-            for name, work in (
-                ("presence", self._presence()),
-                ("heartbeat", self._heartbeat()),
-                ("serve", self._serve()),
-            )
-        }
+        self._broken = asyncio.get_running_loop().create_future()
+        parts = (("presence", self._presence()), ("heartbeat", self._heartbeat()), ("serve", self._serve()))
+        tasks = [asyncio.create_task(work, name=name) for name, work in parts]
         stop = asyncio.create_task(self._draining.wait(), name="stop")
         try:
-            done, _ = await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {stop}:
-                task.result()
-            await self._finish()
+            first: set[asyncio.Future[Any]] = {*tasks, self._broken, stop}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            self._raise_what_died(tasks)
+            await self._finish(tasks)
+            self._raise_what_died(tasks)
         finally:
-            for task in (*tasks, stop):
-                task.cancel()
-            await asyncio.gather(*tasks, stop, return_exceptions=True)
-            await self._close()
+            self._draining.set()
+            try:
+                await self._hand_back()
+            finally:
+                for task in (*tasks, stop):
+                    task.cancel()
+                await asyncio.gather(*tasks, stop, return_exceptions=True)
+                await self._close()
+
+    def _raise_what_died(self, tasks: "list[asyncio.Task[None]]") -> None:
+        assert self._broken is not None
+        for done in (*tasks, self._broken):
+            if done.done():
+                done.result()
 
     async def _serve(self) -> None:
         """Start the engine with the current weights, then take jobs, updates and deaths as they come."""
@@ -144,25 +160,48 @@ class Worker:
         """Lease as much as fits, sleep on `wake` when there is nothing."""
         waiting = self._waiting("intake")
         losses = self.control.losses
+        stop = asyncio.create_task(self._draining.wait())
         while not self._draining.is_set():
             if losses != self.control.losses:
                 losses = self.control.losses
                 await self._sweep_own()
-            took = await self._lease()
+            try:
+                took = await self._lease()
+            except QueueFull as exc:
+                waiting.for_(str(exc))
+                await asyncio.wait({stop}, timeout=WAKE_S)
+                continue
             if took:
                 waiting.end()
                 continue
             waiting.for_(self._why_idle())
-            if self._has_room():
-                await self._waker.do(lambda client: client.blpop([self.keys.wake], timeout=WAKE_S))
-            else:
-                await asyncio.sleep(0.005)
+            await self._until_worth_a_look(stop)
+        waiting.end()
+
+    async def _until_worth_a_look(self, stop: "asyncio.Task[Any]") -> None:
+        self.services.room.clear()
+        if self._has_room():
+            look = asyncio.create_task(
+                self._waker.do(lambda client: client.blpop([self.keys.wake], timeout=WAKE_S)), name="wake"
+            )
+        else:
+            look = asyncio.create_task(self.services.room.wait(), name="room")
+        await asyncio.wait({look, stop}, timeout=WAKE_S if look.get_name() == "wake" else LOOK_S)
+        look.cancel()
+        # One that died of a defect takes the process down.
+        await asyncio.wait({look})
+        if not look.cancelled():
+            look.result()
+
+    @property
+    def _num_undrawn(self) -> int:
+        return sum(held.num_undrawn for held in self._held.values())
 
     def _has_room(self) -> bool:
-        services = self.services
+        services, slots = self.services, self.config.worker.slots
         return (
-            services.num_generating < self.config.worker.slots
-            and len(self._held) < 4 * self.config.worker.slots
+            self._num_undrawn < slots
+            and sum(held.num_open for held in self._held.values()) < MAX_OPEN * slots
             and services.engine.version >= 0
             and not services.engine_lost.is_set()
         )
@@ -180,81 +219,93 @@ class Worker:
         return f"jobs that an engine of version {engine.version} may start, from the producer"
 
     async def _lease(self) -> int:
-        if not self._has_room():
-            return 0
-        suspects = sum(1 for held in self._held.values() if held.lease.lane == "suspect")
-        free = self.config.worker.slots - self.services.num_generating
-        leases = await self.control.call(
-            scripts.lease(
-                self.keys,
-                self.name,
-                new_token(),
-                most=max(1, free // self.config.rollout.n),
-                version=self.services.engine.version,
-                suspects=max(0, 1 - suspects),
+        async with self._leasing:
+            if self._draining.is_set() or not self._has_room():
+                return 0
+            suspects = sum(held.lease.lane == "suspect" for held in self._held.values())
+            free = self.config.worker.slots - self._num_undrawn
+            leases = await self.control.call(
+                scripts.lease(
+                    self.keys,
+                    self.name,
+                    new_token(),
+                    most=max(1, free // self.config.rollout.n),
+                    version=self.services.engine.version,
+                    suspects=max(0, 1 - suspects),
+                )
             )
-        )
-        for lease in leases:
-            held = HeldJob(self.services, lease)
-            self._held[lease.job] = held
-            held.start().add_done_callback(partial(self._forget, held))
-        # Samples register themselves when their tasks first run.
-        await asyncio.sleep(0)
-        return len(leases)
+            for lease in leases:
+                self._hold(HeldJob(self.services, lease))
+            return len(leases)
 
-    def _forget(self, held: HeldJob, _: "asyncio.Task[None]") -> None:
+    def _hold(self, held: HeldJob) -> None:
+        before = self._held.get(held.job)
+        if before is not None:
+            # Leased anew, so the lease we had is over.
+            before.lose()
+        self._held[held.job] = held
+        held.start().add_done_callback(partial(self._forget, held))
+
+    def _forget(self, held: HeldJob, task: "asyncio.Task[None]") -> None:
         if self._held.get(held.job) is held:
             del self._held[held.job]
+        self.services.room.set()
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None and self._broken is not None and not self._broken.done():
+            self._broken.set_exception(failure)
 
     async def _sweep_own(self) -> None:
         """A lease whose reply was lost belongs to us without our knowing: hand it back."""
-        for lane in LANES:
-            found = await self.control.call(scripts.abandon(self.keys, lane, self.name, list(self._held)))
-            for job in found:
-                log.warning("the lease of job %s came back to the queue: its reply was lost", job)
+        async with self._leasing:
+            known = [job for job, held in self._held.items() if not held.lost]
+            for lane in LANES:
+                for job in await self.control.call(scripts.abandon(self.keys, lane, self.name, known)):
+                    log.warning("the lease of job %s came back to the queue: its reply was lost", job)
 
     async def _heartbeat(self) -> None:
+        doubtful: set[tuple[str, str]] = set()
         while True:
-            leases = [(job, held.lease.token) for job, held in self._held.items()]
-            if leases:
-                for job in await self.control.call(scripts.renew(self.keys, self.name, leases)):
-                    held = self._held.get(job)
-                    # A commit on its way may have ended the lease by itself; its answer tells, or the next beat.
-                    if held is not None and (job, held.lease.token) in leases and not held.is_committing:
-                        held.lose()
+            leases = [(job, held.lease.token) for job, held in self._held.items() if not held.lost]
+            renew = scripts.renew(self.keys, self.name, leases)
+            lost = await self.control.call(renew) if leases else []
+            gone = {pair for pair in leases if pair[0] in lost}
+            for job, token in gone:
+                held = self._held.get(job)
+                # A commit on its way may have ended the lease by itself: its answer tells, or the next beat.
+                if held and held.lease.token == token and (not held.is_ending or (job, token) in doubtful):
+                    held.lose()
+            doubtful = gone
             await asyncio.sleep(self.config.worker.heartbeat_s)
 
     # --- engine ---------------------------------------------------------------------------------------------------
 
     async def _start_engine(self) -> None:
-        """Weights before work (I9): the newest publication, if there is one."""
         waiting = self._waiting("engine")
         waiting.for_("its engine to start")
-        newest = await self.updates.look()
-        try:
-            await self.services.engine.start(newest)
-        except PublishError as exc:
-            log.error("version %d cannot be loaded, waiting for another: %s", newest.version if newest else 0, exc)
-            await self.services.engine.start(None)
+        await self.updates.start_engine()
         waiting.end()
+        self.services.births += 1
         engine = self.services.engine
         log.info("SGLang %s at %s, version %d", engine.server_version, engine.url, engine.version)
 
     async def _watch_engine(self) -> None:
-        """Restart the engine whenever it dies; give up when it keeps dying."""
+        """Restart the engine whenever it dies; give up when it keeps dying before anything came to its end."""
         restarts = 0
         while True:
-            born = time.monotonic()
+            born, progress = time.monotonic(), self.services.tally.progress
             reason = await self._engine_death()
-            restarts = restarts + 1 if time.monotonic() - born < SETTLED_S else 1
-            if restarts > MAX_RESTARTS:
-                raise EngineDied(f"The engine died {restarts} times in a row; the last time: {reason}")
+            settled = time.monotonic() - born >= SETTLED_S or self.services.tally.progress > progress
+            restarts = 1 if settled else restarts + 1
             log.error("engine lost: %s", reason)
             self.services.tally.engine_restarts += 1
-            with self.services.gate.requests.held("the engine is being restarted"):
-                self.services.engine_lost.set()
-                await self._restart_engine(restarts)
-                self.services.engine_lost.clear()
+            self.services.engine_lost.set()
+            self._shut.enter_context(self.services.gate.requests.held("the engine is being restarted"))
+            if restarts > MAX_RESTARTS:
+                raise EngineDied(f"The engine died {restarts} times in a row; the last time: {reason}")
+            await self._restart_engine(restarts)
+            await self._give_back_newer()
+            self.services.engine_lost.clear()
+            self._shut.close()
 
     async def _engine_death(self) -> str:
         watch = asyncio.create_task(self.services.engine.watch())
@@ -268,12 +319,15 @@ class Worker:
             await asyncio.gather(watch, seen, return_exceptions=True)
 
     async def _restart_engine(self, restarts: int) -> None:
-        waiting = self._waiting("engine")
+        waiting, engine = self._waiting("engine"), self.services.engine
         while True:
             waiting.for_("its engine to be restarted")
             try:
-                await self.services.engine.stop()
-                await self._start_engine()
+                await engine.stop()
+                # A change of weights that was under way fails now, and must not touch the next engine.
+                async with self.services.gate.applying:
+                    await engine.stop()
+                    await self._start_engine()
                 return
             except EngineError as exc:
                 restarts += 1
@@ -282,11 +336,21 @@ class Worker:
                 log.error("the engine did not start, trying again: %s", exc)
                 await asyncio.sleep(min(30.0, 2.0**restarts))
 
+    async def _give_back_newer(self) -> None:
+        """T12: where the engine came back with older weights, or none, jobs of a newer version are not gone on with."""
+        version = self.services.engine.version
+        newer = [held for held in self._held.values() if version < max(0, held.lease.not_before)]
+        for held in newer:
+            held.release()
+        if tasks := [held.task for held in newer if held.task is not None]:
+            await asyncio.wait(tasks)
+
     # --- presence and end -----------------------------------------------------------------------------------------
 
     async def _presence(self) -> None:
         before, at = 0, time.monotonic()
         while True:
+            await self.control.call(scripts.note(self.keys, self.keys.workers, self.name, pack(self._record())))
             await asyncio.sleep(PRESENCE_S)
             now = time.monotonic()
             tokens = self.services.tally.generated_tokens
@@ -295,19 +359,21 @@ class Worker:
             self._tokens_per_s = 0.7 * self._tokens_per_s + 0.3 * rate
             for waiting in self._waits.values():
                 waiting.tick()
-            await self._show()
 
-    async def _show(self) -> None:
-        engine, tally = self.services.engine, self.services.tally
+    @property
+    def _state(self) -> str:
+        engine = self.services.engine
         if self._draining.is_set():
-            self._state = "draining"
-        elif self.services.engine_lost.is_set():
-            self._state = "restarting engine"
-        elif engine.version < 0:
-            self._state = "no weights" if engine.server_version else "starting"
-        else:
-            self._state = "cannot load" if self.updates.cannot_load else "serving"
-        record = {
+            return "draining"
+        if self.services.engine_lost.is_set():
+            return "restarting engine"
+        if engine.version < 0:
+            return "no weights" if engine.server_version else "starting"
+        return "cannot load" if self.updates.cannot_load else "serving"
+
+    def _record(self) -> dict[str, Any]:
+        engine, tally = self.services.engine, self.services.tally
+        return {
             "name": self.name,
             "at": time.time(),
             "host": socket.gethostname(),
@@ -318,7 +384,7 @@ class Worker:
             "version": engine.version,
             "state": self._state,
             "held": len(self._held),
-            "running": self.services.num_generating,
+            "running": self.services.num_running,
             "slots": self.config.worker.slots,
             "tokens_per_s": self._tokens_per_s,
             "generated_tokens": tally.generated_tokens,
@@ -328,36 +394,54 @@ class Worker:
             "lost_leases": tally.lost_leases,
             "engine_restarts": tally.engine_restarts,
             "why": self.updates.cannot_load,
+            "metrics": self._metrics.url if self._metrics else "",
         }
-        await self.control.do(lambda client: client.hset(self.keys.workers, self.name, pack(record)))
 
-    async def _finish(self) -> None:
-        """Let what runs end, then hand the rest back with its prefixes."""
-        tasks = [held.task for held in self._held.values() if held.task is not None]
-        if not tasks:
-            return
-        ended = asyncio.create_task(asyncio.wait(tasks))
+    async def _finish(self, tasks: "list[asyncio.Task[None]]") -> None:
+        """Let what runs end, for as long as it may, or until told to hurry."""
+        assert self._broken is not None
+        ended = asyncio.create_task(self._all_ended())
         hurry = asyncio.create_task(self._hurry.wait())
+        first: set[asyncio.Future[Any]] = {ended, hurry, self._broken, *tasks}
         timeout = self.config.worker.drain_timeout_s
-        await asyncio.wait({ended, hurry}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(first, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in (ended, hurry):
+            task.cancel()
+        await asyncio.gather(ended, hurry, return_exceptions=True)
+
+    async def _all_ended(self) -> None:
+        async with self._leasing:
+            pass  # a lease on its way has arrived
+        while tasks := [held.task for held in self._held.values() if held.task is not None]:
+            await asyncio.wait(tasks)
+
+    async def _hand_back(self) -> None:
+        """Keep prefixes, hand every job back without a charge, and whatever else is ours without our knowing."""
         for held in list(self._held.values()):
             held.release()
-        await asyncio.wait({ended}, timeout=HAND_BACK_S)
-        hurry.cancel()
+        try:
+            async with asyncio.timeout(HAND_BACK_S):
+                await self._all_ended()
+                await self._sweep_own()
+        except TimeoutError:
+            log.error("%d jobs could not be handed back in %g s: their leases run out", len(self._held), HAND_BACK_S)
 
     async def _close(self) -> None:
         await self.services.engine.stop()
         await self.services.rewards.close()
+        await self.services.commits.close()
         for waiting in self._waits.values():
             waiting.end()
+        gone = scripts.note(self.keys, self.keys.workers, self.name, b"")
         try:
-            await asyncio.wait_for(self.control.client.hdel(self.keys.workers, self.name), 2.0)
+            await asyncio.wait_for(self.control.call(gone), 2.0)
         except Exception as exc:
-            log.warning("presence could not be removed: %s", exc)
-        await self.services.commits.close()
+            log.warning("presence could not be removed: %r", exc)
         for control in (self.control, self._reader, self._waker):
             await control.close()
-        self._sync.close()
+        self._notes.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
 
 def load_tokenizer(path: str) -> Tokenizer:
@@ -378,9 +462,15 @@ async def _run(config: Config, name: str) -> None:
         loop.add_signal_handler(number, worker.drain)
     try:
         await worker.run()
-    except* (ConfigError, EngineError) as group:
+    except* PenstockError as group:
         # One sentence instead of a tree of tasks.
-        raise group.exceptions[0] from None
+        raise _first(group) from None
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
 
 
 def main(config: Config, name: str) -> int:

@@ -1,6 +1,7 @@
 """What the tasks of one worker share."""
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.config import Config
@@ -20,9 +21,24 @@ class Tally:
     generated_tokens: int = 0
     committed_samples: int = 0
     committed_groups: int = 0
-    failed_jobs: int = 0
+    #: Tries that failed, by reason; crashes of the engine and lost leases are not among them.
+    failures: Counter[str] = field(default_factory=Counter)
+    #: Jobs that were charged with a death of the engine, by what became of them: resume, suspect, dead.
+    crashes: Counter[str] = field(default_factory=Counter)
     lost_leases: int = 0
+    handed_back: int = 0
     engine_restarts: int = 0
+    weight_updates: int = 0
+    weight_pause_s: float = 0.0
+
+    @property
+    def failed_jobs(self) -> int:
+        return sum(self.failures.values())
+
+    @property
+    def progress(self) -> int:
+        """Grows with everything that comes to its end here."""
+        return self.committed_samples + self.crashes["dead"]
 
 
 @dataclass(slots=True)
@@ -43,6 +59,15 @@ class Services:
     slots: asyncio.Semaphore
     #: Set by whoever sees the engine die first; the engine task restarts it.
     engine_lost: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Starts of the engine so far.
+    births: int = 0
+    #: Set whenever a sample was drawn or a job has ended: there may be room for another.
+    room: asyncio.Event = field(default_factory=asyncio.Event)
     tally: Tally = field(default_factory=Tally)
-    #: Samples that wait for a slot or are being generated.
-    num_generating: int = 0
+    #: Samples that hold a slot now.
+    num_running: int = 0
+
+    def lose_engine(self, birth: int) -> None:
+        """Have the engine of start ``birth`` restarted; late news of an earlier one say nothing of this one."""
+        if birth == self.births:
+            self.engine_lost.set()

@@ -1,0 +1,173 @@
+"""A server that answers like SGLang and misbehaves on demand. For failures that a real one cannot be asked to show."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+#: Ids that it answers with, the first ones of every answer; then ``FILLER``, then eos.
+FIRST, FILLER, EOS = [7, 8, 9], 10, 1
+LOGPROB = -0.5
+
+
+class FakeEngine:
+    """Counts what it sees. Behaviour is chosen by the first token of the prompt.
+
+    | behaviour | what a request for tokens gets                                        |
+    |-----------|-----------------------------------------------------------------------|
+    | (none)    | ``length`` tokens, at once, or when ``open`` is set                   |
+    | 500, 400  | that status                                                           |
+    | garbage   | what is not JSON                                                      |
+    | short     | a logprob less than tokens                                            |
+    | nan       | a logprob that is no number                                           |
+    | hang      | nothing, for ever                                                     |
+    | die       | half an answer; the whole server forgets its weights and its requests |
+    """
+
+    def __init__(self, *, length: int = 6) -> None:
+        self.length = length
+        self.behaviour: dict[int, str] = {}
+        #: Cleared: requests are held after ``FIRST`` until it is set, or they are aborted.
+        self.open = asyncio.Event()
+        self.open.set()
+        self.version = "default"
+        self.loads: list[str] = []
+        self.deaths = 0
+        self.peak = 0
+        #: Prompts asked for, by first token.
+        self.asked: Counter[int] = Counter()
+        self.prompts: list[list[int]] = []
+        #: First tokens of prompts that were there together when it died.
+        self.victims: list[list[int]] = []
+        self.refuses_loads = ""
+        self._running: dict[str, tuple[int, asyncio.Event, web.Request]] = {}
+        self._server: TestServer | None = None
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return str(self._server.make_url("")).rstrip("/")
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator["FakeEngine"]:
+        """Serve on loopback."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/health", self._fine),
+                web.get("/server_info", self._info),
+                web.post("/generate", self._generate),
+                web.post("/abort_request", self._abort),
+                web.post("/pause_generation", self._fine),
+                web.post("/continue_generation", self._fine),
+                web.post("/flush_cache", self._fine),
+                web.post("/update_weights_from_disk", self._load),
+            ]
+        )
+        self._server = TestServer(app)
+        await self._server.start_server()
+        try:
+            yield self
+        finally:
+            self._cut_all()
+            await self._server.close()
+
+    def _cut_all(self) -> None:
+        for _, aborted, request in list(self._running.values()):
+            if request.transport is not None:
+                request.transport.abort()
+            aborted.set()
+
+    def die(self) -> None:
+        """Lose every connection and all weights, as a restart does."""
+        self.deaths += 1
+        self.victims.append(sorted(first for first, _, _ in self._running.values()))
+        self.version = "default"
+        self._cut_all()
+
+    async def _fine(self, _: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _info(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": "0.5.20", "disable_overlap_schedule": True})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if self.refuses_loads:
+            return web.json_response({"success": False, "message": self.refuses_loads}, status=400)
+        self.version = body["weight_version"]
+        self.loads.append(self.version)
+        return web.json_response({"success": True})
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        for rid, (_, aborted, _) in self._running.items():
+            if body.get("abort_all") or rid.startswith(body["rid"]):
+                aborted.set()
+        return web.json_response({})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        prompt = body["input_ids"]
+        assert prompt, "an empty prompt kills a real server"
+        self.asked[prompt[0]] += 1
+        self.prompts.append(prompt)
+        aborted = asyncio.Event()
+        self._running[body["rid"]] = (prompt[0], aborted, request)
+        self.peak = max(self.peak, len(self._running))
+        try:
+            return await self._answer(request, body, aborted, self.behaviour.get(prompt[0], ""))
+        finally:
+            del self._running[body["rid"]]
+
+    async def _answer(
+        self, request: web.Request, body: dict[str, Any], aborted: asyncio.Event, behaviour: str
+    ) -> web.StreamResponse:
+        match behaviour:
+            case "500" | "400":
+                return web.json_response({"error": f"told to answer {behaviour}"}, status=int(behaviour))
+            case "garbage":
+                return web.Response(text="<html>")
+            case "hang":
+                await asyncio.Event().wait()
+            case "die":
+                # Whoever came with it is there by now.
+                await asyncio.sleep(0.05)
+                response = web.StreamResponse(headers={"Content-Length": "1000"})
+                await response.prepare(request)
+                await response.write(b'{"text": ')
+                self.die()
+                return response
+        budget = int(body["sampling_params"]["max_new_tokens"])
+        ids = [*FIRST, *[FILLER] * (self.length - 4), EOS][:budget]
+        finish = {"type": "length"} if len(ids) == budget and ids[-1] != EOS else {"type": "stop"}
+        if not self.open.is_set():
+            waits = [asyncio.create_task(event.wait()) for event in (self.open, aborted)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            if aborted.is_set():
+                ids, finish = FIRST[:budget], {"type": "abort", "message": "as asked"}
+        logprobs: list[Any] = [[LOGPROB, token, None] for token in ids]
+        if behaviour == "short":
+            logprobs.pop()
+        if behaviour == "nan":
+            logprobs[0] = [None, ids[0], None]
+        meta = {
+            "finish_reason": finish,
+            "output_token_logprobs": logprobs,
+            "prompt_tokens": len(body["input_ids"]),
+            "cached_tokens": 0,
+            "weight_version": self.version,
+            "weight_versions": [{"version": self.version, "start": 0, "end": len(ids)}] if ids else [],
+        }
+        return web.Response(text=json.dumps({"output_ids": ids, "meta_info": meta}), content_type="application/json")

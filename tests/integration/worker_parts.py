@@ -1,0 +1,86 @@
+"""Rewards and environments of a user's own, named by import path in the tests of the worker."""
+
+import asyncio
+import math
+import os
+import signal
+from collections import Counter
+from typing import Any
+
+from penstock.messages import Job, Sample
+from workers.environments import Observation
+
+#: Times each sample was scored.
+scored: Counter[str] = Counter()
+
+
+def length(sample: Sample) -> float:
+    """A number that tells answers apart."""
+    return float(sum(sample.generated))
+
+
+def raises(sample: Sample) -> float:
+    scored[sample.id] += 1
+    raise ArithmeticError("this reward was never any good")
+
+
+def raises_for_the_second(sample: Sample) -> float:
+    """The second answer of a job is scored at the second try only."""
+    scored[sample.id] += 1
+    if sample.k == 1 and scored[sample.id] == 1:
+        raise ArithmeticError("not yet")
+    return length(sample)
+
+
+async def hangs(sample: Sample) -> float:
+    scored[sample.id] += 1
+    await asyncio.Event().wait()
+    return 0.0
+
+
+def not_a_number(sample: Sample) -> float:
+    scored[sample.id] += 1
+    return math.nan
+
+
+def detailed(sample: Sample) -> dict[str, Any]:
+    return {"score": length(sample), "turns": sample.num_turns, "label": sample.job.label}
+
+
+class Echo:
+    """Answers the first turn with its own first character, then lets it end."""
+
+    async def reset(self, job: Job) -> None:
+        self.turns = 0
+
+    async def step(self, sample: Sample) -> Observation | None:
+        self.turns += 1
+        return Observation(text=f"<{sample.job.label}>") if self.turns == 1 else None
+
+
+class Fails(Echo):
+    async def step(self, sample: Sample) -> Observation | None:
+        raise LookupError("the world is gone")
+
+
+class Cancels(Echo):
+    async def step(self, sample: Sample) -> Observation | None:
+        raise asyncio.CancelledError
+
+
+class KillsTheEngine(Echo):
+    """A poison prompt: whoever answers it loses its engine."""
+
+    async def step(self, sample: Sample) -> Observation | None:
+        from tests.integration import worker_parts
+
+        os.kill(int(worker_parts.engine_pid()), signal.SIGKILL)
+        # The engine's death ends the sample before another turn is drawn.
+        return Observation(text="=")
+
+
+def engine_pid() -> int:
+    """Pid of the engine that this process spawned."""
+    from tests.integration.processes import command_of, descendants
+
+    return next(pid for pid in descendants(os.getpid()) if "sglang.launch_server" in command_of(pid))
