@@ -135,7 +135,8 @@ class Cutter:
         if isinstance(sub.pool, CohortPool):
             return self._plan_cohort(sub, sub.pool, at, floor, clock)
         running: dict[int, int] = {}
-        if definition.on_expiry == "wait" and model:
+        waits = definition.on_expiry == "wait" and bool(model)
+        if waits:
             # In this order: what no longer runs has been taken in by the time it is looked for.
             running = self._running(floor, at)
             self._state.catch_up()
@@ -144,7 +145,7 @@ class Cutter:
         if len(sub.pool) < definition.size:
             return self._short(sub)
         groups = sub.pool.first(definition.size)
-        if running:
+        if waits:
             groups, why = self._due(sub, groups, at, running)
             if why:
                 return why

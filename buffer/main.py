@@ -162,9 +162,9 @@ class Buffer:
     def _take_events(self, state: State, last: str) -> tuple[str, set[str]]:
         """Read what is new, blocking shortly; completed groups are ingested. Returns (last id, kinds seen)."""
         answer = self._events.xread({self._keys.samples: last}, count=EVENTS, block=BLOCK_MS)
-        if not answer:
+        entries = answer[0][1] if answer else []
+        if not entries:
             return last, set()
-        entries = answer[0][1]
         jobs: list[str] = []
         kinds: set[str] = set()
         for _, fields in entries:

@@ -204,7 +204,7 @@ class Subscriber:
             left = deadline - time.monotonic()
             block_ms = int(max(1.0, min(BLOCK_S, left) * 1000))
             found = self.control.do(partial(self._xread, n, block_ms))
-            if found:
+            if found and found[0][1]:
                 if not ahead:
                     self.waiting.end()
                 return self._delivery(n, *found[0][1][0])

@@ -82,8 +82,8 @@ def running(part: Part) -> Iterator[None]:
     finally:
         part.stop()
         thread.join(PATIENCE_S)
-    if died:
-        raise died[0]
+        if died:
+            raise died[0]
     assert not thread.is_alive(), f"{type(part).__name__} did not stop"
 
 
