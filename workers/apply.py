@@ -7,7 +7,8 @@
 | drain    | samples end first, turns and environment included       | never mixed                      |
 
 Whatever the policy, the publication is verified before the engine is touched, and no request leaves this client while
-the weights load.
+the weights load. The prefix cache is not flushed: that takes longer than a load, ends a server that is not idle, and
+gains nothing, because each load has a namespace of its own in it.
 """
 
 import asyncio
@@ -26,8 +27,6 @@ T = TypeVar("T")
 
 #: An abort that overtakes its request on the way finds nothing: it is repeated until every request has returned.
 _ABORT_AGAIN_S = 0.05
-#: Longest try to empty the prefix cache; what stays is never found again, its namespace being the old version's.
-_FLUSH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,6 @@ async def _load_idle(
         await _return_all(engine, gate)
         num_aborted = engine.num_aborted - before
         returned = time.perf_counter()
-        await _flush(engine)
         load_s = await engine.load(publication)
         ended = time.perf_counter()
     wait_s = waited if policy == "drain" else returned - started
@@ -125,15 +123,6 @@ async def _return_all(engine: Engine, gate: Gate) -> None:
                 )
     finally:
         empty.cancel()
-
-
-async def _flush(engine: Engine) -> None:
-    """Free the KV of the old weights. The server is idle a moment after its last answer, and says when it is."""
-    deadline = time.monotonic() + _FLUSH_S
-    while not await engine.flush_cache():
-        if time.monotonic() > deadline:
-            break
-        await asyncio.sleep(0.005)
 
 
 async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:

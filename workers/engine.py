@@ -402,13 +402,6 @@ class Engine:
         """Ask for the end of every request; each returns with what it has. Returns at once."""
         await self._call("POST", "/abort_request", {"abort_all": True})
 
-    async def flush_cache(self) -> bool:
-        """Empty the prefix cache of an idle server; False when it was not idle. True where there is no cache."""
-        if not self._radix:
-            return True
-        answer = await self._call("POST", "/flush_cache", ok=(200, 400), plain=True)
-        return bool(answer == 200)
-
     async def healthy(self) -> bool:
         """Whether its scheduler answers within ``health_timeout_s``; also true while it is frozen."""
         try:
@@ -444,9 +437,8 @@ class Engine:
         timeout_s: float | None = None,
         *,
         ok: Iterable[int] = (200,),
-        plain: bool = False,
     ) -> Any:
-        """One request; returns the decoded answer, or its status where ``plain``."""
+        """One request; returns the decoded answer."""
         session = self._session
         if session is None:
             raise EngineDied(f"engine {self.name} is not running.")
@@ -464,8 +456,6 @@ class Engine:
         if status not in ok:
             refused = EngineRefused if status == 400 else EngineError
             raise refused(f"engine {self.name} answered {path} with {status}: {answer[:500].decode(errors='replace')}")
-        if plain:
-            return status
         try:
             return orjson.loads(answer) if answer else {}
         except orjson.JSONDecodeError as exc:
