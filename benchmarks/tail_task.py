@@ -1,9 +1,9 @@
-"""A task whose answers have a long tail of lengths: think in dots for as long as you like, then sort five digits.
+"""A task whose answers have a long tail of lengths: think in dots, then sort five digits.
 
-``38172=`` may be answered ``.......12378``: the dots do not matter, the digits must be right. The first policy has
-learned to draw a few dots (log-normal, median 4), but 30 to 110 in one answer of eight, whatever the prompt: nobody can
-sort the prompts by length beforehand. It sorts up with probability 0.3, else down, so that it knows how to sort but is
-seldom right.
+``38172=`` is answered ``....12378``: a few dots (log-normal, median 4), then the digits. One prompt in eight ends in
+``~`` instead: it is hard, and only an answer that thought for at least 20 dots counts. The first policy has learned to
+draw 30 to 110 dots there. It sorts up with probability 0.3, else down, so that it knows how to sort but is seldom
+right; what it has to learn is to sort up.
 
     python -m benchmarks.tail_task DIR
 
@@ -26,21 +26,27 @@ MAX_DOTS = 110
 #: Dots, digits and eos.
 MAX_NEW_TOKENS = MAX_DOTS + DIGITS + 1
 MEDIAN_DOTS, SIGMA = 4.0, 0.6
-#: Fewest dots of a long answer, and most of a short one.
-LONG_DOTS = 30
-#: Rows of a warm-up step: {long: number}.
+#: Fewest dots of a long answer in the warm-up (and most of a short one), and those that a hard prompt asks for.
+LONG_DOTS, ENOUGH_DOTS = 30, 20
+#: Ends of prompts: {hard: character}.
+MARKS = {False: "=", True: "~"}
+SHARE_HARD = 1 / 8
+#: Rows of a warm-up step: {hard: number}.
 BATCH = {False: 28, True: 4}
 TOKENS_PER_STEP = 600
 SHARE_UP = 0.3
 NUM_TRAIN, NUM_HELDOUT = 3000, 128
 STEPS, LR = 1000, 2e-3
 PAD, EOS = 0, 1
-ALPHABET = "0123456789=."
+ALPHABET = "0123456789=~."
 
 
 def score(sample: "Sample") -> float:
-    """1 where the digits behind the dots are the label."""
-    return float(sample.text.lstrip(".") == sample.job.label)
+    """1 where the digits behind the dots are the label, and a hard prompt was thought about for long enough."""
+    digits = sample.text.lstrip(".")
+    dots = len(sample.text) - len(digits)
+    hard = str(sample.job.prompt).endswith(MARKS[True])
+    return float(digits == sample.job.label and (dots >= ENOUGH_DOTS or not hard))
 
 
 def label_of(prompt: str) -> str:
@@ -52,15 +58,16 @@ def is_heldout(prompt: str) -> bool:
     return hashlib.sha256(prompt.encode()).digest()[0] % 10 == 0
 
 
-def draw_dots(rng: random.Random, long: bool) -> int:
-    if long:
+def draw_dots(rng: random.Random, hard: bool) -> int:
+    if hard:
         return rng.randint(LONG_DOTS, MAX_DOTS)
     return min(LONG_DOTS, int(MEDIAN_DOTS * math.exp(rng.gauss(0, SIGMA))))
 
 
 def write_prompts(folder: Path, seed: int) -> None:
     """``prompt`` and ``label`` of distinct prompts, held-out ones apart."""
-    prompts = [f"{number:0{DIGITS}}=" for number in random.Random(seed).sample(range(10**DIGITS), 6000)]
+    rng = random.Random(seed)
+    prompts = [f"{n:0{DIGITS}}{MARKS[rng.random() < SHARE_HARD]}" for n in rng.sample(range(10**DIGITS), 6000)]
     train = [prompt for prompt in prompts if not is_heldout(prompt)][:NUM_TRAIN]
     heldout = [prompt for prompt in prompts if is_heldout(prompt)][:NUM_HELDOUT]
     for name, some in (("train", train), ("heldout", heldout)):
@@ -97,7 +104,7 @@ def make_policy(folder: Path, seed: int) -> None:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, STEPS, pct_start=0.05)
     for _ in range(STEPS):
         # Two parts, so that few rows are padded to the longest.
-        parts = [[_demonstration(rng, draw_dots(rng, long)) for _ in range(rows)] for long, rows in BATCH.items()]
+        parts = [[_demonstration(rng, hard) for _ in range(rows)] for hard, rows in BATCH.items()]
         loss = sum(_loss(model, [[*(ids[c] for c in row), EOS] for row in rows]) for rows in parts)
         optimizer.zero_grad()
         loss.backward()
@@ -130,11 +137,11 @@ def _make_tokenizer() -> Any:
     return make(vocab=vocabulary, merges=[], unk_token="<pad>", pad_token="<pad>", eos_token="<eos>")
 
 
-def _demonstration(rng: random.Random, dots: int) -> str:
-    while is_heldout(prompt := f"{rng.randrange(10**DIGITS):0{DIGITS}}="):
+def _demonstration(rng: random.Random, hard: bool) -> str:
+    while is_heldout(prompt := f"{rng.randrange(10**DIGITS):0{DIGITS}}{MARKS[hard]}"):
         pass
     answer = label_of(prompt)
-    return prompt + "." * dots + (answer if rng.random() < SHARE_UP else answer[::-1])
+    return prompt + "." * draw_dots(rng, hard) + (answer if rng.random() < SHARE_UP else answer[::-1])
 
 
 def prepare(folder: Path, seed: int = 0) -> None:
