@@ -390,13 +390,14 @@ class Trainer:
         self._drop_ahead()
         self._committed = None
         self._must_publish = self.is_leader
-        cut = self._subscriber.control.do(lambda client: client.hget(self.keys.sub(self.name), "cut"))
-        self._redelivered = int(cut or 0)
         n = int(state["batch"])
         if self.is_leader:
             self._subscriber.rewind(n)
         else:
             self._subscriber.cursor = n
+        # From the rewind to the next publication nothing is cut.
+        cut = self._subscriber.control.do(lambda client: client.hget(self.keys.sub(self.name), "cut"))
+        self._redelivered = int(cut or 0)
         self._next = n + 1
 
     # --- presence -------------------------------------------------------------------------------------------------

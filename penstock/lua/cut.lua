@@ -9,7 +9,7 @@ local prefix, sub, n = ARGV[1], ARGV[4], tonumber(ARGV[6])
 freeing(prefix) -- a cut leads to retirement, which is what empties a full Redis
 if not leads(KEYS[1], ARGV[2], ARGV[3]) then return {'leader'} end
 if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[5] then return {'subs'} end
-local s = redis.call('HMGET', KEYS[3], 'cut', 'reuse', 'cum')
+local s = redis.call('HMGET', KEYS[3], 'cut', 'reuse', 'cum', 'restored')
 local cut, reuse = tonumber(s[1] or 0), tonumber(s[2] or 1)
 if n == cut then
   local found = redis.call('XRANGE', KEYS[4], n .. '-0', n .. '-0')
@@ -18,7 +18,8 @@ end
 if n ~= cut + 1 then return {'order', cut} end
 if ARGV[10] ~= '' then
   local version = redis.call('HGET', KEYS[5], ARGV[10]) or '0'
-  if version ~= ARGV[11] then return {'clock', version} end
+  -- nor between a rewind and its publication: the clock still shows a version that was abandoned
+  if version ~= ARGV[11] or s[4] == '1' then return {'clock', version} end
 end
 local floor, used = tonumber(ARGV[12]), 'u:' .. sub
 for i = 13, #ARGV do

@@ -166,8 +166,9 @@ class Player:
         return int(self.client.hget(self.keys.clock, scripts.version_field(play.MODEL)) or 0)
 
     def work(self, count: int, version: int) -> list[str]:
-        """Lease and answer up to ``count`` jobs under one version."""
+        """Lease and answer ``count`` jobs under one version."""
         held = self.lease(count, version=version)
+        assert len(held) == count, f"{len(held)} of {count} jobs may be started under version {version}"
         for one in held:
             assert self.answer(one, [version]).outcome == "ready"
         return [one.job for one in held]

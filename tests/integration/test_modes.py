@@ -234,6 +234,7 @@ def test_T2_several_batches_per_version_share_it_also_after_a_checkpoint_between
         admit(client, keys, 9)
         Player(client, keys).work(9, 1)
         assert train(trainer, 3) == [1, 1, 2]
+        until(lambda: client.xlen(keys.batches("actor")) == 4)
         trainer.load_state_dict(trainer.state_dict())
         publish(trainer, 3)  # version 3, behind batch 3
         assert train(trainer, 8) == [2, 4, 4, 5, 5], "batch 4 was cut ahead before; a version ends at an even batch"
