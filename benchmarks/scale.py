@@ -1,13 +1,16 @@
 """Does the queue cost more when it is long? Admit, lease, commit and cut, with few and with many jobs and groups.
 
-The verbs run against a real Redis, AOF with fsync every second. Two ladders: 10^3 ... 10^6 queued jobs beside 10^2
-buffered groups, and 10^2 ... 10^5 buffered groups beside 10^3 queued jobs. On every rung the system turns over at
-constant size: a cycle admits 32 jobs, leases and commits the 32 oldest (8 samples each), cuts a batch of 32 groups,
-commits it, seals and sweeps it. Costs are Redis' own microseconds inside the verb (``INFO commandstats``), so that
-neither Python nor the socket hides a slope; the median over the cycles counts. ``plan`` is the buffer's own work in
-Python for one cut of 32 groups.
+The verbs run against a real Redis, AOF with fsync every second, and the real state and cutter of the buffer. Two
+ladders: 10^3 ... 10^6 queued jobs beside 10^2 buffered groups, and 10^2 ... 10^5 buffered groups beside 10^3 queued
+jobs. On every rung the system turns over at constant size: a cycle admits 32 jobs, leases and commits the 32 oldest (8
+samples each), takes them into the buffer, cuts a batch of 32 groups, commits it, seals and sweeps it. Costs are per job
+or group, the median over the cycles:
 
-``slowdown_max``: the largest cost of a verb on any rung over its cost on the first rung of that ladder.
+    admit, lease, commit, cut, retire   Redis' own time inside the scripts (``INFO commandstats``), in us, so that
+                                        neither Python nor the socket hides a slope
+    ingest, buffer's cut                time on the clock in the buffer's Python, Redis included, in us
+
+``slowdown_max``: the largest cost on any rung over that on the first rung of its ladder.
 
     python -m benchmarks.scale --json FILE
 """
@@ -15,7 +18,7 @@ Python for one cut of 32 groups.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +26,12 @@ import redis
 import typer
 
 from benchmarks.common import Report, median, redis_server, run_cli, versions
+from buffer.cutter import Cutter
+from buffer.payload_servers import PayloadServers
+from buffer.retire import Retirement
+from buffer.state import State
 from penstock import scripts
+from penstock.config import RedisConfig
 from penstock.connect import connect
 from penstock.keys import Keys
 from penstock.messages import Job, SampleMeta, pack
@@ -33,7 +41,16 @@ MODEL, SUB, OWNER, WORKER = "policy", "actor", "bench-trainer", "bench-worker"
 SAMPLES, GROUPS_PER_BATCH, TOKENS = 8, 32, 2560
 #: Jobs of one admit, and calls in flight, while a ladder is climbed.
 FILL_JOBS, FILL_CALLS = 500, 16
-VERBS = ("admit", "lease", "commit", "cut")
+#: Column -> heading of every cost.
+COSTS = {
+    "admit_us": "admit",
+    "lease_us": "lease",
+    "commit_us": "commit",
+    "cut_us": "cut",
+    "retire_us": "retire",
+    "ingest_wall_us": "ingest",
+    "cut_wall_us": "buffer's cut",
+}
 
 
 @dataclass(slots=True)
@@ -43,29 +60,41 @@ class Queue:
     client: redis.Redis
     keys: Keys
     lead: Leadership
-    revision: int
     gen: int
+    #: What the buffer remembers, and what cuts from it.
+    state: State
+    cutter: Cutter
     #: Jobs admitted, leased and batches cut so far.
     admitted: int = 0
     leases: int = 0
     batches: int = 0
-    #: Groups that are ready, oldest first.
-    ready: list[str] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Groups that are ready and uncut."""
+        return len(self.state.subs[SUB].pool)
 
 
-def open_queue(client: redis.Redis) -> Queue:
-    """A fresh run whose gate stands wide open, with leadership and ownership taken for an hour."""
+def open_queue(client: redis.Redis, url: str) -> Queue:
+    """A fresh run at version 1, its gate wide open, with leadership and ownership taken for an hour."""
     keys = Keys("bench")
-    for name in ("admit", "lease", "commit", "keep"):  # pipelines do not load what is missing
+    for name in ("admit", "lease", "commit"):  # pipelines do not load what is missing
         client.script_load(scripts.script(name).text)
     scripts.ensure_lanes(client, keys)
     definition: dict[str, scripts.Value] = {
-        "model": MODEL, "lanes": "train", "reuse": 1, "bound": 0, "gb": 2**40, "sampler": "fifo", "mode": "async",
+        "model": MODEL, "lanes": "train", "reuse": 1, "bound": 4, "gb": 2**40, "sampler": "oldest_version",
+        "mode": "async", "on_expiry": "mask", "size": GROUPS_PER_BATCH, "per_version": 10**9, "driving": 1,
     }  # fmt: skip
-    revision = scripts.run(client, scripts.subscribe(keys, SUB, definition))
+    scripts.run(client, scripts.subscribe(keys, SUB, definition))
     joined = scripts.run(client, scripts.join(keys, SUB, OWNER, 3_600_000))
-    epoch = scripts.run(client, scripts.lead(keys, "bench-leader", 3_600_000))
-    return Queue(client, keys, Leadership(epoch, "bench-leader"), revision, joined.gen)
+    first = scripts.publish(
+        keys, SUB, owner=OWNER, gen=joined.gen, model=MODEL, version=1, through=0, step=0, record=b""
+    )
+    scripts.run(client, first)
+    lead = Leadership(scripts.run(client, scripts.lead(keys, "bench-leader", 3_600_000)), "bench-leader")
+    state = State(client, keys, PayloadServers(RedisConfig(url=url), client), lead)
+    state.load()
+    return Queue(client, keys, lead, joined.gen, state, Cutter(client, keys, lead, state))
 
 
 def admit(queue: Queue, count: int) -> Call[scripts.Admission]:
@@ -77,7 +106,13 @@ def admit(queue: Queue, count: int) -> Call[scripts.Admission]:
     position = queue.admitted
     queue.admitted += count
     return scripts.admit(
-        queue.keys, jobs, lane="train", source="bench", position=position, model=MODEL, gate=(queue.revision, [SUB])
+        queue.keys,
+        jobs,
+        lane="train",
+        source="bench",
+        position=position,
+        model=MODEL,
+        gate=(queue.state.revision, [SUB]),
     )
 
 
@@ -102,48 +137,50 @@ def commit(queue: Queue, held: scripts.RawLease) -> Call[scripts.Committed]:
     return scripts.commit(queue.keys, held.job, held.token, [(k, 1, record) for k in range(SAMPLES)])
 
 
-def cut(queue: Queue, jobs: list[str]) -> Call[scripts.Cut]:
-    """Cut a batch; its manifest has the size of a real one."""
-    queue.batches += 1
-    manifest = b"m" * (GROUPS_PER_BATCH * SAMPLES * 280)
-    return scripts.cut(
-        queue.keys, queue.lead, SUB, revision=queue.revision, n=queue.batches, manifest=manifest, digest="d",
-        consumes=len(jobs), model=MODEL, version=0, oldest_allowed=-1, jobs=jobs,
-    )  # fmt: skip
+def write_payloads(client: redis.Redis, keys: Keys, leases: list[scripts.RawLease]) -> None:
+    """One byte for each sample: the buffer asks whether payloads are there, not what they hold."""
+    with client.pipeline(transaction=False) as pipe:
+        for held in leases:
+            for k in range(SAMPLES):
+                pipe.set(keys.payload(f"{held.job}/{k}", held.token), b"p", nx=True, ex=86400)
+        pipe.execute()
 
 
 def cycle(queue: Queue, costs: dict[str, list[float]]) -> None:
-    """Admit 32 jobs, lease and commit the oldest 32, cut and retire the oldest 32 groups; adds the costs in us."""
+    """Admit 32 jobs, lease, commit and ingest the oldest 32, cut and retire the oldest 32 groups; adds the costs."""
     client, keys, size = queue.client, queue.keys, GROUPS_PER_BATCH
     with cost_of("admit", costs, client, size):
         scripts.run(client, admit(queue, size))
     with cost_of("lease", costs, client, size):
         held = scripts.run(client, lease(queue, size))
+    write_payloads(client, keys, held)
     with cost_of("commit", costs, client, size):
         for one in held:
             scripts.run(client, commit(queue, one))
-    queue.ready += [one.job for one in held]
-    scripts.run(client, scripts.keep(keys, queue.lead, [(one.job, SAMPLES) for one in held]))
-    jobs, queue.ready = queue.ready[:size], queue.ready[size:]
-    with cost_of("cut", costs, client, size):
-        done = scripts.run(client, cut(queue, jobs))
-    if len(held) != size or done.outcome != "cut":
-        raise SystemExit(f"The cycle broke: {len(held)} of {size} jobs leased, cut says {done}.")
+    with wall_of("ingest", costs, size):
+        queue.state.ingest([one.job for one in held])
+    queue.batches += 1
+    with cost_of("cut", costs, client, size), wall_of("cut", costs, size):
+        why = queue.cutter.try_cut(queue.state.subs[SUB])
+    if len(held) != size or why:
+        raise SystemExit(f"The cycle broke: {len(held)} of {size} jobs were leased, and the cut waits for {why!r}.")
     with cost_of("retire", costs, client, size):
-        retire(queue, jobs)
+        retire(queue)
 
 
-def retire(queue: Queue, jobs: list[str]) -> None:
+def retire(queue: Queue) -> None:
     """Commit the batch, declare it durable, seal and sweep its groups."""
-    client, keys, n = queue.client, queue.keys, queue.batches
-    gen = queue.gen
-    scripts.run(client, scripts.commit_batch(keys, SUB, owner=OWNER, gen=gen, n=n, digest="d", rank=0, ranks=1))
+    client, keys, n, gen, state = queue.client, queue.keys, queue.batches, queue.gen, queue.state
+    entry: Any = client.xrange(keys.batches(SUB), f"{n}-0", f"{n}-0")
+    digest = entry[0][1][b"dg"].decode()
+    scripts.run(client, scripts.commit_batch(keys, SUB, owner=OWNER, gen=gen, n=n, digest=digest, rank=0, ranks=1))
     scripts.run(client, scripts.checkpointed(keys, SUB, owner=OWNER, gen=gen, n=n))
-    sealed = scripts.run(client, scripts.seal(keys, queue.lead, revision=queue.revision, subs=[SUB], jobs=jobs))
-    if sealed != jobs:
-        raise SystemExit(f"The cycle broke: {len(jobs)} groups to retire, seal says {sealed}.")
-    scripts.run(client, scripts.sweep(keys, queue.lead, [(job, SAMPLES) for job in jobs]))
-    client.xdel(keys.batches(SUB), f"{n}-0")
+    state.refresh()
+    retirement = Retirement(client, keys, PayloadServers(RedisConfig(), client), queue.lead, state)
+    sealed, swept = retirement.seal(), retirement.sweep()
+    if not sealed == swept == GROUPS_PER_BATCH:
+        raise SystemExit(f"The cycle broke: {sealed} of {GROUPS_PER_BATCH} groups were sealed, {swept} swept.")
+    client.xtrim(keys.batches(SUB), minid=f"{n}-0", approximate=False)
     client.xtrim(keys.samples, maxlen=0)
 
 
@@ -154,7 +191,15 @@ def cost_of(verb: str, costs: dict[str, list[float]], client: redis.Redis, items
     yield
     stats: Any = client.info("commandstats")
     spent = sum(value["usec"] for name, value in stats.items() if name in ("cmdstat_evalsha", "cmdstat_eval"))
-    costs.setdefault(verb, []).append(spent / items)
+    costs.setdefault(f"{verb}_us", []).append(spent / items)
+
+
+@contextmanager
+def wall_of(what: str, costs: dict[str, list[float]], items: int) -> Iterator[None]:
+    """Time on the clock, in us per item."""
+    began_s = time.perf_counter()
+    yield
+    costs.setdefault(f"{what}_wall_us", []).append(1e6 * (time.perf_counter() - began_s) / items)
 
 
 def pipelined(queue: Queue, total: int, make: Callable[[int], list[Call[Any]]]) -> None:
@@ -176,18 +221,18 @@ def fill_jobs(queue: Queue, total: int) -> None:
 
 
 def fill_groups(queue: Queue, total: int) -> None:
-    """Make ``total`` ready groups through the verbs: admit as many jobs, lease and commit the oldest."""
+    """Make ``total`` groups ready through the verbs: admit as many jobs, lease and commit the oldest, ingest."""
     for first in range(0, total, FILL_JOBS):
         step = min(FILL_JOBS, total - first)
         scripts.run(queue.client, admit(queue, step))
         held = scripts.run(queue.client, lease(queue, step))
+        write_payloads(queue.client, queue.keys, held)
         with queue.client.pipeline(transaction=False) as pipe:
             for one in held:
                 call = commit(queue, one)
                 pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.args)
             pipe.execute()
-        scripts.run(queue.client, scripts.keep(queue.keys, queue.lead, [(one.job, SAMPLES) for one in held]))
-        queue.ready += [one.job for one in held]
+        queue.state.ingest([one.job for one in held])
     queue.client.xtrim(queue.keys.samples, maxlen=0)
 
 
@@ -209,24 +254,24 @@ def rung(queue: Queue, cycles: int, ladder: str, jobs: int) -> dict[str, Any]:
         cycle(queue, {})
     for _ in range(cycles):
         cycle(queue, costs)
-    row: dict[str, Any] = {"ladder": ladder, "jobs": jobs, "groups": len(queue.ready), "memory_bytes": memory}
-    return row | {f"{verb}_us": median(values) for verb, values in costs.items()}
+    row: dict[str, Any] = {"ladder": ladder, "jobs": jobs, "groups": queue.size, "memory_bytes": memory}
+    return row | {name: median(values) for name, values in costs.items()}
 
 
 def climb(
-    client: redis.Redis, most_jobs: int, most_groups: int, cycles: int
+    client: redis.Redis, url: str, most_jobs: int, most_groups: int, cycles: int
 ) -> tuple[list[dict[str, Any]], float, float]:
     """Both ladders; the rows, bytes per queued job, bytes per buffered group."""
     client.flushall()
-    queue = open_queue(client)
+    queue = open_queue(client, url)
     rows = []
     fill_jobs(queue, 1000)
     for groups in tens(100, most_groups):
-        fill_groups(queue, groups - len(queue.ready))
+        fill_groups(queue, groups - queue.size)
         rows.append(rung(queue, cycles, "groups", 1000))
     group_bytes = slope(rows, "groups")
     client.flushall()
-    queue = open_queue(client)
+    queue = open_queue(client, url)
     fill_jobs(queue, 1000)
     fill_groups(queue, 100)
     by_jobs: list[dict[str, Any]] = []
@@ -252,9 +297,9 @@ def slowdowns(rows: list[dict[str, Any]]) -> dict[str, float]:
     found = {}
     for ladder in ("jobs", "groups"):
         steps = [row for row in rows if row["ladder"] == ladder]
-        for verb in (*VERBS, "retire"):
-            costs = [row[f"{verb}_us"] for row in steps]
-            found[f"{verb}/{ladder}"] = max(costs) / costs[0]
+        for column, name in COSTS.items():
+            costs = [row[column] for row in steps]
+            found[f"{name}/{ladder}"] = max(costs) / costs[0]
     return found
 
 
@@ -266,13 +311,12 @@ def main(
 ) -> None:
     """Cost of admit, lease, commit and cut with few and with many queued jobs and buffered groups."""
     with redis_server() as url, connect(url, timeout_s=120.0) as client:
-        rows, job_bytes, group_bytes = climb(client, jobs, groups, cycles)
+        rows, job_bytes, group_bytes = climb(client, url, jobs, groups, cycles)
         seen_versions = versions(client)
     each = slowdowns(rows)
-    names = {"jobs": "queued jobs", "groups": "groups", **{f"{verb}_us": f"{verb} us" for verb in (*VERBS, "retire")}}
     Report(
-        title="scale: Redis' time per job or group in each verb",
-        columns={"ladder": "ladder", **names},
+        title="scale: us per job or group; admit to retire are Redis' own time, the last two the buffer's on the clock",
+        columns={"ladder": "ladder", "jobs": "queued jobs", "groups": "groups", **COSTS},
         rows=rows,
         keys={
             "slowdown_max": max(each.values()),
@@ -283,8 +327,8 @@ def main(
         versions=seen_versions,
         notes=[
             f"A job: a prompt of {len(PROMPT)} token ids, {len(pack(BODY))} bytes as a record.",
-            f"A group: its state and the metadata of {SAMPLES} samples; payloads come on top "
-            f"({9 * TOKENS:,} bytes for a sample of {TOKENS} tokens).",
+            f"A group: its state and the metadata of {SAMPLES} samples and the keys of their payloads; "
+            f"their bytes come on top ({9 * TOKENS:,} bytes for a sample of {TOKENS} tokens).",
         ],
     ).finish(json_file)
 
