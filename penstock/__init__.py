@@ -3,9 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from consumers.trainer import Trainer as Trainer
-
     from consumers.batch import Batch as Batch
+    from consumers.trainer import Trainer as Trainer
     from penstock.messages import Job as Job
     from penstock.messages import Sample as Sample
 
