@@ -1,0 +1,177 @@
+"""The commands that look into a run, through the real command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock import scripts
+from penstock.cli import _run
+from penstock.keys import Keys
+from penstock.messages import pack
+from penstock.redis_server import RedisServer, write_address
+from penstock.scripts import run
+from penstock.waits import Waiting
+from tests.integration import play
+
+
+class Cli:
+    """``penstock ARGUMENTS`` against one run; what it printed and its exit code."""
+
+    def __init__(self, url: str, run: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.target = ["--run", run, "--redis", url]
+        self.capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        code = _run([*arguments, *self.target])
+        out, err = self.capsys.readouterr()
+        return code, out, err
+
+    def json(self, *arguments: str) -> Any:
+        code, out, err = self(*arguments, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+
+@pytest.fixture
+def cli(
+    redis_server: RedisServer,
+    client: redis.Redis,
+    keys: Keys,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Cli:
+    """A run with a job in each state, a worker, a trainer and a wait."""
+    monkeypatch.setenv("COLUMNS", "250")
+    play.subscribe(client, keys, mode="async", size=2)
+    play.join(client, keys)
+    play.publish(client, keys, 1, 0)
+    play.admit(client, keys, [play.job(i) for i in range(5)])
+    ready, buried, leased, delayed = play.lease(client, keys, "w1", most=4, version=1)
+    play.commit(client, keys, ready, [0, 1], version=1)
+    for held, tries, reason in ((buried, 0, "reward_raised"), (delayed, 3, "engine_error")):
+        detail = "Traceback\n  line\nValueError: no number"
+        run(client, scripts.fail(keys, held.job, held.token, "w1", reason=reason, detail=detail, max_attempts=tries,
+                                 retry_ms=10**6))  # fmt: skip
+    assert leased.job == "d/0/2"
+    now = float(client.time()[0])
+    client.hset(keys.workers, "w1", pack({"name": "w1", "at": now, "engine": "sglang 1", "version": 1, "held": 1}))
+    client.hset(keys.workers, "w0", pack({"name": "w0", "at": now - 1000}))
+    client.hset(keys.trainers, "actor/0", pack({"name": "actor", "rank": 0, "at": now, "step": 3}))
+    Waiting(client, keys, "producer")._write({"what": "the gate", "since": now - 5, "at": now})
+    return Cli(redis_server.url, keys.run, capsys)
+
+
+def test_status_shows_queues_workers_trainers_subscriptions_and_waits(cli: Cli) -> None:
+    state = cli.json("status")
+    assert state["lanes"]["train"] == {"queued": 1, "leased": 1}
+    assert (state["delayed"], state["dead"], state["ready"], state["inflight"]) == (1, 1, 1, 1)
+    assert (state["mode"], state["bound"], state["version"], state["step"]) == ("async", 1, 1, 1)
+    assert [worker["name"] for worker in state["workers"]] == ["w1"], "w0 is gone"
+    assert [sub["name"] for sub in state["subs"]] == ["actor"]
+    assert "owner" not in state["subs"][0]
+    assert state["waits"][0]["who"] == "producer"
+    code, out, err = cli("status")
+    assert (code, err) == (0, "")
+    for words in ("async, bound 1, version 1", "delayed 1, dead 1, groups ready 1", "w1", "actor", "the gate"):
+        assert words in out
+
+
+def test_I8_why_names_waiters_and_causes(cli: Cli, client: redis.Redis, keys: Keys) -> None:
+    assert [(one["who"], one["what"]) for one in cli.json("why")] == [("producer", "the gate")]
+    code, out, _ = cli("why")
+    assert code == 0
+    assert out.startswith("producer waits since ")
+    assert out.rstrip().endswith("s for the gate")
+    client.delete(keys.waits)
+    assert cli("why")[1] == "Nobody waits for longer than a moment.\n"
+    assert cli.json("why") == []
+
+
+def test_jobs_are_listed_with_their_state_and_filtered(cli: Cli) -> None:
+    rows = {row["job"]: row for row in cli.json("jobs", "ls")}
+    states = {job: row["state"] for job, row in rows.items()}
+    assert states == {"d/0/0": "ready", "d/0/1": "dead", "d/0/2": "leased", "d/0/3": "delayed", "d/0/4": "queued"}
+    assert (rows["d/0/2"]["worker"], rows["d/0/3"]["attempts"]) == ("w1", "1")
+    assert [row["job"] for row in cli.json("jobs", "ls", "--state", "leased")] == ["d/0/2"]
+    assert len(cli.json("jobs", "ls", "--limit", "2")) == 2
+    code, out, _ = cli("jobs", "ls")
+    assert code == 0
+    assert "d/0/4" in out
+    code, _, err = cli("jobs", "ls", "--state", "lost")
+    assert (code, err) == (2, "penstock: --state lost: a job is queued, leased, delayed, dead, ready, retiring.\n")
+
+
+def test_dead_letters_are_listed_shown_and_dug_up(cli: Cli, client: redis.Redis, keys: Keys) -> None:
+    (letter,) = cli.json("dead", "ls")
+    assert (letter["job"], letter["reason"], letter["worker"]) == ("d/0/1", "reward_raised", "w1")
+    assert letter["detail"].startswith("Traceback")
+    out = cli("dead", "ls")[1]
+    assert "ValueError: no number" in out
+    assert "Traceback" not in out
+    shown = cli.json("dead", "show", "d/0/1")
+    assert shown["record"]["prompt"] == "p1"
+    assert "prompt" in cli("dead", "show", "d/0/1")[1]
+    code, _, err = cli("dead", "show", "d/0/0")
+    assert code == 2
+    assert "'d/0/0' is not buried; `penstock dead ls` lists" in err
+    assert cli("dead", "requeue")[0] == 2, "one job, or --all"
+    assert cli("dead", "requeue", "d/0/1", "--all")[0] == 2
+    assert cli.json("dead", "requeue", "d/0/1") == ["d/0/1"]
+    assert cli("dead", "requeue", "d/0/1")[0] == 2
+    held = next(one for one in play.lease(client, keys, most=5, version=1) if one.job == "d/0/1")
+    run(client, scripts.fail(keys, held.job, held.token, "w", reason="r", detail="", max_attempts=0, retry_ms=1))
+    assert cli("dead", "requeue", "--all")[1] == "1 jobs are queued again\n"
+    assert cli.json("dead", "ls") == []
+    assert "dead letters: none" in cli("dead", "ls")[1]
+    assert cli("audit")[0] == 0
+
+
+def test_a_buried_record_that_cannot_be_read_is_shown_as_such(cli: Cli, client: redis.Redis, keys: Keys) -> None:
+    entry, fields = client.xrange(keys.dead)[0]
+    client.xdel(keys.dead, entry)
+    new = client.xadd(keys.dead, {**fields, b"body": b"\xc1"})
+    client.hset(keys.group("d/0/1"), "eid", new)
+    assert "is not a record that penstock wrote" in cli.json("dead", "show", "d/0/1")["record"]
+
+
+def test_workers_are_listed_while_they_live(cli: Cli) -> None:
+    assert [(row["name"], row["version"]) for row in cli.json("workers", "ls")] == [("w1", 1)]
+    out = cli("workers", "ls")[1]
+    assert "sglang 1" in out
+    assert "w0" not in out
+
+
+def test_I1_audit_exits_1_on_a_difference(cli: Cli, client: redis.Redis, keys: Keys) -> None:
+    report = cli.json("audit")
+    assert (report["ok"], report["groups"], report["recount"]["admitted"]) == (True, 5, 5)
+    code, out, _ = cli("audit")
+    assert code == 0
+    assert out.endswith("ok\n")
+    client.zrem(keys.ready, "d/0/0")
+    code, out, _ = cli("audit")
+    assert code == 1
+    assert "group d/0/0: ready, and in ready or not" in out
+    code, out, _ = cli("audit", "--json")
+    assert code == 1
+    assert json.loads(out)["num_differences"] == 2
+
+
+def test_a_run_is_found_by_its_folder_and_a_wrong_one_is_a_sentence(
+    cli: Cli, redis_server: RedisServer, keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / keys.run
+    folder.mkdir()
+    write_address(folder, redis_server.url)
+    assert _run(["status", "--directory", str(tmp_path)]) == 0
+    assert f"run {keys.run}:" in capsys.readouterr().out
+    for arguments, says in (
+        (["--directory", str(tmp_path / "none")], "There is no run under"),
+        (["--run", "other", "--directory", str(tmp_path)], "No Redis is known for run 'other'"),
+        (["--run", "other", "--redis", redis_server.url], "knows no run 'other'"),
+        (["--run", keys.run, "--redis", "redis://127.0.0.1:1/0"], "No Redis answers at redis://127.0.0.1:1/0"),
+    ):
+        assert _run(["status", *arguments]) == 2
+        assert says in capsys.readouterr().err
