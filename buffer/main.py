@@ -41,8 +41,8 @@ BLOCK_MS = 100
 EVENTS = 1024
 #: How often retirement is looked at, and what dead processes left.
 RETIRE_S, TIDY_S = 0.25, 60.0
-#: Before the next try when a server does not answer.
-PAUSE_S = 0.2
+#: Before the next try when a server does not answer; doubles.
+PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 
 
 class Buffer:
@@ -60,6 +60,7 @@ class Buffer:
         self._token = new_token()
         self._lease_ms = int(config.buffer.lease_s * 1000)
         self._renew_at = 0.0
+        self._pause_s = PAUSE_S
         self._reclaimer = f"buffer-{self._token}"
         self._waits: dict[str, Waiting] = {}
 
@@ -101,8 +102,9 @@ class Buffer:
         except PASSING as exc:
             # Whatever Redis holds when it is back is the truth: lead and load anew.
             log.warning("a server does not answer (%s); starting over when it does", exc)
-            waiting.for_(f"a Redis or payload server that does not answer: {redact(str(exc))}")
-            self._stopping.wait(PAUSE_S)
+            self._waiting("buffer:servers").for_(f"a server that does not answer: {redact(str(exc))}")
+            self._stopping.wait(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             self._control.do(lambda client: client.ping())
 
     def _lead(self, lead: Leadership) -> None:
@@ -131,6 +133,8 @@ class Buffer:
                 state.refresh()
             for sub in list(state.subs.values()):
                 self._cut_for(cutter, state, sub.name)
+            self._pause_s = PAUSE_S
+            self._waiting("buffer:servers").end()
             if house.retire.is_due() or "checkpointed" in kinds:
                 state.refresh()
                 state.catch_up()
