@@ -85,6 +85,11 @@ class RunUnderTest:
     def counter(self, name: str) -> int:
         return int(self.ask(lambda client: client.hget(self.keys.counters, name)) or 0)
 
+    def num_leased(self) -> int:
+        """Jobs that workers hold now."""
+        state = self.ask(lambda client: snapshot(client, self.keys)) or {}
+        return sum(int(lane["leased"]) for lane in state.get("lanes", {}).values())
+
     def worker(self) -> dict[str, Any]:
         state = self.ask(lambda client: snapshot(client, self.keys)) or {}
         return next(iter(state.get("workers", [])), {})

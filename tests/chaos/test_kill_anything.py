@@ -1,5 +1,8 @@
 """kill -9 and SIGSTOP/SIGCONT of every part in turn, during a real run: nothing is lost, nothing trained twice."""
 
+import os
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,6 +92,14 @@ def _freeze_for_steps(run: RunUnderTest, part: str, steps: int) -> None:
 
 def _freeze_worker(run: RunUnderTest) -> None:
     before = run.counter("reclaimed")
+    pid = run.pid_of("worker")
+    while True:
+        run.until("the worker to hold a job", lambda: run.num_leased())
+        os.kill(pid, signal.SIGSTOP)
+        if run.num_leased():
+            break
+        # It gave its last lease back in that very moment.
+        os.kill(pid, signal.SIGCONT)
     run.freeze("worker", lambda: run.counter("reclaimed") > before, "its leases to be taken over")
 
 
@@ -98,8 +109,6 @@ def _freeze_engine(run: RunUnderTest) -> None:
 
 
 def _freeze_redis(run: RunUnderTest) -> None:
-    # As long as a client waits for an answer is not needed: a lease of the leader is enough to matter.
-    import time
-
+    # Longer than the leader's lease, shorter than a client's patience.
     resume_at = time.monotonic() + 4.0
     run.freeze("redis", lambda: time.monotonic() > resume_at, "a pause of Redis")
