@@ -17,7 +17,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from penstock.errors import EngineDied, PublishError
+from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.messages import Publication
 from workers.engine import Engine
 from workers.gate import Gate
@@ -129,6 +129,11 @@ async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
     task = asyncio.create_task(change)
     try:
         return await asyncio.shield(task)
+    except EngineDied:
+        raise
+    except EngineError as exc:
+        # Nobody knows whether it is frozen, or which weights it has.
+        raise EngineDied(f"the engine did not go through a change of weights: {exc}") from exc
     except asyncio.CancelledError:
         await asyncio.wait({task})
         raise

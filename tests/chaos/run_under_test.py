@@ -1,5 +1,6 @@
 """A real `penstock run` in a process of its own, with eyes on it: pids of its parts, its steps, its batches."""
 
+import contextlib
 import json
 import os
 import signal
@@ -143,7 +144,9 @@ class RunUnderTest:
         try:
             self.until(what, until)
         finally:
-            os.kill(pid, signal.SIGCONT)
+            # The others may have replaced it meanwhile.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     # --- end ------------------------------------------------------------------------------------------------------
 
