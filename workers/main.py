@@ -20,7 +20,6 @@ import signal
 import socket
 import time
 from collections.abc import Coroutine
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
 
@@ -100,8 +99,6 @@ class Worker:
         self._leasing = asyncio.Lock()
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
-        #: The gate is held by this while the engine is being restarted; stays shut when that is given up.
-        self._shut = ExitStack()
         self._broken: asyncio.Future[None] | None = None
         self._tokens_per_s = 0.0
 
@@ -298,14 +295,12 @@ class Worker:
             restarts = 1 if settled else restarts + 1
             log.error("engine lost: %s", reason)
             self.services.tally.engine_restarts += 1
-            self.services.engine_lost.set()
-            self._shut.enter_context(self.services.gate.requests.held("the engine is being restarted"))
+            self.services.lose_engine(self.services.births)
             if restarts > MAX_RESTARTS:
                 raise EngineDied(f"The engine died {restarts} times in a row; the last time: {reason}")
             await self._restart_engine(restarts)
             await self._give_back_newer()
-            self.services.engine_lost.clear()
-            self._shut.close()
+            self.services.engine_is_back()
 
     async def _engine_death(self) -> str:
         watch = asyncio.create_task(self.services.engine.watch())

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from penstock.config import Config
@@ -67,7 +68,19 @@ class Services:
     #: Samples that hold a slot now.
     num_running: int = 0
 
+    #: Holds the gate while the engine is being restarted; it stays shut when that is given up.
+    _shut: ExitStack = field(default_factory=ExitStack)
+
     def lose_engine(self, birth: int) -> None:
-        """Have the engine of start ``birth`` restarted; late news of an earlier one say nothing of this one."""
-        if birth == self.births:
+        """Have the engine of start ``birth`` restarted; late news of an earlier one say nothing of this one.
+
+        The gate shuts at once: who was not at the engine when it died must not be charged with its death.
+        """
+        if birth == self.births and not self.engine_lost.is_set():
+            self._shut.enter_context(self.gate.requests.held("the engine is being restarted"))
             self.engine_lost.set()
+
+    def engine_is_back(self) -> None:
+        """Let requests through again."""
+        self.engine_lost.clear()
+        self._shut.close()

@@ -35,6 +35,9 @@ class FakeEngine:
         #: Cleared: requests are held after ``FIRST`` until it is set, or they are aborted.
         self.open = asyncio.Event()
         self.open.set()
+        #: Requests after so many are held too, while ``rest`` is not set.
+        self.hold_after = 1 << 30
+        self.rest = asyncio.Event()
         self.version = "default"
         self.loads: list[str] = []
         self.deaths = 0
@@ -150,8 +153,9 @@ class FakeEngine:
         budget = int(body["sampling_params"]["max_new_tokens"])
         ids = [*FIRST, *[FILLER] * (self.length - 4), EOS][:budget]
         finish = {"type": "length"} if len(ids) == budget and ids[-1] != EOS else {"type": "stop"}
-        if not self.open.is_set():
-            waits = [asyncio.create_task(event.wait()) for event in (self.open, aborted)]
+        held_by = self.rest if len(self.prompts) > self.hold_after else self.open
+        if not held_by.is_set():
+            waits = [asyncio.create_task(event.wait()) for event in (held_by, aborted)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()

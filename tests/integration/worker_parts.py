@@ -2,8 +2,6 @@
 
 import asyncio
 import math
-import os
-import signal
 from collections import Counter
 from typing import Any
 
@@ -58,6 +56,17 @@ class Echo:
         return Observation(text=f"<{sample.job.label}>") if self.turns == 1 else None
 
 
+#: Let go of the environments that wait.
+go_on = asyncio.Event()
+
+
+class Waits(Echo):
+    async def step(self, sample: Sample) -> Observation | None:
+        scored[sample.id] += 1
+        await go_on.wait()
+        return await super().step(sample)
+
+
 class Fails(Echo):
     async def step(self, sample: Sample) -> Observation | None:
         raise LookupError("the world is gone")
@@ -66,21 +75,3 @@ class Fails(Echo):
 class Cancels(Echo):
     async def step(self, sample: Sample) -> Observation | None:
         raise asyncio.CancelledError
-
-
-class KillsTheEngine(Echo):
-    """A poison prompt: whoever answers it loses its engine."""
-
-    async def step(self, sample: Sample) -> Observation | None:
-        from tests.integration import worker_parts
-
-        os.kill(int(worker_parts.engine_pid()), signal.SIGKILL)
-        # The engine's death ends the sample before another turn is drawn.
-        return Observation(text="=")
-
-
-def engine_pid() -> int:
-    """Pid of the engine that this process spawned."""
-    from tests.integration.processes import command_of, descendants
-
-    return next(pid for pid in descendants(os.getpid()) if "sglang.launch_server" in command_of(pid))
