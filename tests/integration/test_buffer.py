@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 import redis
 
+from buffer.cutter import Cutter
+from buffer.payload_servers import PayloadServers
+from buffer.state import State
 from consumers.trainer import Trainer
 from penstock import scripts
 from penstock.audit import audit
+from penstock.config import RedisConfig
 from penstock.keys import Keys
 from penstock.messages import pack
 from penstock.redis_server import RedisServer
@@ -97,6 +101,38 @@ def test_T4_wait_cuts_only_when_what_is_due_has_come_and_says_so(
         last = step(trainer)
         assert (jobs_of(last), last.manifest.staleness_max) == (["d/0/4", "d/0/5"], 1)
         assert client.hget(keys.sub("actor"), "disposed") is None, "no work was thrown away"
+
+
+def cutter_of(client: redis.Redis, keys: Keys) -> tuple[State, Cutter]:
+    """A leader's memory and its cutter, without the loop that feeds them."""
+    leader = play.lead(client, keys)
+    servers = PayloadServers(RedisConfig(url="redis://unused"), client)
+    state = State(client, keys, servers, leader)
+    state.load()
+    return state, Cutter(client, keys, leader, state)
+
+
+@pytest.mark.parametrize("sampler", ["oldest_version", "cohort"])
+def test_T4_T5_a_cut_sees_what_completed_after_the_last_event(client: redis.Redis, keys: Keys, sampler: str) -> None:
+    """What no longer runs when it is counted must be in the pool when it is looked up, or a younger one overtakes."""
+    play.subscribe(client, keys, bound=1, gb=2, size=2, on_expiry="wait", sampler=sampler, model=play.MODEL)
+    play.join(client, keys)
+    play.publish(client, keys, 1, 0)
+    admit(client, keys, 4, cohorts=True)
+    worker = Player(client, keys)
+    *long, third, fourth = worker.lease(4, version=1)
+    client.hset(keys.clock, scripts.version_field(play.MODEL), 2)
+    for one in (third, fourth):
+        worker.answer(one, [2])
+    state, cutter = cutter_of(client, keys)
+    run(client, scripts.ask(keys, "actor", 1, "owner-1", 0))
+    state.refresh()
+    due = "2 of 2 jobs of the cohort" if sampler == "cohort" else "2 running groups of version 1 or older"
+    assert due in cutter.try_cut(state.subs["actor"])
+    for one in long:
+        worker.answer(one, [1])
+    assert cutter.try_cut(state.subs["actor"]) == ""
+    assert {client.hget(keys.group(one.job), "b:actor") for one in long} == {b"1"}
 
 
 def test_T4_wait_with_fifo_takes_what_is_due_first(

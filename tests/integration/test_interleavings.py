@@ -276,6 +276,43 @@ def test_I1_lost_replies_change_nothing_when_verbs_are_said_twice(client: redis.
     assert run(client, scripts.recount(keys)).difference == 0
 
 
+def test_T1_no_batch_is_cut_between_a_rewind_and_its_publication(client: redis.Redis, keys: Keys) -> None:
+    play.subscribe(client, keys)
+    play.join(client, keys)
+    play.publish(client, keys, 1, 0)
+    play.admit(client, keys, [play.job(0)])
+    jobs = play.complete(client, keys, 1, version=1)
+    leader = play.lead(client, keys)
+    play.keep(client, keys, leader, jobs)
+    play.rewind(client, keys, 0)
+    assert play.cut(client, keys, leader, 1, jobs, version=1).outcome == "clock"
+    play.publish(client, keys, 2, 0, gen=1)
+    assert play.cut(client, keys, leader, 1, jobs, version=2).outcome == "cut"
+
+
+def test_a_group_of_a_lane_without_a_subscription_is_not_sealed(client: redis.Redis, keys: Keys) -> None:
+    play.subscribe(client, keys, lanes="eval")
+    play.admit(client, keys, [play.job(0)])
+    jobs = play.complete(client, keys, 1)
+    assert play.seal(client, keys, play.lead(client, keys), jobs) == []
+    assert play.state(client, keys, jobs[0]) == "ready"
+
+
+def test_skip_moves_once_and_only_for_the_leader(client: redis.Redis, keys: Keys) -> None:
+    revision = play.subscribe(client, keys, sampler="cohort", size=2)
+    leader = play.lead(client, keys)
+
+    def skip(place: int, by: Leadership = leader, rev: int = revision) -> scripts.Skipped:
+        return run(client, scripts.skip(keys, by, "actor", revision=rev, place=place, places=4))
+
+    assert skip(1, Leadership(0, "other")).outcome == "leader"
+    assert skip(1, rev=revision + 1).outcome == "subs"
+    assert skip(3).outcome == "moved"
+    assert skip(1) == scripts.Skipped("skipped", 4)
+    assert skip(1) == scripts.Skipped("moved", 4)
+    assert skip(5) == scripts.Skipped("skipped", 8)
+
+
 # --- I1: tampering is seen ----------------------------------------------------------------------------------------
 
 TAMPER: dict[str, Callable[[redis.Redis, Keys], object]] = {

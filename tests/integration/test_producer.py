@@ -116,7 +116,9 @@ def test_two_producers_at_once_admit_every_job_once_and_one_evaluation(
     with running(first := Producer(config)), running(second := Producer(config)):
         until(lambda: client.xlen(keys.jobs("train")) == 120 and client.xlen(keys.jobs("eval")) == 300)
         assert first is not second
-    assert len(set(admitted(client, keys))) == 120
+    source = first._source
+    wanted = [f"d/{epoch}/{prompt.index}" for _, epoch, prompt in map(source.at, range(120))]
+    assert admitted(client, keys) == wanted, "nothing doubled, nothing skipped"
     assert admitted(client, keys, "eval") == [f"e/1/{i}" for i in range(300)], "one version, in order"
     assert audit(client, keys).ok
 
@@ -190,6 +192,25 @@ def test_T18_an_evaluation_that_was_begun_is_finished_by_the_next_producer(
     with running(Producer(config)):
         until(lambda: client.hget(keys.source, "evaluated") == b"1")
     assert admitted(client, keys, "eval") == [f"e/1/{i}" for i in range(5)]
+
+
+def test_T18_producers_that_saw_different_versions_evaluate_the_one_that_was_begun(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_data(redis_server.url, keys, tmp_path, held_out=3)
+    wanted = Producer._wanted
+
+    def and_another_begins(producer: Producer, version: int, last: int) -> int | None:
+        if not last:
+            client.hset(keys.source, "evaluating", 1)
+        return wanted(producer, version, last)
+
+    monkeypatch.setattr(Producer, "_wanted", and_another_begins)
+    drive(client, keys, groups=1, version=2)
+    with running(Producer(config)):
+        until(lambda: client.hget(keys.source, "evaluated"))
+        until_waits(client, keys, "producer", "the gate")
+    assert admitted(client, keys, "eval") == [f"e/1/{i}" for i in range(3)]
 
 
 def test_I8_a_producer_stops_admitting_near_maxmemory_and_says_so(tmp_path: Path) -> None:
