@@ -15,9 +15,7 @@ no new lease, running samples may end for ``worker.drain_timeout_s``, then prefi
 
 import asyncio
 import logging
-import os
 import signal
-import socket
 import time
 from collections.abc import Coroutine
 from functools import partial
@@ -29,7 +27,6 @@ from penstock.connect import connect
 from penstock.control import AsyncControl
 from penstock.errors import ConfigError, EngineDied, EngineError, PenstockError, QueueFull
 from penstock.keys import LANES, Keys
-from penstock.messages import pack
 from penstock.scripts import ensure_lanes
 from penstock.tokens import new_token
 from penstock.waits import Waiting
@@ -38,6 +35,7 @@ from workers.engine import Engine
 from workers.gate import Gate
 from workers.held_job import HeldJob
 from workers.metrics import Metrics
+from workers.presence import Presence
 from workers.rewards import Rewards
 from workers.services import Services
 from workers.stops import Tokenizer
@@ -49,7 +47,6 @@ log = logging.getLogger(__name__)
 WAKE_S = 1.0
 #: Longest sleep until a slot or the engine is looked at.
 LOOK_S = 0.1
-PRESENCE_S = 0.5
 #: Samples that may be drawn and not committed (rewards, a full Redis), in slots.
 MAX_OPEN = 4
 #: Longest wait for a note of a wait to be written.
@@ -94,13 +91,20 @@ class Worker:
         )
         self.updates = Updates(self.services, self._reader, self._waiting("weights"))
         port = config.worker.metrics_port
-        self._metrics = Metrics(self.services, port) if port is not None else None
+        self.metrics = Metrics(self.services, port) if port is not None else None
         self._held: dict[str, HeldJob] = {}
         self._leasing = asyncio.Lock()
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
         self._broken: asyncio.Future[None] | None = None
-        self._tokens_per_s = 0.0
+        self.presence = Presence(
+            self.services,
+            self.updates,
+            waits=self._waits,
+            held=self._held,
+            draining=self._draining,
+            metrics_url=self.metrics.url if self.metrics else "",
+        )
 
     def _waiting(self, what: str) -> Waiting:
         if what not in self._waits:
@@ -118,7 +122,7 @@ class Worker:
     async def run(self) -> None:
         """Work until ``drain``. Blocks."""
         self._broken = asyncio.get_running_loop().create_future()
-        parts = (("presence", self._presence()), ("heartbeat", self._heartbeat()), ("serve", self._serve()))
+        parts = (("presence", self.presence.run()), ("heartbeat", self._heartbeat()), ("serve", self._serve()))
         tasks = [asyncio.create_task(work, name=name) for name, work in parts]
         stop = asyncio.create_task(self._draining.wait(), name="stop")
         try:
@@ -340,57 +344,7 @@ class Worker:
         if tasks := [held.task for held in newer if held.task is not None]:
             await asyncio.wait(tasks)
 
-    # --- presence and end -----------------------------------------------------------------------------------------
-
-    async def _presence(self) -> None:
-        before, at = 0, time.monotonic()
-        while True:
-            await self.control.call(scripts.note(self.keys, self.keys.workers, self.name, pack(self._record())))
-            await asyncio.sleep(PRESENCE_S)
-            now = time.monotonic()
-            tokens = self.services.tally.generated_tokens
-            rate = (tokens - before) / (now - at)
-            before, at = tokens, now
-            self._tokens_per_s = 0.7 * self._tokens_per_s + 0.3 * rate
-            for waiting in self._waits.values():
-                waiting.tick()
-
-    @property
-    def _state(self) -> str:
-        engine = self.services.engine
-        if self._draining.is_set():
-            return "draining"
-        if self.services.engine_lost.is_set():
-            return "restarting engine"
-        if engine.version < 0:
-            return "no weights" if engine.server_version else "starting"
-        return "cannot load" if self.updates.cannot_load else "serving"
-
-    def _record(self) -> dict[str, Any]:
-        engine, tally = self.services.engine, self.services.tally
-        return {
-            "name": self.name,
-            "at": time.time(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "engine": f"sglang {engine.server_version}".strip(),
-            "engine_pid": engine.pid or 0,
-            "url": engine.url,
-            "version": engine.version,
-            "state": self._state,
-            "held": len(self._held),
-            "running": self.services.num_running,
-            "slots": self.config.worker.slots,
-            "tokens_per_s": self._tokens_per_s,
-            "generated_tokens": tally.generated_tokens,
-            "samples": tally.committed_samples,
-            "groups": tally.committed_groups,
-            "failed": tally.failed_jobs,
-            "lost_leases": tally.lost_leases,
-            "engine_restarts": tally.engine_restarts,
-            "why": self.updates.cannot_load,
-            "metrics": self._metrics.url if self._metrics else "",
-        }
+    # --- end ----------------------------------------------------------------------------------------------------------
 
     async def _finish(self, tasks: "list[asyncio.Task[None]]") -> None:
         """Let what runs end, for as long as it may, or until told to hurry."""
@@ -427,16 +381,12 @@ class Worker:
         await self.services.commits.close()
         for waiting in self._waits.values():
             waiting.end()
-        gone = scripts.note(self.keys, self.keys.workers, self.name, b"")
-        try:
-            await asyncio.wait_for(self.control.call(gone), 2.0)
-        except Exception as exc:
-            log.warning("presence could not be removed: %r", exc)
+        await self.presence.end()
         for control in (self.control, self._reader, self._waker):
             await control.close()
         self._notes.close()
-        if self._metrics is not None:
-            self._metrics.close()
+        if self.metrics is not None:
+            self.metrics.close()
 
 
 def load_tokenizer(path: str) -> Tokenizer:

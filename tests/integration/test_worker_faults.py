@@ -517,7 +517,7 @@ async def test_a_defect_takes_the_worker_down_and_its_jobs_go_back_uncharged(
     def broken() -> dict[str, Any]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(worker, "_record", broken)
+    monkeypatch.setattr(worker.presence, "record", broken)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(working_on, 30)
     assert states(client, keys, jobs) == ["queued"]
@@ -574,12 +574,19 @@ async def test_a_publication_that_is_gone_because_there_is_a_newer_one_is_passed
     publications: list[Publication],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with working(config()) as worker:
         await until(lambda: fake.version == "1")
-        gone = dataclasses.replace(publications[2], path=str(tmp_path / "gone"))
-        worker.updates.newest = gone  # it was read just before the next one came
-        publish(client, keys, publications[3])
+        verify = worker.services.engine.verify
+
+        async def verify_late(publication: Publication) -> None:
+            if publication.version == 2:
+                publish(client, keys, publications[3])
+            await verify(publication)
+
+        monkeypatch.setattr(worker.services.engine, "verify", verify_late)
+        publish(client, keys, dataclasses.replace(publications[2], path=str(tmp_path / "gone")))
         await until(lambda: fake.version == "3")
     assert fake.loads == ["1", "3"]
     assert "is not loaded" not in caplog.text
@@ -714,8 +721,8 @@ async def test_presence_and_metrics_tell_what_it_does(
         assert (record["state"], record["version"], record["slots"], record["failed"]) == ("serving", 1, 8, 1)
         assert (record["generated_tokens"], record["groups"], record["held"], record["running"]) == (12, 1, 0, 0)
         assert record["url"] == fake.url
-        assert worker._metrics is not None
-        text = await asyncio.to_thread(fetch, worker._metrics.url)
+        assert worker.metrics is not None
+        text = await asyncio.to_thread(fetch, worker.metrics.url)
     for line in (
         "penstock_worker_generated_tokens_total 12.0",
         "penstock_worker_committed_samples_total 2.0",

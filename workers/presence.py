@@ -1,0 +1,108 @@
+"""What a worker shows of itself in Redis, for people, the live view and the launcher."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from penstock import scripts
+from penstock.messages import pack
+from penstock.waits import Waiting
+from workers.held_job import HeldJob
+from workers.services import Services
+from workers.updates import Updates
+
+log = logging.getLogger(__name__)
+
+PRESENCE_S = 0.5
+#: Longest try to take the record away at the end; the leader tidies up what is left.
+END_S = 2.0
+
+
+class Presence:
+    """Writes the worker's record, and confirms its named waits, until it is cancelled."""
+
+    def __init__(
+        self,
+        services: Services,
+        updates: Updates,
+        *,
+        waits: Mapping[str, Waiting],
+        held: Mapping[str, HeldJob],
+        draining: asyncio.Event,
+        metrics_url: str,
+    ) -> None:
+        self._services = services
+        self._updates = updates
+        self._waits = waits
+        self._held = held
+        self._draining = draining
+        self._metrics_url = metrics_url
+        self._tokens_per_s = 0.0
+
+    async def run(self) -> None:
+        """Show the worker twice a second, for ever."""
+        before, at = 0, time.monotonic()
+        while True:
+            await self._note(pack(self.record()))
+            await asyncio.sleep(PRESENCE_S)
+            now = time.monotonic()
+            tokens = self._services.tally.generated_tokens
+            rate = (tokens - before) / (now - at)
+            before, at = tokens, now
+            self._tokens_per_s = 0.7 * self._tokens_per_s + 0.3 * rate
+            for waiting in self._waits.values():
+                waiting.tick()
+
+    async def end(self) -> None:
+        """Take the record away; a Redis that is gone is not an error here."""
+        try:
+            await asyncio.wait_for(self._note(b""), END_S)
+        except Exception as exc:
+            log.warning("presence could not be removed: %r", exc)
+
+    async def _note(self, record: bytes) -> None:
+        services = self._services
+        await services.control.call(scripts.note(services.keys, services.keys.workers, services.worker, record))
+
+    @property
+    def state(self) -> str:
+        """starting | no weights | serving | cannot load | restarting engine | draining"""
+        engine = self._services.engine
+        if self._draining.is_set():
+            return "draining"
+        if self._services.engine_lost.is_set():
+            return "restarting engine"
+        if engine.version < 0:
+            return "no weights" if engine.server_version else "starting"
+        return "cannot load" if self._updates.cannot_load else "serving"
+
+    def record(self) -> dict[str, Any]:
+        """The worker as it stands."""
+        services, engine, tally = self._services, self._services.engine, self._services.tally
+        return {
+            "name": services.worker,
+            "at": time.time(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "engine": f"sglang {engine.server_version}".strip(),
+            "engine_pid": engine.pid or 0,
+            "url": engine.url,
+            "version": engine.version,
+            "state": self.state,
+            "held": len(self._held),
+            "running": services.num_running,
+            "slots": services.config.worker.slots,
+            "tokens_per_s": self._tokens_per_s,
+            "generated_tokens": tally.generated_tokens,
+            "samples": tally.committed_samples,
+            "groups": tally.committed_groups,
+            "failed": tally.failed_jobs,
+            "lost_leases": tally.lost_leases,
+            "engine_restarts": tally.engine_restarts,
+            "why": self._updates.cannot_load,
+            "metrics": self._metrics_url,
+        }
