@@ -9,8 +9,9 @@
 | engine | the engine's death | its restart with the newest publication (I9) |
 | presence | time | - |
 
-The first task to die takes the process down with its reason; leases and prefixes then outlive it. SIGTERM drains:
-no new lease, running samples may end for ``worker.drain_timeout_s``, then prefixes are kept and jobs handed back.
+The first task to die takes the process down with its reason. SIGTERM drains: no new lease, running samples may end for
+``worker.drain_timeout_s``. Either way prefixes are kept then and jobs handed back without a charge; only a process that
+is killed leaves its leases to run out.
 """
 
 import asyncio
