@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 #: Longest sleep on the event stream: how late a lease is renewed or a stop is seen.
 BLOCK_MS = 100
+#: How long completions that come one by one are gathered, and how many are enough.
+GATHER_S, GATHER = 0.01, 32
 #: Events per look.
 EVENTS = 1024
 #: How often retirement is looked at, and what dead processes left.
@@ -169,6 +171,10 @@ class Buffer:
         entries = answer[0][1] if answer else []
         if not entries:
             return last, set()
+        if len(entries) < GATHER and all(fields[b"e"] == b"completed" for _, fields in entries):
+            # Groups complete one by one; four round trips for each would cost more than all the rest.
+            self._stopping.wait(GATHER_S)
+            entries += self._events.xrange(self._keys.samples, b"(" + entries[-1][0], count=EVENTS)
         jobs: list[str] = []
         kinds: set[str] = set()
         for _, fields in entries:

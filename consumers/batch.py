@@ -90,6 +90,8 @@ class Batch:
         #: This rank's rows.
         self.rows = [self.all_rows[i] for i in self._indices]
         self._payloads = payloads
+        self._lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
+        self._lags: dict[int, int] = {}
         self._advantages = advantages.group_advantages(
             [row.reward for row in self.all_rows], [row.job for row in self.all_rows], advantage
         )
@@ -193,9 +195,15 @@ class Batch:
     def _check(self, row: Row, payload: Payload, advantage: float) -> Arrays:
         """Arrays of one sample as the loss sees them; the counts must be those the batch was cut by."""
         generated, loss = payload.generated.view(np.bool_), payload.loss_mask.view(np.bool_)
-        versions = payload.versions
-        if self.manifest.mask_below >= 0:
-            loss = loss & (versions >= self.manifest.mask_below)
+        versions, staleness = np.full((2, len(payload)), -1, np.int32)
+        oldest = -1
+        for start, end, version in payload.spans:
+            versions[start:end] = version
+            staleness[start:end] = self._lag(version)
+            if version < self.manifest.mask_below:
+                loss[start:end] = False
+            elif (oldest < 0 or version < oldest) and loss[start:end].any():
+                oldest = version
         num_loss = int(np.count_nonzero(loss))
         found = (len(payload), payload.prompt_length, int(np.count_nonzero(generated)), num_loss)
         wanted = (row.length, row.prompt_length, row.num_generated, row.num_loss)
@@ -204,7 +212,6 @@ class Batch:
                 f"sample {row.sample}: length, prompt, generated and loss tokens are {found} in its payload, but batch "
                 f"{self.n} was cut with {wanted}."
             )
-        oldest = int(versions[loss].min()) if num_loss else -1
         if oldest != row.oldest_loss:
             raise PayloadError(
                 f"sample {row.sample}: the oldest version that bears loss is {oldest} in its payload, but batch "
@@ -215,19 +222,16 @@ class Batch:
             "loss_mask": loss,
             "generated": generated,
             "logprobs": payload.logprobs,
-            "advantages": np.where(generated, np.float32(advantage), np.float32(0)),
+            "advantages": np.multiply(generated, np.float32(advantage), dtype=np.float32),
             "versions": versions,
-            "staleness": self._staleness(versions),
+            "staleness": staleness,
         }
 
-    def _staleness(self, versions: NDArray[np.int32]) -> NDArray[np.int32]:
-        """[L] living versions between a token and the step (T2); -1 where nothing was drawn."""
-        lags = np.where(versions >= 0, self.train_version - versions, -1)
-        for first, last in self.manifest.abandoned:
-            # Of an abandoned range only what lies in (version, train_version] was counted.
-            between = min(last, self.train_version) - np.maximum(first, versions + 1) + 1
-            lags = np.where(versions >= 0, lags - np.maximum(between, 0), lags)
-        return lags.astype(np.int32)
+    def _lag(self, version: int) -> int:
+        """Steps of the lineage from ``version`` to the train version (T2)."""
+        if version not in self._lags:
+            self._lags[version] = self._lineage.lag(version, self.train_version)
+        return self._lags[version]
 
     def _padded(self, members: Sequence[int]) -> dict[str, Any]:
         samples = [self._samples[i] for i in members] or [_FILLER]

@@ -125,6 +125,20 @@ def encode_arrays(
             version of a token that was not drawn; or, in a sample that bears loss, a generated token whose logprob is
             not finite or that has no version.
     """
+    payload = _checked(tokens, logprobs, generated, loss_mask, prompt_length, sample_id, versions, spans)
+    return _assemble(payload, sample_id, sides or {})
+
+
+def _checked(
+    tokens: ArrayLike,
+    logprobs: ArrayLike,
+    generated: ArrayLike,
+    loss_mask: ArrayLike,
+    prompt_length: int,
+    sample_id: str,
+    versions: ArrayLike | None = None,
+    spans: Sequence[Span] | None = None,
+) -> Payload:
     token_array = _convert(tokens, "int32", "tokens", sample_id)
     logprob_array = _convert(logprobs, "float32", "logprobs", sample_id)
     generated_array = _convert(generated, "uint8", "generated", sample_id)
@@ -146,8 +160,7 @@ def encode_arrays(
     if length and int((generated_array | loss_array).max()) > 1:
         raise PayloadError(f"sample {sample_id}: generated and loss_mask may hold 0 and 1 only.")
     _check_truth(generated_array.view(bool), loss_array.view(bool), logprob_array, checked, sample_id)
-    mask = generated_array | (loss_array << 1)
-    return _assemble(token_array, logprob_array, mask, checked, prompt_length, sample_id, sides or {})
+    return Payload(token_array, logprob_array, generated_array | (loss_array << 1), checked, prompt_length)
 
 
 def decode(data: bytes | memoryview, sample_id: str, checksum: int | None = None) -> Payload:
@@ -209,6 +222,46 @@ def meta_of(
     payload = decode(data, sample.id)
     if len(payload) != len(sample.tokens) or payload.prompt_length != sample.prompt_length:
         raise PayloadError(f"sample {sample.id}: its payload was made before the sample was finished; encode it anew.")
+    return _meta_of(sample, payload, token, server, data, worker, temperature, logprob_kind)
+
+
+def pack(
+    sample: Sample,
+    *,
+    token: str,
+    server: str,
+    worker: str = "",
+    temperature: float | None = None,
+    logprob_kind: str = "scaled",
+) -> tuple[bytes, SampleMeta]:
+    """Payload bytes and record of a finished sample in one pass: ``encode`` and ``meta_of`` without reading back.
+
+    Raises:
+        PayloadError: as both.
+    """
+    payload = _checked(
+        sample.tokens,
+        sample.logprobs,
+        sample.generated,
+        sample.loss_mask,
+        sample.prompt_length,
+        sample.id,
+        versions=sample.versions,
+    )
+    data = _assemble(payload, sample.id, {})
+    return data, _meta_of(sample, payload, token, server, data, worker, temperature, logprob_kind)
+
+
+def _meta_of(
+    sample: Sample,
+    payload: Payload,
+    token: str,
+    server: str,
+    data: bytes | memoryview,
+    worker: str,
+    temperature: float | None,
+    logprob_kind: str,
+) -> SampleMeta:
     if sample.reward is None or not math.isfinite(sample.reward):
         raise PayloadError(f"sample {sample.id}: its reward is {sample.reward}, not a number (T11).")
     if temperature is None:
@@ -252,8 +305,12 @@ def _convert(values: ArrayLike, dtype: str, name: str, sample_id: str) -> Array:
     try:
         if dtype == "uint8" and isinstance(values, list):
             return np.frombuffer(bytes(values), np.uint8)  # three times as fast as asarray
+        if isinstance(values, list) and not any(isinstance(value, list) for value in values[:1]):
+            # Twice as fast as asarray, and as strict: nothing wraps around.
+            code = "i" if dtype == "int32" else "f"
+            return np.frombuffer(struct.pack(f"<{len(values)}{code}", *values), _DTYPES[dtype])
         array = np.asarray(values, _DTYPES[dtype])
-    except (OverflowError, ValueError, TypeError) as exc:
+    except (struct.error, OverflowError, ValueError, TypeError) as exc:
         raise PayloadError(f"sample {sample_id}: {name} does not fit {dtype}: {exc}.") from exc
     if array.ndim != 1:
         raise PayloadError(f"sample {sample_id}: {name} has {array.ndim} dimensions, not one entry per token.")
@@ -314,18 +371,11 @@ def _check_truth(generated: Array, loss: Array, logprobs: Array, spans: tuple[Sp
         raise PayloadError(f"sample {sample_id}: the logprob of token {where} is {logprobs[where]}; it bears loss.")
 
 
-def _assemble(
-    tokens: Array,
-    logprobs: Array,
-    mask: Array,
-    spans: tuple[Span, ...],
-    prompt_length: int,
-    sample_id: str,
-    sides: Mapping[str, Array],
-) -> bytes:
+def _assemble(payload: Payload, sample_id: str, sides: Mapping[str, Array]) -> bytes:
+    tokens, spans, prompt_length = payload.tokens, payload.spans, payload.prompt_length
     if not 0 <= prompt_length <= len(tokens):
         raise PayloadError(f"sample {sample_id}: a prompt of {prompt_length} of {len(tokens)} tokens.")
-    arrays = [("tokens", "int32", tokens), ("logprobs", "float32", logprobs), ("mask", "uint8", mask)]
+    arrays = [("tokens", "int32", tokens), ("logprobs", "float32", payload.logprobs), ("mask", "uint8", payload.mask)]
     for name, array in sides.items():
         dtype = array.dtype.name
         if name in _CORE or dtype not in _DTYPES:

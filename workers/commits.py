@@ -102,13 +102,11 @@ class Commits:
         return write.done
 
     def _pack(self, sample: Sample, token: str, temperature: float, kind: str) -> tuple[SampleMeta, bytes]:
-        data = payloads.encode(sample)
         server = choose_server(sample.id, self._names)
-        meta = payloads.meta_of(
+        data, meta = payloads.pack(
             sample,
             token=token,
             server=server,
-            data=data,
             worker=self._worker,
             temperature=temperature,
             logprob_kind=kind,
@@ -165,18 +163,10 @@ class Commits:
         return len(refused) < len(batch)
 
     async def _write_payloads(self, server: str, writes: list[_Write]) -> None:
-        pairs = [pair for write in writes for pair in write.payloads[server]]
-
-        async def set_all(client: Client) -> list[Any]:
-            pipe = client.pipeline(transaction=False)
-            for key, data in pairs:
-                pipe.set(key, data, nx=True, ex=self._ttl_s)
-            return _answers(await pipe.execute(raise_on_error=False))
-
-        answers = iter(await self._servers[server].do(set_all))
-        for write in writes:
-            refused = [_is_full(next(answers), "payload") for _ in write.payloads[server]]
-            if not any(refused):
+        calls = [scripts.put(write.payloads[server], self._ttl_s) for write in writes]
+        answers = await self._servers[server].do(lambda client: _call_all(client, calls))
+        for write, answer in zip(writes, answers, strict=True):
+            if not _is_full(answer, "payload"):
                 del write.payloads[server]
 
     async def _commit(self, writes: list[_Write]) -> list[_Write]:

@@ -255,6 +255,5 @@ def test_T2_abandoned_versions_age_nothing() -> None:
         abandoned=[[9, 10], [12, 12]],
     )  # fmt: skip
     lineage = Lineage(((9, 10), (12, 12)))
-    versions = np.array([-1, *range(14)], dtype=np.int32)
-    found = Batch(manifest, digest="d", payloads={})._staleness(versions)
-    assert found.tolist() == [-1, *(lineage.lag(v, 13) for v in range(14))]
+    batch = Batch(manifest, digest="d", payloads={})
+    assert [batch._lag(v) for v in range(14)] == [lineage.lag(v, 13) for v in range(14)]

@@ -4,6 +4,7 @@ import copy
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from consumers import advantages, corrections
 from consumers.batch import Batch
 from consumers.grpo import GRPO, Micro
+from penstock import payloads
 from penstock.config import TrainerConfig
 from penstock.errors import PayloadError, PenstockError
 from penstock.messages import Sample
@@ -221,15 +223,15 @@ def version_error(batch: Batch) -> float:
 def test_T6_a_version_boundary_shifted_by_one_is_seen(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = drawn()
     honest = version_error(make_batch(samples))
-    original = Payload.versions.__get__
+    decode = payloads.decode
 
-    def off_by_one(payload: Payload) -> Any:
-        versions = original(payload)
-        boundary = int(np.flatnonzero(versions == 5)[0])
-        versions[min(boundary, boundary + shift) : max(boundary, boundary + shift)] = 5 if shift < 0 else 4
-        return versions
+    def off_by_one(data: bytes, sample_id: str, checksum: int | None = None) -> Payload:
+        payload = decode(data, sample_id, checksum)
+        (first, boundary, old), (also, last, new) = payload.spans
+        assert boundary == also
+        return replace(payload, spans=((first, boundary + shift, old), (boundary + shift, last, new)))
 
-    monkeypatch.setattr(Payload, "versions", property(off_by_one))
+    monkeypatch.setattr(payloads, "decode", off_by_one)
     assert honest < 1e-4
     assert version_error(make_batch(samples)) > 0.1
     # And with a bound between the two, by count.

@@ -279,3 +279,10 @@ def test_a_payload_made_too_early_has_no_record() -> None:
     sample.append([1], version=5, logprobs=[-1.0])
     with pytest.raises(PayloadError, match="encode it anew"):
         payloads.meta_of(sample, token="t", server="s", data=data)
+
+
+def test_pack_is_encode_and_its_record() -> None:
+    sample = make_sample()
+    data, meta = payloads.pack(sample, token="t", server="control", worker="w")
+    assert data == payloads.encode(sample)
+    assert meta == payloads.meta_of(sample, token="t", server="control", data=data, worker="w")
