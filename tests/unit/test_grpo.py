@@ -223,6 +223,7 @@ def version_error(batch: Batch) -> float:
 def test_T6_a_version_boundary_shifted_by_one_is_seen(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = drawn()
     honest = version_error(make_batch(samples))
+    masked = make_batch(samples, mask_below=5, train_version=9)
     decode = payloads.decode
 
     def off_by_one(data: bytes, sample_id: str, checksum: int | None = None) -> Payload:
@@ -236,7 +237,7 @@ def test_T6_a_version_boundary_shifted_by_one_is_seen(shift: int, monkeypatch: p
     assert version_error(make_batch(samples)) > 0.1
     # And with a bound between the two, by count.
     with pytest.raises(PayloadError, match="loss tokens are"):
-        make_batch(samples, mask_below=5, train_version=9).arrays()
+        masked.arrays()
 
 
 def test_T8_a_masked_eos_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
