@@ -43,7 +43,7 @@ SAMPLE_KEYS: dict[str, type] = {
 Arrays = dict[str, NDArray[Any]]
 
 #: One token that nobody drew and nothing trains, so that every rank has something to run.
-_FILLER: Arrays = {key: np.full(1, blank, dtype) for key, (blank, dtype) in TOKEN_KEYS.items()}
+_NOTHING = np.zeros(1, np.uint8)
 
 
 def rank_rows(manifest: Manifest, dp_rank: int, dp_size: int) -> list[Row]:
@@ -173,39 +173,92 @@ class Batch:
     @cached_property
     def lost(self) -> list[str]:
         """Ids of this rank's samples whose payload is gone; they are fillers. Decodes the batch."""
-        return [row.sample for row, sample in zip(self.rows, self._samples, strict=True) if sample is _FILLER]
+        return [row.sample for row, payload in zip(self.rows, self._decoded, strict=True) if payload is None]
 
     @cached_property
-    def _samples(self) -> list[Arrays]:
-        """Arrays [L] of each of this rank's rows, decoded and checked once."""
-        return [self._load(row, float(self._advantages[i])) for i, row in zip(self._indices, self.rows, strict=True)]
+    def _decoded(self) -> list[Payload | None]:
+        """Views into the payload of each of this rank's rows, None where it is lost; decoded once."""
+        return [self._decode(row) for row in self.rows]
 
-    def _load(self, row: Row, advantage: float) -> Arrays:
+    def _decode(self, row: Row) -> Payload | None:
         if row.lost:
-            return _FILLER
+            return None
         try:
             data = self._payloads(row) if callable(self._payloads) else self._payloads[row.sample]
         except KeyError as exc:
             raise PayloadError(f"sample {row.sample}: batch {self.n} was made without its payload; fetch it.") from exc
-        if data is None:
-            return _FILLER
-        payload = payloads.decode(data, row.sample, row.checksum)
-        return self._check(row, payload, advantage)
+        return None if data is None else payloads.decode(data, row.sample, row.checksum)
 
-    def _check(self, row: Row, payload: Payload, advantage: float) -> Arrays:
-        """Arrays of one sample as the loss sees them; the counts must be those the batch was cut by."""
-        generated, loss = payload.generated.view(np.bool_), payload.loss_mask.view(np.bool_)
-        versions, staleness = np.full((2, len(payload)), -1, np.int32)
-        oldest = -1
-        for start, end, version in payload.spans:
-            versions[start:end] = version
-            staleness[start:end] = self._lag(version)
-            if version < self.manifest.mask_below:
-                loss[start:end] = False
-            elif (oldest < 0 or version < oldest) and loss[start:end].any():
-                oldest = version
-        num_loss = int(np.count_nonzero(loss))
-        found = (len(payload), payload.prompt_length, int(np.count_nonzero(generated)), num_loss)
+    def _lag(self, version: int) -> int:
+        """Steps of the lineage from ``version`` to the train version (T2); -1 where nothing was drawn."""
+        if version not in self._lags:
+            self._lags[version] = self._lineage.lag(version, self.train_version) if version >= 0 else -1
+        return self._lags[version]
+
+    def _flat(self, members: Sequence[int]) -> tuple[dict[str, Any], NDArray[np.int64]]:
+        """Token arrays [T] of ``members`` laid end to end, checked, and their lengths [B]; no member: one filler.
+
+        Made for the whole batch at once: an array's worth of work per key, not per sample and key.
+        """
+        found = [self._decoded[i] for i in members] or [None]
+        lengths = np.array([1 if payload is None else len(payload) for payload in found], np.int64)
+        runs = [run for payload, length in zip(found, lengths.tolist(), strict=True) for run in _runs(payload, length)]
+        counts = [count for count, _ in runs]
+        versions = np.repeat(np.array([version for _, version in runs], np.int32), counts)
+        mask = np.concatenate([_NOTHING if payload is None else payload.mask for payload in found])
+        generated, loss = (mask & payloads.GENERATED).view(np.bool_), (mask >> 1).view(np.bool_)
+        if self.manifest.mask_below >= 0:
+            loss &= versions >= self.manifest.mask_below
+        self._check(members, lengths, runs, generated, loss)
+        given = np.array([self._advantages[self._indices[i]] for i in members] or [0.0], np.float32)
+        return {
+            "tokens": np.concatenate(
+                [_NOTHING if payload is None else payload.tokens for payload in found], dtype=np.int64
+            ),
+            "loss_mask": loss,
+            "generated": generated,
+            "logprobs": np.concatenate(
+                [_NOTHING if payload is None else payload.logprobs for payload in found], dtype=np.float32
+            ),
+            "advantages": np.multiply(generated, np.repeat(given, lengths), dtype=np.float32),
+            "versions": versions,
+            "staleness": np.repeat(np.array([self._lag(version) for _, version in runs], np.int32), counts),
+        }, lengths
+
+    def _check(
+        self,
+        members: Sequence[int],
+        lengths: NDArray[np.int64],
+        runs: Sequence[tuple[int, int]],
+        generated: NDArray[np.bool_],
+        loss: NDArray[np.bool_],
+    ) -> None:
+        """What is in the payloads must be what the batch was cut by."""
+        if not members:
+            return
+        counts = np.array([count for count, _ in runs], np.int64)
+        starts = np.cumsum(counts) - counts
+        num_drawn, num_bearing = (
+            np.add.reduceat(mask.view(np.uint8), starts, dtype=np.int64).tolist() if len(starts) else []
+            for mask in (generated, loss)
+        )
+        run = 0
+        for i, left in zip(members, lengths.tolist(), strict=True):
+            num_generated, num_loss, oldest = 0, 0, -1
+            while left:
+                count, version = runs[run]
+                num_generated += num_drawn[run]
+                if num_bearing[run]:
+                    num_loss += num_bearing[run]
+                    oldest = version if oldest < 0 else min(oldest, version)
+                left -= count
+                run += 1
+            self._check_row(self.rows[i], self._decoded[i], num_generated, num_loss, oldest)
+
+    def _check_row(self, row: Row, payload: Payload | None, num_generated: int, num_loss: int, oldest: int) -> None:
+        if payload is None:
+            return
+        found = (len(payload), payload.prompt_length, num_generated, num_loss)
         wanted = (row.length, row.prompt_length, row.num_generated, row.num_loss)
         if found != wanted:
             raise PayloadError(
@@ -217,50 +270,25 @@ class Batch:
                 f"sample {row.sample}: the oldest version that bears loss is {oldest} in its payload, but batch "
                 f"{self.n} was cut with {row.oldest_loss}."
             )
-        return {
-            "tokens": payload.tokens,
-            "loss_mask": loss,
-            "generated": generated,
-            "logprobs": payload.logprobs,
-            "advantages": np.multiply(generated, np.float32(advantage), dtype=np.float32),
-            "versions": versions,
-            "staleness": staleness,
-        }
-
-    def _lag(self, version: int) -> int:
-        """Steps of the lineage from ``version`` to the train version (T2)."""
-        if version not in self._lags:
-            self._lags[version] = self._lineage.lag(version, self.train_version)
-        return self._lags[version]
 
     def _padded(self, members: Sequence[int]) -> dict[str, Any]:
-        samples = [self._samples[i] for i in members] or [_FILLER]
-        longest = max(len(sample["tokens"]) for sample in samples)
-        out: dict[str, Any] = {}
-        for key, (blank, dtype) in TOKEN_KEYS.items():
-            array: NDArray[Any] = np.full((len(samples), longest), blank, dtype)
-            for i, sample in enumerate(samples):
-                array[i, : len(sample[key])] = sample[key]
-            out[key] = array
-        return out | self._per_sample(samples, members)
+        flat, lengths = self._flat(members)
+        return {key: _pad(array, lengths, TOKEN_KEYS[key][0]) for key, array in flat.items()} | self._per_sample(
+            lengths, members
+        )
 
     def _packed(self, members: Sequence[int]) -> dict[str, Any]:
-        samples = [self._samples[i] for i in members] or [_FILLER]
-        out: dict[str, Any] = {
-            key: np.concatenate([sample[key] for sample in samples], dtype=dtype, casting="same_kind")
-            for key, (_, dtype) in TOKEN_KEYS.items()
-        }
-        out |= self._per_sample(samples, members)
-        lengths = out["lengths"]
+        flat, lengths = self._flat(members)
+        out: dict[str, Any] = flat | self._per_sample(lengths, members)
         out["cu_seqlens"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         out["position_ids"] = np.arange(lengths.sum()) - np.repeat(out["cu_seqlens"][:-1], lengths)
         out["max_length"] = int(lengths.max())
         return out
 
-    def _per_sample(self, samples: list[Arrays], members: Sequence[int]) -> dict[str, Any]:
+    def _per_sample(self, lengths: NDArray[np.int64], members: Sequence[int]) -> dict[str, Any]:
         rows = [self.rows[i] for i in members]
-        values: dict[str, list[float]] = {
-            "lengths": [len(sample["tokens"]) for sample in samples],
+        values: dict[str, Any] = {
+            "lengths": lengths,
             "temperatures": [row.temperature for row in rows] or [1.0],
             "rewards": [row.reward for row in rows] or [0.0],
             "rows": [self._indices[i] for i in members] or [-1],
@@ -268,6 +296,31 @@ class Batch:
         out: dict[str, Any] = {key: np.array(values[key], dtype) for key, dtype in SAMPLE_KEYS.items()}
         out["counts"] = self.counts
         return out
+
+
+def _runs(payload: Payload | None, length: int) -> Iterator[tuple[int, int]]:
+    """(tokens, version) of a sample from end to end; -1 where nothing was drawn."""
+    at = 0
+    for start, end, version in payload.spans if payload is not None else ():
+        if start > at:
+            yield start - at, -1
+        yield end - start, version
+        at = end
+    if length > at:
+        yield length - at, -1
+
+
+def _pad(flat: NDArray[Any], lengths: NDArray[np.int64], blank: float) -> NDArray[Any]:
+    """[T] as [B, L], padded on the right; without a copy where all are of one length."""
+    longest = int(lengths.max())
+    if len(flat) == len(lengths) * longest:
+        return flat.reshape(len(lengths), longest)
+    padded: NDArray[Any] = np.full((len(lengths), longest), blank, flat.dtype)
+    end = 0
+    for i, length in enumerate(lengths.tolist()):
+        padded[i, :length] = flat[end : end + length]
+        end += length
+    return padded
 
 
 def _check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:

@@ -329,3 +329,5 @@ class Publication(Record):
     #: Announced again after every engine failed to load it.
     rev: int = 0
     published_s: float = 0.0
+    #: Ranges (first, last) of versions that rewinds abandoned: an engine that holds one loads this without waiting.
+    abandoned: list[list[int]] = field(default_factory=list)
