@@ -28,7 +28,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError, PublishError, WaitTimeout
 from penstock.keys import Keys
 from penstock.messages import Publication, pack
-from penstock.staleness import Policy
+from penstock.staleness import Lineage, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -299,8 +299,14 @@ class Trainer:
                 step=step,
                 through=through,
                 published_s=time.time(),
+                abandoned=self._abandoned(),
             )
         )
+
+    def _abandoned(self) -> list[list[int]]:
+        """Versions that rewinds of this subscription left behind."""
+        raw = self._subscriber.control.do(lambda client: client.hget(self.keys.sub(self.name), "abandoned"))
+        return [list(span) for span in Lineage.parse((raw or b"").decode()).abandoned]
 
     def tick(self, *, step: int = 0, timeout: float = 600.0) -> int:
         """The next version with the weights of the last one: a step that changed none, as a critic's warm-up (T13)."""
@@ -317,7 +323,14 @@ class Trainer:
         before = Publication.from_bytes(newest[0][1][b"p"], "publication")
         fields = {name: getattr(before, name) for name in ("model", "transport", "path", "tensors", "checksums")}
         return self._announce(
-            Publication(**fields, version=self.version + 1, step=step, through=through, published_s=time.time())
+            Publication(
+                **fields,
+                version=self.version + 1,
+                step=step,
+                through=through,
+                published_s=time.time(),
+                abandoned=self._abandoned(),
+            )
         )
 
     def _announce(self, publication: Publication) -> int:

@@ -138,8 +138,11 @@ class Updates:
 
     async def _cohort_ends(self, newest: Publication) -> None:
         """one_step: what was admitted under an older version is drawn under it, wherever it runs (T5)."""
-        if self._services.config.staleness.mode != "one_step" or self._services.engine.version < 0:
+        loaded = self._services.engine.version
+        if self._services.config.staleness.mode != "one_step" or loaded < 0:
             return
+        if any(first <= loaded <= last for first, last in newest.abandoned):
+            return  # what would be drawn under a version that no longer lives could not be trained (T1)
         key = self._services.keys.cohorts
         while True:
             versions = await self._services.control.do(lambda client: client.hkeys(key))

@@ -707,6 +707,18 @@ async def test_one_step_waits_for_the_cohort_wherever_it_runs(
         await until(lambda: fake.version == "2")
 
 
+async def test_T1_one_step_does_not_finish_a_cohort_under_a_version_that_was_abandoned(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, publications: list[Publication]
+) -> None:
+    jobs = admit(client, keys, [job(0), job(1)])
+    play.lease(client, keys, "another", version=1)
+    async with working(config(staleness={"mode": "one_step"})):
+        await until(lambda: states(client, keys, jobs) == ["leased", "ready"])
+        publish(client, keys, dataclasses.replace(publications[2], abandoned=[[1, 1]]))
+        await until(lambda: fake.version == "2")
+    assert states(client, keys, jobs)[0] == "leased", "its cohort had not ended"
+
+
 # --- being seen ---------------------------------------------------------------------------------------------------
 
 
