@@ -17,6 +17,8 @@ from penstock.load_config import redact
 LINE_EVERY_S = 5.0
 #: Waits shorter than this are no news.
 WAIT_SHOWN_S = 1.0
+#: Waits told in a plain line, longest first.
+WAITS_TOLD = 2
 
 
 class Live:
@@ -120,8 +122,12 @@ def _waits(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _waits_line(snapshot: dict[str, Any]) -> str:
-    waits = [f"{wait.get('who')} {_wait_text(wait)}" for wait in _waits(snapshot)]
-    return " | " + "; ".join(waits) if waits else ""
+    # Between two evaluations that side has nothing to do; the rest is for `penstock why`.
+    waits = [wait for wait in _waits(snapshot) if not str(wait.get("who")).endswith(":eval")]
+    told = [f"{wait.get('who')} {_wait_text(wait)}" for wait in waits[:WAITS_TOLD]]
+    if len(waits) > WAITS_TOLD:
+        told.append(f"{len(waits) - WAITS_TOLD} more wait")
+    return " | " + "; ".join(told) if told else ""
 
 
 def _wait_text(wait: dict[str, Any]) -> str:
