@@ -152,11 +152,13 @@ def main(
     engine_python: Annotated[str, typer.Option(help="Interpreter that has sglang.")] = ".engine/bin/python",
     engine_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server; repeat.")] = None,
     engine_env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the server; repeat.")] = None,
-    groups: Annotated[int, typer.Option(help="Prompts of a round, 8 answers each.")] = 16,
+    groups: Annotated[
+        int, typer.Option(help="Prompts of a round, 8 answers each; many, so that start and end weigh little.")
+    ] = 48,
     concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 64,
     prompt_tokens: Annotated[int, typer.Option()] = 32,
     new_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
-    rounds: Annotated[int, typer.Option(help="Rounds of each leg.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds of each leg.")] = 3,
     batch_groups: Annotated[int, typer.Option(help="Groups of a batch.")] = 8,
     hidden: Annotated[int, typer.Option(help="Shape of the model, as in a Qwen2 config.")] = 256,
     layers: int = 4,
