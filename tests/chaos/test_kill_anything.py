@@ -27,6 +27,7 @@ def run(tmp_path: Path) -> Iterator[RunUnderTest]:
         "--trainer.checkpoint_every=2",
         "--trainer.batch_groups=16",
         f"--staleness.bound={BOUND}",
+        "--worker.count=1",
         "--worker.lease_s=4",
         "--worker.heartbeat_s=1",
         "--buffer.lease_s=3",
