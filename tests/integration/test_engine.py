@@ -39,16 +39,22 @@ async def test_generate_returns_ids_logprobs_and_versions(engine: Engine) -> Non
 
 
 async def test_score_is_the_logprob_at_temperature_one(engine: Engine, models: list[Path]) -> None:
-    segment = await engine.generate(PROMPT, SHORT | {"temperature": 0.5}, rid="a/0/0/0")
+    answer = [9, 20, 33, 27, 34, 40, 2, 2, 23, 18, 1]
     sample = Sample(Job(id="a/0/0", n=1), 0)
     sample.append(PROMPT)
-    scores = await engine.score(PROMPT + segment.output_ids, len(PROMPT))
-    sample.append(segment.output_ids, version=1, logprobs=scores)
+    sample.append(answer, version=1, logprobs=await engine.score(PROMPT + answer, len(PROMPT)))
 
     expected = oracle.recompute({1: oracle.load_model(models[1])}, sample, sample.versions, 1.0)
     assert oracle.gap(sample, expected) < 1e-4
     with pytest.raises(EngineError, match="start must be"):
         await engine.score(PROMPT, 0)
+
+
+async def test_a_score_of_another_token_is_refused(engine: Engine, models: list[Path]) -> None:
+    """SGLang 0.5.20 scores id 0 in the place of the last id of the vocabulary; no number is better than that one."""
+    last = json.loads((models[1] / "config.json").read_text())["vocab_size"] - 1
+    with pytest.raises(EngineError, match="not one finite number for each token"):
+        await engine.score([*PROMPT, last, 5], len(PROMPT))
 
 
 async def test_an_abort_ends_its_own_request_only(engine: Engine) -> None:
