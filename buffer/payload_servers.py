@@ -6,10 +6,9 @@ from penstock import connect
 from penstock.config import RedisConfig
 from penstock.control import Client
 from penstock.errors import ProtocolError
+from penstock.keys import CONTROL
 from penstock.scripts import persist, run
 
-#: Name of the control Redis where it holds payloads too.
-CONTROL = "control"
 #: Keys per round trip; bounds the time one call takes on the server.
 CHUNK = 2048
 

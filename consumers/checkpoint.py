@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from consumers.publish import file_crc32
+from penstock.checksum import file_crc32
 from penstock.errors import PenstockError
 
 log = logging.getLogger(__name__)

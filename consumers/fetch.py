@@ -6,11 +6,9 @@ from functools import partial
 from penstock.config import RedisConfig
 from penstock.control import Client, Control
 from penstock.errors import ConfigError, ProtocolError
-from penstock.keys import Keys
+from penstock.keys import CONTROL, Keys
 from penstock.messages import Row
 
-#: Name of the control Redis where it holds payloads too.
-CONTROL = "control"
 #: Most payload bytes asked for at once, so that one answer stays small beside what the server can buffer.
 CHUNK_BYTES = 32 * 1024 * 1024
 

@@ -18,13 +18,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from penstock.checksum import file_crc32
 from penstock.errors import PublishError
 
 WEIGHTS_FILE = "model.safetensors"
 _TEMPORARY = ".writing-"
 #: Beside weights, what a model's folder is made of: config, tokenizer, chat template, code.
 _COMPANIONS = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
-_CHUNK_BYTES = 16 * 1024 * 1024
 
 
 class Written(NamedTuple):
@@ -113,15 +113,6 @@ def compare(tensors: Mapping[str, Tensor], file: Path) -> None:
                     raise PublishError(f"{file}: the values of {name} were read back changed; check the disk.")
     except SafetensorError as exc:
         raise PublishError(f"{file} cannot be read back: {exc}.") from exc
-
-
-def file_crc32(file: Path) -> int:
-    """CRC-32 of a file's bytes."""
-    value = 0
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            value = zlib.crc32(chunk, value)
-    return value
 
 
 def _storable(weights: torch.nn.Module | Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -11,6 +11,9 @@ LANES = ("suspect", "resume", "eval", "score", "train")
 #: Lanes that a producer may admit to.
 HOME_LANES = ("eval", "score", "train")
 
+#: Name of the control Redis among the payload servers, where it holds payloads too.
+CONTROL = "control"
+
 #: The one consumer group on every job stream.
 GROUP = "workers"
 
@@ -122,6 +125,14 @@ class Keys:
     @property
     def retiring(self) -> str:
         return self.of("retiring")
+
+    @property
+    def bodies(self) -> str:
+        return self.of("bodies")
+
+    @property
+    def gate(self) -> str:
+        return self.of("gate")
 
     @property
     def paused(self) -> str:

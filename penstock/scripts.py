@@ -281,12 +281,12 @@ def fail(
 ) -> Call[str]:
     """A try failed. Returns delayed, dead or lost. ``max_attempts`` 0 buries at once."""
     args: list[Value] = [keys.prefix, job, token, worker, reason, detail[:65536], max_attempts, retry_ms]
-    return Call(script("fail"), [keys.group(job), keys.delayed, keys.of("bodies")], args, _text)
+    return Call(script("fail"), [keys.group(job), keys.delayed, keys.bodies], args, _text)
 
 
 def due(keys: Keys, most: int = 100) -> Call[int]:
     """Queue delayed jobs whose time has come."""
-    return Call(script("due"), [keys.delayed, keys.of("bodies")], [keys.prefix, most], int)
+    return Call(script("due"), [keys.delayed, keys.bodies], [keys.prefix, most], int)
 
 
 def reclaim(
@@ -314,7 +314,7 @@ def requeue(keys: Keys, job: str, model: str) -> Call[bool]:
 
 def cancel(keys: Keys, job: str, subs: Sequence[str]) -> Call[str]:
     """Cancel a live job; the state it was in, ``cut`` (it stays: a batch holds it), or '' (nothing to cancel)."""
-    names = [keys.group(job), keys.delayed, keys.of("bodies"), keys.dead, keys.ready, keys.inflight]
+    names = [keys.group(job), keys.delayed, keys.bodies, keys.dead, keys.ready, keys.inflight]
     return Call(script("cancel"), [*names, *map(keys.sub, subs)], [keys.prefix, job, *subs], _text)
 
 

@@ -70,7 +70,7 @@ class Producer:
                 why = self._step()
                 self._waiting.for_(why)
                 if why:
-                    self._control.do(lambda _: self._gate.blpop([self._keys.of("gate")], timeout=GATE_S))
+                    self._control.do(lambda _: self._gate.blpop([self._keys.gate], timeout=GATE_S))
             self._waiting.end()
         except QueueUnavailable as exc:
             if not self._stop.is_set():

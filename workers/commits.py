@@ -18,15 +18,13 @@ from penstock import payloads, scripts
 from penstock.config import Config
 from penstock.control import PASSING, AsyncControl, Client
 from penstock.errors import ConfigError, QueueFull
-from penstock.keys import Keys
+from penstock.keys import CONTROL, Keys
 from penstock.messages import Sample, SampleMeta
 from penstock.scripts import Call, Committed
 from penstock.waits import Waiting
 
 log = logging.getLogger(__name__)
 
-#: Name of the control Redis where it holds payloads too.
-CONTROL = "control"
 #: Wait before a full Redis is tried again; also how long a look at its memory holds.
 FULL_WAIT_S = 1.0
 #: Share of maxmemory above which nothing is committed: the buffer and the trainers need the rest to make room.

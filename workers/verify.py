@@ -5,10 +5,10 @@ are refused here. Reads safetensors headers only (8 bytes of length, then JSON) 
 """
 
 import json
-import zlib
 from pathlib import Path
 from typing import Any
 
+from penstock.checksum import file_crc32
 from penstock.errors import PublishError
 from penstock.messages import Publication
 
@@ -59,15 +59,6 @@ def has_tied_embeddings(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return bool(config.get("tie_word_embeddings", False))
-
-
-def file_crc32(path: Path) -> int:
-    """CRC-32 of a file's bytes."""
-    checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(4 * 1024 * 1024):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
 
 
 def verify_publication(publication: Publication, reference: Tensors, *, tied: bool = False) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from consumers import checkpoint
+from penstock.checksum import file_crc32
 from penstock.errors import PenstockError
 
 
@@ -90,7 +91,7 @@ def test_a_file_with_code_in_it_is_not_loaded(tmp_path: Path) -> None:
 
     path = tmp_path / "evil.pt"
     torch.save({"learner": Evil()}, path)
-    path.rename(tmp_path / f"step00000001-{checkpoint.file_crc32(path):08x}.pt")
+    path.rename(tmp_path / f"step00000001-{file_crc32(path):08x}.pt")
     with pytest.raises(PenstockError, match="damaged"):
         checkpoint.latest(tmp_path)
     assert not (tmp_path / "ran").exists()

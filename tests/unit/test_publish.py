@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from consumers import publish
 from consumers.publish import write_weights
+from penstock.checksum import file_crc32
 from penstock.errors import PublishError
 from tests.batch_factory import tiny_model
 
@@ -43,7 +44,7 @@ def test_what_is_told_of_a_version_is_what_the_files_hold(source: Path, tmp_path
     written = write_weights(tiny_model(), source, tmp_path / "weights", 1)
     stored = load_file(written.path / "model.safetensors")
     assert written.tensors == {name: ["float32", list(tensor.shape)] for name, tensor in stored.items()}
-    assert written.checksums == {file.name: publish.file_crc32(file) for file in written.path.iterdir()}
+    assert written.checksums == {file.name: file_crc32(file) for file in written.path.iterdir()}
 
 
 @pytest.mark.parametrize("copied", [False, True])

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.checksum import file_crc32
 from penstock.errors import PublishError
 from penstock.messages import Publication
-from workers.verify import Tensors, file_crc32, has_tied_embeddings, read_folder, verify_publication
+from workers.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
 
 LAYOUT = {"model.embed_tokens.weight": [4, 2], "model.norm.weight": [2]}
 
