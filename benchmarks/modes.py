@@ -202,8 +202,8 @@ def limits(rows: list[dict[str, Any]]) -> list[str]:
     ]
     if cores <= 2:
         notes.append(
-            f"On {cores} cores the engine's scheduler alone fills one; tokenizer, detokenizer, worker, Redis, buffer "
-            "and trainer share the other: what overlaps also competes. With the engine on a GPU it does not."
+            f"Engine, worker, Redis, buffer and trainer share {cores} cores: what overlaps also competes for them, "
+            "which it would not with the engine on a GPU."
         )
     return notes
 
