@@ -207,6 +207,9 @@ def _rank_main(rank: int, config: Config, store: str) -> None:
     set_up(f"trainer/{rank}")
     size = config.trainer.dp_size
     backend = "gloo" if config.trainer.device == "cpu" else "nccl"
+    if config.trainer.device == "cuda":
+        # "cuda" names the present device: one for each rank, or all would share the first.
+        torch.cuda.set_device(rank)
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     try:
         code = _run_rank(config, rank, size)
