@@ -260,6 +260,7 @@ class Cutter:
                 oldest = min(oldest, record["oldest"]) if record["oldest"] >= 0 else oldest
                 lost = record["k"] in group.lost
                 num_loss, oldest_loss = 0, -1
+                bearing: list[list[int]] = []
                 for version, tokens in () if lost else record["loss_by_version"]:
                     if masks and version < plan.floor:
                         continue
@@ -268,10 +269,13 @@ class Cutter:
                         lag = lags[version] = lineage.lag(version, plan.train_version) if definition.model else 0
                     oldest_loss = version if oldest_loss < 0 else min(oldest_loss, version)
                     num_loss += tokens
+                    bearing.append([version, tokens])
                     weighted += lag * tokens
                     worst = max(worst, lag)
                 loss_tokens += num_loss
                 row.update(job=group.job, num_loss=num_loss, oldest_loss=oldest_loss, lost=lost)
+                if len(bearing) > 1:
+                    row["loss_versions"] = bearing
                 rows.append(row)
         return Manifest(
             sub=sub.name,

@@ -1,36 +1,49 @@
 """Advantages of whole groups, from rewards alone, before the split over ranks (T11)."""
 
 from collections.abc import Hashable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, ProtocolError
 
-Kind = Literal["grpo", "dr_grpo", "rloo"]
+Kind = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"]
+KINDS = get_args(Kind)
 
 #: Added to the standard deviation, so that a group of equal rewards has advantage 0.
 EPSILON = 1e-6
 
 
-def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable], kind: Kind = "grpo") -> NDArray[np.float64]:
+def group_advantages(
+    rewards: Sequence[float],
+    groups: Sequence[Hashable],
+    kind: Kind = "grpo",
+    weights: Sequence[float] | None = None,
+) -> NDArray[np.float64]:
     """[N] advantage of each sample among the samples of its own group; groups may differ in size.
 
     With m the mean of the group and n the number of its samples present:
 
-    - ``grpo``: (r - m) / (s + 1e-6), s the unbiased standard deviation (Shao et al. 2024, arXiv 2402.03300)
+    - ``grpo``: (r - m) / (s + 1e-6), s the unbiased standard deviation (Shao et al. 2024, arXiv 2402.03300). GSPO
+      (arXiv 2507.18071) and CISPO (arXiv 2506.13585) take the same advantage; they differ in the loss.
     - ``dr_grpo``: r - m (Liu et al. 2025, arXiv 2503.20783)
     - ``rloo``: r minus the mean of the others, (r - m) n / (n - 1) (Ahmadian et al. 2024, arXiv 2402.14740)
+    - ``reinforce_pp_baseline``: a = r - m, then (a - M) / (S + 1e-6) with M and S the mean and the standard deviation
+      of a over all loss tokens of the batch (Hu et al. 2025, arXiv 2501.03262)
 
-    A group of one has nothing to compare with: its advantage is 0 in all three.
+    A group of one has nothing to compare with: its a is 0 in all of them, and no deviation is taken.
+
+    Args:
+        weights: loss tokens of each sample, of the whole batch; only ``reinforce_pp_baseline`` looks at them. None
+            weighs every sample the same. All ranks have them from the manifest, so none asks another one.
 
     Raises:
-        ConfigError: the kind is none of the three.
-        ProtocolError: rewards and groups differ in number, or a reward is not finite.
+        ConfigError: the kind is none of these.
+        ProtocolError: rewards, groups and weights differ in number, or a reward is not finite.
     """
-    if kind not in ("grpo", "dr_grpo", "rloo"):
-        raise ConfigError(f"advantage {kind!r} is not known: use grpo, dr_grpo or rloo.")
+    if kind not in KINDS:
+        raise ConfigError(f"advantage {kind!r} is not known: use {', '.join(KINDS[:-1])} or {KINDS[-1]}.")
     if len(rewards) != len(groups):
         raise ProtocolError(f"{len(rewards)} rewards for {len(groups)} group ids.")
     values = np.asarray(rewards, np.float64)
@@ -49,4 +62,20 @@ def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable], kind:
         centred = centred / (deviation + EPSILON)[index]
     elif kind == "rloo":
         centred = centred * (count / others)[index]
+    elif kind == "reinforce_pp_baseline":
+        centred = _whitened(centred, weights)
     return centred
+
+
+def _whitened(values: NDArray[np.float64], weights: Sequence[float] | None) -> NDArray[np.float64]:
+    """Mean 0 and deviation 1 over the batch, each value counted ``weights`` times."""
+    counts = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
+    if len(counts) != len(values):
+        raise ProtocolError(f"{len(counts)} weights for {len(values)} rewards.")
+    total = counts.sum()
+    if not total:
+        return np.zeros_like(values)
+    mean = (counts * values).sum() / total
+    deviation = np.sqrt((counts * (values - mean) ** 2).sum() / total)
+    whitened: NDArray[np.float64] = (values - mean) / (deviation + EPSILON)
+    return whitened

@@ -63,6 +63,8 @@ class Batch:
             the cut: its row becomes a filler too, and is named in ``lost``.
         dp_rank, dp_size: which share (T14).
         advantage: how rewards become advantages, see ``consumers.advantages``.
+        max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: no more are
+            masked. ``counts`` and advantages are of the tokens that are left, in the whole batch (T10).
 
     Raises:
         ProtocolError: the manifest contradicts itself, or breaks its own staleness bound (I6).
@@ -77,6 +79,7 @@ class Batch:
         dp_rank: int = 0,
         dp_size: int = 1,
         advantage: advantages.Kind = "grpo",
+        max_staleness: int | None = None,
     ) -> None:
         self.manifest = manifest
         self.digest = digest
@@ -92,8 +95,17 @@ class Batch:
         self._payloads = payloads
         self._lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
         self._lags: dict[int, int] = {}
+        self._max_staleness = max_staleness
+        num_loss = [self._num_loss(row) for row in self.all_rows]
+        #: Denominators of the loss over all ranks (T10).
+        self._counts = {
+            "loss_tokens": sum(num_loss),
+            "loss_samples": sum(1 for count in num_loss if count),
+            "samples": manifest.num_samples,
+            "groups": manifest.num_groups,
+        }
         self._advantages = advantages.group_advantages(
-            [row.reward for row in self.all_rows], [row.job for row in self.all_rows], advantage
+            [row.reward for row in self.all_rows], [row.job for row in self.all_rows], advantage, num_loss
         )
 
     @property
@@ -108,12 +120,9 @@ class Batch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Denominators of the loss over all ranks: ``loss_tokens``, ``samples``, ``groups`` (T10)."""
-        return {
-            "loss_tokens": self.manifest.num_loss_tokens,
-            "samples": self.manifest.num_samples,
-            "groups": self.manifest.num_groups,
-        }
+        """Denominators of the loss over all ranks: ``loss_tokens``, ``loss_samples`` (those with at least one),
+        ``samples``, ``groups`` (T10)."""
+        return self._counts
 
     def __len__(self) -> int:
         """Samples of this rank."""
@@ -195,6 +204,13 @@ class Batch:
             self._lags[version] = self._lineage.lag(version, self.train_version) if version >= 0 else -1
         return self._lags[version]
 
+    def _num_loss(self, row: Row) -> int:
+        """Tokens of a row that bear loss here."""
+        if self._max_staleness is None or not row.num_loss:
+            return row.num_loss
+        by_version = row.loss_versions or [[row.oldest_loss, row.num_loss]]
+        return sum(count for version, count in by_version if self._lag(version) <= self._max_staleness)
+
     def _flat(self, members: Sequence[int]) -> tuple[dict[str, Any], NDArray[np.int64]]:
         """Token arrays [T] of ``members`` laid end to end, checked, and their lengths [B]; no member: one filler.
 
@@ -210,6 +226,10 @@ class Batch:
         if self.manifest.mask_below >= 0:
             loss &= versions >= self.manifest.mask_below
         self._check(members, lengths, runs, generated, loss)
+        staleness = np.repeat(np.array([self._lag(version) for _, version in runs], np.int32), counts)
+        if self._max_staleness is not None:
+            loss &= staleness <= self._max_staleness
+            self._check_masked(members, int(np.count_nonzero(loss)))
         given = np.array([self._advantages[self._indices[i]] for i in members] or [0.0], np.float32)
         return {
             "tokens": np.concatenate(
@@ -222,7 +242,7 @@ class Batch:
             ),
             "advantages": np.multiply(generated, np.repeat(given, lengths), dtype=np.float32),
             "versions": versions,
-            "staleness": np.repeat(np.array([self._lag(version) for _, version in runs], np.int32), counts),
+            "staleness": staleness,
         }, lengths
 
     def _check(
@@ -254,6 +274,15 @@ class Batch:
                 left -= count
                 run += 1
             self._check_row(self.rows[i], self._decoded[i], num_generated, num_loss, oldest)
+
+    def _check_masked(self, members: Sequence[int], found: int) -> None:
+        """The denominators count what is left by the manifest; it must be what the payloads leave."""
+        wanted = sum(self._num_loss(self.rows[i]) for i in members if self._decoded[i] is not None)
+        if found != wanted:
+            raise PayloadError(
+                f"batch {self.n}: {found} tokens bear loss at staleness {self._max_staleness} or less, and its manifest "
+                f"says {wanted}: it was cut by a buffer that does not tell loss tokens by version; restart the buffer."
+            )
 
     def _check_row(self, row: Row, payload: Payload | None, num_generated: int, num_loss: int, oldest: int) -> None:
         if payload is None:

@@ -1,27 +1,31 @@
-"""The policy loss per token: one correction for data that another policy drew, never two (T9).
+"""One correction for data that another policy drew, never two (T9), around any loss of ``losses``.
 
 Notation: θ the policy being trained, old the policy at the batch's first optimizer step, μ the behaviour policy (what
-the engine drew with, T6), A the advantage, clip(r) = min(max(r, 1 - low), 1 + high).
+the engine drew with, T6), A the advantage, sg stop-gradient. With L(r) a loss of ``losses`` whose ratio is r:
 
-- ``bypass``: r = π_θ / μ, loss = -min(r A, clip(r) A), no other weight. PPO (Schulman et al. 2017, arXiv 1707.06347)
-  with the behaviour policy as its proximal one; low ≠ high is DAPO's clip-higher (Yu et al. 2025, arXiv 2503.14476).
-- ``decoupled``: w = stop_gradient(min(π_old / μ, C)), r = π_θ / π_old, loss = -w min(r A, clip(r) A). Decoupled PPO
-  (Hilton et al. 2021, arXiv 2110.00641) as AReaL uses it (Fu et al. 2025, arXiv 2505.24298).
+- ``bypass``: L(π_θ / μ), no other weight; the behaviour policy is the proximal one.
+- ``decoupled``: w L(π_θ / π_old), w = sg(min(π_old / μ, C)). Decoupled PPO (Hilton et al. 2021, arXiv 2110.00641) as
+  AReaL uses it (Fu et al. 2025, arXiv 2505.24298); where π_old differs from μ by engine against trainer alone, it is
+  the truncated importance sampling that Yao et al. 2025 put on PPO ("Your Efficient RL Framework Secretly Brings You
+  Off-Policy RL Training").
+- ``truncated``: -w A log π_θ, w = sg(min(π_θ / μ, C)): truncated importance sampling of the plain policy gradient
+  (Ionides 2008; the ρ of V-trace, Espeholt et al. 2018, arXiv 1802.01561). No π_old, no clip.
+
+Tokens that are too stale are masked before: at the cut (``staleness.on_expiry: mask``), or by ``Batch`` with
+``trainer.max_token_staleness``; both keep the denominators exact.
 
 Everything here is a pure function of tensors of one shape, [B, L] or [T].
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from consumers.losses import RatioLoss, TokenLoss, ppo, ratio, reinforce
 
-class TokenLoss(NamedTuple):
-    #: Loss per token, 0 where the mask is 0; not divided by anything.
-    loss: Tensor
-    #: bool, tokens whose gradient the clip cut off.
-    clipped: Tensor
+__all__ = ["DEFAULT_CAP", "TokenLoss", "bypass", "decoupled", "token_logprobs", "truncated"]
+
+#: C, where a configuration sets none.
+DEFAULT_CAP = 2.0
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> Tensor:
@@ -43,16 +47,25 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperatures: Tensor) -> Tens
 
 
 def bypass(
-    logprobs: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float
+    logprobs: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_low: float,
+    clip_high: float,
+    *,
+    loss: RatioLoss = ppo,
+    segments: Tensor | None = None,
 ) -> TokenLoss:
-    """-min(r A, clip(r) A) with r = π_θ / μ.
+    """L(r) with r = π_θ / μ.
 
     Args:
         logprobs: log π_θ, carries the gradient.
         behaviour: log μ.
         mask: bool; where False, nothing is computed and the loss is 0.
+        loss, segments: see ``losses``.
     """
-    return _clipped(_ratio(logprobs, behaviour, mask), advantages, mask, clip_low, clip_high)
+    return loss(logprobs, behaviour, advantages, mask, clip_low, clip_high, segments)
 
 
 def decoupled(
@@ -64,25 +77,26 @@ def decoupled(
     clip_low: float,
     clip_high: float,
     cap: float,
+    *,
+    loss: RatioLoss = ppo,
+    segments: Tensor | None = None,
 ) -> TokenLoss:
-    """-w min(r A, clip(r) A) with r = π_θ / π_old and w = min(π_old / μ, cap), through which no gradient flows.
+    """w L(r) with r = π_θ / π_old and w = min(π_old / μ, cap), through which no gradient flows.
 
     Args:
         old: log π_old, from one pass over the whole batch before its first optimizer step.
         The others are as for ``bypass``.
     """
-    weight = _ratio(old, behaviour, mask).clamp(max=cap).detach()
-    loss, clipped = _clipped(_ratio(logprobs, old.detach(), mask), advantages, mask, clip_low, clip_high)
-    return TokenLoss(weight * loss, clipped)
+    weight = ratio(old, behaviour, mask).clamp(max=cap).detach()
+    of, clipped = loss(logprobs, old.detach(), advantages, mask, clip_low, clip_high, segments)
+    return TokenLoss(weight * of, clipped)
 
 
-def _ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    # Masked before exp: an overflow outside the mask would come back as 0 * inf in the gradient.
-    return torch.where(mask, numerator - denominator, 0.0).exp()
+def truncated(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, cap: float) -> TokenLoss:
+    """-w A log π_θ with w = min(π_θ / μ, cap), through which no gradient flows.
 
-
-def _clipped(ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float) -> TokenLoss:
-    plain = ratio * advantages
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    loss = torch.where(mask, -torch.minimum(plain, bounded), 0.0)
-    return TokenLoss(loss, (bounded < plain) & mask)
+    Returns:
+        ``clipped`` marks the tokens whose weight the cap changed.
+    """
+    plain = ratio(logprobs, behaviour, mask).detach()
+    return TokenLoss(plain.clamp(max=cap) * reinforce(logprobs, advantages, mask).loss, (plain > cap) & mask)

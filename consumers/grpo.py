@@ -1,6 +1,6 @@
 """The reference trainer step: GRPO on one batch, data parallel, with exact denominators.
 
-    per rank and micro-batch    loss = dp_size * sum over this rank's loss tokens / loss tokens of all ranks    (T10)
+    per rank and micro-batch    loss = dp_size * sum over this rank's loss tokens / denominator of all ranks    (T10)
     over ranks                  gradients are averaged, so that dp_size cancels
     then                        clip by norm, warm-up, optimizer
 
@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from consumers import corrections
+from consumers import corrections, losses
 from consumers.batch import Batch
-from consumers.corrections import TokenLoss
+from consumers.losses import TokenLoss
 from penstock.config import TrainerConfig
 from penstock.errors import PenstockError
 
@@ -34,7 +34,7 @@ class GRPO:
     Args:
         model: a Hugging Face causal language model without dropout; the same weights on every rank.
         optimizer: over its parameters; its learning rates are those after the warm-up.
-        config: correction, clips, warm-up, ``max_tokens``.
+        config: loss, correction, clips, aggregation, warm-up, ``max_tokens``.
         dp_size: ranks; more than 1 needs torch.distributed to be initialised (gloo on CPU, nccl on GPU).
         process_group: of those ranks; None is the default group.
         max_samples: most samples of a micro-batch, beside ``config.max_tokens``.
@@ -114,16 +114,21 @@ class GRPO:
         return corrections.token_logprobs(logits, micro["tokens"], micro["temperatures"])
 
     def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
-        """[B, L] loss per token by the configured correction."""
+        """[B, L] loss per token by the configured loss and correction."""
         clips = (self.config.clip_low, self.config.clip_high)
+        cap = self.config.weight_cap or corrections.DEFAULT_CAP
         behaviour, advantages, mask = micro["logprobs"], micro["advantages"], micro["loss_mask"]
+        if self.config.correction == "truncated":
+            return corrections.truncated(logprobs, behaviour, advantages, mask, cap)
+        loss = losses.RATIO_LOSSES[self.config.loss]
         if old is None:
-            return corrections.bypass(logprobs, behaviour, advantages, mask, *clips)
-        return corrections.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap=self.config.weight_cap)
+            return corrections.bypass(logprobs, behaviour, advantages, mask, *clips, loss=loss)
+        return corrections.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap, loss=loss)
 
     def denominator(self, micro: Micro) -> float:
-        """What this rank's sum over tokens is divided by, so that averaged gradients are the token mean (T10)."""
-        return float(micro["counts"]["loss_tokens"]) / self.dp_size
+        """What this rank's sum over tokens is divided by, so that averaged gradients are the mean of all (T10)."""
+        whole = losses.denominator(micro["counts"], self.config.aggregation, self.config.constant_tokens)
+        return whole / self.dp_size
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer and step; plain tensors and numbers."""
@@ -137,7 +142,8 @@ class GRPO:
     def _backward(self, micro: Micro, old: Tensor | None, totals: "Totals") -> None:
         logprobs = self.logprobs(micro)
         token_loss = self.token_loss(micro, logprobs, old)
-        loss = token_loss.loss.sum() / self.denominator(micro)
+        weights = losses.token_weights(micro["loss_mask"], self.config.aggregation)
+        loss = (token_loss.loss * weights).sum() / self.denominator(micro)
         loss.backward()  # type: ignore[no-untyped-call]
         totals.add(micro, logprobs.detach(), token_loss)
 

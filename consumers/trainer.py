@@ -230,6 +230,8 @@ class Trainer:
             payloads=payloads,
             dp_rank=self.dp_rank,
             dp_size=self.dp_size,
+            advantage=self.config.trainer.advantage,
+            max_staleness=self.config.trainer.max_token_staleness,
         )
 
     def _check_clock(self, batch: Batch) -> None:

@@ -237,10 +237,20 @@ class TrainerConfig(Section):
     max_grad_norm: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.2
-    #: T9: one correction, never two.
-    correction: Literal["bypass", "decoupled"] = "bypass"
-    #: C of the decoupled correction.
-    weight_cap: float = 2.0
+    #: How rewards become advantages (consumers/advantages.py).
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
+    #: Loss per token (consumers/losses.py); gspo wants clips of about 3e-4 and aggregation sample.
+    loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
+    #: T9: one correction, never two (consumers/corrections.py). reinforce takes truncated, the others take the rest.
+    correction: Literal["bypass", "decoupled", "truncated"] = "bypass"
+    #: C of decoupled and truncated; None is 2. bypass has no weight to cap.
+    weight_cap: Annotated[float, Field(gt=0)] | None = None
+    #: What every token weighs the same by: the batch (token), its sample (sample), or a constant answer (constant).
+    aggregation: Literal["token", "sample", "constant"] = "token"
+    #: Tokens of the constant answer, the longest there can be; only with aggregation constant.
+    constant_tokens: Positive | None = None
+    #: Tokens staler than this bear no loss, whatever the bound of the cut is; None: the cut alone decides.
+    max_token_staleness: Annotated[int, Field(ge=0)] | None = None
     #: Tokens per micro-batch; None: the whole rank's share at once.
     max_tokens: Positive | None = None
     #: Processes of the trainer (torchrun-like, gloo on CPU, nccl on GPU).
@@ -256,6 +266,27 @@ class TrainerConfig(Section):
     num_threads: Annotated[int, Field(ge=0)] = 1
     #: Stop when held-out accuracy has reached this; None: train all steps.
     stop_at_accuracy: float | None = None
+
+    @model_validator(mode="after")
+    def _one_correction(self) -> Self:
+        if self.correction == "truncated" and self.loss != "reinforce":
+            raise ValueError(
+                f"correction truncated weighs by π_θ / μ, and loss {self.loss} takes a ratio of its own: that corrects "
+                "twice (T9); choose loss reinforce, or correction bypass or decoupled"
+            )
+        if self.loss == "reinforce" and self.correction != "truncated":
+            raise ValueError(
+                f"loss reinforce takes no ratio, so correction {self.correction} would leave stale data uncorrected "
+                "(T9); choose correction truncated, or loss ppo"
+            )
+        if self.correction == "bypass" and self.weight_cap is not None:
+            raise ValueError(
+                "weight_cap caps a weight that correction bypass does not have, and a second one would correct twice "
+                "(T9): leave it away, or choose correction decoupled"
+            )
+        if (self.aggregation == "constant") != (self.constant_tokens is not None):
+            raise ValueError("aggregation constant and constant_tokens belong together: set both, or neither")
+        return self
 
 
 class Config(Section):

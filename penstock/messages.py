@@ -262,6 +262,8 @@ class Row(Record):
     temperature: float = 1.0
     #: True where the payload was lost after the commit: the row is a filler with mask 0.
     lost: bool = False
+    #: Version -> tokens that bear loss after expiry, as pairs, where there are several; empty: all are of oldest_loss.
+    loss_versions: list[list[int]] = field(default_factory=list)
 
     @property
     def sample(self) -> str:

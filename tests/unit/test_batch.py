@@ -108,7 +108,9 @@ def test_T10_counts_are_those_of_all_ranks_and_every_rank_runs_equally_many_micr
     samples = three_groups()
     ranks = [make_batch(samples, dp_rank=rank, dp_size=3, row_changes={}) for rank in range(3)]
     total = sum(sum(sample.loss_mask) for sample in samples)
-    assert all(batch.counts == {"loss_tokens": total, "samples": 12, "groups": 3} for batch in ranks)
+    assert all(
+        batch.counts == {"loss_tokens": total, "loss_samples": 12, "samples": 12, "groups": 3} for batch in ranks
+    )
     assert sum(int(batch.arrays()["loss_mask"].sum()) for batch in ranks) == total
     for limit in (8, 12, 100):
         assert len({len(batch.packed(limit)) for batch in ranks}) == 1

@@ -73,7 +73,7 @@ def expected_gradient(
                 if correction == "bypass"
                 else (
                     float(proximal[t]),
-                    min(math.exp(float(proximal[t]) - mu), settings.weight_cap),
+                    min(math.exp(float(proximal[t]) - mu), corrections.DEFAULT_CAP),
                 )
             )
             ratio = torch.exp(theta[t] - base)
@@ -267,7 +267,7 @@ def test_T11_advantages_across_groups_are_seen(monkeypatch: pytest.MonkeyPatch) 
     honest = gradient_error(make_batch(samples))
     original = advantages.group_advantages
     monkeypatch.setattr(
-        advantages, "group_advantages", lambda rewards, groups, kind: original(rewards, ["all"] * len(groups), kind)
+        advantages, "group_advantages", lambda rewards, groups, *more: original(rewards, ["all"] * len(groups), *more)
     )
     assert honest < TOLERANCE
     assert gradient_error(make_batch(samples)) > 100 * TOLERANCE
