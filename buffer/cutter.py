@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from buffer import limits
 from buffer.group import Group
 from buffer.samplers import CohortPool
 from buffer.state import State
@@ -108,6 +109,7 @@ class Cutter:
                 sub.position.cut = manifest.n
                 sub.position.cum += planned.consumes
                 self._state.used(sub, planned.groups, manifest.n)
+                self._state.drop_rejects(sub)
                 return ""
             case "leader":
                 raise LeadershipLost("Another buffer leads; this one stops changing anything.")
@@ -128,6 +130,8 @@ class Cutter:
         clock = self._state.clock.get(scripts.version_field(model), 0) if model else 0
         if model and clock == 0:
             return f"the first publication of model {model}"
+        if why := limits.held_up(sub):
+            return why
         if model and position.restored:
             return f"the publication of model {model} that has to follow the rewind of trainer:{sub.name}"
         at = train_version(clock, position.cut + 1, position.through, definition.per_version)
@@ -142,7 +146,7 @@ class Cutter:
             self._state.catch_up()
         if model:
             self._expire(sub, floor)
-        if len(sub.pool) < definition.size:
+        if len(sub.pool) < definition.size and not self._fill(sub, floor):
             return self._short(sub)
         groups = sub.pool.first(definition.size)
         if waits:
@@ -239,11 +243,34 @@ class Cutter:
         self._state.refresh()
         return f"the cohort behind {places} jobs of which none is left"
 
+    def _fill(self, sub: Subscription, floor: int) -> bool:
+        """Whether rejects that were held back fill the batch, because nothing else can come any more."""
+        missing = sub.definition.size - len(sub.pool)
+        if len(sub.held) < missing or not self._nothing_comes(sub):
+            return False
+        missing = sub.definition.size - len(sub.pool)
+        lives = sub.position.lineage.lives
+        kept = self._state.keep_rejects(
+            sub, missing, lambda group: not 0 <= group.oldest < floor and all(map(lives, group.versions))
+        )
+        if kept:
+            log.info("%s: %d rejects are trained on after all: too few other groups remain", sub.name, kept)
+        return len(sub.pool) >= sub.definition.size
+
+    def _nothing_comes(self, sub: Subscription) -> bool:
+        """True when the gate admits nothing, and nothing is under way. What completed meanwhile is taken in."""
+        # In this order: what the gate let in before it closed is under way, or complete.
+        rooms = run(self._client, scripts.room(self._keys, limits.driving(self._state.subs)))
+        if rooms and all(free > 0 for free, _ in rooms.values()):
+            return False
+        if limits.under_way(self._client, self._keys, sub):
+            return False
+        self._state.catch_up()
+        return True
+
     def _short(self, sub: Subscription) -> str:
-        lanes = sub.definition.lanes
-        running = sum(int(self._client.xlen(self._keys.jobs(lane))) for lane in (*lanes, "resume", "suspect"))
-        have, size = len(sub.pool), sub.definition.size
-        return f"{size - have} more groups ({have} of {size} are ready, {running} are queued or running)"
+        running = limits.under_way(self._client, self._keys, sub)
+        return limits.short(sub, len(sub.pool), sub.definition.size, running)
 
     def _manifest(self, sub: Subscription, plan: Plan) -> Manifest:
         definition = sub.definition
@@ -295,4 +322,18 @@ class Cutter:
             seed=definition.seed,
             cut_s=time.time(),
             abandoned=lineage.uncounted(oldest, plan.train_version) if definition.model else [],
+            ledger=_ledger(sub),
         )
+
+
+def _ledger(sub: Subscription) -> dict[str, Any]:
+    """What ``sub`` has not trained on so far; {} where that is nothing."""
+    position = sub.position
+    if not position.dropped and not position.filter_raised:
+        return {}
+    return {
+        "dropped": dict(position.dropped),
+        "raised": position.filter_raised,
+        "rejected_samples": position.rejected_samples,
+        "rejected_reward": position.rejected_reward,
+    }

@@ -19,6 +19,7 @@ import time
 from types import FrameType
 
 from buffer.cutter import Cutter
+from buffer.filters import BUILT_IN, Filters
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
 from buffer.state import State
@@ -59,6 +60,10 @@ class Buffer:
         self._control = Control(config.redis.url, stopped=self._stopping.is_set)
         self._events: Client = connect_blocking(config.redis.url, BLOCK_MS / 1000)
         self._servers = PayloadServers(config.redis, self._control.client)
+        self._filters = Filters(
+            [name for name in (*config.trainer.filter.functions, *config.buffer.filters) if name not in BUILT_IN],
+            config.buffer.filter_timeout_s,
+        )
         self._token = new_token()
         self._lease_ms = int(config.buffer.lease_s * 1000)
         self._renew_at = 0.0
@@ -116,7 +121,7 @@ class Buffer:
         def alive() -> None:
             self._renew(lead, started)
 
-        state = State(self.client, self._keys, self._servers, lead, alive)
+        state = State(self.client, self._keys, self._servers, lead, alive, self._filters)
         cutter = Cutter(self.client, self._keys, lead, state)
         retention_s = self._config.buffer.retention_s
         retirement = Retirement(

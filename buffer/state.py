@@ -5,8 +5,11 @@ Redis is the truth; nothing here survives doubt. Events of the ``samples`` strea
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+from buffer.filters import Filters
 from buffer.group import Group
+from buffer.judging import Judge
 from buffer.payload_servers import PayloadServers
 from buffer.spent import Spent
 from buffer.subscription import Subscription, parse
@@ -28,6 +31,7 @@ class State:
 
     Args:
         alive: called between chunks of a long read; keeps the leadership, raises LeadershipLost.
+        filters: those that subscriptions may name; None: the built-in ones.
     """
 
     def __init__(
@@ -37,12 +41,15 @@ class State:
         servers: PayloadServers,
         lead: Leadership,
         alive: Callable[[], None] = lambda: None,
+        filters: Filters | None = None,
     ) -> None:
         self._client = client
         self._keys = keys
         self._servers = servers
         self._lead = lead
         self._alive = alive
+        self._filters = filters or Filters()
+        self._judge = Judge(client, keys, lead, self._filters)
         self.groups: dict[str, Group] = {}
         self.subs: dict[str, Subscription] = {}
         self.revision = 0
@@ -87,9 +94,24 @@ class State:
             known.position = position
             return
         self.subs[name] = Subscription(definition, position)
+        self.subs[name].unfilterable = self._filters.unknown(definition.filters)
+        self._judge_again(self.subs[name])
         self.spent.clear()
         for group in self.groups.values():
             self._place(group)
+
+    def _judge_again(self, sub: Subscription) -> None:
+        """The filters of a new or changed definition look at every group that waits."""
+        waiting = list(self.groups.values()) if sub.definition.filters else []
+        for start in range(0, len(waiting), CHUNK):
+            self._alive()
+            chunk = waiting[start : start + CHUNK]
+            metas = self._client.mget([self._keys.meta(group.job) for group in chunk])
+            records = {
+                group.job: list(iter_maps(meta or b"", f"metadata of group {group.job}"))
+                for group, meta in zip(chunk, metas, strict=True)
+            }
+            self._judge.judge(sub, chunk, records)
 
     def ingest(self, jobs: Iterable[str]) -> int:
         """Take completed groups in: their payloads become permanent, and subscriptions may use them.
@@ -113,13 +135,15 @@ class State:
         groups: list[Group] = []
         payloads: list[tuple[str, str]] = []
         owners: list[tuple[Group, int]] = []
+        records: dict[str, list[dict[str, Any]]] = {}
         for i, job in enumerate(jobs):
             raw, meta, place = answers[3 * i : 3 * i + 3]
             if raw.get(b"st") != b"ready" or place is None:
                 continue
             group = _group_of(job, raw, int(place))
             versions: set[int] = set()
-            for record in iter_maps(meta or b"", f"metadata of group {job}"):
+            records[job] = list(iter_maps(meta or b"", f"metadata of group {job}"))
+            for record in records[job]:
                 payloads.append((record["server"], self._keys.payload(f"{job}/{record['k']}", record["token"])))
                 owners.append((group, record["k"]))
                 versions.update(v for v, _ in record["loss_by_version"])
@@ -127,6 +151,8 @@ class State:
             group.versions = tuple(sorted(versions))
             groups.append(group)
         self._keep(groups, payloads, owners)
+        for sub in self.subs.values():
+            self._judge.judge(sub, groups, records)
         for group in groups:
             self.groups[group.job] = group
             self._place(group)
@@ -170,9 +196,25 @@ class State:
         if run(self._client, scripts.dispose(self._keys, self._lead, sub.name, reason, jobs)) < 0:
             raise LeadershipLost("Another buffer leads; this one stops changing anything.")
         log.info("%s: %d groups dropped as %s", sub.name, len(groups), reason)
+        sub.position.dropped[reason] = sub.position.dropped.get(reason, 0) + len(groups)
         for group in groups:
             group.uses[sub.name] = scripts.DISPOSALS[reason]
             self._place(group)
+
+    def keep_rejects(self, sub: Subscription, count: int, fits: Callable[[Group], bool]) -> int:
+        """Up to ``count`` rejects that are held back, and fit, may be trained on after all; how many. Others stay."""
+        found = [job for job in sub.held if fits(self.groups[job])][:count]
+        for job in found:
+            del sub.held[job]
+            self._place(self.groups[job])
+        return len(found)
+
+    def drop_rejects(self, sub: Subscription) -> None:
+        """Rejects that are held back are not needed. Raises LeadershipLost."""
+        told, sub.held = list(sub.held.values()), {}
+        self._judge.tell(sub, told, self.groups)
+        for one in told:
+            self._place(self.groups[one.job])
 
     def forget(self, jobs: Iterable[str]) -> None:
         """These groups are no longer ready."""

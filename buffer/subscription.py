@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from buffer.group import Group
 from buffer.samplers import Pool, make_pool
+from penstock.scripts import Judged
 from penstock.staleness import Lineage
 
 
@@ -27,6 +28,13 @@ class Definition:
     model: str = ""
     driving: bool = False
     seed: int = 0
+    #: Names of group filters, in the order in which they are asked.
+    filters: tuple[str, ...] = ()
+    on_filter_error: str = "keep"
+    #: Hold rejects back until it is known whether enough others remain.
+    keep_when_few: bool = False
+    #: Groups that must be there before the first cut.
+    min_first: int = 0
 
 
 @dataclass(slots=True)
@@ -43,6 +51,12 @@ class Position:
     cum: int = 0
     #: Places in the order of admission that held nothing when their turn came.
     skipped: int = 0
+    #: Groups given up unused so far, by reason: stale, rewound, filter/REASON.
+    dropped: dict[str, int] = field(default_factory=dict)
+    #: Groups whose filter raised; samples of filtered groups, and the sum of their rewards.
+    filter_raised: int = 0
+    rejected_samples: int = 0
+    rejected_reward: float = 0.0
     #: True between a rewind and the publication that has to follow it.
     restored: bool = False
     lineage: Lineage = field(default_factory=Lineage)
@@ -70,10 +84,22 @@ def parse(name: str, raw: Mapping[bytes, bytes]) -> tuple[Definition, Position]:
         model=text("model", ""),
         driving=number("driving") == 1,
         seed=number("seed"),
+        filters=tuple(filter(None, text("filters", "").split(","))),
+        on_filter_error=text("on_filter_error", "keep"),
+        keep_when_few=number("keep_when_few") == 1,
+        min_first=number("min_first"),
     )
     moved = {key: number(key) for key in ("ask", "cut", "cursor", "ckpt", "floor", "through", "cum", "skipped")}
+    moved |= {key: number(key) for key in ("filter_raised", "rejected_samples")}
+    dropped = {key[5:].decode(): int(value) for key, value in raw.items() if key.startswith(b"drop:")}
     lineage = Lineage.parse(text("abandoned", ""), text("repeats", ""))
-    position = Position(**moved, restored=number("restored") == 1, lineage=lineage)
+    position = Position(
+        **moved,
+        restored=number("restored") == 1,
+        lineage=lineage,
+        dropped=dropped,
+        rejected_reward=float(text("rejected_reward", "0")),
+    )
     return definition, position
 
 
@@ -84,6 +110,12 @@ class Subscription:
         self.definition = definition
         self.position = position
         self.pool: Pool = make_pool(definition.sampler)
+        #: Rejects that are held back (``keep_when_few``): job -> what is told when they are dropped, by completion.
+        self.held: dict[str, Judged] = {}
+        #: Groups whose filter raised, where that stops cutting: job -> what happened.
+        self.stuck: dict[str, str] = {}
+        #: Why no filter can be asked; '' when all can.
+        self.unfilterable = ""
         #: Groups whose versions were not compared with the lineage yet.
         self._unproven: dict[str, Group] = {}
         self._proven_by = Lineage()
@@ -113,11 +145,17 @@ class Subscription:
         """The group is no longer ready."""
         self.pool.discard(group)
         self._unproven.pop(group.job, None)
+        self.held.pop(group.job, None)
+        self.stuck.pop(group.job, None)
 
     def wants(self, group: Group) -> bool:
-        """True while the group is of a lane of ours, kept, and unused up to the reuse limit."""
+        """True while the group is of a lane of ours, kept, unused up to the reuse limit, and passed our filters."""
         return (
-            self.covers(group) and group.kept >= group.n and 0 <= group.uses.get(self.name, 0) < self.definition.reuse
+            self.covers(group)
+            and group.kept >= group.n
+            and 0 <= group.uses.get(self.name, 0) < self.definition.reuse
+            and group.job not in self.held
+            and group.job not in self.stuck
         )
 
     def is_final(self, group: Group) -> bool:

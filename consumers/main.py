@@ -25,6 +25,7 @@ from consumers import checkpoint
 from consumers.batch import Batch
 from consumers.evaluate import Evaluation
 from consumers.grpo import GRPO
+from consumers.ledger import Ledger
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, WaitTimeout
@@ -51,6 +52,7 @@ class Reference:
         self.trainer = Trainer(config, dp_rank=rank, dp_size=size)
         self.learner = _learner(config, size)
         self.step = 0
+        self._ledger = Ledger()
         self.evaluation: Evaluation | None = None
         self._stopping = False
         self._folder = config.run_dir / "checkpoints"
@@ -145,6 +147,7 @@ class Reference:
             "publish_s": publish_s,
             "time_s": time.time(),
             **metrics,
+            **self._ledger.metrics(manifest),
         }
         with self._file("steps.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

@@ -79,7 +79,7 @@ class Trainer:
         self.name = name or config.trainer.name
         self.dp_rank, self.dp_size = dp_rank, dp_size
         self.model_name = config.model.name
-        policy = Policy.of(config.staleness, config.buffer)
+        policy = Policy.of(config.staleness, config.buffer, filtered=bool(config.trainer.filter.functions))
         if (url := config.redis.url) is None:
             raise ConfigError("The trainer needs redis.url: the address of the run's Redis.")
         definition: dict[str, scripts.Value] = {

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from consumers.batch import Batch as Batch
     from consumers.trainer import Trainer as Trainer
+    from penstock.groups import CompletedGroup as CompletedGroup
     from penstock.messages import Job as Job
     from penstock.messages import Sample as Sample
 
@@ -16,9 +17,10 @@ _LAZY = {
     "Batch": "consumers.batch",
     "Sample": "penstock.messages",
     "Job": "penstock.messages",
+    "CompletedGroup": "penstock.groups",
 }
 
-__all__ = ["Batch", "Job", "Sample", "Trainer", "__version__"]
+__all__ = ["Batch", "CompletedGroup", "Job", "Sample", "Trainer", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -210,6 +210,18 @@ class RewardConfig(Section):
     processes: Positive = 2
 
 
+class FilterConfig(Section):
+    """Which completed groups a subscription trains on (dynamic sampling)."""
+
+    #: Asked in this order when a group completes; the first that rejects it counts. ``nonzero_std`` (rewards must
+    #: differ), or ``module:function``: gets a penstock.CompletedGroup, gives keep or (keep, reason).
+    functions: list[str] = Field(default_factory=list)
+    #: What becomes of a group whose filter raises: keep it (counted, with a warning), drop it, or stop cutting.
+    on_error: Literal["keep", "drop", "stop"] = "keep"
+    #: Hold rejects back, and train on them after all when too few other groups remain to fill a batch.
+    keep_when_few: bool = False
+
+
 class BufferConfig(Section):
     #: Leadership is lost when not renewed for so long.
     lease_s: Seconds = 5.0
@@ -219,6 +231,10 @@ class BufferConfig(Section):
     sampler: Literal["oldest_version", "fifo", "cohort"] | None = None
     #: Payloads that nobody commits vanish after so long.
     payload_ttl_s: Positive = 86400
+    #: Filters (module:function) that subscriptions may name beside those of ``trainer.filter``.
+    filters: list[str] = Field(default_factory=list)
+    #: Longest run of one filter on one group; one that takes longer is taken to have raised.
+    filter_timeout_s: Seconds = 1.0
 
 
 class TrainerConfig(Section):
@@ -230,6 +246,12 @@ class TrainerConfig(Section):
     batch_groups: Positive = 32
     #: Batches per publication.
     batches_per_version: Positive = 1
+    #: Groups admitted beyond what the gate lets in, so that a batch is full although filters drop some.
+    over_sampling_groups: Annotated[int, Field(ge=0)] = 0
+    #: Groups that must be complete before the first batch is cut.
+    min_groups_before_first_batch: Annotated[int, Field(ge=0)] = 0
+    #: Which groups it trains on.
+    filter: FilterConfig = FilterConfig()
     #: Optimizer steps (batches) of the run.
     steps: Positive = 100
     lr: float = 1e-4

@@ -104,6 +104,8 @@ def status(
     columns = ["name", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "age_s"]
     _table(state["workers"], columns, "workers")
     _table(state["subs"], ["name", "mode", "bound", "cut", "cursor", "ckpt", "disposed", "gen"], "subscriptions")
+    for line in ledger_lines(state["subs"]):
+        console.print(line, soft_wrap=True)
     shown = ["name", "rank", "step", "version", "reward_mean", "staleness_max", "wait_share", "age_s"]
     _table(state["trainers"], shown, "trainers")
     _table(state["waits"], ["who", "what", "since_s"], "waits")
@@ -124,6 +126,23 @@ def why(
         typer.echo("Nobody waits for longer than a moment.")
     for wait in state["waits"]:
         typer.echo(f"{wait['who']} waits since {wait['since_s']:.0f} s for {wait['what']}")
+    for line in ledger_lines(state["subs"]):
+        typer.echo(line)
+
+
+def ledger_lines(subs: list[dict[str, Any]]) -> list[str]:
+    """One line per subscription that gave groups up unused: how many, by reason, largest first."""
+    lines = []
+    for sub in subs:
+        drops = {name[5:]: int(count) for name, count in sub.items() if name.startswith("drop:")}
+        if not drops and not sub.get("filter_raised"):
+            continue
+        words = ", ".join(
+            f"{reason} {count}" for reason, count in sorted(drops.items(), key=lambda kv: (-kv[1], kv[0]))
+        )
+        raised = f"; a filter raised on {sub['filter_raised']} groups" if sub.get("filter_raised") else ""
+        lines.append(f"subscription {sub['name']} gave up {sum(drops.values())} groups: {words or 'none'}{raised}")
+    return lines
 
 
 def audit(

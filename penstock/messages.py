@@ -301,6 +301,10 @@ class Manifest(Record):
     #: Ranges (first, last) of versions up to ``train_version`` that age nothing (T1): rewinds abandoned them, or they
     #: published the restored weights once more. Ascending and disjoint; none that every row is newer than.
     abandoned: list[list[int]] = field(default_factory=list)
+    #: What the subscription gave up unused since its start, when this batch was cut: ``dropped`` (reason -> groups:
+    #: stale, rewound, filter/REASON), ``raised`` (groups whose filter raised), ``rejected_samples`` and
+    #: ``rejected_reward`` (samples of filtered groups, sum of their rewards: T11). {} where that is nothing.
+    ledger: dict[str, Any] = field(default_factory=dict)
 
     def samples(self) -> list[Row]:
         return [Row.from_map(row) for row in self.rows]

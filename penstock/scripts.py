@@ -450,6 +450,36 @@ def dispose(keys: Keys, lead: Leadership, sub: str, reason: str, jobs: Sequence[
     return Call(script("dispose"), [keys.leader, keys.sub(sub)], args, int)
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a subscription's filters said of one group; those that simply keep it are not told."""
+
+    job: str
+    #: Why it is dropped, a short word; '' where it is kept although a filter raised.
+    reason: str
+    raised: bool
+    num_samples: int
+    #: Sum over its samples.
+    reward: float
+
+
+def judge(keys: Keys, lead: Leadership, sub: str, groups: Iterable[Judged]) -> Call[int]:
+    """Drop groups that filters rejected, with a ledger by reason; how many were dropped. -1: leadership lost."""
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, DISPOSALS["filtered"]]
+    for one in groups:
+        args += [one.job, one.reason, int(not one.reason), int(one.raised), one.num_samples, repr(one.reward)]
+    return Call(script("judge"), [keys.leader, keys.sub(sub)], args, int)
+
+
+def room(keys: Keys, subs: Sequence[str]) -> Call[dict[str, tuple[int, int]]]:
+    """Places at the gate by driving subscription: (free, all); free ones below 0 are too many."""
+
+    def parse(answer: Any) -> dict[str, tuple[int, int]]:
+        return {name: (int(free), int(all_)) for name, (free, all_) in zip(subs, answer, strict=True)}
+
+    return Call(script("room"), [keys.sub(name) for name in subs], [keys.prefix], parse)
+
+
 def close(keys: Keys, lead: Leadership, job: str) -> Call[int]:
     """Make a leased group ready with the samples it has. 0: it has none; -1: leadership lost."""
     names = [keys.leader, keys.group(job), keys.ready, keys.inflight, keys.samples]

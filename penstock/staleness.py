@@ -33,12 +33,16 @@ class Policy:
     sampler: Sampler
 
     @classmethod
-    def of(cls, staleness: StalenessConfig, buffer: BufferConfig) -> "Policy":
-        """The policy that a configuration means; raises ConfigError where its parts contradict each other."""
+    def of(cls, staleness: StalenessConfig, buffer: BufferConfig, *, filtered: bool = False) -> "Policy":
+        """The policy that a configuration means; raises ConfigError where its parts contradict each other.
+
+        ``filtered``: the subscription has filters.
+        """
         mode = staleness.mode
-        cohort = mode in _BOUNDS
+        # Filters would leave holes in a cohort; without it a drop is refilled at the same version.
+        cohort = mode == "one_step" or (mode == "sync" and not filtered)
         sampler = buffer.sampler or ("cohort" if cohort else "oldest_version")
-        on_expiry = staleness.on_expiry or ("wait" if cohort else "mask")
+        on_expiry = staleness.on_expiry or ("wait" if mode in _BOUNDS else "mask")
         if mode == "one_step" and sampler != "cohort":
             raise ConfigError(f"buffer.sampler is {sampler}, but mode one_step trains whole cohorts: leave it out.")
         return cls(mode, _BOUNDS.get(mode, staleness.bound), on_expiry, sampler)
@@ -48,7 +52,8 @@ class Policy:
         return (1 + self.bound) * groups_per_version
 
     def definition(self, trainer: TrainerConfig) -> dict[str, str | int]:
-        """Fields of the subscription of a trainer that drives the clock."""
+        """Fields of the subscription of a trainer that drives the clock; ConfigError where they cannot work."""
+        self._check(trainer)
         return {
             "lanes": "train",
             "mode": self.mode,
@@ -60,7 +65,29 @@ class Policy:
             "gb": trainer.batch_groups * trainer.batches_per_version,
             "reuse": 1,
             "driving": 1,
+            "over": trainer.over_sampling_groups,
+            "min_first": trainer.min_groups_before_first_batch,
+            "filters": ",".join(trainer.filter.functions),
+            "on_filter_error": trainer.filter.on_error,
+            "keep_when_few": int(trainer.filter.keep_when_few),
         }
+
+    def _check(self, trainer: TrainerConfig) -> None:
+        if self.sampler == "cohort":
+            if trainer.over_sampling_groups:
+                raise ConfigError("trainer.over_sampling_groups has no meaning for whole cohorts: leave it out.")
+            if trainer.filter.keep_when_few:
+                raise ConfigError(
+                    "trainer.filter.keep_when_few has no meaning for whole cohorts, whose rejects are left out of a "
+                    "smaller batch: leave it out."
+                )
+        room = self.gate(trainer.batch_groups * trainer.batches_per_version) + trainer.over_sampling_groups
+        if trainer.min_groups_before_first_batch > room:
+            raise ConfigError(
+                f"trainer.min_groups_before_first_batch is {trainer.min_groups_before_first_batch}, but the gate lets "
+                f"no more than {room} groups in before a batch is trained, so none ever would be: lower it, or raise "
+                "staleness.bound or trainer.over_sampling_groups."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,15 @@ class Producer:
         jobs = [self._job_at(position + i) for i in range(CHUNK)]
         answer = self._admit(jobs, lane="train", source="train", position=position, gate=gate)
         if answer.outcome == "closed":
-            return f"the gate: trainer:{answer.sub} has to publish a version that consumes what was admitted"
+            return self._why_closed(answer.sub)
         return ""
+
+    def _why_closed(self, sub: str) -> str:
+        free, places = self._control.call(scripts.room(self._keys, [sub]))[sub]
+        return (
+            f"the gate: trainer:{sub} has to publish a version that consumes what was admitted "
+            f"({places - free} of {places} places are taken)"
+        )
 
     def _job_at(self, position: int) -> Job:
         dataset, epoch, prompt = self._source.at(position)

@@ -129,3 +129,23 @@ local function owns(key, owner, gen)
   local s = redis.call('HMGET', key, 'owner', 'gen')
   return s[1] == owner and s[2] == gen
 end
+
+-- Train groups admitted so far, and those of them that were buried or cancelled before they were ready.
+local function stock_of(prefix)
+  local c = redis.call('HMGET', prefix .. 'counters', 'seq:train', 'buried:train', 'cancelled:train')
+  return tonumber(c[1] or 0), tonumber(c[2] or 0) + tonumber(c[3] or 0)
+end
+
+-- Places at the gate of a driving subscription: free ones, and all (T3).
+local function places(key, admitted, gone)
+  local s = redis.call('HMGET', key, 'disposed', 'p', 'bound', 'gb', 'sampler', 'start', 'skipped', 'over')
+  local stock = admitted - tonumber(s[2] or 0)
+  if s[5] == 'cohort' then
+    -- a cohort keeps its size when a member is buried: the place is free when the cohort is trained or skipped
+    stock = stock - tonumber(s[7] or 0)
+  else
+    stock = stock - gone - tonumber(s[1] or 0) - tonumber(s[6] or 0)
+  end
+  local all = (tonumber(s[3]) + 1) * tonumber(s[4]) + tonumber(s[8] or 0)
+  return all - stock, all
+end

@@ -14,18 +14,9 @@ local room, tightest = given, 0
 if ARGV[5] ~= '-1' then
   if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[5] then return {'subs'} end
   if #KEYS < 4 then return {'closed', 0, position, 0} end
-  local c = redis.call('HMGET', prefix .. 'counters', 'seq:train', 'buried:train', 'cancelled:train')
-  local admitted, gone = tonumber(c[1] or 0), tonumber(c[2] or 0) + tonumber(c[3] or 0)
+  local admitted, gone = stock_of(prefix)
   for i = 4, #KEYS do
-    local s = redis.call('HMGET', KEYS[i], 'disposed', 'p', 'bound', 'gb', 'sampler', 'start', 'skipped')
-    local stock = admitted - tonumber(s[2] or 0)
-    if s[5] == 'cohort' then
-      -- a cohort keeps its size when a member is buried: the place is free when the cohort is trained or skipped
-      stock = stock - tonumber(s[7] or 0)
-    else
-      stock = stock - gone - tonumber(s[1] or 0) - tonumber(s[6] or 0)
-    end
-    local free = (tonumber(s[3]) + 1) * tonumber(s[4]) - stock
+    local free = places(KEYS[i], admitted, gone)
     if free < room then room, tightest = free, i - 3 end
   end
 end

@@ -1,0 +1,178 @@
+"""Dynamic sampling: a completed group is kept or dropped per subscription, before any batch.
+
+    group complete ─> filters in order ─> keep: into the pool
+                                      ├─> reject: dropped with its reason, its place at the gate is free (refill);
+                                      │           or held back, where too few might remain
+                                      └─> raised: keep | drop | stop, counted, never silent
+
+A filter of the user's runs in a thread of its own under a time limit: the buffer's lease must not depend on it. It
+sees metadata and rewards; the buffer never touches payload bytes.
+"""
+
+import importlib
+import logging
+import math
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.groups import CompletedGroup
+
+log = logging.getLogger(__name__)
+
+FilterFunction = Callable[[CompletedGroup], Any]
+
+#: Rewards of a group differ when their standard deviation is above this.
+MIN_STD = 1e-6
+#: Reason of a group that is dropped because its filter raised.
+RAISED = "raised"
+#: Reason where a filter names none, or one that is no short word.
+REJECTED = "rejected"
+
+_REASON = re.compile(r"[A-Za-z0-9_.+-]{1,48}")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the filters say of one group."""
+
+    keep: bool
+    #: Why it was rejected; '' when it is kept.
+    reason: str = ""
+    #: What a filter raised, in words; '' when none did.
+    error: str = ""
+
+
+KEEP = Verdict(True)
+
+
+def nonzero_std(group: CompletedGroup) -> tuple[bool, str]:
+    """Keep groups whose rewards differ: where they are equal every advantage is 0 (DAPO, arXiv:2503.14476, 3.2).
+
+    The standard deviation (population) must be above 1e-6. The reason carries the reward that all samples have.
+    """
+    rewards = group.rewards
+    mean = math.fsum(rewards) / len(rewards) if rewards else 0.0
+    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)) if rewards else 0.0
+    return std > MIN_STD, f"zero_std_{mean:.1f}"
+
+
+BUILT_IN: dict[str, FilterFunction] = {"nonzero_std": nonzero_std}
+
+
+def load_filter(name: str) -> FilterFunction:
+    """A built-in filter, or ``module:function``. Raises ConfigError. Imports the user's module."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    module, colon, attribute = name.partition(":")
+    if not colon or not module or not attribute:
+        raise ConfigError(f"filter {name!r} is none: use {', '.join(BUILT_IN)} or module:function.")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"filter {name}: there is no module {exc.name}; put it beside where you start penstock, or on PYTHONPATH."
+        ) from exc
+    except AttributeError as exc:
+        raise ConfigError(f"filter {name}: {exc}; correct the name after the colon.") from exc
+    except Exception as exc:
+        raise ConfigError(f"filter {name}: importing {module} raised {type(exc).__name__}: {exc}.") from exc
+    if not callable(found):
+        raise ConfigError(f"filter {name} is no function.")
+    return found  # type: ignore[no-any-return]
+
+
+class Filters:
+    """The filters that this buffer may run.
+
+    Args:
+        allowed: ``module:function`` names of the buffer's own configuration. A subscription's definition travels
+            through Redis, and whoever writes there must not choose what is imported here.
+        timeout_s: longest run of one filter on one group.
+
+    Raises:
+        ConfigError: one of ``allowed`` cannot be loaded.
+    """
+
+    def __init__(self, allowed: Iterable[str] = (), timeout_s: float = 1.0) -> None:
+        self._functions = dict(BUILT_IN) | {name: load_filter(name) for name in allowed}
+        self._timeout_s = timeout_s
+        self._thread: _Thread | None = None
+
+    def unknown(self, names: Sequence[str]) -> str:
+        """A sentence that says which of ``names`` this buffer may not run; '' when it may run all."""
+        for name in names:
+            if name not in self._functions:
+                return f"filter {name!r}, which is neither built in nor named in buffer.filters of the buffer"
+        return ""
+
+    def judge(self, names: Sequence[str], group: CompletedGroup) -> Verdict:
+        """Ask filters in order until one rejects; never raises. Blocks for at most ``timeout_s`` each."""
+        for name in names:
+            verdict = self._ask(name, group)
+            if verdict is not KEEP:
+                return verdict
+        return KEEP
+
+    def _ask(self, name: str, group: CompletedGroup) -> Verdict:
+        function = self._functions[name]
+        try:
+            answer = function(group) if name in BUILT_IN else self._in_thread(function, group)
+            keep, reason = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
+            if type(keep).__name__ not in ("bool", "bool_"):  # numpy's bool is none of Python's
+                raise TypeError(f"it gave {answer!r:.80}, not a bool or (bool, reason)")
+        except Exception as exc:
+            log.warning("filter %s raised on group %s", name, group.job, exc_info=exc)
+            return Verdict(False, RAISED, f"filter {name} raised on group {group.job}: {type(exc).__name__}: {exc}")
+        return KEEP if keep else Verdict(False, clean_reason(reason))
+
+    def _in_thread(self, function: FilterFunction, group: CompletedGroup) -> Any:
+        if self._thread is None:
+            self._thread = _Thread()
+        try:
+            return self._thread.call(function, group, self._timeout_s)
+        except TimeoutError:
+            # It cannot be killed: it is left behind, and the next call gets another thread.
+            self._thread = None
+            raise TimeoutError(f"it took longer than {self._timeout_s:g} s") from None
+
+
+class _Thread:
+    """A daemon thread that calls one function at a time."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[FilterFunction, CompletedGroup]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="filter", daemon=True).start()
+
+    def call(self, function: FilterFunction, group: CompletedGroup, timeout_s: float) -> Any:
+        """Raises what the function raises; TimeoutError after ``timeout_s``."""
+        self._asked.put((function, group))
+        try:
+            done, value = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError from None
+        if not done:
+            raise value
+        return value
+
+    def _work(self) -> None:
+        while True:
+            function, group = self._asked.get()
+            try:
+                self._answers.put((True, function(group)))
+            except Exception as exc:
+                self._answers.put((False, exc))
+            except BaseException as exc:  # a filter that calls sys.exit must not take the thread along unheard
+                self._answers.put((False, RuntimeError(f"{type(exc).__name__}: {exc}")))
+
+
+def clean_reason(reason: Any) -> str:
+    """A reason as the ledger may hold it: a short word; anything else is ``rejected``."""
+    return reason if isinstance(reason, str) and _REASON.fullmatch(reason) else REJECTED

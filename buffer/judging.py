@@ -1,0 +1,108 @@
+"""Applies the filters of subscriptions to groups that completed, and keeps the ledger of what they drop."""
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from buffer.filters import Filters, Verdict
+from buffer.group import Group
+from buffer.subscription import Subscription
+from penstock import scripts
+from penstock.control import Client
+from penstock.errors import LeadershipLost
+from penstock.groups import CompletedGroup
+from penstock.keys import Keys
+from penstock.messages import SampleMeta
+from penstock.scripts import Judged, Leadership, run
+
+log = logging.getLogger(__name__)
+
+#: Reasons of one subscription's ledger; further ones count as ``other``.
+MAX_REASONS = 64
+
+
+class Judge:
+    """Asks filters for the leader."""
+
+    def __init__(self, client: Client, keys: Keys, lead: Leadership, filters: Filters) -> None:
+        self._client = client
+        self._keys = keys
+        self._lead = lead
+        self._filters = filters
+
+    def judge(self, sub: Subscription, groups: Iterable[Group], metas: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+        """Have the filters of ``sub`` look at groups; what they drop is marked as used up.
+
+        Args:
+            metas: job -> records of its samples.
+
+        Raises:
+            LeadershipLost: another buffer leads; nothing was changed.
+        """
+        if sub.unfilterable or not sub.definition.filters:
+            return
+        told: list[Judged] = []
+        for group in groups:
+            if sub.covers(group) and not group.uses.get(sub.name):
+                told += self._judge_one(sub, group, metas[group.job])
+        self.tell(sub, told, {group.job: group for group in groups})
+
+    def _judge_one(self, sub: Subscription, group: Group, records: Sequence[dict[str, Any]]) -> list[Judged]:
+        """What has to be told of one group: nothing where it is simply kept, or its end is still open."""
+        samples = sorted((SampleMeta.from_map(one) for one in records), key=lambda sample: sample.k)
+        verdict = self._filters.judge(
+            sub.definition.filters, CompletedGroup(group.job, group.lane, group.n, tuple(samples))
+        )
+        if verdict.keep:
+            return []
+        reward = math.fsum(sample.reward for sample in samples)
+        if verdict.error:
+            return self._raised(sub, group, verdict, len(samples), reward)
+        judged = Judged(group.job, verdict.reason, False, len(samples), reward)
+        if sub.definition.keep_when_few:
+            sub.held[group.job] = judged
+            return []
+        return [judged]
+
+    def _raised(self, sub: Subscription, group: Group, verdict: Verdict, num: int, reward: float) -> list[Judged]:
+        if sub.definition.on_filter_error == "stop":
+            sub.stuck[group.job] = verdict.error
+            return []
+        drop = sub.definition.on_filter_error == "drop"
+        return [Judged(group.job, verdict.reason if drop else "", True, num, reward)]
+
+    def tell(self, sub: Subscription, told: Sequence[Judged], groups: Mapping[str, Group]) -> None:
+        """Drop what is rejected and count what raised. Raises LeadershipLost. Blocks for one round trip."""
+        if not told:
+            return
+        told = _bounded(sub, told)
+        if run(self._client, scripts.judge(self._keys, self._lead, sub.name, told)) < 0:
+            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        position = sub.position
+        for one in told:
+            position.filter_raised += one.raised
+            if not one.reason:
+                continue
+            name = f"filter/{one.reason}"
+            position.dropped[name] = position.dropped.get(name, 0) + 1
+            position.rejected_samples += one.num_samples
+            position.rejected_reward += one.reward
+            if (group := groups.get(one.job)) is not None:
+                group.uses[sub.name] = scripts.DISPOSALS["filtered"]
+
+
+def _bounded(sub: Subscription, told: Sequence[Judged]) -> list[Judged]:
+    """The ledger is a hash in Redis: a filter that makes up a reason for every group must not fill it."""
+    known = {name for name in sub.position.dropped if name.startswith("filter/")}
+    out = []
+    for one in told:
+        name = f"filter/{one.reason}"
+        if one.reason and name not in known:
+            if len(known) >= MAX_REASONS:
+                one = replace(one, reason="other")
+            else:
+                known.add(name)
+        out.append(one)
+    return out

@@ -1,0 +1,60 @@
+"""Why the buffer will not cut, in words: every sentence ends a wait with a name on it (I8).
+
+The limit on admission is the gate (T3, ``places`` of the Lua helpers); the limits on cutting are the batch size, the
+groups wanted before the first batch, the bound (T4, in the cutter) and filters that cannot be asked.
+"""
+
+from collections.abc import Mapping
+
+from buffer.subscription import Subscription
+from penstock.control import Client
+from penstock.keys import Keys
+
+
+def driving(subs: Mapping[str, Subscription]) -> list[str]:
+    """Names of the subscriptions that hold the gate."""
+    return sorted(name for name, sub in subs.items() if sub.definition.driving)
+
+
+def held_up(sub: Subscription) -> str:
+    """Why nothing is cut whatever is ready; '' when nothing holds it up."""
+    if sub.unfilterable:
+        return f"{sub.unfilterable}: add it there and start the buffer again, or define the subscription without it"
+    if sub.stuck:
+        why = next(iter(sub.stuck.values()))
+        return (
+            f"a filter that can be asked: {why} ({len(sub.stuck)} groups wait for it; on_filter_error is stop): "
+            "correct it and start the buffer again"
+        )
+    ready = len(sub.pool)
+    if sub.position.cut == 0 and ready < sub.definition.min_first:
+        return f"{sub.definition.min_first - ready} more groups before the first batch ({ready} are ready)"
+    return ""
+
+
+def under_way(client: Client, keys: Keys, sub: Subscription) -> int:
+    """Jobs that are queued, running or to be tried again, of this subscription's lanes or without a lane of theirs."""
+    pipe = client.pipeline(transaction=False)
+    for lane in (*sub.definition.lanes, "resume", "suspect"):
+        pipe.xlen(keys.jobs(lane))
+    pipe.zcard(keys.delayed)
+    return sum(int(count) for count in pipe.execute())
+
+
+def short(sub: Subscription, have: int, size: int, running: int) -> str:
+    """Too few groups are ready."""
+    words = [f"{have} of {size} are ready", f"{running} are queued or running"]
+    if sub.held:
+        words.append(f"{len(sub.held)} rejects are held back")
+    if dropped := dropped_words(sub.position.dropped):
+        words.append(f"dropped so far: {dropped}")
+    return f"{size - have} more groups ({', '.join(words)})"
+
+
+def dropped_words(dropped: Mapping[str, int], most: int = 4) -> str:
+    """The ledger of drops, largest first: ``filter/zero_std_0.0 12, stale 3``; '' where nothing was dropped."""
+    largest = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    words = [f"{reason} {count}" for reason, count in largest[:most]]
+    if more := sum(count for _, count in largest[most:]):
+        words.append(f"others {more}")
+    return ", ".join(words)
