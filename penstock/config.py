@@ -145,11 +145,12 @@ class StalenessConfig(Section):
 class EngineConfig(Section):
     """The SGLang server under a worker."""
 
-    #: Address of an external server; None spawns one.
+    #: Address of an external server (http://HOST:PORT); None spawns one. It is never started, stopped or killed.
     url: str | None = None
     #: Interpreter of the environment that has sglang; spawned servers only.
     python: str = ".engine/bin/python"
-    #: Arguments of sglang.launch_server, names without dashes; true stands for a bare flag.
+    #: Arguments of sglang.launch_server, names without dashes in front; true stands for a bare flag. They are checked
+    #: against the installed release before anything starts.
     args: dict[str, Any] = Field(default_factory=dict)
     #: Environment variables of the server.
     env: dict[str, str] = Field(default_factory=dict)
@@ -157,7 +158,9 @@ class EngineConfig(Section):
     start_timeout_s: Seconds = 600.0
     #: Longest load of new weights; an engine that takes longer is taken to be dead.
     load_timeout_s: Seconds = 300.0
+    #: Between two health checks.
     health_interval_s: Seconds = 2.0
+    #: Longest answer to a health check.
     health_timeout_s: Seconds = 10.0
     #: Failures in a row until the engine is restarted.
     health_failures: Positive = 3
@@ -165,6 +168,20 @@ class EngineConfig(Section):
     request_timeout_s: Seconds = 3600.0
     #: None: as the server shows. false: treat it as one that does not report version spans.
     reports_spans: bool | None = None
+
+    @model_validator(mode="after")
+    def _external_is_not_ours_to_start(self) -> Self:
+        if self.url is None:
+            return self
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url {self.url!r} is not the address of a server; write http://HOST:PORT")
+        given = [name for name in ("args", "env") if getattr(self, name)]
+        if given:
+            raise ValueError(
+                f"{' and '.join(given)} are for a server that penstock starts, and url names one that is there "
+                "already: give them to that server, or leave url away"
+            )
+        return self
 
 
 class WorkerConfig(Section):

@@ -19,6 +19,7 @@ def check(config: Config) -> None:
         check_ours(package)
     if config.engine.url is None:
         check_engine(config.engine.python)
+        check_engine_arguments(config)
     if config.prepare is not None and not Path(config.prepare[0]).is_file():
         raise ConfigError(f"prepare: there is no script {config.prepare[0]}; correct the path, or remove the key.")
     for url in filter(None, [config.redis.url, *config.redis.payload_servers.values()]):
@@ -37,6 +38,13 @@ def check_engine(python: str) -> None:
         raise ConfigError(f"engine.python: {python} does not run ({exc}); {hint}.") from exc
     if code != 0:
         raise ConfigError(f"engine.python: {python} has no sglang; {hint}.")
+
+
+def check_engine_arguments(config: Config) -> None:
+    """Refuse ``engine.args`` that the installed SGLang does not take. Blocks for seconds the first time."""
+    from workers.engine_args import check_arguments
+
+    check_arguments(config.engine)
 
 
 def engine_version(config: Config) -> str:

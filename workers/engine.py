@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterable
@@ -23,10 +22,10 @@ from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, EngineRefused, PublishError
 from penstock.messages import Publication
 from workers import server as servers
+from workers.capabilities import Capabilities, capabilities_of
+from workers.engine_args import check_arguments
 from workers.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
 
-#: First release whose answers tell which tokens were drawn under which weights.
-_FIRST_WITH_SPANS = (0, 5, 20)
 #: Idle connections are dropped before the server (5 s) drops them: a POST on a dropped one cannot be sent again.
 _KEEP_ALIVE_S = 3.0
 _JSON = {"Content-Type": "application/json"}
@@ -52,12 +51,6 @@ class Segment:
     prompt_tokens: int
     #: What the engine said about an abort.
     message: str = ""
-
-
-def release_of(version: str) -> tuple[int, ...]:
-    """The numbers of a version such as "0.5.20.post1", without what follows them."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, match.group().split("."))) if match else ()
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
@@ -95,6 +88,8 @@ class Engine:
         self.rev = 0
         #: Release of SGLang.
         self.server_version = ""
+        #: What that release can do; None before the first start.
+        self.capabilities: Capabilities | None = None
         #: Whether answers tell which tokens were drawn under which weights.
         self.reports_spans = False
         #: scaled: logprobs are after temperature; original: before it.
@@ -162,6 +157,8 @@ class Engine:
                 f"model.path {self.model.path!r} is not a model: name a folder with config and tokenizer."
             )
 
+        await asyncio.to_thread(check_arguments, self.config)
+
         def make() -> servers.Server:
             return servers.spawn(
                 self.config, self.model, name=self.name, log_dir=self.log_dir, path=path, version=version
@@ -181,7 +178,8 @@ class Engine:
                 raise ConfigError(f"engine.url {self.url} does not answer as an SGLang server ({exc}).") from exc
             raise
         self.server_version = str(info.get("version", ""))
-        shown = release_of(self.server_version) >= _FIRST_WITH_SPANS
+        self.capabilities = capabilities_of(self.server_version)
+        shown = self.capabilities.reports_spans
         self.reports_spans = shown if self.config.reports_spans is None else self.config.reports_spans
         self._radix = not info.get("disable_radix_cache", False)
         # Where steps overlap, the result of one that ran under the old weights may be counted after the change: at most

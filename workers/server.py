@@ -1,6 +1,7 @@
 """One spawned SGLang server: its command line, its start, its end."""
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -19,11 +20,17 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 #: Arguments that penstock gives itself, and what to set instead.
 _OURS = {
+    "model": "model.path",
     "model_path": "model.path",
     "tokenizer_path": "model.path",
+    "dtype": "model.dtype",
     "weight_version": "nothing; it is the number of the publication",
     "host": "engine.url for a server of your own",
     "port": "engine.url for a server of your own",
+    "api_key": "nothing; the server listens on loopback alone",
+    "ssl_keyfile": "nothing; the server listens on loopback alone",
+    "ssl_certfile": "nothing; the server listens on loopback alone",
+    "config": "engine.args for what stands in that file",
 }
 
 #: Longest wait for the processes of a killed server to be gone.
@@ -42,10 +49,8 @@ def build_command(config: EngineConfig, model: ModelConfig, *, path: str, versio
     Raises:
         ConfigError: ``engine.args`` holds an argument that penstock gives itself.
     """
+    refuse_ours(config)
     given = {name.replace("-", "_"): value for name, value in config.args.items()}
-    for name, instead in _OURS.items():
-        if name in given:
-            raise ConfigError(f"engine.args.{name} cannot be set: penstock gives it; use {instead}.")
     arguments: dict[str, Any] = {
         "model_path": path,
         "tokenizer_path": model.path,
@@ -61,10 +66,22 @@ def build_command(config: EngineConfig, model: ModelConfig, *, path: str, versio
         if value is True:
             command.append(flag)
         elif isinstance(value, list | tuple):
-            command += [flag, *map(str, value)]
+            command += [flag, *map(_text, value)]
         elif value is not None and value is not False:
-            command += [flag, str(value)]
+            command += [flag, _text(value)]
     return command
+
+
+def refuse_ours(config: EngineConfig) -> None:
+    """Raise ConfigError where ``engine.args`` holds an argument that penstock gives itself."""
+    given = {name.replace("-", "_") for name in config.args}
+    for name, instead in _OURS.items():
+        if name in given:
+            raise ConfigError(f"engine.args.{name} cannot be set: penstock decides it; use {instead}.")
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def build_environment(config: EngineConfig) -> dict[str, str]:

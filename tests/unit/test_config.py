@@ -215,3 +215,13 @@ def test_the_resolved_file_is_readable_by_its_owner_alone(tmp_path: Path) -> Non
     save_resolved(load_config(write(tmp_path), [], {}), saved)
 
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+
+
+def test_an_external_engine_takes_nothing_that_is_for_a_spawned_one(tmp_path: Path) -> None:
+    url = "engine: {url: 'http://10.0.0.1:30000'"
+    said = refused(write(tmp_path, url + ", args: {tp-size: 2}, env: {A: b}}\n"))
+    assert "args and env are for a server that penstock starts" in said
+    assert "write http://HOST:PORT" in refused(write(tmp_path, "engine: {url: '10.0.0.1:30000'}\n"))
+    config = load_config(write(tmp_path, url + "}\n"), [], {})
+    save_resolved(config, tmp_path / "saved.yaml")
+    assert load_config(tmp_path / "saved.yaml", [], {}) == config

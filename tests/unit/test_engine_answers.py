@@ -7,7 +7,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError
-from workers.engine import Engine, Segment, release_of
+from workers.engine import Engine, Segment
 
 
 def engine(*, version: int = 3, newest: int = 3, window: int = 0, reports_spans: bool = True) -> Engine:
@@ -93,8 +93,3 @@ def test_an_abort_before_the_first_token_is_an_empty_segment() -> None:
     del given["meta_info"]["prompt_tokens"]
     segment = read(given)
     assert (segment.output_ids, segment.versions, segment.prompt_tokens) == ([], [], 0)
-
-
-def test_releases_compare_as_numbers() -> None:
-    assert release_of("0.5.9") < release_of("0.5.20.post1") < release_of("0.6")
-    assert release_of("unknown") == ()
