@@ -222,7 +222,7 @@ def test_I8_a_producer_stops_admitting_near_maxmemory_and_says_so(tmp_path: Path
         with producing(make_config(server.url, keys.run, tmp_path)):
             drive(client, keys, groups=4)
             until(lambda: client.xlen(keys.jobs("train")) == 4)
-            client.set("ballast", b"x" * 2**24)  # beside it what the buffers of connections take is nothing
+            client.setrange("ballast", 2**24, "x")  # beside it what the buffers of connections take is nothing
             used = client.info("memory")["used_memory"]
             client.config_set("maxmemory", int(used / 0.9))
             drive(client, keys, groups=8)
