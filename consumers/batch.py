@@ -93,6 +93,7 @@ class Batch:
         #: This rank's rows.
         self.rows = [self.all_rows[i] for i in self._indices]
         self._payloads = payloads
+        self._advantage = advantage
         self._lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
         self._lags: dict[int, int] = {}
         self._max_staleness = max_staleness
@@ -183,6 +184,21 @@ class Batch:
     def lost(self) -> list[str]:
         """Ids of this rank's samples whose payload is gone; they are fillers. Decodes the batch."""
         return [row.sample for row, payload in zip(self.rows, self._decoded, strict=True) if payload is None]
+
+    def share(self, dp_rank: int, dp_size: int) -> "Batch":
+        """Another split of the same manifest, for who reads all payloads (``dp_size`` 1) and deals them out."""
+        return Batch(
+            self.manifest,
+            digest=self.digest,
+            payloads=self._payloads,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            advantage=self._advantage,
+        )
+
+    def side(self, name: str) -> list[NDArray[Any] | None]:
+        """Side array ``name`` of each of this rank's samples, None where one has none. Decodes the batch."""
+        return [None if payload is None else payload.sides.get(name) for payload in self._decoded]
 
     @cached_property
     def _decoded(self) -> list[Payload | None]:

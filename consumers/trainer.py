@@ -147,6 +147,16 @@ class Trainer:
         )
         return int(value or 0)
 
+    @property
+    def position(self) -> int:
+        """Batches behind this trainer: handed out, or committed before it joined."""
+        return self._next - 1
+
+    def source_lines(self) -> int | None:
+        """Prompts of one epoch, as the producer counts them; None before it has. Blocks for one round trip."""
+        lines = self._subscriber.control.do(lambda client: client.hget(self.keys.source, "epoch_lines"))
+        return None if lines is None else int(lines)
+
     # --- batches --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
@@ -244,7 +254,9 @@ class Trainer:
                 f"Batch {batch.n} was cut for version {batch.train_version}, but version {clock} is published: "
                 "publish once every trainer.batches_per_version batches."
             )
-        if self.is_leader and clock < batch.train_version and not self._warned:
+        committed = self._committed[0] if self._committed is not None else self._subscriber.cursor
+        # Who takes a batch before the one before it is trained publishes in between.
+        if self.is_leader and clock < batch.train_version and batch.n == committed + 1 and not self._warned:
             self._warned = True
             log.warning(
                 "batch %d was cut for version %d, but only version %d is published: publish after every batch whose "

@@ -1,0 +1,87 @@
+"""Batches of a run as a plain PyTorch ``IterableDataset``.
+
+with Trainer(run="digits") as trainer:
+    data = RolloutDataset(trainer, max_tokens=16384)
+    trainer.publish(model)
+    for item in DataLoader(data, batch_size=None):
+        step(item)
+        if item["last"]:                            # the last micro-batch of its batch
+            optimizer.step()
+            data.commit(item["batch"])
+            trainer.publish(model)
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from consumers.batch import Batch
+from consumers.trainer import Trainer
+from penstock.errors import ConfigError, ProtocolError
+
+
+class RolloutDataset(IterableDataset[dict[str, Any]]):
+    """Micro-batches of a trainer's batches, without an end unless ``num_batches`` sets one.
+
+    Args:
+        trainer: entered already; it publishes, checkpoints and restores as ever.
+        max_tokens, max_samples: limits of a micro-batch, padding counted; None and None: a whole batch at once.
+        num_batches: stop after so many; None: never.
+        device: where the tensors go; None: host memory.
+
+    Each item is a dict as of ``Batch.padded``, beside ``batch`` (its number), ``micro`` (0, 1, ...) and ``last`` (True
+    on the last one of its batch). Use ``DataLoader(dataset, batch_size=None)``: batches are made already. What was
+    handed out and is not committed comes again after a restart, so a loader that reads ahead loses nothing.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        max_tokens: int | None = None,
+        max_samples: int | None = None,
+        num_batches: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.trainer = trainer
+        self._limits = (max_tokens, max_samples)
+        self._num_batches = num_batches
+        self._device = device
+        self._open: dict[int, Batch] = {}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Blocks until the next batch is cut, and says why (`penstock why`).
+
+        Raises:
+            ConfigError: called in a worker process of a DataLoader.
+        """
+        if get_worker_info() is not None:
+            raise ConfigError(
+                "A RolloutDataset cannot be read by worker processes of a DataLoader: one subscription has one "
+                "reader. Set num_workers=0; Trainer(prefetch=1) fetches ahead instead."
+            )
+        # Checked here, in this process; the generator begins later.
+        return self._items()
+
+    def _items(self) -> Iterator[dict[str, Any]]:
+        done = 0
+        while self._num_batches is None or done < self._num_batches:
+            batch = self.trainer.next()
+            self._open[batch.n] = batch
+            items = list(batch.micro_batches(*self._limits, device=self._device))
+            for micro, item in enumerate(items):
+                yield item | {"batch": batch.n, "micro": micro, "last": micro == len(items) - 1}
+            done += 1
+
+    def commit(self, batch: int) -> None:
+        """Every batch up to number ``batch`` is trained. Blocks for a round trip each; committing twice is harmless.
+
+        Raises ProtocolError for a batch that this dataset has not handed out.
+        """
+        if batch > self.trainer.position:
+            raise ProtocolError(f"Batch {batch} was not handed out yet; the last one was {self.trainer.position}.")
+        for n in sorted(n for n in self._open if n <= batch):
+            self.trainer.commit(self._open[n])
+            del self._open[n]

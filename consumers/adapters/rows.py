@@ -1,0 +1,49 @@
+"""This rank's samples of a batch one by one, without padding: what adapters convert."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.batch import Batch
+from penstock.messages import Row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowArrays:
+    """One sample of a batch. Arrays are [L], or [0] where its payload is lost (``row.lost`` may not know it yet)."""
+
+    row: Row
+    #: Index into ``batch.all_rows``.
+    index: int
+    tokens: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    generated: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    lost: bool
+
+    @property
+    def prompt(self) -> NDArray[np.int64]:
+        """[P]"""
+        return self.tokens[: self.row.prompt_length]
+
+    def response(self, name: str) -> NDArray[np.generic]:
+        """Array ``name`` behind the prompt, [L - P]."""
+        array: NDArray[np.generic] = getattr(self, name)[self.row.prompt_length :]
+        return array
+
+
+def rows_of(batch: Batch) -> list[RowArrays]:
+    """This rank's samples in the order of ``batch.rows``. Decodes the batch. Raises PayloadError."""
+    if not batch.rows:
+        return []
+    arrays = batch.arrays()
+    lost = set(batch.lost)
+    found = []
+    for i, row in enumerate(batch.rows):
+        gone = row.sample in lost
+        length = 0 if gone else int(arrays["lengths"][i])
+        names = ("tokens", "loss_mask", "generated", "logprobs", "versions")
+        found.append(RowArrays(row, int(arrays["rows"][i]), **{n: arrays[n][i, :length] for n in names}, lost=gone))
+    return found
