@@ -139,6 +139,9 @@ def check_ours(package: str) -> None:
 def _register_inspection() -> None:
     if find_spec("penstock.inspect_cli") is not None:
         import_module("penstock.inspect_cli").register(app)
+    from penstock.fleet_cli import fleet_app
+
+    app.add_typer(fleet_app, name="fleet")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -3,24 +3,18 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.errors import ConfigError
+from penstock.fleet_config import FleetConfig, RouterConfig
 from penstock.keys import check_name
-
-Positive = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
-
+from penstock.section import Positive, Seconds, Section
 
 #: Stands for a password in files and logs; a URL that has it cannot be used.
 MASK = "***"
 
 #: Most versions between drawing and training that a mode allows; async takes what is given.
 MODE_BOUND = {"sync": 0, "one_step": 1}
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _check_url(url: str) -> str:
@@ -147,6 +141,11 @@ class EngineConfig(Section):
 
     #: Address of an external server (http://HOST:PORT); None spawns one. It is never started, stopped or killed.
     url: str | None = None
+    #: Engines behind an sglang-router of the worker's own, which stand for one; beside it neither url nor args.
+    router: RouterConfig | None = None
+    #: Address that a spawned server listens at, and its port; 0 takes a free one.
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
     #: Interpreter of the environment that has sglang; spawned servers only.
     python: str = ".engine/bin/python"
     #: Arguments of sglang.launch_server, names without dashes in front; true stands for a bare flag. They are checked
@@ -168,6 +167,16 @@ class EngineConfig(Section):
     request_timeout_s: Seconds = 3600.0
     #: None: as the server shows. false: treat it as one that does not report version spans.
     reports_spans: bool | None = None
+
+    @model_validator(mode="after")
+    def _router_has_its_engines(self) -> Self:
+        given = [name for name in ("url", "args", "env", "port") if getattr(self, name)]
+        if self.router is not None and given:
+            raise ValueError(
+                f"{' and '.join(given)} are of one engine, and router names several that are there already: give them "
+                "to those servers, or leave router away"
+            )
+        return self
 
     @model_validator(mode="after")
     def _external_is_not_ours_to_start(self) -> Self:
@@ -348,6 +357,7 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     buffer: BufferConfig = BufferConfig()
     trainer: TrainerConfig = TrainerConfig()
+    fleet: FleetConfig = FleetConfig()
 
     @field_validator("run")
     @classmethod

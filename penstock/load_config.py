@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.config import MASK, Config
 from penstock.errors import ConfigError
+from penstock.fleet_config import SECRET_NAME
 
 #: Variables ``PENSTOCK_A__B`` set ``a.b``; those of tests are no configuration.
 ENV_PREFIX = "PENSTOCK_"
@@ -25,7 +26,6 @@ ENV_PREFIX_TESTS = "PENSTOCK_TEST_"
 
 # Up to the last @: a password may hold one.
 _PASSWORD = re.compile(r"""(?<=://)([^:/@\s]*):([^\s"']*)@""")
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
 
 Path_ = tuple[str, ...]
 
@@ -143,8 +143,19 @@ def _anchor(values: dict[str, Any], folder: Path) -> None:
             for dataset in sets if isinstance(sets, list) else []:
                 if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
                     dataset["path"] = str(folder / dataset["path"])
+    for served in _maps(_map(values.get("fleet")).get("models")):
+        if isinstance(served.get("model_path"), str):
+            served["model_path"] = str(folder / served["model_path"])
     if isinstance(prepare := values.get("prepare"), list) and prepare and isinstance(prepare[0], str):
         prepare[0] = str(folder / prepare[0])
+
+
+def _map(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _maps(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _absolute(config: Config) -> Config:
@@ -162,6 +173,9 @@ def _absolute(config: Config) -> Config:
     # A bare name is looked up on the PATH.
     python = config.engine.python if os.sep not in config.engine.python else path(config.engine.python)
     engine = config.engine.model_copy(update={"python": python})
+    models = [
+        one.model_copy(update={"model_path": one.model_path and path(one.model_path)}) for one in config.fleet.models
+    ]
     trainer = config.trainer
     if trainer.weights_dir is not None:
         trainer = trainer.model_copy(update={"weights_dir": path(trainer.weights_dir)})
@@ -172,6 +186,7 @@ def _absolute(config: Config) -> Config:
             "data": data,
             "engine": engine,
             "trainer": trainer,
+            "fleet": config.fleet.model_copy(update={"models": models}),
             "prepare": config.prepare and [path(config.prepare[0]), *config.prepare[1:]],
         }
     )
@@ -350,7 +365,7 @@ def _secrets(values: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
     urls += [(("redis", "payload_servers", name), url) for name, url in values["redis"]["payload_servers"].items()]
     yield from ((key, url) for key, url in urls if url is not None and redact(url) != url)
     for name, value in values["engine"]["env"].items():
-        if _SECRET_NAME.search(name):
+        if SECRET_NAME.search(name):
             yield ("engine", "env", name), value
 
 

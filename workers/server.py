@@ -54,7 +54,7 @@ def build_command(config: EngineConfig, model: ModelConfig, *, path: str, versio
     arguments: dict[str, Any] = {
         "model_path": path,
         "tokenizer_path": model.path,
-        "host": "127.0.0.1",
+        "host": config.host,
         "port": port,
         "dtype": model.dtype,
     }
@@ -285,12 +285,21 @@ def spawn(
         ConfigError: no interpreter, or an argument that cannot be set.
     """
     check_python(config)
-    port = free_port()
+    port = config.port or free_port()
     command = build_command(config, model, path=path or model.path, version=version, port=port)
     # Not resolved: the interpreter of a virtual environment is a link, and is told apart by its own path.
     command[0] = str(Path(config.python).absolute())
-    log_dir.mkdir(parents=True, exist_ok=True)
     log = (log_dir / f"engine-{name}.log").absolute()
+    return supervise(command, build_environment(config), log, url=f"http://{config.host}:{port}")
+
+
+def supervise(command: list[str], environment: dict[str, str], log: Path, *, url: str) -> Server:
+    """Start a server process that never outlives this one. Blocks for about 30 ms.
+
+    Args:
+        url: where it will answer.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
     log_start = log.stat().st_size if log.exists() else 0
     with log.open("a") as file:
         file.write(f"$ {' '.join(command)}\n")
@@ -301,7 +310,7 @@ def spawn(
         subprocess.run(
             [sys.executable, "-I", "-S", str(_SUPERVISOR), str(lifeline), str(status), str(log), *command],
             pass_fds=(lifeline, status),
-            env=build_environment(config),
+            env=environment,
             stdin=subprocess.DEVNULL,
             check=True,
         )
@@ -313,9 +322,7 @@ def spawn(
         os.close(lifeline)
         os.close(status)
     os.set_blocking(our_status, False)
-    return Server(
-        url=f"http://127.0.0.1:{port}", log=log, log_start=log_start, lifeline=our_lifeline, status=our_status
-    )
+    return Server(url=url, log=log, log_start=log_start, lifeline=our_lifeline, status=our_status)
 
 
 async def start(

@@ -1,0 +1,14 @@
+"""What every section of the configuration is made of."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Unknown keys are refused; nothing changes after it was read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,0 +1,76 @@
+"""The models of a fleet and their groups, checked against the run."""
+
+from penstock.config import Config
+from penstock.errors import ConfigError
+from penstock.fleet_config import GroupConfig, ModelGroups
+from workers.fleet.roles import merge
+
+
+def groups_of(config: Config) -> list[ModelGroups]:
+    """``fleet.models``, or worker.count engines of ``model`` without GPUs.
+
+    Raises:
+        ConfigError: models that contradict each other or ``model``.
+    """
+    if not config.fleet.models:
+        return [
+            ModelGroups(
+                name=config.model.name, server_groups=[GroupConfig(name="worker", num_engines=config.worker.count)]
+            )
+        ]
+    if config.engine.url is not None or config.engine.router is not None:
+        key = "engine.url" if config.engine.url is not None else "engine.router"
+        raise ConfigError(
+            f"{key} names engines, and fleet.models plans them: keep one; servers that run already go to urls."
+        )
+    for model in config.fleet.models:
+        _check_model(config, model)
+    if not any(model.name == config.model.name for model in config.fleet.models):
+        raise ConfigError(
+            f"fleet.models has no model {config.model.name}, which is trained (model.name), so nothing would take "
+            "jobs: add it."
+        )
+    return config.fleet.models
+
+
+def _check_model(config: Config, model: ModelGroups) -> None:
+    trained = model.name == config.model.name
+    if trained and model.update_weights is False:
+        raise ConfigError(
+            f"fleet.models.{model.name} is the trained model (model.name), and update_weights false would freeze it: "
+            "leave it away, or give the frozen model another name."
+        )
+    if not trained and model.update_weights:
+        raise ConfigError(
+            f"fleet.models.{model.name}: only {config.model.name} (model.name) is trained, so update_weights cannot be "
+            "true: nobody publishes weights for a frozen model."
+        )
+    if not trained and model.model_path is None and not all(group.urls for group in model.server_groups):
+        raise ConfigError(f"fleet.models.{model.name} is a model of its own: set its model_path.")
+    if trained and model.model_path not in (None, config.model.path):
+        raise ConfigError(
+            f"fleet.models.{model.name}.model_path is {model.model_path}, and model.path {config.model.path}: both are "
+            "the trained model; leave model_path away."
+        )
+    for name, group in zip(model.names(), model.server_groups, strict=True):
+        where = f"fleet.models.{model.name}.{name}"
+        if "CUDA_VISIBLE_DEVICES" in group.env or "CUDA_VISIBLE_DEVICES" in config.engine.env:
+            raise ConfigError(f"{where}: CUDA_VISIBLE_DEVICES cannot be set, the fleet plans it: use gpus.")
+        merge(where, config.engine.args, group.overrides)
+
+
+def find_group(config: Config, model_name: str, group_name: str) -> tuple[ModelGroups, GroupConfig]:
+    """Raises ConfigError that lists what is there."""
+    for model in groups_of(config):
+        for name, group in zip(model.names(), model.server_groups, strict=True):
+            if (model.name, name) == (model_name, group_name):
+                return model, group
+    known = [f"{model.name}.{name}" for model in groups_of(config) for name in model.names()]
+    raise ConfigError(f"The fleet has no group {model_name}.{group_name}; it has {', '.join(known)}.")
+
+
+def is_routed(config: Config, model: ModelGroups) -> bool:
+    """Whether one address stands for all its engines."""
+    kinds = {group.worker_type for group in model.server_groups}
+    several = sum(group.count + len(group.urls) for group in model.server_groups if group.worker_type == "regular") > 1
+    return "prefill" in kinds or model.router is not None or (model.name != config.model.name and several)

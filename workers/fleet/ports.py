@@ -1,0 +1,92 @@
+"""Ports of a node: handed out by a plan, and reserved on the node while the fleet lives."""
+
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from penstock.errors import ConfigError
+
+
+class Ports:
+    """Hands out ports of one node, each once, in order.
+
+    Args:
+        first, last: the range, both included.
+        taken: ports that others have.
+    """
+
+    def __init__(self, host: str, first: int, last: int, taken: Collection[int] = ()) -> None:
+        self._host = host
+        self._first, self._last = first, last
+        self._next = first
+        self._taken = taken
+
+    def take(self, what: str, count: int = 1) -> int:
+        """First of ``count`` ports in a row. Raises ConfigError that names ``what`` when the range is used up."""
+        start = self._next
+        while start + count - 1 <= self._last:
+            blocked = [port for port in range(start, start + count) if port in self._taken]
+            if not blocked:
+                self._next = start + count
+                return start
+            start = blocked[-1] + 1
+        raise ConfigError(
+            f"fleet.ports [{self._first}, {self._last}] is too small for host {self._host}: no {count} free port"
+            f"{'s in a row' if count > 1 else ''} left for {what} ({len(self._taken)} are in use); widen the range."
+        )
+
+
+class Reservation:
+    """Ports that no other penstock fleet of this user on this machine may plan with. Ended by ``close`` or by death."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir()) / f"penstock-ports-{os.getuid()}"
+        self._held: dict[int, int] = {}
+
+    def hold(self, ports: Iterable[int]) -> list[int]:
+        """Reserve ports; returns those that cannot be had: reserved by another, or something listens there.
+
+        Those that could be had stay reserved. Does not block.
+        """
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        refused = []
+        for port in ports:
+            if port in self._held:
+                continue
+            lock = os.open(self._folder / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                refused.append(port)
+                continue
+            if not _is_free(port):
+                os.close(lock)
+                refused.append(port)
+                continue
+            self._held[port] = lock
+        return refused
+
+    def release(self, ports: Iterable[int]) -> None:
+        """Let others have these; those that are not held are passed over."""
+        for port in ports:
+            if (lock := self._held.pop(port, None)) is not None:
+                os.close(lock)
+
+    def close(self) -> None:
+        """Let others have them all."""
+        self.release(list(self._held))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # What a server does that listens there after another one: connections that end do not hinder it.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,90 @@
+"""A plan for people and for scripts. Variables that hold secrets are masked."""
+
+import shlex
+from typing import Any
+
+from penstock.config import MASK
+from penstock.fleet_config import SECRET_NAME
+from workers.fleet.plan import Plan
+
+
+def as_records(plan: Plan) -> dict[str, Any]:
+    """Plain values: every process with host, GPUs, ports, exact command and what is added to its environment."""
+    return {
+        "engines": [
+            {
+                "name": engine.name,
+                "model": engine.model,
+                "worker_type": engine.worker_type,
+                "host": engine.host,
+                "gpus": list(engine.gpus),
+                "node_rank": engine.rank,
+                "nnodes": engine.num_nodes,
+                "url": engine.url,
+                "ports": engine.ports,
+                "started_by": engine.started_by,
+                "command": list(engine.command),
+                "environment": _masked(engine.environment),
+            }
+            for engine in plan.engines
+        ],
+        "routers": [
+            {
+                "name": router.name,
+                "model": router.model,
+                "host": router.host,
+                "url": router.url,
+                "engines": [member.model_dump(exclude_none=True) for member in router.router.engines],
+                "started_by": router.started_by,
+                "command": list(router.command),
+            }
+            for router in plan.routers
+        ],
+        "workers": [
+            {
+                "name": worker.name,
+                "host": worker.host,
+                "gpus": list(worker.gpus),
+                "feeds": _feeds(plan, worker.name),
+                "slots": worker.slots,
+            }
+            for worker in plan.workers
+        ],
+        "endpoints": {model: plan.endpoint(model) for model in plan.paths},
+    }
+
+
+def _feeds(plan: Plan, worker: str) -> str:
+    config = next(one.engine for one in plan.workers if one.name == worker)
+    if config.router is not None:
+        return f"http://{config.router.host}:{config.router.port}"
+    return config.url or f"http://{config.host}:{config.port}"
+
+
+def _masked(environment: dict[str, str]) -> dict[str, str]:
+    return {name: MASK if SECRET_NAME.search(name) else value for name, value in environment.items()}
+
+
+def as_text(plan: Plan) -> str:
+    """The same as lines that a shell could run."""
+    lines: list[str] = []
+    records = as_records(plan)
+    for engine in records["engines"]:
+        gpus = f", GPUs {','.join(map(str, engine['gpus']))}" if engine["gpus"] else ""
+        what = {"nobody": "runs already" if engine["url"] else "starts nothing"}.get(
+            engine["started_by"], f"started by the {engine['started_by']}"
+        )
+        lines.append(f"{engine['name']}: {engine['worker_type']} on {engine['host'] or engine['url']}{gpus}, {what}")
+        if engine["command"]:
+            environment = [f"{name}={shlex.quote(value)}" for name, value in engine["environment"].items()]
+            lines.append("    " + " ".join([*environment, shlex.join(engine["command"])]))
+    for router in records["routers"]:
+        count = len(router["engines"])
+        lines.append(f"{router['name']}: {router['url']} for {count} engines, started by the {router['started_by']}")
+        lines.append("    " + shlex.join(router["command"]))
+    for worker in records["workers"]:
+        lines.append(f"{worker['name']}: a worker on {worker['host']}, feeds {worker['feeds']}")
+    for model, url in records["endpoints"].items():
+        if url is not None:
+            lines.append(f"model {model} answers at {url}")
+    return "\n".join(lines)
