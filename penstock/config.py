@@ -17,6 +17,10 @@ MASK = "***"
 MODE_BOUND = {"sync": 0, "one_step": 1}
 
 
+#: Tokens between two looks at a running answer, where a checkpoint may be due at any time.
+STREAM_TOKENS = 16
+
+
 def _check_url(url: str) -> str:
     if f":{MASK}@" in url:
         raise ValueError("has a masked password; set the real URL, for instance by PENSTOCK_REDIS__URL")
@@ -209,8 +213,20 @@ class WorkerConfig(Section):
     max_attempts: Positive = 3
     #: Wait before the first retry; doubles.
     retry_s: Seconds = 1.0
+    #: A sample's prefix is kept in Redis after so many new tokens, so that a kill costs no more than these; None: only
+    #: when the worker hands it back or its engine dies.
+    checkpoint_tokens: Positive | None = None
+    #: The same after so many seconds; either that is due first.
+    checkpoint_s: Seconds | None = None
     #: Port of Prometheus metrics; 0 takes a free one, None: none.
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+
+    @property
+    def stream_interval(self) -> int:
+        """Tokens between two looks at a running answer; 0: it is looked at when it is done."""
+        if self.checkpoint_s is not None:
+            return min(STREAM_TOKENS, self.checkpoint_tokens or STREAM_TOKENS)
+        return self.checkpoint_tokens or 0
 
     @model_validator(mode="after")
     def _renewed_in_time(self) -> Self:

@@ -261,6 +261,12 @@ def checkpoint(keys: Keys, job: str, token: str, k: int, record: bytes, ttl_s: i
     return Call(script("checkpoint"), [keys.group(job), keys.partial(f"{job}/{k}")], [token, record, ttl_s], bool)
 
 
+def extend(keys: Keys, job: str, token: str, k: int, record: bytes, *, before: int, ttl_s: int, most: int) -> Call[str]:
+    """Append to a prefix of ``before`` bytes: kept, lost, other (bytes are there), or full (more than ``most``)."""
+    args: list[Value] = [token, before, record, ttl_s, most]
+    return Call(script("extend"), [keys.group(job), keys.partial(f"{job}/{k}")], args, _text)
+
+
 def release(keys: Keys, job: str, token: str) -> Call[bool]:
     """Hand a job back without a charge. False: the lease is lost."""
     return Call(script("release"), [keys.group(job)], [keys.prefix, job, token], bool)

@@ -191,6 +191,10 @@ class Commits:
                     write.done.set_result(call.parse(answer))
         return refused
 
+    async def has_room(self) -> bool:
+        """Whether the control Redis has room for what can be done without."""
+        return not await self._memory[CONTROL].is_full()
+
     async def close(self) -> None:
         """Give up what is not committed, and close the payload servers."""
         if self._flusher is not None:

@@ -10,7 +10,8 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from penstock.messages import Publication
 from workers import server as servers
 from workers.capabilities import Capabilities, capabilities_of
 from workers.engine_args import check_arguments
+from workers.stream import Answer, Heard, read_events
 from workers.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
 
 #: Idle connections are dropped before the server (5 s) drops them: a POST on a dropped one cannot be sent again.
@@ -105,6 +107,8 @@ class Engine:
         #: Tokens behind a weight change that may still be of the old weights (results in flight).
         self._window = 0
         self._radix = True
+        #: Whether each event of a stream holds what is new, not all so far.
+        self._incremental = False
         self._namespace = ""
         self._newest = -1
         self._server: servers.Server | None = None
@@ -182,6 +186,7 @@ class Engine:
         shown = self.capabilities.reports_spans
         self.reports_spans = shown if self.config.reports_spans is None else self.config.reports_spans
         self._radix = not info.get("disable_radix_cache", False)
+        self._incremental = bool(info.get("incremental_streaming_output", False))
         # Where steps overlap, the result of one that ran under the old weights may be counted after the change: at most
         # one token per request, or a whole draft when speculating. Whether a request had one is not told.
         overlaps = not info.get("disable_overlap_schedule", False) or (info.get("pp_size") or 1) > 1
@@ -211,13 +216,23 @@ class Engine:
         # the versions of another run on the same server mean other weights.
         self._namespace = f"{version}.{secrets.token_hex(4)}"
 
-    async def generate(self, input_ids: list[int], sampling: dict[str, Any], *, rid: str) -> Segment:
+    async def generate(
+        self,
+        input_ids: list[int],
+        sampling: dict[str, Any],
+        *,
+        rid: str,
+        heard: Heard | None = None,
+        interval: int = 1,
+    ) -> Segment:
         """Draw tokens after ``input_ids``. Blocks until they are drawn, or :meth:`abort` ends it.
 
         Args:
             input_ids: [P] the whole sequence so far.
             sampling: SGLang's sampling parameters.
             rid: name for :meth:`abort`.
+            heard: told of tokens while they are drawn, in portions of ``interval``; those of the last portion may not
+                be told before the answer is there.
 
         Raises:
             EngineDied: the connection was lost, or the server has other weights than were loaded.
@@ -238,12 +253,32 @@ class Engine:
         live = self._live.setdefault(rid, set())
         live.add(wire_rid)
         try:
-            answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
+            if heard is None:
+                answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
+            else:
+                body["sampling_params"] = sampling | {"stream_interval": interval}
+                answer = await self._stream(body | {"stream": True}, sent, rid, heard)
         finally:
             live.discard(wire_rid)
             if not live:
                 self._live.pop(rid, None)
         return self._segment(answer, sent, rid)
+
+    async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard) -> dict[str, Any]:
+        answer = Answer(rid, incremental=self._incremental)
+        async with self._request("POST", "/generate", body, self.config.request_timeout_s) as response:
+            if response.status != 200:
+                raise _refusal(f"engine {self.name} answered /generate", response.status, await response.read())
+            async for event in read_events(response.content):
+                ids, logprobs = answer.add(event)
+                if answer.is_finished:
+                    continue
+                self._check_ours(answer.weight_version, sent, rid)
+                if ids and _all_finite(logprobs):
+                    heard(sent, ids, logprobs)
+        if not answer.is_finished:
+            raise EngineDied(f"{rid}: the stream of engine {self.name} ended before the answer{self._how_it_ended()}.")
+        return answer.whole()
 
     def _segment(self, answer: Any, sent: int, rid: str) -> Segment:
         try:
@@ -437,6 +472,20 @@ class Engine:
         ok: Iterable[int] = (200,),
     ) -> Any:
         """One request; returns the decoded answer."""
+        async with self._request(method, path, body, timeout_s) as response:
+            answer, status = await response.read(), response.status
+        if status not in ok:
+            raise _refusal(f"engine {self.name} answered {path}", status, answer)
+        try:
+            return orjson.loads(answer) if answer else {}
+        except orjson.JSONDecodeError as exc:
+            raise EngineError(f"engine {self.name} answered {path} with what is not JSON: {answer[:200]!r}.") from exc
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer whose body is still to be read; what goes wrong until its end is an error of ours."""
         session = self._session
         if session is None:
             raise EngineDied(f"engine {self.name} is not running.")
@@ -446,22 +495,20 @@ class Engine:
             async with session.request(
                 method, self.url + path, data=data, headers=_JSON, timeout=aiohttp.ClientTimeout(total=limit)
             ) as response:
-                answer, status = await response.read(), response.status
+                yield response
         except TimeoutError as exc:
             raise EngineError(f"engine {self.name} did not answer {path} within {limit:g} s.") from exc
         except (aiohttp.ClientError, ConnectionError) as exc:
             raise EngineDied(f"engine {self.name} was lost during {path} ({exc!r}){self._how_it_ended()}.") from exc
-        if status not in ok:
-            refused = EngineRefused if status == 400 else EngineError
-            raise refused(f"engine {self.name} answered {path} with {status}: {answer[:500].decode(errors='replace')}")
-        try:
-            return orjson.loads(answer) if answer else {}
-        except orjson.JSONDecodeError as exc:
-            raise EngineError(f"engine {self.name} answered {path} with what is not JSON: {answer[:200]!r}.") from exc
 
     def _how_it_ended(self) -> str:
         reason = self._server.exit_reason() if self._server else None
         return f"; its process {reason}" if reason else ""
+
+
+def _refusal(who: str, status: int, answer: bytes) -> EngineError:
+    refused = EngineRefused if status == 400 else EngineError
+    return refused(f"{who} with {status}: {answer[:500].decode(errors='replace')}")
 
 
 def _absolute(path: str) -> str:

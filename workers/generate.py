@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
@@ -89,6 +90,8 @@ async def generate_sample(
     rollout: RolloutConfig,
     environment: Environment | None = None,
     partial: Sample | None = None,
+    interval: int = 0,
+    drawn: Callable[[], None] | None = None,
 ) -> Sample:
     """Make answer ``k`` of ``job``. Blocks until it is done, held by ``gate`` while weights change.
 
@@ -99,6 +102,9 @@ async def generate_sample(
         partial: a sample of this job and k to go on from, and to write to. Whoever may cancel this call hands in one
             (a new one: ``Sample(job, k)``): on cancellation the engine is asked for what it has drawn, and the sample
             holds it, with status "aborted", when the CancelledError arrives (within 5 s; a second one is at once).
+        interval: look at running answers after so many tokens; they are in ``partial`` then, with no newer version than
+            is proven, and stay there if the engine dies. 0: only whole answers are.
+        drawn: told whenever ``partial`` has grown; must not block.
         environment: its environment; None: the one that ``job.environment`` names, if any.
 
     Returns:
@@ -113,7 +119,7 @@ async def generate_sample(
     sample = partial if partial is not None else Sample(job, k)
     if environment is None and job.environment:
         environment = load_environment(job.environment)()
-    maker = _Maker(engine, gate, sample, sampling, tokenizer, rollout)
+    maker = _Maker(engine, gate, sample, sampling, tokenizer, rollout, interval, drawn)
     async with gate.sample():
         await maker.run(environment)
     return sample
@@ -130,6 +136,8 @@ class _Maker:
         sampling: dict[str, Any],
         tokenizer: Tokenizer,
         rollout: RolloutConfig,
+        interval: int,
+        drawn: Callable[[], None] | None,
     ) -> None:
         self.engine = engine
         self.gate = gate
@@ -142,6 +150,10 @@ class _Maker:
         self.max_new = int(sampling.get("max_new_tokens") or self.max_context)
         #: Index of the first token of the turn that is being drawn.
         self.turn_start = _turn_start(sample)
+        #: Index of the first token of the request that is on its way; what is behind it was heard in its stream.
+        self.request_start = len(sample.tokens)
+        self.interval = interval
+        self.drawn = drawn or (lambda: None)
 
     async def run(self, environment: Environment | None) -> None:
         self.begin(environment)
@@ -229,7 +241,11 @@ class _Maker:
         if minimum := sampling.get("min_new_tokens"):
             sampling["min_new_tokens"] = max(0, minimum - spent)
         started = time.monotonic()
-        task = asyncio.create_task(self.engine.generate(self.sample.tokens, sampling, rid=self.sample.id))
+        self.request_start = len(self.sample.tokens)
+        stream: dict[str, Any] = {"heard": self.hear, "interval": self.interval} if self.interval else {}
+        task = asyncio.create_task(
+            self.engine.generate(list(self.sample.tokens), sampling, rid=self.sample.id, **stream)
+        )
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -252,9 +268,25 @@ class _Maker:
         except EngineError as exc:
             log.warning("sample %s was cancelled, its last tokens are lost: %s", self.sample.id, exc)
 
-    def take(self, segment: Segment) -> None:
-        """Append a segment, and decide how the turn stands."""
+    def hear(self, version: int, ids: list[int], logprobs: list[float]) -> None:
+        """Append what a running request has drawn so far; its end will tell which version drew which."""
         sample = self.sample
+        if sample.finish_reason == "stop":
+            return
+        judged, heard = self.request_start - self.turn_start, len(sample.tokens) - self.request_start
+        sample.append(ids, version=version, logprobs=logprobs)
+        if judged and heard <= self.stops.window:
+            # A stop that began before the request goes unseen by the engine, and must not be gone on behind.
+            end = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=False)
+            if end is not None:
+                _truncate(sample, self.turn_start + end)
+                sample.finish_reason = "stop"
+        self.drawn()
+
+    def take(self, segment: Segment) -> None:
+        """Append a segment in the place of what was heard of it, and decide how the turn stands."""
+        sample = self.sample
+        _truncate(sample, self.request_start)
         judged = len(sample.tokens) - self.turn_start
         position = 0
         for version, run in groupby(segment.versions):
@@ -271,6 +303,9 @@ class _Maker:
             if end_of_turn is not None:
                 _truncate(sample, self.turn_start + end_of_turn)
                 sample.finish_reason = "stop"
+        self.request_start = len(sample.tokens)
+        if sample.finish_reason == "abort":
+            self.drawn()
 
 
 def _turn_start(sample: Sample) -> int:

@@ -32,13 +32,12 @@ from penstock.errors import (
 from penstock.messages import Job, Sample
 from penstock.scripts import Committed, RawLease
 from workers.generate import generate_sample, sampling_for
-from workers.partial import partial_from_bytes, partial_to_bytes
+from workers.partial import partial_from_bytes
+from workers.prefixes import Prefix
 from workers.services import Services
 
 log = logging.getLogger(__name__)
 
-#: Prefixes of unfinished samples are kept so long.
-PARTIAL_TTL_S = 7 * 86400
 #: Longest wait for commits on their way, before a job is handed back.
 SETTLE_S = 5.0
 #: What no other sample of the job can escape, and no other try either.
@@ -75,6 +74,7 @@ class HeldJob:
         #: k of samples that wait for a slot or are being generated.
         self._undrawn: set[int] = set()
         self._samples: dict[int, Sample] = {}
+        self._prefixes: dict[int, Prefix] = {}
         #: Commits on their way, with their k.
         self._writes: dict[asyncio.Future[Committed], int] = {}
         self.task: asyncio.Task[None] | None = None
@@ -230,22 +230,24 @@ class HeldJob:
     async def _sample(self, sample: Sample) -> None:
         services = self._services
         self._samples[sample.k] = sample
+        prefix = self._prefixes[sample.k] = Prefix(services, self.lease.token, sample)
         resumed = sum(sample.generated)
         try:
             async with services.slots:
                 services.num_running += 1
                 try:
-                    await self._generate(sample)
+                    await self._generate(sample, prefix)
                 finally:
                     services.num_running -= 1
         finally:
             self._undrawn.discard(sample.k)
             services.room.set()
             services.tally.generated_tokens += max(0, sum(sample.generated) - resumed)
+        await prefix.settle()
         await services.rewards.score(sample)
         await self._commit(sample)
 
-    async def _generate(self, sample: Sample) -> None:
+    async def _generate(self, sample: Sample, prefix: Prefix) -> None:
         services, birth = self._services, self._services.births
         try:
             await generate_sample(
@@ -256,6 +258,8 @@ class HeldJob:
                 tokenizer=services.tokenizer,
                 rollout=services.config.rollout,
                 partial=sample,
+                interval=services.config.worker.stream_interval,
+                drawn=prefix.drawn,
             )
         except EngineDied:
             services.lose_engine(birth)
@@ -317,15 +321,11 @@ class HeldJob:
     async def _keep_prefixes(self) -> None:
         """Keep what was drawn and is not committed. Where Redis is full it is lost, and said."""
         await self._settle()
-        services = self._services
         for k, sample in list(self._samples.items()):
             if not any(sample.generated):
                 continue
-            call = scripts.checkpoint(
-                services.keys, self.job, self.lease.token, k, partial_to_bytes(sample), PARTIAL_TTL_S
-            )
             try:
-                await services.control.call(call)
+                await self._prefixes[k].keep_all()
             except QueueFull as exc:
                 log.warning("the prefix of sample %s is lost: %s", sample.id, exc)
                 return

@@ -1,13 +1,22 @@
-"""Bytes of a sample that is not finished: the prefix that another worker goes on from."""
+"""Bytes of a sample that is not finished: the prefix that another worker goes on from.
+
+One record of all there was, then any number of records of what was drawn since; each is msgpack. So a prefix that
+grows is written by appending.
+"""
 
 from array import array
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+import msgpack
+
 from penstock.errors import PayloadError, ProtocolError
-from penstock.messages import Job, Sample, pack, unpack
+from penstock.messages import MAX_TEXT_BYTES, Job, Sample, pack
 
 _FORMAT = 1
+#: Most bytes of a prefix; about three million tokens. One that would be longer is not kept any further.
+MAX_PARTIAL_BYTES = 32 * 1024 * 1024
 #: Fields that travel as they are.
 _PLAIN = (
     "prompt_length",
@@ -31,10 +40,26 @@ def partial_to_bytes(sample: Sample) -> bytes:
             "logprobs": array("f", sample.logprobs).tobytes(),
             "generated": bytes(sample.generated),
             "loss_mask": bytes(sample.loss_mask),
-            "versions": [[version, len(list(run))] for version, run in groupby(sample.versions)],
+            "versions": _spans(sample.versions),
             **{name: getattr(sample, name) for name in _PLAIN},
         }
     )
+
+
+def growth_to_bytes(sample: Sample, start: int) -> bytes:
+    """The tokens of ``sample`` from ``start`` on, all of them drawn, to be appended to a prefix of ``start`` tokens."""
+    return pack(
+        {
+            "at": start,
+            "tokens": array("i", sample.tokens[start:]).tobytes(),
+            "logprobs": array("f", sample.logprobs[start:]).tobytes(),
+            "versions": _spans(sample.versions[start:]),
+        }
+    )
+
+
+def _spans(versions: list[int]) -> list[list[int]]:
+    return [[version, len(list(run))] for version, run in groupby(versions)]
 
 
 def partial_from_bytes(data: bytes, job: Job, k: int) -> Sample:
@@ -46,26 +71,74 @@ def partial_from_bytes(data: bytes, job: Job, k: int) -> Sample:
     sample = Sample(job, k)
     what = f"the partial of sample {sample.id}"
     try:
-        record: dict[str, Any] = unpack(data, what)
-        if record["format"] != _FORMAT or record["sample"] != sample.id:
-            raise ValueError(f"it is one of {record['sample']!r} in format {record['format']!r}")
-        tokens, logprobs = array("i"), array("f")
-        tokens.frombytes(record["tokens"])
-        logprobs.frombytes(record["logprobs"])
-        sample.tokens, sample.logprobs = tokens.tolist(), logprobs.tolist()
-        sample.generated, sample.loss_mask = list(record["generated"]), list(record["loss_mask"])
-        length = len(sample.tokens)
-        if sum(count for _, count in record["versions"]) != length:
-            raise ValueError("its version spans do not cover its tokens")
-        sample.versions = [version for version, count in record["versions"] for _ in range(count)]
-        if not len(sample.logprobs) == len(sample.generated) == len(sample.loss_mask) == length:
-            raise ValueError("its arrays differ in length")
-        if not 0 < record["prompt_length"] <= length:
-            raise ValueError("its prompt is longer than all of it")
-        for name in _PLAIN:
-            setattr(sample, name, record[name])
-        sample.text = "".join(sample.turns)
-    except (ProtocolError, ValueError, TypeError, KeyError) as exc:
+        first, *growths = _records(data)
+        _read_whole(first, sample)
+        for growth in growths:
+            _read_growth(growth, sample)
+    except (ProtocolError, ValueError, TypeError, KeyError, msgpack.UnpackException) as exc:
         raise PayloadError(f"{what} cannot be read ({exc}): drop it, the sample then starts from its prompt.") from exc
     sample.status = "aborted"
     return sample
+
+
+def _records(data: bytes) -> Iterator[dict[str, Any]]:
+    if len(data) > MAX_PARTIAL_BYTES:
+        raise ValueError(f"it has {len(data)} bytes, more than {MAX_PARTIAL_BYTES}")
+    unpacker = msgpack.Unpacker(
+        raw=False,
+        strict_map_key=True,
+        max_buffer_size=MAX_PARTIAL_BYTES,
+        max_str_len=MAX_TEXT_BYTES,
+        max_bin_len=MAX_PARTIAL_BYTES,
+        max_ext_len=0,
+    )
+    unpacker.feed(data)
+    end = 0
+    for record in unpacker:
+        if not isinstance(record, dict):
+            raise ValueError("it holds what is no record")
+        end = unpacker.tell()
+        yield record
+    if end != len(data):
+        raise ValueError("it ends within a record")
+
+
+def _read_whole(record: dict[str, Any], sample: Sample) -> None:
+    if record["format"] != _FORMAT or record["sample"] != sample.id:
+        raise ValueError(f"it is one of {record['sample']!r} in format {record['format']!r}")
+    sample.tokens, sample.logprobs, sample.versions = _arrays(record)
+    sample.generated, sample.loss_mask = list(record["generated"]), list(record["loss_mask"])
+    length = len(sample.tokens)
+    if not len(sample.generated) == len(sample.loss_mask) == length:
+        raise ValueError("its arrays differ in length")
+    if not 0 < record["prompt_length"] <= length:
+        raise ValueError("its prompt is longer than all of it")
+    for name in _PLAIN:
+        setattr(sample, name, record[name])
+    sample.text = "".join(sample.turns)
+
+
+def _read_growth(record: dict[str, Any], sample: Sample) -> None:
+    if record["at"] != len(sample.tokens):
+        raise ValueError(f"it goes on at token {record['at']!r} of {len(sample.tokens)}")
+    tokens, logprobs, versions = _arrays(record)
+    if min(versions, default=0) < 0:
+        raise ValueError("it has drawn tokens without a version")
+    start = 0
+    for version, run in groupby(versions):
+        end = start + len(list(run))
+        sample.append(tokens[start:end], version=version, logprobs=logprobs[start:end])
+        start = end
+
+
+def _arrays(record: dict[str, Any]) -> tuple[list[int], list[float], list[int]]:
+    """Tokens, logprobs and versions of a record, all [T]."""
+    tokens, logprobs = array("i"), array("f")
+    tokens.frombytes(record["tokens"])
+    logprobs.frombytes(record["logprobs"])
+    length = len(tokens)
+    if len(logprobs) != length:
+        raise ValueError("its arrays differ in length")
+    if sum(count for _, count in record["versions"]) != length:
+        raise ValueError("its version spans do not cover its tokens")
+    return tokens.tolist(), logprobs.tolist(), [v for v, count in record["versions"] for _ in range(count)]

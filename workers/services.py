@@ -31,6 +31,9 @@ class Tally:
     engine_restarts: int = 0
     weight_updates: int = 0
     weight_pause_s: float = 0.0
+    #: Prefixes kept while they were drawn, and the bytes written for them.
+    checkpoints: int = 0
+    checkpoint_bytes: int = 0
 
     @property
     def failed_jobs(self) -> int:

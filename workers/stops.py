@@ -44,6 +44,11 @@ class StopRule:
         patterns = tuple(re.compile(pattern) for pattern in _as_list(sampling.get("stop_regex")))
         return cls(ids, tuple(_as_list(sampling.get("stop"))), patterns, tokenizer)
 
+    @property
+    def window(self) -> int:
+        """Most tokens that a stop spans, and one; a token is at least a byte of text."""
+        return max([len(text.encode()) for text in self.strings] + [_REGEX_WINDOW if self.patterns else 0]) + 1
+
     def end_of(self, drawn: Sequence[int], fresh: int, *, aborted: bool) -> int | None:
         """Length at which a turn ends, or None where it goes on.
 
@@ -62,8 +67,7 @@ class StopRule:
     def _text_end(self, drawn: Sequence[int], fresh: int, aborted: bool) -> int | None:
         if not self.strings and not self.patterns:
             return None
-        # A token is at least a byte of text, so a stop string spans at most so many.
-        window = max([len(text.encode()) for text in self.strings] + [_REGEX_WINDOW if self.patterns else 0]) + 1
+        window = self.window
         lengths = set(range(fresh + 1, min(fresh + window, len(drawn)) + 1)) if fresh else set()
         if aborted and len(drawn) > fresh:
             lengths.add(len(drawn))

@@ -82,7 +82,8 @@ async def _up(config: EngineConfig, model: ModelConfig, log_dir: Path) -> server
 @pytest.fixture(scope="session")
 def engine_url(model_config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the session's server. Tests load what they need; none may kill it."""
-    server = asyncio.run(_up(cpu_engine(), model_config, tmp_path_factory.mktemp("engine")))
+    config = cpu_engine(**{"incremental-streaming-output": True})
+    server = asyncio.run(_up(config, model_config, tmp_path_factory.mktemp("engine")))
     yield server.url
     asyncio.run(server.stop())
 

@@ -42,6 +42,8 @@ class FakeEngine:
         self.loads: list[str] = []
         self.deaths = 0
         self.peak = 0
+        #: Answers that were asked for as a stream.
+        self.num_streamed = 0
         #: Prompts asked for, by first token.
         self.asked: Counter[int] = Counter()
         self.prompts: list[list[int]] = []
@@ -151,6 +153,7 @@ class FakeEngine:
                 self.die()
                 return response
         budget = int(body["sampling_params"]["max_new_tokens"])
+        stream = await self._stream(request, body, FIRST[:budget]) if body.get("stream") else None
         ids = [*FIRST, *[FILLER] * (self.length - 4), EOS][:budget]
         finish = {"type": "length"} if len(ids) == budget and ids[-1] != EOS else {"type": "stop"}
         held_by = self.rest if len(self.prompts) > self.hold_after else self.open
@@ -174,4 +177,23 @@ class FakeEngine:
             "weight_version": self.version,
             "weight_versions": [{"version": self.version, "start": 0, "end": len(ids)}] if ids else [],
         }
-        return web.Response(text=json.dumps({"output_ids": ids, "meta_info": meta}), content_type="application/json")
+        answer = json.dumps({"output_ids": ids, "meta_info": meta})
+        if stream is not None:
+            await stream.write(b"data: " + answer.encode() + b"\n\ndata: [DONE]\n\n")
+            return stream
+        return web.Response(text=answer, content_type="application/json")
+
+    async def _stream(self, request: web.Request, body: dict[str, Any], ids: list[int]) -> web.StreamResponse:
+        """The beginning of a streamed answer: the first tokens, as all so far."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        meta = {
+            "finish_reason": None,
+            "output_token_logprobs": [[LOGPROB, token, None] for token in ids],
+            "prompt_tokens": len(body["input_ids"]),
+            "weight_version": self.version,
+        }
+        event = json.dumps({"output_ids": ids, "meta_info": meta})
+        await response.write(b"data: " + event.encode() + b"\n\n")
+        self.num_streamed += 1
+        return response

@@ -1,18 +1,14 @@
 """The worker on real engines: weights before work, true samples, and what kills, stops and signals leave behind."""
 
 import asyncio
-import contextlib
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-import yaml
 
 from penstock import scripts
 from penstock.config import Config, ModelConfig
@@ -39,7 +35,10 @@ from tests.integration.worker_play import (
     waits_of,
     working,
 )
+from tests.integration.worker_process import Start, start
 from workers.partial import partial_from_bytes
+
+__all__ = ["start"]
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -47,50 +46,6 @@ PARTS = "tests.integration.worker_parts"
 #: Long enough to be met while it runs.
 LONG = {"max_new_tokens": 400, "ignore_eos": True}
 SHORT = {"max_new_tokens": 12, "ignore_eos": True}
-
-
-class WorkerProcess:
-    """``penstock worker`` as a process of its own."""
-
-    def __init__(self, config: Config, folder: Path, name: str) -> None:
-        path = folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
-        self.log = folder / f"{name}.log"
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.cli", "worker", "--config", str(path), "--name", name],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    async def exit_code(self) -> int:
-        return int(await until(lambda: self.process.poll() is not None, self.text()) and self.process.returncode)
-
-    def text(self) -> str:
-        return self.log.read_text()
-
-
-Start = Callable[..., WorkerProcess]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[WorkerProcess] = []
-
-    def make(config: Config, name: str = "w") -> WorkerProcess:
-        started.append(WorkerProcess(config, tmp_path, name))
-        return started[-1]
-
-    yield make
-    for worker in started:
-        with contextlib.suppress(ProcessLookupError):
-            worker.signal(signal.SIGCONT)
-        worker.process.kill()
-        worker.process.wait()
 
 
 @pytest.fixture

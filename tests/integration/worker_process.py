@@ -1,0 +1,58 @@
+"""``penstock worker`` as a process that tests signal and kill."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock.config import Config
+from tests.integration.worker_play import until
+
+
+class WorkerProcess:
+    """``penstock worker`` as a process of its own."""
+
+    def __init__(self, config: Config, folder: Path, name: str) -> None:
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+        self.log = folder / f"{name}.log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.cli", "worker", "--config", str(path), "--name", name],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    async def exit_code(self) -> int:
+        return int(await until(lambda: self.process.poll() is not None, self.text()) and self.process.returncode)
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+
+Start = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[WorkerProcess] = []
+
+    def make(config: Config, name: str = "w") -> WorkerProcess:
+        started.append(WorkerProcess(config, tmp_path, name))
+        return started[-1]
+
+    yield make
+    for worker in started:
+        with contextlib.suppress(ProcessLookupError):
+            worker.signal(signal.SIGCONT)
+        worker.process.kill()
+        worker.process.wait()

@@ -1,0 +1,136 @@
+"""The token stream of one request: server-sent events of SGLang, put together to the answer without a stream.
+
+Each event is one JSON object. Its ids and logprobs are those drawn since the event before (servers with
+``--incremental-streaming-output``), or all so far.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+import orjson
+
+from penstock.errors import EngineError, EngineRefused
+
+#: Most bytes of one event; an answer of a million tokens stays below it.
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+
+#: Told of new tokens while they are drawn: the version at the sending, ids [T] and logprobs [T], one for each. No
+#: newer version than that one is claimed for them: only an answer's end tells what was drawn under which weights.
+Heard = Callable[[int, list[int], list[float]], None]
+
+
+class Chunks(Protocol):
+    """Body of an answer as it arrives."""
+
+    def iter_any(self) -> AsyncIterator[bytes]: ...
+
+
+async def read_events(body: Chunks) -> AsyncIterator[dict[str, Any]]:
+    """Events of a stream until its end mark, or until it ends without one.
+
+    Raises:
+        EngineError: an event is not JSON, or larger than ``MAX_EVENT_BYTES``.
+    """
+    rest = bytearray()
+    async for chunk in body.iter_any():
+        rest += chunk
+        *lines, tail = rest.split(b"\n")
+        rest = tail
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            yield _decode(bytes(data))
+        if len(rest) > MAX_EVENT_BYTES:
+            raise EngineError(f"the engine's stream has an event of more than {MAX_EVENT_BYTES} bytes.")
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError as exc:
+        raise EngineError(f"the engine streamed what is not JSON: {data[:200]!r}.") from exc
+    if not isinstance(event, dict):
+        raise EngineError(f"the engine streamed what is no object: {data[:200]!r}.")
+    return event
+
+
+class Answer:
+    """One answer out of its events.
+
+    Args:
+        incremental: events hold what is new, not all so far.
+        rid: named in errors.
+    """
+
+    def __init__(self, rid: str, *, incremental: bool) -> None:
+        self._rid = rid
+        self._incremental = incremental
+        self._ids: list[int] = []
+        self._entries: list[Any] = []
+        self._last: dict[str, Any] = {}
+
+    @property
+    def is_finished(self) -> bool:
+        """True once an event has told why the answer ended."""
+        return bool(self._meta.get("finish_reason"))
+
+    @property
+    def weight_version(self) -> Any:
+        """Version that the last event names, as the server spells it."""
+        return self._meta.get("weight_version")
+
+    @property
+    def _meta(self) -> dict[str, Any]:
+        meta = self._last.get("meta_info")
+        return meta if isinstance(meta, dict) else {}
+
+    def add(self, event: dict[str, Any]) -> tuple[list[int], list[float]]:
+        """Take an event in; new ids [T] and their logprobs [T], as far as both are there.
+
+        Raises:
+            EngineRefused, EngineError: it tells of an error, or its ids and logprobs contradict each other.
+        """
+        self._raise_error(event)
+        self._last = event
+        meta, ids = self._meta, event.get("output_ids") or []
+        entries = meta.get("output_token_logprobs") or []
+        known = min(len(self._ids), len(self._entries))
+        if self._incremental:
+            self._ids += ids
+            self._entries += entries
+        else:
+            self._ids, self._entries = ids, entries
+        fresh = min(len(self._ids), len(self._entries))
+        try:
+            new = [int(token) for token in self._ids[known:fresh]]
+            drawn = [int(entry[1]) for entry in self._entries[known:fresh]]
+            logprobs = [float(entry[0]) for entry in self._entries[known:fresh]]
+        except (TypeError, ValueError, IndexError) as exc:
+            raise EngineError(
+                f"{self._rid}: the engine streamed ids or logprobs that are no numbers ({exc!r})."
+            ) from exc
+        if new != drawn:
+            raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it drew.")
+        return new, logprobs
+
+    def _raise_error(self, event: dict[str, Any]) -> None:
+        """What would be a status without a stream is told in an event, after status 200."""
+        error = event.get("error")
+        if isinstance(error, dict):
+            refused = EngineRefused if error.get("code") == 400 else EngineError
+            raise refused(f"{self._rid}: the engine answered {error.get('code')}: {str(error.get('message'))[:500]}")
+        meta = event.get("meta_info")
+        finish = meta.get("finish_reason") if isinstance(meta, dict) else None
+        if isinstance(finish, dict) and (status := finish.get("status_code")):
+            refused = EngineRefused if status == 400 else EngineError
+            raise refused(f"{self._rid}: the engine ended it with {status}: {str(finish.get('message'))[:500]}")
+
+    def whole(self) -> dict[str, Any]:
+        """What the server would have answered without a stream."""
+        return self._last | {
+            "output_ids": self._ids,
+            "meta_info": self._meta | {"output_token_logprobs": self._entries},
+        }
