@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, cast
 
 from penstock import scripts
-from penstock.config import Config
+from penstock.config import Config, EngineConfig
 from penstock.connect import connect
 from penstock.control import AsyncControl
 from penstock.errors import ConfigError, EngineDied, EngineError, PenstockError, QueueFull
@@ -31,6 +31,7 @@ from penstock.keys import LANES, Keys
 from penstock.scripts import ensure_lanes
 from penstock.tokens import new_token
 from penstock.waits import Waiting
+from workers.capabilities import TABLE
 from workers.commits import Commits
 from workers.engine import Engine
 from workers.gate import Gate
@@ -40,6 +41,7 @@ from workers.presence import Presence
 from workers.rewards import Rewards
 from workers.services import Services
 from workers.stops import Tokenizer
+from workers.stream import with_streams
 from workers.updates import Updates
 
 log = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ class Worker:
             keys=self.keys,
             worker=self.name,
             control=self.control,
-            engine=Engine(config.engine, config.model, name=name, log_dir=log_dir),
+            engine=Engine(engine_config(config), config.model, name=name, log_dir=log_dir),
             gate=Gate(),
             rewards=Rewards(config.reward),
             tokenizer=load_tokenizer(config.model.path),
@@ -388,6 +390,13 @@ class Worker:
         self._notes.close()
         if self.metrics is not None:
             self.metrics.close()
+
+
+def engine_config(config: Config) -> EngineConfig:
+    """The configuration of this worker's engine: one that is looked at while it draws sends each token once."""
+    if not config.worker.stream_interval:
+        return config.engine
+    return with_streams(config.engine, TABLE[-1].incremental_streaming_flag)
 
 
 def load_tokenizer(path: str) -> Tokenizer:

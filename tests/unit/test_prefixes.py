@@ -1,4 +1,4 @@
-"""When a prefix is written, and what: only what is new, the whole where it is not true any more, nothing after its end."""
+"""When a prefix is written, and what: what is new, the whole where it is not true any more, nothing after its end."""
 
 import asyncio
 from types import SimpleNamespace

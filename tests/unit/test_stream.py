@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from penstock.config import EngineConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PayloadError
 from penstock.messages import Job, Sample
 from tests.unit.test_generate import EOS, JOB, ScriptedEngine, make, segment
 from workers.engine import Segment
 from workers.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes
-from workers.stream import MAX_EVENT_BYTES, Answer, read_events
+from workers.stream import MAX_EVENT_BYTES, Answer, read_events, with_streams
 
 
 class Body:
@@ -173,3 +174,11 @@ async def test_I4_a_prefix_grows_by_records() -> None:
     for bad in (data[:-1], data + growth_to_bytes(sample, 3), data + b"\xc0", growth_to_bytes(sample, 3)):
         with pytest.raises(PayloadError, match="d/0/0/0"):
             partial_from_bytes(bad, JOB, 0)
+
+
+def test_a_spawned_server_streams_each_token_once_unless_told_otherwise() -> None:
+    flag = "incremental-streaming-output"
+    assert with_streams(EngineConfig(), flag).args == {flag: True}
+    own = EngineConfig(args={"incremental_streaming_output": False})
+    assert with_streams(own, flag) is own
+    assert with_streams(EngineConfig(url="http://127.0.0.1:1"), flag).args == {}
