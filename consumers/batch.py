@@ -296,8 +296,8 @@ class Batch:
         wanted = sum(self._num_loss(self.rows[i]) for i in members if self._decoded[i] is not None)
         if found != wanted:
             raise PayloadError(
-                f"batch {self.n}: {found} tokens bear loss at staleness {self._max_staleness} or less, and its manifest "
-                f"says {wanted}: it was cut by a buffer that does not tell loss tokens by version; restart the buffer."
+                f"batch {self.n}: {found} tokens bear loss at staleness {self._max_staleness} or less, and its "
+                f"manifest says {wanted}: it was cut by a buffer that does not tell loss tokens by version; restart the buffer."
             )
 
     def _check_row(self, row: Row, payload: Payload | None, num_generated: int, num_loss: int, oldest: int) -> None:
