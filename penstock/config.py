@@ -161,16 +161,29 @@ class EngineConfig(Section):
     start_timeout_s: Seconds = 600.0
     #: Longest load of new weights; an engine that takes longer is taken to be dead.
     load_timeout_s: Seconds = 300.0
-    #: Between two health checks.
+    #: No health check for so long after a start.
+    health_first_wait_s: Annotated[float, Field(ge=0)] = 0.0
+    #: Between two health checks; none are made while weights change or memory is released.
     health_interval_s: Seconds = 2.0
     #: Longest answer to a health check.
     health_timeout_s: Seconds = 10.0
     #: Failures in a row until the engine is restarted.
     health_failures: Positive = 3
+    #: A lost engine is started again at once; after a second failure in a row so much later, which doubles with each.
+    restart_wait_s: Seconds = 1.0
+    #: The longest such wait.
+    max_restart_wait_s: Seconds = 30.0
+    #: So many failures (deaths before anything was finished, starts in vain) within the window are a crash loop: the
+    #: worker hands its jobs back, leases none, says why, and tries again every ``max_restart_wait_s``.
+    crash_loop_failures: Annotated[int, Field(ge=2)] = 5
+    crash_loop_window_s: Seconds = 600.0
     #: Longest wait for one answer.
     request_timeout_s: Seconds = 3600.0
     #: None: as the server shows. false: treat it as one that does not report version spans.
     reports_spans: bool | None = None
+    #: Whether logprobs are after temperature (scaled) or before it. None: as ``env`` has it, else scaled. An external
+    #: server that runs with SGLANG_RETURN_ORIGINAL_LOGPROB=1 does not tell, so say original here.
+    logprob_kind: Literal["scaled", "original"] | None = None
 
     @model_validator(mode="after")
     def _router_has_its_engines(self) -> Self:

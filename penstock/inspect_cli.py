@@ -75,6 +75,13 @@ def _table(rows: list[dict[str, Any]], columns: list[str], title: str) -> None:
     console.print(table)
 
 
+def _whys(workers: list[dict[str, Any]]) -> None:
+    """Below the table: reasons may have many lines."""
+    for worker in workers:
+        if worker.get("why"):
+            typer.echo(f"{worker['name']} ({worker.get('state')}): {worker['why']}")
+
+
 def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
@@ -103,6 +110,7 @@ def status(
     console.print(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")
     columns = ["name", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "age_s"]
     _table(state["workers"], columns, "workers")
+    _whys(state["workers"])
     _table(state["subs"], ["name", "mode", "bound", "cut", "cursor", "ckpt", "disposed", "gen"], "subscriptions")
     for line in ledger_lines(state["subs"]):
         console.print(line, soft_wrap=True)
@@ -279,11 +287,12 @@ def workers_ls(
 
     target = Target(run, redis, directory)
     rows = snapshot(target.client, target.keys)["workers"]
-    columns = ["name", "host", "pid", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "why"]
+    columns = ["name", "host", "pid", "engine", "url", "version", "state", "held", "running", "slots", "tokens_per_s"]
     if as_json:
         _print_json(rows)
-    else:
-        _table(rows, columns, "workers")
+        return
+    _table(rows, columns, "workers")
+    _whys(rows)
 
 
 def _letter(entry: tuple[bytes, dict[bytes, bytes]]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _refuse_backwards(engine: Engine, publication: Publication) -> None:
 
 
 async def _load_frozen(engine: Engine, gate: Gate, publication: Publication) -> ApplyReport:
-    with gate.requests.held(f"version {publication.version} is being loaded"):
+    with gate.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
         started = time.perf_counter()
         await engine.pause()
         try:
@@ -95,7 +95,7 @@ async def _load_frozen(engine: Engine, gate: Gate, publication: Publication) -> 
 async def _load_idle(
     engine: Engine, gate: Gate, publication: Publication, policy: Policy, waited: float
 ) -> ApplyReport:
-    with gate.requests.held(f"version {publication.version} is being loaded"):
+    with gate.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
         started = time.perf_counter()
         before = engine.num_aborted
         await _return_all(engine, gate)

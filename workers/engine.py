@@ -10,8 +10,8 @@ import math
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,14 +55,20 @@ class Segment:
     message: str = ""
 
 
+def _read_config(folder: str, name: str = "config.json") -> dict[str, Any]:
+    """A file of the model's settings; empty where there is none."""
+    try:
+        value = json.loads((Path(folder) / name).read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
     """Ids that end an answer, from the model's config and generation config."""
     found: set[int] = set()
     for name in ("config.json", "generation_config.json"):
-        try:
-            value = json.loads((folder / name).read_text()).get("eos_token_id")
-        except (OSError, ValueError):
-            continue
+        value = _read_config(str(folder), name).get("eos_token_id")
         found |= {value} if isinstance(value, int) else set(value or ())
     return frozenset(found)
 
@@ -92,16 +98,20 @@ class Engine:
         self.server_version = ""
         #: What that release can do; None before the first start.
         self.capabilities: Capabilities | None = None
+        #: True while an external server does not answer.
+        self.is_away = False
         #: Whether answers tell which tokens were drawn under which weights.
         self.reports_spans = False
         #: scaled: logprobs are after temperature; original: before it.
-        self.logprob_kind = "original" if config.env.get("SGLANG_RETURN_ORIGINAL_LOGPROB") == "1" else "scaled"
+        original = config.env.get("SGLANG_RETURN_ORIGINAL_LOGPROB") == "1"
+        self.logprob_kind = config.logprob_kind or ("original" if original else "scaled")
         #: Answers so far that ended by an abort.
         self.num_aborted = 0
         #: True while its generation is frozen.
         self.paused = False
         #: True while it loads weights: its scheduler answers nobody then, so health is not checked.
         self.loading = False
+        self._unwatched = 0
         #: Ids that end an answer of this model.
         self.eos_token_ids = read_eos_token_ids(Path(model.path))
         #: Tokens behind a weight change that may still be of the old weights (results in flight).
@@ -148,10 +158,21 @@ class Engine:
                 await self._spawn(publication)
             await self._probe()
             if publication is not None and self.version != publication.version:
-                await self.load(publication)
+                await self._load_first(publication)
         except BaseException:
             await asyncio.shield(self.stop())
             raise
+
+    async def _load_first(self, publication: Publication) -> None:
+        if self._server is not None:
+            await self.load(publication)
+            return
+        # An external server may still work for a worker that is gone, or be frozen in the middle of its change.
+        await self.pause()
+        try:
+            await self.load(publication)
+        finally:
+            await self.resume()
 
     async def _spawn(self, publication: Publication | None) -> None:
         first = publication if publication is not None and _is_model(publication.path) else None
@@ -180,7 +201,11 @@ class Engine:
         except EngineError as exc:
             if self._server is None and not self.server_version:
                 raise ConfigError(f"engine.url {self.url} does not answer as an SGLang server ({exc}).") from exc
+            self.is_away = self._server is None
             raise
+        self.is_away = False
+        if self._server is None:
+            await self._check_external(info)
         self.server_version = str(info.get("version", ""))
         self.capabilities = capabilities_of(self.server_version)
         shown = self.capabilities.reports_spans
@@ -191,6 +216,39 @@ class Engine:
         # one token per request, or a whole draft when speculating. Whether a request had one is not told.
         overlaps = not info.get("disable_overlap_schedule", False) or (info.get("pp_size") or 1) > 1
         self._window = max(1, int(info.get("speculative_num_draft_tokens") or 0) + 1) if overlaps else 0
+
+    async def _check_external(self, info: dict[str, Any]) -> None:
+        """Raise ConfigError unless a server that is not ours can serve the model of this run."""
+        served = await self._call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
+        ours = set(_read_config(self.model.path).get("architectures") or ())
+        theirs = set(served.get("architectures") or ())
+        if ours and theirs and not ours & theirs:
+            raise ConfigError(
+                f"engine.url {self.url} serves {', '.join(sorted(theirs))} from {served.get('model_path')}, and "
+                f"model.path {self.model.path} holds {', '.join(sorted(ours))}: name the model that is served."
+            )
+        if served.get("is_generation") is False:
+            raise ConfigError(f"engine.url {self.url} serves no model that generates: start it without is-embedding.")
+        if info.get("skip_tokenizer_init"):
+            raise ConfigError(
+                f"engine.url {self.url} was started with skip-tokenizer-init and cannot see stop strings: start it "
+                "without."
+            )
+
+    async def prove(self, timeout_s: float) -> None:
+        """Draw one token of nobody's, to see that it serves. Blocks until it is there.
+
+        Raises:
+            EngineDied: the connection was lost, or the server has other weights than were loaded.
+            EngineError: it refused, or did not answer within ``timeout_s``.
+        """
+        body = {
+            "input_ids": [0],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
+            "rid": f"proof:{next(self._serial)};",
+        }
+        answer = await self._call("POST", "/generate", body, timeout_s)
+        self._check_ours(answer["meta_info"].get("weight_version"), self.version, "proof")
 
     async def stop(self) -> None:
         """End a spawned server with every process it made; requests still running raise EngineDied."""
@@ -446,21 +504,45 @@ class Engine:
     async def watch(self) -> str:
         """Wait until the engine is lost; returns why: its process ended, or it failed its health checks in a row.
 
-        Does not check while it loads weights, which has a limit of its own.
+        Does not check before ``health_first_wait_s``, while it loads weights, nor inside :meth:`unwatched`: these have
+        limits of their own.
         """
         server = self._server
         died = asyncio.create_task(server.died()) if server else asyncio.create_task(asyncio.Event().wait())
-        failures = 0
+        failures, wait_s = 0, max(self.config.health_first_wait_s, self.config.health_interval_s)
         try:
             while True:
-                await asyncio.wait({died}, timeout=self.config.health_interval_s)
+                await asyncio.wait({died}, timeout=wait_s)
+                wait_s = self.config.health_interval_s
                 if died.done() and server:
-                    return f"the engine process {server.exit_reason()}; its log is {server.log}"
-                failures = 0 if self.loading or await self.healthy() else failures + 1
+                    return self.last_words()
+                failures = 0 if self.is_busy or await self.healthy() or self.is_busy else failures + 1
                 if failures >= self.config.health_failures:
                     return f"the engine at {self.url} failed {failures} health checks in a row"
         finally:
             died.cancel()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it may not answer for a reason of ours: no health check counts."""
+        return self.loading or self._unwatched > 0
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """No health checks inside the ``with``: for what a scheduler cannot answer meanwhile, and has its own limit."""
+        self._unwatched += 1
+        try:
+            yield
+        finally:
+            self._unwatched -= 1
+
+    def last_words(self) -> str:
+        """How a spawned server ended, with the end of its log; '' while it runs, and for an external one."""
+        server = self._server
+        reason = server.exit_reason() if server else None
+        return (
+            f"the engine process {reason}; the end of {server.log}:\n{server.log_tail()}" if server and reason else ""
+        )
 
     async def _call(
         self,

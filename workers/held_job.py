@@ -261,8 +261,8 @@ class HeldJob:
                 interval=services.config.worker.stream_interval,
                 drawn=prefix.drawn,
             )
-        except EngineDied:
-            services.lose_engine(birth)
+        except EngineDied as exc:
+            services.lose_engine(birth, str(exc))
             raise
 
     async def _commit(self, sample: Sample) -> None:

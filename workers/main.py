@@ -6,7 +6,7 @@
 | jobs | slot, engine, reward, Redis | see held_job.py |
 | heartbeat | time | - |
 | weights | a publication; running samples (drain); the cohort (one_step) | the stream `weights:MODEL` |
-| engine | the engine's death | its restart with the newest publication (I9) |
+| engine | the engine's death | see caretaker.py: its restart with the newest publication (I9) |
 | presence | time | - |
 
 The first task to die takes the process down with its reason. SIGTERM drains: no new lease, running samples may end for
@@ -17,7 +17,6 @@ is killed leaves its leases to run out.
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, cast
@@ -26,12 +25,13 @@ from penstock import scripts
 from penstock.config import Config, EngineConfig
 from penstock.connect import connect
 from penstock.control import AsyncControl
-from penstock.errors import ConfigError, EngineDied, EngineError, PenstockError, QueueFull
+from penstock.errors import ConfigError, PenstockError, QueueFull
 from penstock.keys import LANES, Keys
 from penstock.scripts import ensure_lanes
 from penstock.tokens import new_token
 from penstock.waits import Waiting
 from workers.capabilities import TABLE
+from workers.caretaker import Caretaker
 from workers.commits import Commits
 from workers.engine import Engine
 from workers.gate import Gate
@@ -54,8 +54,6 @@ LOOK_S = 0.1
 MAX_OPEN = 4
 #: Longest wait for a note of a wait to be written.
 NOTE_S = 1.0
-#: Restarts of an engine in a row, none of which lived so long or finished anything, until the worker gives up.
-MAX_RESTARTS, SETTLED_S = 5, 60.0
 #: Longest wait for samples to be handed back.
 HAND_BACK_S = 15.0
 
@@ -96,6 +94,7 @@ class Worker:
         port = config.worker.metrics_port
         self.metrics = Metrics(self.services, port) if port is not None else None
         self._held: dict[str, HeldJob] = {}
+        self.caretaker = Caretaker(self.services, self.updates, self._waiting("engine"), self._held)
         self._leasing = asyncio.Lock()
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -152,8 +151,8 @@ class Worker:
 
     async def _serve(self) -> None:
         """Start the engine with the current weights, then take jobs, updates and deaths as they come."""
-        await self._start_engine()
-        work: list[Coroutine[Any, Any, None]] = [self._intake(), self.updates.run(), self._watch_engine()]
+        await self.caretaker.first_start()
+        work: list[Coroutine[Any, Any, None]] = [self._intake(), self.updates.run(), self.caretaker.run()]
         async with asyncio.TaskGroup() as group:
             for name, task in zip(("intake", "weights", "engine"), work, strict=True):
                 group.create_task(task, name=name)
@@ -212,6 +211,8 @@ class Worker:
 
     def _why_idle(self) -> str:
         engine = self.services.engine
+        if self.services.crash_loop:
+            return "its engine, which is in a crash loop"
         if self.services.engine_lost.is_set():
             return "its engine to be restarted"
         if engine.version < 0:
@@ -280,72 +281,6 @@ class Worker:
                     held.lose()
             doubtful = gone
             await asyncio.sleep(self.config.worker.heartbeat_s)
-
-    # --- engine ---------------------------------------------------------------------------------------------------
-
-    async def _start_engine(self) -> None:
-        waiting = self._waiting("engine")
-        waiting.for_("its engine to start")
-        await self.updates.start_engine()
-        waiting.end()
-        self.services.births += 1
-        engine = self.services.engine
-        log.info("SGLang %s at %s, version %d", engine.server_version, engine.url, engine.version)
-
-    async def _watch_engine(self) -> None:
-        """Restart the engine whenever it dies; give up when it keeps dying before anything came to its end."""
-        restarts = 0
-        while True:
-            born, progress = time.monotonic(), self.services.tally.progress
-            reason = await self._engine_death()
-            settled = time.monotonic() - born >= SETTLED_S or self.services.tally.progress > progress
-            restarts = 1 if settled else restarts + 1
-            log.error("engine lost: %s", reason)
-            self.services.tally.engine_restarts += 1
-            self.services.lose_engine(self.services.births)
-            if restarts > MAX_RESTARTS:
-                raise EngineDied(f"The engine died {restarts} times in a row; the last time: {reason}")
-            await self._restart_engine(restarts)
-            await self._give_back_newer()
-            self.services.engine_is_back()
-
-    async def _engine_death(self) -> str:
-        watch = asyncio.create_task(self.services.engine.watch())
-        seen = asyncio.create_task(self.services.engine_lost.wait())
-        try:
-            done, _ = await asyncio.wait({watch, seen}, return_when=asyncio.FIRST_COMPLETED)
-            return watch.result() if watch in done else "a request found it dead"
-        finally:
-            for task in (watch, seen):
-                task.cancel()
-            await asyncio.gather(watch, seen, return_exceptions=True)
-
-    async def _restart_engine(self, restarts: int) -> None:
-        waiting, engine = self._waiting("engine"), self.services.engine
-        while True:
-            waiting.for_("its engine to be restarted")
-            try:
-                await engine.stop()
-                # A change of weights that was under way fails now, and must not touch the next engine.
-                async with self.services.gate.applying:
-                    await engine.stop()
-                    await self._start_engine()
-                return
-            except EngineError as exc:
-                restarts += 1
-                if restarts > MAX_RESTARTS:
-                    raise
-                log.error("the engine did not start, trying again: %s", exc)
-                await asyncio.sleep(min(30.0, 2.0**restarts))
-
-    async def _give_back_newer(self) -> None:
-        """T12: where the engine came back with older weights, or none, jobs of a newer version are not gone on with."""
-        version = self.services.engine.version
-        newer = [held for held in self._held.values() if version < max(0, held.lease.not_before)]
-        for held in newer:
-            held.release()
-        if tasks := [held.task for held in newer if held.task is not None]:
-            await asyncio.wait(tasks)
 
     # --- end ----------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock import scripts
+from penstock.load_config import redact
 from penstock.messages import pack
 from penstock.waits import Waiting
 from workers.held_job import HeldJob
@@ -70,12 +71,17 @@ class Presence:
 
     @property
     def state(self) -> str:
-        """starting | no weights | serving | cannot load | restarting engine | draining"""
+        """starting | no weights | serving | cannot load | restarting engine | engine away | crash loop | draining
+
+        An engine away is an external one that does not answer; a crash loop is tried again now and then.
+        """
         engine = self._services.engine
         if self._draining.is_set():
             return "draining"
+        if self._services.crash_loop:
+            return "crash loop"
         if self._services.engine_lost.is_set():
-            return "restarting engine"
+            return "restarting engine" if engine.config.url is None else "engine away"
         if engine.version < 0:
             return "no weights" if engine.server_version else "starting"
         return "cannot load" if self._updates.cannot_load else "serving"
@@ -88,9 +94,9 @@ class Presence:
             "at": time.time(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "engine": f"sglang {engine.server_version}".strip(),
+            "engine": f"sglang {engine.server_version}".strip() + (" (external)" if engine.config.url else ""),
             "engine_pid": engine.pid or 0,
-            "url": engine.url,
+            "url": redact(engine.url),
             "version": engine.version,
             "state": self.state,
             "held": len(self._held),
@@ -103,6 +109,7 @@ class Presence:
             "failed": tally.failed_jobs,
             "lost_leases": tally.lost_leases,
             "engine_restarts": tally.engine_restarts,
-            "why": self._updates.cannot_load,
+            "external": engine.config.url is not None,
+            "why": services.crash_loop or self._updates.cannot_load,
             "metrics": self._metrics_url,
         }

@@ -63,6 +63,10 @@ class Services:
     slots: asyncio.Semaphore
     #: Set by whoever sees the engine die first; the engine task restarts it.
     engine_lost: asyncio.Event = field(default_factory=asyncio.Event)
+    #: What whoever saw it die first said of it.
+    loss: str = ""
+    #: Why the engine is not tried any more but now and then; '' unless it is in a crash loop.
+    crash_loop: str = ""
     #: Starts of the engine so far.
     births: int = 0
     #: Set whenever a sample was drawn or a job has ended: there may be room for another.
@@ -74,13 +78,14 @@ class Services:
     #: Holds the gate while the engine is being restarted; it stays shut when that is given up.
     _shut: ExitStack = field(default_factory=ExitStack)
 
-    def lose_engine(self, birth: int) -> None:
+    def lose_engine(self, birth: int, reason: str = "") -> None:
         """Have the engine of start ``birth`` restarted; late news of an earlier one say nothing of this one.
 
         The gate shuts at once: who was not at the engine when it died must not be charged with its death.
         """
         if birth == self.births and not self.engine_lost.is_set():
             self._shut.enter_context(self.gate.requests.held("the engine is being restarted"))
+            self.loss = reason
             self.engine_lost.set()
 
     def engine_is_back(self) -> None:

@@ -114,7 +114,7 @@ class Updates:
                 report = await self._apply(newest)
             except EngineDied as exc:
                 log.warning("the engine died of version %d: %s", newest.version, exc)
-                services.lose_engine(birth)
+                services.lose_engine(birth, str(exc))
             except PublishError as exc:
                 await self._refused(newest, exc)
             else:

@@ -1,7 +1,9 @@
 """A server that answers like SGLang and misbehaves on demand. For failures that a real one cannot be asked to show."""
 
 import asyncio
+import itertools
 import json
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from aiohttp.typedefs import Handler
 
 #: Ids that it answers with, the first ones of every answer; then ``FILLER``, then eos.
 FIRST, FILLER, EOS = [7, 8, 9], 10, 1
@@ -50,6 +53,12 @@ class FakeEngine:
         #: First tokens of prompts that were there together when it died.
         self.victims: list[list[int]] = []
         self.refuses_loads = ""
+        #: Set: every connection is cut, as if nobody were there.
+        self.is_away = False
+        #: Tokens drawn for nobody, to see that it serves.
+        self.proofs = 0
+        #: Paths asked for, in order; requests for tokens and health checks are left out.
+        self.controls: list[str] = []
         self._running: dict[str, tuple[int, asyncio.Event, web.Request]] = {}
         self._server: TestServer | None = None
 
@@ -63,13 +72,14 @@ class FakeEngine:
         return len(self._running)
 
     @asynccontextmanager
-    async def up(self) -> AsyncIterator["FakeEngine"]:
+    async def up(self, port: int | None = None) -> AsyncIterator["FakeEngine"]:
         """Serve on loopback."""
-        app = web.Application()
+        app = web.Application(middlewares=[self._met])
         app.add_routes(
             [
                 web.get("/health", self._fine),
                 web.get("/server_info", self._info),
+                web.get("/model_info", self._fine),
                 web.post("/generate", self._generate),
                 web.post("/abort_request", self._abort),
                 web.post("/pause_generation", self._fine),
@@ -78,7 +88,7 @@ class FakeEngine:
                 web.post("/update_weights_from_disk", self._load),
             ]
         )
-        self._server = TestServer(app)
+        self._server = TestServer(app, port=port)
         await self._server.start_server()
         try:
             yield self
@@ -98,6 +108,16 @@ class FakeEngine:
         self.victims.append(sorted(first for first, _, _ in self._running.values()))
         self.version = "default"
         self._cut_all()
+
+    @web.middleware
+    async def _met(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self.is_away:
+            assert request.transport is not None
+            request.transport.abort()
+            raise web.HTTPServiceUnavailable
+        if request.path not in ("/generate", "/server_info", "/model_info", "/health"):
+            self.controls.append(request.path)
+        return await handler(request)
 
     async def _fine(self, _: web.Request) -> web.Response:
         return web.json_response({})
@@ -124,6 +144,9 @@ class FakeEngine:
         body = await request.json()
         prompt = body["input_ids"]
         assert prompt, "an empty prompt kills a real server"
+        if body["rid"].startswith("proof:"):
+            self.proofs += 1
+            return await self._answer(request, body, None, self.behaviour.get(prompt[0], ""))
         self.asked[prompt[0]] += 1
         self.prompts.append(prompt)
         aborted = asyncio.Event()
@@ -135,7 +158,7 @@ class FakeEngine:
             del self._running[body["rid"]]
 
     async def _answer(
-        self, request: web.Request, body: dict[str, Any], aborted: asyncio.Event, behaviour: str
+        self, request: web.Request, body: dict[str, Any], aborted: asyncio.Event | None, behaviour: str
     ) -> web.StreamResponse:
         match behaviour:
             case "500" | "400":
@@ -151,13 +174,15 @@ class FakeEngine:
                 await response.prepare(request)
                 await response.write(b'{"text": ')
                 self.die()
+                if request.transport is not None:
+                    request.transport.abort()
                 return response
         budget = int(body["sampling_params"]["max_new_tokens"])
         stream = await self._stream(request, body, FIRST[:budget]) if body.get("stream") else None
         ids = [*FIRST, *[FILLER] * (self.length - 4), EOS][:budget]
         finish = {"type": "length"} if len(ids) == budget and ids[-1] != EOS else {"type": "stop"}
         held_by = self.rest if len(self.prompts) > self.hold_after else self.open
-        if not held_by.is_set():
+        if aborted is not None and not held_by.is_set():
             waits = [asyncio.create_task(event.wait()) for event in (held_by, aborted)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
@@ -197,3 +222,16 @@ class FakeEngine:
         await response.write(b"data: " + event.encode() + b"\n\n")
         self.num_streamed += 1
         return response
+
+
+async def _serve(arguments: list[str]) -> None:
+    """As launch_server does, of whose command line it takes what it needs."""
+    given = dict(itertools.pairwise(arguments))
+    engine = FakeEngine()
+    engine.version = given.get("--weight-version", "default")
+    async with engine.up(int(given["--port"])):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv))

@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ import redis
 from redis.exceptions import ConnectionError as LostConnection
 
 from penstock import scripts
-from penstock.config import Config, ModelConfig
+from penstock.config import Config
 from penstock.keys import Keys
 from penstock.messages import Publication
-from penstock.redis_server import RedisServer
 from penstock.scripts import run
 from tests.integration import play, worker_parts
 from tests.integration.fake_engine import EOS, FILLER, FIRST, FakeEngine
@@ -29,7 +28,6 @@ from tests.integration.worker_play import (
     all_in,
     job,
     letters,
-    make_config,
     metas,
     presence,
     publish,
@@ -44,33 +42,6 @@ from workers.main import Worker
 
 Make = Callable[..., Config]
 PARTS = "tests.integration.worker_parts"
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine().up() as engine:
-        yield engine
-
-
-@pytest.fixture
-def config(
-    redis_server: RedisServer,
-    client: redis.Redis,
-    keys: Keys,
-    model_config: ModelConfig,
-    publications: list[Publication],
-    fake: FakeEngine,
-    tmp_path: Path,
-) -> Make:
-    """Makes configurations of workers of this test's run; version 1 is published."""
-    worker_parts.scored.clear()
-    publish(client, keys, publications[1])
-
-    def make(**sections: Any) -> Config:
-        engine = {"url": fake.url} | sections.pop("engine", {})
-        return make_config(redis_server.url, keys, model_config, tmp_path, engine=engine, **sections)
-
-    return make
 
 
 # --- the engine ---------------------------------------------------------------------------------------------------

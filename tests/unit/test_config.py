@@ -222,6 +222,6 @@ def test_an_external_engine_takes_nothing_that_is_for_a_spawned_one(tmp_path: Pa
     said = refused(write(tmp_path, url + ", args: {tp-size: 2}, env: {A: b}}\n"))
     assert "args and env are for a server that penstock starts" in said
     assert "write http://HOST:PORT" in refused(write(tmp_path, "engine: {url: '10.0.0.1:30000'}\n"))
-    config = load_config(write(tmp_path, url + "}\n"), [], {})
+    config = load_config(write(tmp_path, url + ", logprob_kind: original}\n"), [], {})
     save_resolved(config, tmp_path / "saved.yaml")
     assert load_config(tmp_path / "saved.yaml", [], {}) == config

@@ -1,0 +1,160 @@
+"""Starts the worker's engine, and brings it back whenever it is lost.
+
+lost ─> at once ─> after 1, 2, 4 ... s ─> crash loop: every 30 s, jobs handed back, none leased, the reason published
+  │          each time weights, then a token of nobody's, then jobs
+  └ an external engine that does not answer: away, asked every few seconds, never counted as a failure
+
+Whatever the way, weights come before work (I9): the newest publication is loaded before the gate opens.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+from penstock.errors import EngineError
+from penstock.waits import Waiting
+from workers.health import Restarts, shorten
+from workers.held_job import HeldJob
+from workers.services import Services
+from workers.updates import Updates
+
+log = logging.getLogger(__name__)
+
+#: An engine that lived so long, or finished anything, has settled.
+SETTLED_S = 60.0
+#: Longest first token of an engine that was lost before.
+PROOF_S = 60.0
+
+
+class Caretaker:
+    """Of one engine. ``first_start`` once, then ``run`` for ever.
+
+    Args:
+        held: jobs of this worker, by name.
+    """
+
+    def __init__(self, services: Services, updates: Updates, waiting: Waiting, held: Mapping[str, HeldJob]) -> None:
+        self._services = services
+        self._updates = updates
+        self._waiting = waiting
+        self._held = held
+        self._restarts = Restarts(services.config.engine)
+
+    async def first_start(self) -> None:
+        """Start the engine with the current weights. Blocks until it serves; failures are tried again as later ones.
+
+        Raises:
+            ConfigError: its configuration cannot work.
+        """
+        self._waiting.for_("its engine to start")
+        try:
+            await self._start()
+        except EngineError as exc:
+            log.error("the engine did not start: %s", exc)
+            self._restarts.failed()
+            self._services.lose_engine(self._services.births)
+            await self._bring_back(str(exc))
+            self._services.engine_is_back()
+        self._waiting.end()
+
+    async def run(self) -> None:
+        """Bring the engine back whenever it is lost, for ever."""
+        services = self._services
+        while True:
+            born, progress = time.monotonic(), services.tally.progress
+            reason = await self._death()
+            if time.monotonic() - born >= SETTLED_S or services.tally.progress > progress:
+                self._restarts.settled()
+            self._restarts.failed()
+            log.error("engine lost: %s", reason)
+            services.tally.engine_restarts += 1
+            services.lose_engine(services.births, reason)
+            await self._bring_back(reason)
+            await self._give_back_newer()
+            services.engine_is_back()
+
+    async def _start(self) -> None:
+        services, engine = self._services, self._services.engine
+        await self._updates.start_engine()
+        services.births += 1
+        log.info("SGLang %s at %s, version %d", engine.server_version, engine.url, engine.version)
+
+    async def _death(self) -> str:
+        engine = self._services.engine
+        watch = asyncio.create_task(engine.watch())
+        seen = asyncio.create_task(self._services.engine_lost.wait())
+        try:
+            done, _ = await asyncio.wait({watch, seen}, return_when=asyncio.FIRST_COMPLETED)
+            return watch.result() if watch in done else engine.last_words() or self._services.loss
+        finally:
+            for task in (watch, seen):
+                task.cancel()
+            await asyncio.gather(watch, seen, return_exceptions=True)
+
+    async def _bring_back(self, reason: str) -> None:
+        """Start it until it serves."""
+        services, away_since = self._services, time.monotonic()
+        while True:
+            self._judge(reason)
+            await self._wait(reason)
+            try:
+                await self._start_again()
+            except EngineError as exc:
+                if str(exc) != reason:
+                    log.error("the engine did not start, trying again: %s", exc)
+                reason = str(exc)
+                if not services.engine.is_away:
+                    self._restarts.failed()
+                elif time.monotonic() - away_since > services.config.worker.lease_s:
+                    self._hand_back()
+                continue
+            services.crash_loop = ""
+            self._waiting.end()
+            return
+
+    async def _start_again(self) -> None:
+        services, engine = self._services, self._services.engine
+        await engine.stop()
+        # A change of weights that was under way fails now, and must not touch the next engine.
+        async with services.gate.applying:
+            await engine.stop()
+            await self._start()
+            # Jobs are charged with the death of an engine: one that dies of everything must not take any.
+            await engine.prove(PROOF_S)
+
+    def _judge(self, reason: str) -> None:
+        """Publish a crash loop, and let other workers have what is held."""
+        services = self._services
+        if self._restarts.is_loop and not services.crash_loop:
+            log.error("the engine is in a crash loop: it %s", self._restarts.said())
+            self._hand_back()
+        services.crash_loop = shorten(reason) if self._restarts.is_loop else ""
+
+    async def _wait(self, reason: str) -> None:
+        """Back off before a start, by name."""
+        config, wait_s = self._services.config.engine, self._restarts.wait_s
+        lines = shorten(reason).splitlines()
+        last = f"; the last reason: {' ... '.join(dict.fromkeys((lines[0], lines[-1])))}" if lines else ""
+        if self._services.engine.is_away:
+            wait_s = max(wait_s, config.health_interval_s)
+            self._waiting.for_(f"the engine at {config.url} to answer again{last}")
+        elif self._services.crash_loop:
+            self._waiting.for_(f"its engine, which {self._restarts.said()} and is tried again in {wait_s:g} s{last}")
+        else:
+            self._waiting.for_(f"its engine to be started again{last}")
+        await asyncio.sleep(wait_s)
+
+    def _hand_back(self) -> None:
+        """Let other workers have what waits for this engine, without a charge."""
+        for held in list(self._held.values()):
+            held.release()
+
+    async def _give_back_newer(self) -> None:
+        """T12: where the engine came back with older weights, or none, jobs of a newer version are not gone on with."""
+        version = self._services.engine.version
+        newer = [held for held in self._held.values() if version < max(0, held.lease.not_before)]
+        for held in newer:
+            held.release()
+        if tasks := [held.task for held in newer if held.task is not None]:
+            await asyncio.wait(tasks)
