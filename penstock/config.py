@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from penstock import sentinel
 from penstock.errors import ConfigError
 from penstock.fleet_config import FleetConfig, RouterConfig
 from penstock.keys import check_name
@@ -22,9 +23,11 @@ STREAM_TOKENS = 16
 
 
 def _check_url(url: str) -> str:
-    if f":{MASK}@" in url:
+    if f":{MASK}@" in url or f"password={MASK}" in url:
         raise ValueError("has a masked password; set the real URL, for instance by PENSTOCK_REDIS__URL")
-    if not url.startswith(("redis://", "rediss://", "unix://")):
+    if sentinel.is_sentinel(url):
+        sentinel.parse(url)
+    elif not url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("is not the address of a Redis; write redis://[:PASSWORD@]HOST:PORT/DB")
     return url
 
@@ -32,7 +35,8 @@ def _check_url(url: str) -> str:
 class RedisConfig(Section):
     """The control Redis, and the payload servers beside it."""
 
-    #: redis://[:password@]host:port/db; None starts a server of our own under the run's folder.
+    #: redis://[:password@]host:port/db, or redis+sentinel://[:password@]host:port,host:port/NAME; None starts a server
+    #: of our own under the run's folder.
     url: str | None = None
     #: Port of our own server; 0 takes a free one. Only without ``url``.
     port: Annotated[int, Field(ge=0, le=65535)] = 0

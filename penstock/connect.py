@@ -11,6 +11,7 @@ from typing import Any
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
@@ -21,7 +22,9 @@ from redis.exceptions import (
     ResponseError,
 )
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
+from penstock import sentinel
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueUnavailable
 from penstock.load_config import redact
 
@@ -88,6 +91,11 @@ def translate(exc: Exception, url: str) -> PenstockError:
             return QueueUnavailable(f"Redis at {at} forbids this user a command that penstock needs: {exc}.")
         case BusyLoadingError():
             return QueueUnavailable(f"Redis at {at} is still loading its data; try again in a moment.")
+        case MasterNotFoundError() | AsyncMasterNotFoundError():
+            return QueueUnavailable(
+                f"The sentinels at {at} know no primary of this name that is up ({redact(str(exc)).rstrip('.')}): "
+                "a failover may be under way; else correct redis.url."
+            )
         case OutOfMemoryError():
             return QueueFull(f"Redis at {at} is full: raise its maxmemory, or let the trainers catch up.")
         case redis.TimeoutError():
@@ -99,18 +107,20 @@ def translate(exc: Exception, url: str) -> PenstockError:
 
 
 def _client(kind: Any, url: str, timeout_s: float, retry: Any) -> Any:
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": TIMEOUT_S,
+        "socket_keepalive": True,
+        "retry": retry,
+        "retry_on_timeout": False,
+        "health_check_interval": 0,
+        "decode_responses": False,
+        "protocol": 2,
+    }
     try:
-        return kind.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=TIMEOUT_S,
-            socket_keepalive=True,
-            retry=retry,
-            retry_on_timeout=False,
-            health_check_interval=0,
-            decode_responses=False,
-            protocol=2,
-        )
+        if sentinel.is_sentinel(url):
+            return sentinel.client(kind, url, options)
+        return kind.from_url(url, **options)
     except (ValueError, redis.ConnectionError) as exc:
         raise ConfigError(f"redis.url {redact(url)} cannot be read: {redact(str(exc)).rstrip('.')}.") from None
 
@@ -138,6 +148,8 @@ def _judge(info: Any, settings: Any, url: str) -> None:
         raise QueueUnavailable(f"Redis at {at} is {version}; penstock needs 6.2 or later: use a newer server.")
     if info.get("loading"):
         raise QueueUnavailable(f"Redis at {at} is still loading its data; try again in a moment.")
+    if info.get("role") == "slave" and sentinel.is_sentinel(url):
+        raise QueueUnavailable(f"The sentinels at {at} name a replica as the primary: a failover is under way.")
     if info.get("role") == "slave":
         raise ConfigError(f"Redis at {at} is a replica and refuses writes: name its primary in redis.url.")
     settings = {_text(name): _text(value) for name, value in settings.items()}

@@ -26,6 +26,7 @@ ENV_PREFIX_TESTS = "PENSTOCK_TEST_"
 
 # Up to the last @: a password may hold one.
 _PASSWORD = re.compile(r"""(?<=://)([^:/@\s]*):([^\s"']*)@""")
+_PASSWORD_OPTION = re.compile(r"""(?<=[?&])([a-z_]*password)=[^&\s"']*""")
 
 Path_ = tuple[str, ...]
 
@@ -81,7 +82,8 @@ def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 def redact(text: str) -> str:
     """``text`` with the password of every URL in it masked."""
-    return _PASSWORD.sub(lambda match: f"{match[1]}:{MASK}@", text)
+    masked = _PASSWORD.sub(lambda match: f"{match[1]}:{MASK}@", text)
+    return _PASSWORD_OPTION.sub(lambda match: f"{match[1]}={MASK}", masked)
 
 
 def check_files(config: Config, *, data: bool = True, model: bool = True) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import redis
 import redis.asyncio
-from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from penstock.errors import ConfigError, PublishError, QueueFull
 from penstock.keys import LANES, Keys
@@ -62,6 +62,8 @@ def run(client: "redis.Redis", call: Call[T]) -> T:
         except NoScriptError:
             answer = client.eval(call.script.text, len(call.keys), *call.keys, *call.args)
     except ResponseError as exc:
+        if is_demoted(exc):
+            client.connection_pool.disconnect(inuse_connections=False)
         raise translate(exc, call.script.name) from exc
     return call.parse(answer)
 
@@ -74,17 +76,24 @@ async def run_async(client: "redis.asyncio.Redis", call: Call[T]) -> T:
         except NoScriptError:
             answer = await client.eval(call.script.text, len(call.keys), *call.keys, *call.args)
     except ResponseError as exc:
+        if is_demoted(exc):
+            await client.connection_pool.disconnect(inuse_connections=False)
         raise translate(exc, call.script.name) from exc
     return call.parse(answer)
 
 
+def is_demoted(exc: object) -> bool:
+    """True when the server has become a replica. Redis 6.2 says so of a script in the middle of another error."""
+    return isinstance(exc, ResponseError) and "READONLY" in str(exc)
+
+
 def translate(exc: Exception, verb: str) -> Exception:
-    """A full Redis is an error of its own; any other answer stays what it is."""
+    """A full Redis is an error of its own, one that was demoted a passing one; any other answer stays what it is."""
     if isinstance(exc, OutOfMemoryError) or "OOM" in str(exc):
         return QueueFull(
             f"Redis has no memory left for '{verb}': raise its maxmemory, add payload servers or let trainers catch up."
         )
-    return exc
+    return ReadOnlyError(str(exc)) if is_demoted(exc) else exc
 
 
 def _text(value: Any) -> str:

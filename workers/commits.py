@@ -243,6 +243,8 @@ def _answers(answers: list[Any]) -> list[Any]:
     for answer in answers:
         if isinstance(answer, PASSING):
             raise answer
+        if scripts.is_demoted(answer):
+            raise scripts.translate(answer, "payload")
     return answers
 
 
