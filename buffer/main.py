@@ -22,6 +22,7 @@ from buffer.cutter import Cutter
 from buffer.filters import BUILT_IN, Filters
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
+from buffer.rollback import Rollback
 from buffer.state import State
 from penstock import scripts
 from penstock.config import Config
@@ -70,6 +71,7 @@ class Buffer:
         self._pause_s = PAUSE_S
         self._reclaimer = f"buffer-{self._token}"
         self._waits: dict[str, Waiting] = {}
+        self._rollback = Rollback(self._control.client, self._keys)
 
     @property
     def client(self) -> Client:
@@ -130,6 +132,7 @@ class Buffer:
         # Before the load: what completes meanwhile is seen twice rather than never.
         last = self._last_event()
         self._renew_at = 0.0
+        self._rollback.look()
         state.load()
         log.info("leading in epoch %d with %d groups", lead.epoch, len(state.groups))
         house = _House(self._config.worker.lease_s)
@@ -161,6 +164,7 @@ class Buffer:
             raise LeadershipLost("The leadership went to another buffer, or ran out; starting over.")
         if self._run_id() != started:
             raise LeadershipLost("Redis was restarted; reading everything anew.")
+        self._rollback.remember()
         self._renew_at = time.monotonic() + self._lease_ms / 3000
 
     def _run_id(self) -> str:

@@ -208,6 +208,7 @@ class Subscriber:
                 if not ahead:
                     self.waiting.end()
                 return self._delivery(n, *found[0][1][0])
+            self._check_lost()
             if not ahead:
                 self.waiting.for_(f"batch {n} of buffer:{self.name}")
             if stopped():
@@ -217,6 +218,16 @@ class Subscriber:
                     f"Batch {n} of subscription {self.name!r} was not there in {timeout_s} s: "
                     "`penstock why` says what the buffer waits for."
                 )
+
+    def _check_lost(self) -> None:
+        """Raise ProtocolError when Redis forgot a commit of ours: what this rank waits for would never come."""
+        gen, cursor = self.control.do(lambda client: client.hmget(self.keys.sub(self.name), "gen", "cursor"))
+        where = (int(gen or 0), int(cursor or 0))
+        if where < (self.gen, self.cursor):
+            raise ProtocolError(
+                f"Redis knows {where[1]} committed batches of subscription {self.name!r}, and this trainer committed "
+                f"{self.cursor}: it lost acknowledged writes, as after a failover. Restore the last checkpoint."
+            )
 
     def _xread(self, n: int, block_ms: int, _: Client) -> Any:
         return self._reader.xread({self.keys.batches(self.name): f"{n - 1}-0"}, count=1, block=block_ms)
@@ -244,9 +255,15 @@ class Subscriber:
             self.cursor = max(self.cursor, answer.cursor)
             self._bound = True
             return answer.outcome
+        order = f"the batch to be committed next is {answer.cursor + 1}"
+        if answer.cursor < self.cursor:
+            order = (
+                f"Redis knows {answer.cursor} committed batches, and this trainer committed {self.cursor}: it lost "
+                "some, as after a failover; restore the last checkpoint"
+            )
         why = {
-            "order": f"the batch to be committed next is {answer.cursor + 1}",
-            "unknown": "no such batch was cut",
+            "order": order,
+            "unknown": "no such batch was cut, or Redis lost it, as after a failover: restore the last checkpoint",
             "diverged": "Redis holds another batch of this number, as after a failover: rewind to a checkpoint",
         }[answer.outcome]
         raise ProtocolError(f"Batch {n} of subscription {self.name!r} cannot be committed: {why}.")

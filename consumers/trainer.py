@@ -27,7 +27,7 @@ from penstock import scripts
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError, PublishError, WaitTimeout
 from penstock.keys import Keys
-from penstock.messages import Publication, pack
+from penstock.messages import Publication, pack, unpack
 from penstock.staleness import Lineage, Policy
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ class Trainer:
         self._next = 1
         self._stated: int | None = None
         self._last_version = 0
+        #: Newest version that a worker showed when the next one was numbered.
+        self._known = 0
         self._committed: tuple[int, str] | None = None
         #: True between ``load_state_dict`` and the publication that has to follow it.
         self._must_publish = False
@@ -249,6 +251,8 @@ class Trainer:
         if batch.n <= self._redelivered:
             return
         clock = self.version if self.is_leader else 0
+        if self.is_leader:
+            self._check_lost(clock)
         if clock > batch.train_version:
             raise ProtocolError(
                 f"Batch {batch.n} was cut for version {batch.train_version}, but version {clock} is published: "
@@ -299,7 +303,7 @@ class Trainer:
         if not self.is_leader:
             return self._last_version
         through = self._await_ranks(timeout)
-        version = self.version + 1
+        version, abandoned = self._next_version()
         source = self.config.model.path
         written = write_weights(weights, source, self.weights_dir, version, keep=self.config.trainer.keep_versions)
         return self._announce(
@@ -313,9 +317,33 @@ class Trainer:
                 step=step,
                 through=through,
                 published_s=time.time(),
-                abandoned=self._abandoned(),
+                abandoned=abandoned,
             )
         )
+
+    def _next_version(self) -> tuple[int, list[list[int]]]:
+        """Number of the next publication, and the versions that are abandoned by then.
+
+        It is above every version that an engine holds, so that none ever names two sets of weights (T1), also after a
+        failover that lost publications.
+        """
+        clock = self.version
+        self._check_lost(clock)
+        records = self._subscriber.control.do(lambda client: client.hvals(self.keys.workers))
+        shown = [unpack(raw, "presence of a worker") for raw in records]
+        held = [int(one["version"]) for one in shown if one.get("model", self.model_name) == self.model_name]
+        self._known = max(held, default=0)
+        gone = [[clock + 1, self._known]] if self._known > clock else []
+        if gone:
+            log.warning("versions %d to %d are lost; the next one is %d", clock + 1, self._known, self._known + 1)
+        return max(clock, self._known) + 1, self._abandoned() + gone
+
+    def _check_lost(self, clock: int) -> None:
+        if clock < self._last_version and not self._must_publish:
+            raise ProtocolError(
+                f"This trainer published version {self._last_version}, and Redis knows {clock} as the newest: it lost "
+                "acknowledged writes, as after a failover. Restore the last checkpoint."
+            )
 
     def _abandoned(self) -> list[list[int]]:
         """Versions that rewinds of this subscription left behind."""
@@ -334,16 +362,17 @@ class Trainer:
         )
         if not newest:
             raise PublishError(f"Model {self.model_name!r} has no version yet: publish its weights before tick().")
+        version, abandoned = self._next_version()
         before = Publication.from_bytes(newest[0][1][b"p"], "publication")
         fields = {name: getattr(before, name) for name in ("model", "transport", "path", "tensors", "checksums")}
         return self._announce(
             Publication(
                 **fields,
-                version=self.version + 1,
+                version=version,
                 step=step,
                 through=through,
                 published_s=time.time(),
-                abandoned=self._abandoned(),
+                abandoned=abandoned,
             )
         )
 
@@ -359,6 +388,7 @@ class Trainer:
                 through=publication.through,
                 step=publication.step,
                 record=publication.to_bytes(),
+                known=self._known,
             )
         )
         self._must_publish = False

@@ -69,6 +69,14 @@ def connect_async(url: str, *, block_s: float = 0.0, timeout_s: float = TIMEOUT_
     return client
 
 
+async def close_async(client: redis.asyncio.Redis) -> None:
+    """Close an asyncio client, and its connections to sentinels."""
+    await client.aclose()
+    manager = getattr(client.connection_pool, "sentinel_manager", None)
+    if manager is not None:
+        await manager.aclose()
+
+
 async def check_async(client: redis.asyncio.Redis, url: str) -> None:
     """Ask the server of an asyncio client whether it will do; raises as ``connect`` does."""
     try:
@@ -93,8 +101,8 @@ def translate(exc: Exception, url: str) -> PenstockError:
             return QueueUnavailable(f"Redis at {at} is still loading its data; try again in a moment.")
         case MasterNotFoundError() | AsyncMasterNotFoundError():
             return QueueUnavailable(
-                f"The sentinels at {at} know no primary of this name that is up ({redact(str(exc)).rstrip('.')}): "
-                "a failover may be under way; else correct redis.url."
+                f"The sentinels at {at} do not answer, or know no primary of this name that is up: a failover may be "
+                "under way; else correct redis.url."
             )
         case OutOfMemoryError():
             return QueueFull(f"Redis at {at} is full: raise its maxmemory, or let the trainers catch up.")

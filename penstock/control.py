@@ -115,4 +115,4 @@ class AsyncControl:
                 await asyncio.sleep(patience.next_wait(exc))
 
     async def close(self) -> None:
-        await self.client.aclose()
+        await connect.close_async(self.client)

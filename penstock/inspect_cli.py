@@ -108,6 +108,8 @@ def status(
     lanes = [{"lane": lane, **counts} for lane, counts in state["lanes"].items()]
     _table(lanes, ["lane", "queued", "leased"], "queues")
     console.print(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")
+    if line := rollback_line(state["counters"]):
+        console.print(line, soft_wrap=True)
     columns = ["name", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "age_s"]
     _table(state["workers"], columns, "workers")
     _whys(state["workers"])
@@ -153,6 +155,15 @@ def ledger_lines(subs: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def rollback_line(counters: dict[str, int]) -> str:
+    """What Redis forgot after it had acknowledged it, as far as is known; '' where it forgot nothing."""
+    lost = {name.partition(":")[2]: count for name, count in counters.items() if name.startswith("rolled_back:")}
+    if not lost:
+        return ""
+    words = ", ".join(f"{name} {count}" for name, count in sorted(lost.items()))
+    return f"Redis lost acknowledged writes {counters['rolled_back']} times (failover, power loss), at least: {words}"
+
+
 def audit(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
 ) -> None:
@@ -160,6 +171,7 @@ def audit(
     from dataclasses import asdict
 
     from penstock.audit import audit as recount
+    from penstock.snapshot import snapshot
 
     target = Target(run, redis, directory)
     report = recount(target.client, target.keys)
@@ -170,6 +182,8 @@ def audit(
         typer.echo(f"{counts}; {report.groups} live groups")
         for difference in report.differences:
             typer.echo(f"  {difference}")
+        if line := rollback_line(snapshot(target.client, target.keys)["counters"]):
+            typer.echo(line)
         typer.echo("ok" if report.ok else f"not ok: lost {report.lost}, duplicated {report.duplicated}")
     if not report.ok:
         raise typer.Exit(1)

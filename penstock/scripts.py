@@ -501,6 +501,11 @@ def close(keys: Keys, lead: Leadership, job: str) -> Call[int]:
     return Call(script("close"), names, [keys.prefix, lead.epoch, lead.token, job], int)
 
 
+def rolled_back(keys: Keys, lost: Mapping[str, int]) -> Call[int]:
+    """Keep by how much counters went back when Redis forgot acknowledged writes."""
+    return Call(script("rolled_back"), [keys.counters], [part for pair in lost.items() for part in pair], int)
+
+
 def seal(
     keys: Keys, lead: Leadership, *, revision: int, subs: Sequence[str], jobs: Sequence[str], evict: bool = False
 ) -> Call[str | list[str]]:
@@ -604,8 +609,13 @@ def publish(
     step: int,
     record: bytes,
     rev: int = 0,
+    known: int = 0,
 ) -> Call[int]:
-    """Announce a version; returns the version of the clock. Raises PublishError when it cannot be."""
+    """Announce a version; returns the version of the clock. Raises PublishError when it cannot be.
+
+    ``known``: the newest version that a trainer or an engine holds. It is above the clock only when a failover lost
+    publications; the next version is then ``known + 1``, and those between are abandoned (T1).
+    """
 
     def parse(answer: Any) -> int:
         outcome, clock = _text(answer[0]), int(answer[1])
@@ -619,7 +629,7 @@ def publish(
         raise PublishError(f"Version {version} of model {model!r} cannot be announced: {why}.")
 
     names = [keys.clock, keys.sub(sub), keys.batches(sub), keys.weights(model)]
-    args: list[Value] = [keys.prefix, owner, gen, version_field(model), version, through, step, rev, record]
+    args: list[Value] = [keys.prefix, owner, gen, version_field(model), version, through, step, rev, record, known]
     return Call(script("publish"), names, args, parse)
 
 

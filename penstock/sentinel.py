@@ -6,6 +6,7 @@ USER and PASSWORD are the primary's. A failover breaks the connections; the part
 another primary, as after a restart. What the old primary had not replicated is lost (docs/protocol.md).
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -63,10 +64,10 @@ def parse(url: str) -> SentinelUrl:
 
 
 def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
-    if colon and not port.isdigit():
+    match = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::(.*))?", text)
+    host, port = (match[1].strip("[]"), match[2] or "") if match else ("", "")
+    if port and not port.isdigit():
         raise ValueError(f"{port!r} is no port")
-    host = (host if colon else text).strip("[]")
     if not host:
         raise ValueError("one of its sentinels has no host")
     return host, int(port or DEFAULT_PORT)

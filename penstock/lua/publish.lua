@@ -1,6 +1,7 @@
 -- publish: committed -> published; the clock moves (driver).
 -- KEYS: clock, sub:NAME, batches:NAME, weights:MODEL
--- ARGV: prefix, owner, gen, version field of clock, version, through, step, rev, publication record
+-- ARGV: prefix, owner, gen, version field of clock, version, through, step, rev, publication record,
+--       newest version that anybody knows: above the clock only when a failover lost publications
 -- Returns: {'published' | 'already' | 'owner' | 'version' | 'through', version of the clock}
 -- Atomic because the gate counts a batch as consumed in the instant in which its version can be loaded (T3),
 -- and a version names one set of weights for ever (T1).
@@ -8,6 +9,7 @@ local prefix, version, through, rev = ARGV[1], tonumber(ARGV[5]), tonumber(ARGV[
 freeing(prefix)
 if not owns(KEYS[2], ARGV[2], ARGV[3]) then return {'owner', 0} end
 local clock = tonumber(redis.call('HGET', KEYS[1], ARGV[4]) or 0)
+local known = math.max(clock, tonumber(ARGV[10] or 0))
 local id = version .. '-' .. rev
 local s = redis.call('HMGET', KEYS[2], 'cursor', 'through', 'restored', 'again', 'repeats')
 if version == clock then
@@ -16,7 +18,7 @@ if version == clock then
     return {'already', clock}
   end
 end
-if version ~= (rev > 0 and clock or clock + 1) then return {'version', clock} end
+if version ~= (rev > 0 and clock or known + 1) then return {'version', clock} end
 if rev == 0 then
   local cursor, last = tonumber(s[1] or 0), tonumber(s[2] or 0)
   -- the first one of a trainer, or of one that was restored, consumes nothing new
@@ -24,6 +26,12 @@ if rev == 0 then
   if through > cursor or through < last or (through == last and not first) then return {'through', clock} end
   local found = redis.call('XRANGE', KEYS[3], through .. '-0', through .. '-0')
   local cum = #found == 1 and tonumber(field(found[1][2], 'cum')) or 0
+  -- engines may hold what was lost under these numbers: they name no policy of this lineage any more
+  if known > clock then
+    local old, span = redis.call('HGET', KEYS[2], 'abandoned'), (clock + 1) .. '-' .. known
+    redis.call('HSET', KEYS[2], 'abandoned', old and old ~= '' and old .. ',' .. span or span)
+    event(prefix, 'rewound', '', '')
+  end
   redis.call('HSET', KEYS[1], ARGV[4], version, 'step', ARGV[7])
   redis.call('HSET', KEYS[2], 'through', through, 'p', cum, 'restored', '0', 'again', '0')
   -- the weights of the version that was restored once more: nothing grows older by it

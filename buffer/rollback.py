@@ -1,0 +1,51 @@
+"""Notices that Redis forgot what it had acknowledged: a failover to a replica that lagged, or a power loss.
+
+Counters only grow. The leader remembers them as of its last look; when it takes the lead again and finds smaller
+ones, the difference is lost for good, and is counted and told. What was lost in the moment before the last look does
+not show: the figures are at least.
+"""
+
+import logging
+
+from penstock import scripts
+from penstock.control import Client
+from penstock.keys import Keys
+
+log = logging.getLogger(__name__)
+
+#: Counters that say what was lost, and how people call it.
+WATCHED = {
+    "admitted": "admissions",
+    "committed": "committed samples",
+    "completed": "completed groups",
+    "cut": "cut batches",
+    "published": "publications",
+}
+
+
+class Rollback:
+    """The counters as they were last seen by this process."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+        self._seen: dict[str, int] = {}
+
+    def remember(self) -> None:
+        """Look at the counters. Blocks for one round trip."""
+        self._seen = self._read()
+
+    def look(self) -> dict[str, int]:
+        """What was lost since the last look, by counter; it is counted in Redis and told. Blocks for a round trip."""
+        now = self._read()
+        lost = {name: count - now.get(name, 0) for name, count in self._seen.items() if count > now.get(name, 0)}
+        self._seen = now
+        if lost:
+            words = ", ".join(f"{count} {WATCHED[name]}" for name, count in lost.items())
+            log.error("Redis lost acknowledged writes, as after a failover or a power loss: at least %s", words)
+            scripts.run(self._client, scripts.rolled_back(self._keys, lost))
+        return lost
+
+    def _read(self) -> dict[str, int]:
+        values = self._client.hmget(self._keys.counters, list(WATCHED))
+        return {name: int(value or 0) for name, value in zip(WATCHED, values, strict=True)}
