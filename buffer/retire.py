@@ -127,6 +127,17 @@ class Retirement:
                 pipe.xtrim(self._keys.batches(sub.name), minid=f"{sub.position.floor}-0", approximate=False)
         pipe.xtrim(self._keys.samples, minid=last_event, approximate=False)
         pipe.execute()
+        for sub in self._state.subs.values():
+            if sub.position.floor > 0:
+                self._free_columns(sub.name, sub.position.floor)
+
+    def _free_columns(self, sub: str, floor: int) -> None:
+        """Delete what roles wrote back for batches that no rewind can reach; at most ``SWEEP`` columns a look."""
+        listed = self._keys.columns(sub)
+        places = self._client.zrangebyscore(listed, "-inf", floor, start=0, num=SWEEP)
+        if places:
+            self._servers.unlink([_place(place) for place in places])
+            self._client.zrem(listed, *places)
 
     def tidy(self) -> int:
         """Remove what dead processes left: presence and waits an hour old, consumers without a lease. Blocks."""
@@ -138,6 +149,12 @@ class Retirement:
             consumers = records == self._keys.workers
             removed += run(self._client, scripts.tidy(self._keys, records, stale, consumers=consumers))
         return removed
+
+
+def _place(place: bytes) -> tuple[str, str]:
+    """(payload server, key) of a column."""
+    server, _, key = place.decode().partition("|")
+    return server, key
 
 
 def _told_at(name: str, raw: bytes) -> float:

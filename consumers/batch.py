@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers import advantages
+from consumers import advantages, columns
 from penstock import partition, payloads
 from penstock.errors import PayloadError, ProtocolError
 from penstock.messages import Manifest, Row
@@ -65,6 +65,7 @@ class Batch:
         advantage: how rewards become advantages, see ``consumers.advantages``.
         max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: no more are
             masked. ``counts`` and advantages are of the tokens that are left, in the whole batch (T10).
+        store: where columns are written and read (T13); None keeps them in this object.
 
     Raises:
         ProtocolError: the manifest contradicts itself, or breaks its own staleness bound (I6).
@@ -80,6 +81,7 @@ class Batch:
         dp_size: int = 1,
         advantage: advantages.Kind = "grpo",
         max_staleness: int | None = None,
+        store: "columns.Store | None" = None,
     ) -> None:
         self.manifest = manifest
         self.digest = digest
@@ -97,6 +99,7 @@ class Batch:
         self._lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
         self._lags: dict[int, int] = {}
         self._max_staleness = max_staleness
+        self._store = store if store is not None else columns.LocalColumns()
         num_loss = [self._num_loss(row) for row in self.all_rows]
         #: Denominators of the loss over all ranks (T10).
         self._counts = {
@@ -173,6 +176,60 @@ class Batch:
         """As ``padded()``, in micro-batches; ``max_tokens`` counts padding too. Every rank gets equally many."""
         for members in self._members(max_tokens, max_samples, padded=True):
             yield _tensors(self._padded(members), device)
+
+    def decode(self) -> None:
+        """Check and open the payloads now, in the thread that calls, instead of when arrays are first wanted."""
+        _ = self._decoded
+
+    def put(self, name: str, array: Any, *, micro: Mapping[str, Any] | None = None) -> None:
+        """Write a column for the other roles of this batch, before the commit (T13). Blocks for two round trips.
+
+        Args:
+            name: 1 to 64 letters, digits, '_.-'.
+            array: numpy or torch (bfloat16 is kept as float32), laid out as ``arrays()`` or ``padded()``: [B, L] or
+                [B, L, W] per token, or [B] per sample. What stands on padding is not kept.
+            micro: a dict of ``packed()`` or ``micro_batches()``; ``array`` is then laid out as it is ([T] or [T, W] in
+                a packed one), and holds the values of its rows only. Put every micro-batch of the rank.
+
+        Raises:
+            ProtocolError: another shape or dtype, after the commit, other values than before, too many columns.
+            OwnershipLost: the subscription was rewound or taken over meanwhile.
+        """
+        layout = self._layout(micro)
+        self._store.write(name, columns.split(array, layout, self._lost, f"batch {self.n} of this rank", name))
+
+    def get(self, name: str, *, micro: Mapping[str, Any] | None = None, timeout: float = 600.0) -> NDArray[Any]:
+        """Read a column that another role put; blocks until it is there for every row of this rank, and says so.
+
+        Args:
+            micro: as for ``put``: only its rows, laid out as it is.
+            timeout: seconds.
+
+        Returns:
+            [B, L] (or [B, L, W]) or [B], as it was put; 0 on padding, fillers and lost payloads. A numpy array;
+            ``torch.from_numpy`` shares it.
+
+        Raises:
+            WaitTimeout: it was not there in time. OwnershipLost: the batch was given up. PayloadError: damaged.
+        """
+        layout = self._layout(micro)
+        wanted = [row for row in layout.rows if row >= 0]
+        values = self._store.read(name, wanted, timeout) if wanted else {}
+        return columns.join(values, layout, self.all_rows, self._lost, name)
+
+    def _layout(self, micro: Mapping[str, Any] | None) -> columns.Layout:
+        if micro is None:
+            lengths = [1 if payload is None else len(payload) for payload in self._decoded] or [1]
+            return columns.Layout(list(self._indices) or [-1], lengths)
+        layout = columns.Layout.of_micro(micro)
+        if foreign := set(layout.rows) - set(self._indices) - {-1}:
+            raise ProtocolError(f"micro holds rows {sorted(foreign)}, which are not of this rank of batch {self.n}.")
+        return layout
+
+    @cached_property
+    def _lost(self) -> frozenset[int]:
+        pairs = zip(self._indices, self._decoded, strict=True)
+        return frozenset(index for index, payload in pairs if payload is None)
 
     def _members(self, max_tokens: int | None, max_samples: int | None, *, padded: bool) -> list[list[int]]:
         """Positions in ``rows`` by micro-batch; empty lists are fillers."""
@@ -296,8 +353,8 @@ class Batch:
         wanted = sum(self._num_loss(self.rows[i]) for i in members if self._decoded[i] is not None)
         if found != wanted:
             raise PayloadError(
-                f"batch {self.n}: {found} tokens bear loss at staleness {self._max_staleness} or less, and its "
-                f"manifest says {wanted}: it was cut by a buffer that does not tell loss tokens by version; restart the buffer."
+                f"batch {self.n}: {found} tokens bear loss at staleness {self._max_staleness} or less, its manifest "
+                f"says {wanted}: it was cut by a buffer that does not tell loss tokens by version; restart the buffer."
             )
 
     def _check_row(self, row: Row, payload: Payload | None, num_generated: int, num_loss: int, oldest: int) -> None:

@@ -32,11 +32,12 @@ class PayloadReader:
         for server, wanted in by_server.items():
             for chunk in _chunks(wanted):
                 names = [keys.payload(row.sample, row.token) for row in chunk]
-                values = self._control(server).do(partial(_mget, names))
+                values = self.control(server).do(partial(_mget, names))
                 found.update(zip((row.sample for row in chunk), values, strict=True))
         return found
 
-    def _control(self, server: str) -> Control:
+    def control(self, server: str) -> Control:
+        """Connection to a payload server by name; ProtocolError for one that the configuration does not name."""
         try:
             return self._controls[server]
         except KeyError:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from consumers.roles import Seat, missing
 from penstock import scripts
 from penstock.connect import connect_blocking
 from penstock.control import PASSING, Client, Control
@@ -27,6 +28,8 @@ from penstock.waits import Waiting
 
 log = logging.getLogger(__name__)
 
+#: The one process of a trainer.
+ALONE = Seat()
 #: Ownership ends when its leader rank has not renewed it for so long.
 OWNER_LEASE_S = 6.0
 #: Longest blocking read; how late a stop, a lost ownership or a time-out is seen.
@@ -48,7 +51,7 @@ class Subscriber:
         url: control Redis.
         keys: the run.
         name: the subscription.
-        rank, ranks: of all processes that commit (replicas and roles counted).
+        seat: whose place it is among the ranks and roles that train the subscription.
         definition: fields of the subscription, set by rank 0 when it joins; None leaves what is there.
         model: name of the model whose clock a rewind looks at; '' for those that publish nothing.
     """
@@ -59,16 +62,14 @@ class Subscriber:
         keys: Keys,
         name: str,
         *,
-        rank: int = 0,
-        ranks: int = 1,
+        seat: Seat = ALONE,
         definition: dict[str, Value] | None = None,
         model: str = "",
     ) -> None:
         check_name("subscription", name)
         self.keys = keys
         self.name = name
-        self.rank = rank
-        self.ranks = ranks
+        self.seat = seat
         self.model = model
         self._definition = definition
         self.control = Control(url)
@@ -81,7 +82,7 @@ class Subscriber:
         #: True once this rank committed a batch under its owner.
         self._bound = False
         self._heartbeat: threading.Thread | None = None
-        self.waiting = Waiting(self.control.client, keys, f"trainer:{name}" + (f"/{rank}" if rank else ""))
+        self.waiting = Waiting(self.control.client, keys, seat.who(name))
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class Subscriber:
             WaitTimeout: ``timeout_s`` is over.
         """
         deadline = _deadline(timeout_s)
-        if self.rank == 0:
+        if self.seat.leads:
             self.owner = new_token()
             self._take(deadline)
             if self._definition is not None:
@@ -138,13 +139,29 @@ class Subscriber:
             self.waiting.for_(f"rank 0 of subscription {self.name}")
             self._pause(0.1, deadline, "rank 0 to join")
 
+    def await_driver(self, timeout_s: float | None = None) -> None:
+        """Block until the driving role has begun, that is, has rewound to what it restored and asked for a batch (T13).
+
+        Then owner, generation and cursor are those that it goes on with. Raises WaitTimeout.
+        """
+        deadline = _deadline(timeout_s)
+        while True:
+            self._follow(deadline)
+            asker = self.control.do(lambda client: client.hget(self.keys.sub(self.name), "asker"))
+            if asker is not None and asker.decode() == self.owner:
+                self._follow(deadline)
+                self.waiting.end()
+                return
+            self.waiting.for_(f"role {self.seat.roles[0]} of subscription {self.name} to begin")
+            self._pause(0.05, deadline, f"role {self.seat.roles[0]} to ask for its first batch")
+
     def leave(self) -> None:
         """Give the ownership back, so that the next trainer need not wait. Blocks shortly."""
         self._stop.set()
         if self._heartbeat is not None:
             self._heartbeat.join()
         self.waiting.end()
-        if self.rank == 0 and self.owner:
+        if self.seat.leads and self.owner:
             try:
                 scripts.run(self.control.client, scripts.leave(self.keys, self.name, self.owner))
             except PASSING as exc:
@@ -179,6 +196,13 @@ class Subscriber:
         if self._lost:
             raise OwnershipLost(self._lost)
 
+    def check_lineage(self, gen: int) -> None:
+        """Raise OwnershipLost when the subscription was rewound or taken over since. Blocks for one round trip."""
+        self.check()
+        owner, now = self.control.do(lambda client: client.hmget(self.keys.sub(self.name), "owner", "gen"))
+        if owner is None or owner.decode() != self.owner or int(now or 0) != gen:
+            raise self._not_ours()
+
     # --- batches --------------------------------------------------------------------------------------------------
 
     def ask(self, n: int) -> None:
@@ -209,6 +233,8 @@ class Subscriber:
                     self.waiting.end()
                 return self._delivery(n, *found[0][1][0])
             self._check_lost()
+            if not self.seat.drives:
+                self.check_lineage(self.gen)
             if not ahead:
                 self.waiting.for_(f"batch {n} of buffer:{self.name}")
             if stopped():
@@ -245,7 +271,7 @@ class Subscriber:
         return Delivery(Manifest.from_bytes(data, f"manifest {n} of {self.name}"), digest)
 
     def commit(self, n: int, digest: str) -> str:
-        """This rank has batch ``n`` behind it: ``committed``, ``waiting`` (for other ranks) or ``already``.
+        """This rank has batch ``n`` behind it; who has not yet, in words, and '' when all have.
 
         Idempotent. Blocks for one round trip. Raises OwnershipLost, ProtocolError.
         """
@@ -254,7 +280,7 @@ class Subscriber:
         if answer.outcome in ("committed", "waiting", "already"):
             self.cursor = max(self.cursor, answer.cursor)
             self._bound = True
-            return answer.outcome
+            return missing(self.seat, answer.bits) if answer.outcome == "waiting" else ""
         order = f"the batch to be committed next is {answer.cursor + 1}"
         if answer.cursor < self.cursor:
             order = (
@@ -265,6 +291,7 @@ class Subscriber:
             "order": order,
             "unknown": "no such batch was cut, or Redis lost it, as after a failover: restore the last checkpoint",
             "diverged": "Redis holds another batch of this number, as after a failover: rewind to a checkpoint",
+            "role": f"the subscription has no role {self.seat.role!r}: give every trainer of it the same roles",
         }[answer.outcome]
         raise ProtocolError(f"Batch {n} of subscription {self.name!r} cannot be committed: {why}.")
 
@@ -276,14 +303,15 @@ class Subscriber:
             gen=self.gen,
             n=n,
             digest=digest,
-            rank=self.rank,
-            ranks=self.ranks,
+            rank=self.seat.rank,
+            ranks=self.seat.ranks,
+            role=self.seat.role,
         )
         return self.control.call(call)
 
     def _refollow(self) -> None:
         """Another rank's turn: rank 0 rewound, or was replaced before this rank did anything. Else OwnershipLost."""
-        if self.rank == 0:
+        if self.seat.leads or not self.seat.drives:
             raise self._not_ours()
         owner, gen = self.owner, self.gen
         self._follow(_deadline(OWNER_LEASE_S * 2))
@@ -299,7 +327,8 @@ class Subscriber:
 
     def checkpointed(self, n: int) -> None:
         """Everything up to batch ``n`` is safe on disk; older groups may go. Raises OwnershipLost, ProtocolError."""
-        done = self.control.call(scripts.checkpointed(self.keys, self.name, owner=self.owner, gen=self.gen, n=n))
+        call = scripts.checkpointed(self.keys, self.name, owner=self.owner, gen=self.gen, n=n, role=self.seat.role)
+        done = self.control.call(call)
         if done == 0:
             raise self._not_ours()
         if done < 0:
@@ -331,8 +360,10 @@ class Subscriber:
         )
 
     def _not_ours(self) -> OwnershipLost:
+        what_now = "" if self.seat.drives else f" Restore role {self.seat.role} from a checkpoint and start it again."
         return OwnershipLost(
-            f"Subscription {self.name!r} belongs to another trainer by now, or was rewound by it; nothing was changed."
+            f"Subscription {self.name!r} belongs to another trainer by now, or was rewound by it; nothing was "
+            f"changed.{what_now}"
         )
 
     def _pause(self, seconds: float, deadline: float, what: str) -> None:

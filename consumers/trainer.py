@@ -14,14 +14,16 @@ again in the same order.
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from consumers.ahead import Ahead
 from consumers.batch import Batch, rank_rows
+from consumers.columns import RedisColumns
 from consumers.fetch import PayloadReader
+from consumers.roles import Seat
 from consumers.subscriber import Delivery, Subscriber
 from penstock import scripts
 from penstock.config import Config
@@ -49,7 +51,9 @@ class Trainer:
         run: name of the run, where ``config`` is None; found under ``runs/``, or under PENSTOCK_DIRECTORY.
         name: the subscription; None takes ``trainer.name``.
         dp_rank, dp_size: which share of each batch this rank trains (T14).
-        replica, replicas: tensor-, pipeline- and context-parallel copies that see the same share.
+        replica, num_replicas: tensor-, pipeline- and context-parallel copies that see the same share (T14).
+        role, roles: which of the roles on one manifest this process plays; the first one drives: it publishes, and
+            the others follow it (T13). Every trainer of the subscription is given the same roles.
         prefetch: batches cut and fetched ahead; each counts into its ``train_version`` (T2).
         batch_groups: groups per batch; None takes ``trainer.batch_groups``.
 
@@ -65,13 +69,14 @@ class Trainer:
         dp_rank: int = 0,
         dp_size: int = 1,
         replica: int = 0,
-        replicas: int = 1,
+        num_replicas: int = 1,
+        role: str = "",
+        roles: Sequence[str] = (),
         prefetch: int = 0,
         batch_groups: int | None = None,
     ) -> None:
         config = config or _config_of(run)
-        if not (0 <= dp_rank < dp_size and 0 <= replica < replicas):
-            raise ConfigError(f"Rank {dp_rank} of {dp_size}, replica {replica} of {replicas}: count from 0.")
+        self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
         if batch_groups is not None:
             trainer = config.trainer.model_copy(update={"batch_groups": batch_groups})
             config = config.model_copy(update={"trainer": trainer})
@@ -86,26 +91,34 @@ class Trainer:
             **policy.definition(config.trainer),
             "model": self.model_name,
             "seed": config.seed,
+            "roles": ",".join(roles),
         }
         self._subscriber = Subscriber(
             url,
             Keys(config.run),
             self.name,
-            rank=dp_rank * replicas + replica,
-            ranks=dp_size * replicas,
+            seat=self.seat,
             definition=definition,
             model=self.model_name,
         )
-        self._prefetch = 0 if policy.mode == "sync" else prefetch
-        self._ahead: dict[int, Future[Batch]] = {}
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch") if self._prefetch else None
+        self._ahead = Ahead(0 if policy.mode == "sync" else prefetch, self._read_ahead)
         self._payloads = PayloadReader(config.redis)
+        #: Connections of its own: payloads are read by the thread that looks ahead.
+        self._columns = PayloadReader(config.redis)
         self._next = 1
         self._stated: int | None = None
         self._last_version = 0
         #: Newest version that a worker showed when the next one was numbered.
         self._known = 0
         self._committed: tuple[int, str] | None = None
+        #: Last batch that the weights of this process have seen.
+        self._position = 0
+        #: False until a role that follows knows where the driving one goes on.
+        self._begun = self.seat.drives
+        #: True once ``load_state_dict`` said where the weights are.
+        self._restored = False
+        #: Batches up to this one were committed by all roles before this one was restored to an older one.
+        self._redone = 0
         #: True between ``load_state_dict`` and the publication that has to follow it.
         self._must_publish = False
         #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
@@ -118,7 +131,8 @@ class Trainer:
 
     def __enter__(self) -> Self:
         self._subscriber.join()
-        self._next = self._subscriber.cursor + 1
+        self._position = self._subscriber.cursor
+        self._next = self._position + 1
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,16 +140,15 @@ class Trainer:
 
     def close(self) -> None:
         """Give the subscription back. Blocks shortly."""
-        self._drop_ahead()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._ahead.close()
         self._subscriber.leave()
         self._payloads.close()
+        self._columns.close()
 
     @property
     def is_leader(self) -> bool:
         """True on the rank that publishes and keeps the ownership."""
-        return self._subscriber.rank == 0
+        return self.seat.leads
 
     @property
     def keys(self) -> Keys:
@@ -179,6 +192,7 @@ class Trainer:
             )
         began = time.monotonic()
         try:
+            self._begin(timeout)
             batch = self._take(self._next, timeout)
         finally:
             self.wait_s += time.monotonic() - began
@@ -194,10 +208,31 @@ class Trainer:
         except WaitTimeout:
             return None
 
+    def _begin(self, timeout: float | None) -> None:
+        """A role that follows goes on from where its weights are, once the driving one has rewound (T13)."""
+        if self._begun:
+            return
+        self._subscriber.await_driver(timeout)
+        cursor = self._subscriber.cursor
+        if self._position > cursor:
+            raise ProtocolError(
+                f"Role {self.seat.role} has trained batch {self._position}, but role {self.seat.roles[0]} goes on from "
+                f"batch {cursor}: restore a checkpoint of batch {cursor} or before."
+            )
+        if not self._restored:
+            self._position = cursor
+        self._redone = cursor
+        self._next = self._position + 1
+        self._begun = True
+
+    def _ask(self, n: int) -> None:
+        if self.seat.drives:
+            self._subscriber.ask(n)
+
     def _take(self, n: int, timeout: float | None) -> Batch:
         ahead = self._ahead.get(n)
         if ahead is None:
-            self._subscriber.ask(n)
+            self._ask(n)
             return self._make(self._subscriber.read(n, timeout))
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while not ahead.done():
@@ -207,28 +242,17 @@ class Trainer:
             self._subscriber.waiting.for_(f"batch {n} of buffer:{self.name}")
             futures.wait([ahead], min(LOOK_S, left))
         self._subscriber.waiting.end()
-        del self._ahead[n]
-        return ahead.result()
+        return self._ahead.take(n)
 
     def _look_ahead(self) -> None:
-        if self._pool is None:
-            return
-        last = self._next + self._prefetch - 1
-        self._subscriber.ask(last)
-        for n in range(self._next, last + 1):
-            if n not in self._ahead:
-                self._ahead[n] = self._pool.submit(self._read_ahead, n)
+        if self._ahead.depth:
+            self._ask(self._next + self._ahead.depth - 1)
+            self._ahead.look(self._next)
 
-    def _read_ahead(self, n: int) -> Batch:
-        return self._make(self._subscriber.read(n, stopped=lambda: n not in self._ahead, ahead=True))
-
-    def _drop_ahead(self) -> None:
-        ahead, self._ahead = self._ahead, {}
-        for future in ahead.values():
-            future.cancel()
-        for future in ahead.values():
-            if not future.cancelled():
-                future.exception()
+    def _read_ahead(self, n: int, stopped: Callable[[], bool]) -> Batch:
+        batch = self._make(self._subscriber.read(n, stopped=stopped, ahead=True))
+        batch.decode()
+        return batch
 
     def _make(self, delivery: Delivery) -> Batch:
         rows = rank_rows(delivery.manifest, self.dp_rank, self.dp_size)
@@ -236,6 +260,15 @@ class Trainer:
         missing = [(row.job, row.k) for row in rows if not row.lost and payloads[row.sample] is None]
         if missing:
             self._subscriber.lost(missing)
+        store = RedisColumns(
+            self._subscriber,
+            self._columns.control,
+            delivery.manifest.samples(),
+            delivery.manifest.n,
+            delivery.digest,
+            ttl_s=self.config.buffer.payload_ttl_s,
+            redone=delivery.manifest.n <= self._redone,
+        )
         return Batch(
             delivery.manifest,
             digest=delivery.digest,
@@ -244,6 +277,7 @@ class Trainer:
             dp_size=self.dp_size,
             advantage=self.config.trainer.advantage,
             max_staleness=self.config.trainer.max_token_staleness,
+            store=store,
         )
 
     def _check_clock(self, batch: Batch) -> None:
@@ -283,6 +317,7 @@ class Trainer:
             )
         self._subscriber.commit(batch.n, batch.digest)
         self._committed = (batch.n, batch.digest)
+        self._position = batch.n
 
     # --- weights --------------------------------------------------------------------------------------------------
 
@@ -300,6 +335,7 @@ class Trainer:
         """
         from consumers.publish import write_weights
 
+        self._check_drives("publish")
         if not self.is_leader:
             return self._last_version
         through = self._await_ranks(timeout)
@@ -352,6 +388,7 @@ class Trainer:
 
     def tick(self, *, step: int = 0, timeout: float = 600.0) -> int:
         """The next version with the weights of the last one: a step that changed none, as a critic's warm-up (T13)."""
+        self._check_drives("tick")
         if not self.is_leader:
             return self._last_version
         if self._must_publish:
@@ -375,6 +412,12 @@ class Trainer:
                 abandoned=abandoned,
             )
         )
+
+    def _check_drives(self, verb: str) -> None:
+        if not self.seat.drives:
+            raise ProtocolError(
+                f"Role {self.seat.role} may not {verb}(): only role {self.seat.roles[0]} drives the clock (T13)."
+            )
 
     def _announce(self, publication: Publication) -> int:
         self._last_version = self._subscriber.control.call(
@@ -400,11 +443,13 @@ class Trainer:
             return self._subscriber.cursor
         n, digest = self._committed
         deadline = time.monotonic() + timeout
-        while self._subscriber.commit(n, digest) == "waiting":
+        while others := self._subscriber.commit(n, digest):
             self._subscriber.check()
-            self._subscriber.waiting.for_(f"other ranks to commit batch {n}")
+            self._subscriber.waiting.for_(f"other ranks to commit batch {n}: {others}")
             if time.monotonic() > deadline:
-                raise WaitTimeout(f"Not every rank committed batch {n} in {timeout:g} s: one is dead or stuck.")
+                raise WaitTimeout(
+                    f"Not every rank committed batch {n} in {timeout:g} s: one is dead or stuck ({others})."
+                )
             time.sleep(0.005)
         self._subscriber.waiting.end()
         return n
@@ -418,18 +463,18 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """What to keep in the trainer's own checkpoint; equal on all ranks (T15)."""
-        n = self._committed[0] if self._committed is not None else self._subscriber.cursor
-        self._stated = n
-        return {"run": self.config.run, "subscription": self.name, "batch": n}
+        self._stated = self._position
+        return {"run": self.config.run, "subscription": self.name, "batch": self._position}
 
     def checkpointed(self) -> None:
         """The file that holds the last ``state_dict`` is safe on disk: what it trained on may go.
 
-        Raises ProtocolError without a ``state_dict`` before it.
+        With roles, it may go when every role has said so. Blocks until every rank has committed. Raises
+        ProtocolError without a ``state_dict`` before it.
         """
         if self._stated is None:
             raise ProtocolError("Call state_dict() and save it before checkpointed().")
-        if self.is_leader:
+        if self.seat.rank == 0:
             self._await_ranks(600.0)
             self._subscriber.checkpointed(self._stated)
 
@@ -437,17 +482,22 @@ class Trainer:
         """Go back to where ``state`` was taken: the batches after it come again, in the same order.
 
         The next act must be ``publish``: engines may hold weights that this rewind abandoned (T1). Call it on every
-        rank. Raises ProtocolError when the buffer no longer has what is needed.
+        rank. A role that follows rewinds nobody: it trains again, alone, what the others have committed since. Raises
+        ProtocolError when the buffer no longer has what is needed.
         """
         if (state.get("run"), state.get("subscription")) != (self.config.run, self.name):
             raise ConfigError(
                 f"The checkpoint is of subscription {state.get('subscription')!r} of run {state.get('run')!r}, "
                 f"not of {self.name!r} of {self.config.run!r}."
             )
-        self._drop_ahead()
+        self._ahead.drop()
         self._committed = None
         self._must_publish = self.is_leader
         n = int(state["batch"])
+        self._position, self._restored = n, True
+        if not self.seat.drives:
+            self._begun = False
+            return
         if self.is_leader:
             self._subscriber.rewind(n)
         else:
@@ -470,8 +520,8 @@ class Trainer:
 
     def report(self, **figures: float | int | str) -> None:
         """Show figures of the last step in `penstock status` and the live view."""
-        record = {"name": self.name, "rank": self._subscriber.rank, "pid": os.getpid(), "at": time.time(), **figures}
-        who = f"{self.name}/{self._subscriber.rank}"
+        record = {"name": self.name, "rank": self.seat.rank, "pid": os.getpid(), "at": time.time(), **figures}
+        who = f"{self.name}/{self.seat.role}/{self.seat.rank}" if self.seat.roles else f"{self.name}/{self.seat.rank}"
         self._subscriber.control.call(scripts.note(self.keys, self.keys.trainers, who, pack(record)))
 
 

@@ -69,6 +69,15 @@ class Keys:
     def owner(self, sub: str) -> str:
         return self.of(f"owner:{sub}")
 
+    def columns(self, sub: str) -> str:
+        return self.of(f"columns:{sub}")
+
+    def column(self, sub: str, n: int, digest: str, gen: int, name: str) -> str:
+        return self.of(f"column:{sub}:{n}:{digest}:{gen}:{name}")
+
+    def agree(self, sub: str) -> str:
+        return self.of(f"agree:{sub}")
+
     def weights(self, model: str) -> str:
         return self.of(f"weights:{model}")
 

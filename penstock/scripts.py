@@ -582,19 +582,64 @@ def ask(keys: Keys, sub: str, n: int, owner: str, gen: int) -> Call[bool]:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommit:
-    """Outcome of commit_batch: committed, waiting (for other ranks), already, owner, order, diverged or unknown."""
+    """Outcome of commit_batch: committed, waiting (for other ranks), already, owner, order, diverged, unknown or role.
+
+    ``bits``: ``ROLE:0110,...``, a 1 for each rank of each role that has the batch behind it.
+    """
 
     outcome: str
     cursor: int
+    bits: str = ""
 
 
 def commit_batch(
-    keys: Keys, sub: str, *, owner: str, gen: int, n: int, digest: str, rank: int, ranks: int
+    keys: Keys, sub: str, *, owner: str, gen: int, n: int, digest: str, rank: int, ranks: int, role: str = ""
 ) -> Call[BatchCommit]:
-    """One rank has batch ``n`` behind it; the last rank moves the cursor."""
-    args: list[Value] = [keys.prefix, owner, gen, n, digest, rank, ranks]
+    """One rank of one role has batch ``n`` behind it; the last one moves the cursor."""
+    args: list[Value] = [keys.prefix, owner, gen, n, digest, rank, ranks, role]
     names = [keys.sub(sub), keys.batches(sub)]
-    return Call(script("commit_batch"), names, args, lambda a: BatchCommit(_text(a[0]), int(a[1])))
+    return Call(script("commit_batch"), names, args, lambda a: BatchCommit(_text(a[0]), int(a[1]), _text(a[2])))
+
+
+def column(
+    keys: Keys,
+    sub: str,
+    *,
+    owner: str,
+    gen: int,
+    n: int,
+    digest: str,
+    rank: int,
+    role: str,
+    most: int,
+    ttl_s: int,
+    places: Iterable[tuple[str, str]],
+) -> Call[str]:
+    """Announce that a column of batch ``n`` is written to (server, key) places: ok, or why it must not be."""
+    names = [keys.sub(sub), keys.batches(sub), keys.columns(sub)]
+    head: list[Value] = [keys.prefix, owner, gen, n, digest, rank, role, most, ttl_s]
+    return Call(script("column"), names, [*head, *(f"{server}|{key}" for server, key in places)], _text)
+
+
+def write_column(key: str, ttl_s: int, values: Mapping[int, bytes]) -> Call[list[int]]:
+    """Values of a column by row index, on the payload server that has it; rows that hold other bytes already."""
+    flat: list[Value] = [part for pair in values.items() for part in pair]
+    return Call(script("write_column"), [key], [ttl_s, *flat], lambda answer: [int(row) for row in answer])
+
+
+def agree(
+    keys: Keys, sub: str, *, owner: str, gen: int, number: int, role: str, rank: int, ranks: int, word: str, ttl_s: int
+) -> Call[list[str] | None]:
+    """Say ``word`` in round ``number``; what every rank of the role said in it ('': nothing yet).
+
+    None: the subscription is not the caller's.
+    """
+
+    def parse(answer: Any) -> list[str] | None:
+        return _texts(answer[1:]) if _text(answer[0]) == "ok" else None
+
+    args: list[Value] = [keys.prefix, owner, gen, number, role, rank, ranks, word, ttl_s]
+    return Call(script("agree"), [keys.sub(sub), keys.agree(sub)], args, parse)
 
 
 def publish(
@@ -633,9 +678,9 @@ def publish(
     return Call(script("publish"), names, args, parse)
 
 
-def checkpointed(keys: Keys, sub: str, *, owner: str, gen: int, n: int) -> Call[int]:
-    """The trainer's file that holds everything up to batch ``n`` is safe. 0: not the caller's; -1: not committed."""
-    return Call(script("checkpointed"), [keys.sub(sub), keys.samples], [keys.prefix, owner, gen, n], int)
+def checkpointed(keys: Keys, sub: str, *, owner: str, gen: int, n: int, role: str = "") -> Call[int]:
+    """The role's file that holds everything up to batch ``n`` is safe. 0: not the caller's; -1: not committed."""
+    return Call(script("checkpointed"), [keys.sub(sub), keys.samples], [keys.prefix, owner, gen, n, role], int)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,19 @@ local function leads(key, epoch, token)
   return l[1] == epoch and l[2] == token
 end
 
+-- Is `role` one of a subscription's roles (a comma-separated list; '' where there is but one trainer)?
+local function has_role(roles, role)
+  if roles == '' then return role == '' end
+  return string.find(',' .. roles .. ',', ',' .. role .. ',', 1, true) ~= nil
+end
+
+-- Role -> a '1' or '0' for each of its ranks, of 'ROLE:0110,ROLE:01'.
+local function role_bits(bits)
+  local sets = {}
+  for role, set in string.gmatch(bits or '', '([^:,]*):([01]+)') do sets[role] = set end
+  return sets
+end
+
 local function owns(key, owner, gen)
   local s = redis.call('HMGET', key, 'owner', 'gen')
   return s[1] == owner and s[2] == gen

@@ -16,6 +16,11 @@ local cum = #found == 1 and field(found[1][2], 'cum') or '0'
 gen = gen + 1
 redis.call('HSET', KEYS[1], 'gen', gen, 'cursor', n, 'ckpt', math.min(ckpt, n), 'through', n, 'p', cum,
   'bits', '', 'ask', 0, 'restored', '1', 'again', '0')
+-- no role has a file of what comes now
+for role in string.gmatch(redis.call('HGET', KEYS[1], 'roles') or '', '[^,]+') do
+  local had = tonumber(redis.call('HGET', KEYS[1], 'ckpt:' .. role) or 0)
+  redis.call('HSET', KEYS[1], 'ckpt:' .. role, math.min(had, n))
+end
 if ARGV[5] ~= '' then
   local clock = tonumber(redis.call('HGET', KEYS[3], ARGV[5]) or 0)
   -- the restored weights are those of the last publication that consumed no batch after n

@@ -106,13 +106,18 @@ def producing(config: Config, prompts: int = 1000) -> Iterator[Producer]:
         yield producer
 
 
-def kill(trainer: Trainer, client: redis.Redis) -> None:
-    """As kill -9 leaves a trainer: it says nothing any more, nothing is given back; then its lease runs out."""
+def kill(trainer: Trainer, client: redis.Redis, *, owner: bool = True) -> None:
+    """As kill -9 leaves a trainer: it says nothing any more, nothing is given back; then its lease runs out.
+
+    ``owner``: it is the process that owns the subscription.
+    """
     subscriber = trainer._subscriber
     subscriber._stop.set()
     if subscriber._heartbeat is not None:
         subscriber._heartbeat.join()
-    trainer._drop_ahead()
+    trainer._ahead.drop()
+    if not owner:
+        return
     client.pexpire(subscriber.keys.owner(subscriber.name), 1)
     until(lambda: not client.exists(subscriber.keys.owner(subscriber.name)))
 

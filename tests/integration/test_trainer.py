@@ -464,7 +464,9 @@ def test_T14_each_rank_reads_only_its_own_payloads_and_the_last_one_moves_the_cu
         assert client.hget(keys.sub("actor"), "cursor") is None
         with pytest.raises(ProtocolError, match="the batch to be committed next is 1"):
             one.commit(one.next(timeout=PATIENCE_S))
-        with pytest.raises(WaitTimeout, match=r"Not every rank committed batch 1 in 0.7 s: one is dead or stuck"):
+        with pytest.raises(
+            WaitTimeout, match=r"Not every rank committed batch 1 in 0.7 s: one is dead or stuck \(rank 1\)"
+        ):
             committed_alone(zero, batches[0], client, keys)
         assert client.hget(keys.sub("actor"), "cursor") == b"1"
         assert publish(zero) == 2
@@ -473,12 +475,12 @@ def test_T14_each_rank_reads_only_its_own_payloads_and_the_last_one_moves_the_cu
 def committed_alone(trainer: Trainer, batch: Any, client: redis.Redis, keys: Keys) -> None:
     """Publish while the other rank's bit is not there, then put it back."""
     bits = client.hget(keys.sub("actor"), "bits")
-    client.hset(keys.sub("actor"), "bits", "00")
+    client.hset(keys.sub("actor"), "bits", ":00")
     try:
         trainer.commit(batch)
         trainer.publish({"weight": np_tensor()}, timeout=0.7)
     finally:
-        assert waits(client, keys)["trainer:actor"] == "other ranks to commit batch 1"
+        assert waits(client, keys)["trainer:actor"] == "other ranks to commit batch 1: rank 1"
         client.hset(keys.sub("actor"), "bits", bits)
         trainer.commit(batch)
 

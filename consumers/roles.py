@@ -1,0 +1,87 @@
+"""Where one process sits among those that train one subscription: its role, its share, its replica (T13, T14).
+
+    subscription ─┬─ role actor (drives: asks, publishes, rewinds) ── dp_rank 0..3 x replica 0..1 = rank 0..7
+                  └─ role critic (follows)                         ── dp_rank 0..1               = rank 0..1
+
+All roles train one manifest; a batch is committed when every rank of every role has it behind it. Replicas (tensor-,
+pipeline- and context-parallel copies) are ranks that get the same share.
+"""
+
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
+from penstock.keys import check_name
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One process of a trainer."""
+
+    dp_rank: int = 0
+    dp_size: int = 1
+    replica: int = 0
+    num_replicas: int = 1
+    #: '' where the subscription has one role.
+    role: str = ""
+    #: All roles, the driving one first; () for one role.
+    roles: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.dp_rank < self.dp_size and 0 <= self.replica < self.num_replicas):
+            raise ConfigError(
+                f"dp_rank {self.dp_rank} of {self.dp_size}, replica {self.replica} of {self.num_replicas}: count "
+                "from 0."
+            )
+        for role in self.roles:
+            check_name("role", role)
+        if len(set(self.roles)) != len(self.roles):
+            raise ConfigError(f"roles {', '.join(self.roles)}: each once.")
+        if self.role not in (self.roles or ("",)):
+            raise ConfigError(
+                f"role {self.role!r} is none of the roles {', '.join(self.roles) or '(there are none)'}: give every "
+                "trainer of the subscription the same roles, the driving one first."
+            )
+
+    @property
+    def rank(self) -> int:
+        """Place among the processes of the role."""
+        return self.dp_rank * self.num_replicas + self.replica
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the role."""
+        return self.dp_size * self.num_replicas
+
+    @property
+    def drives(self) -> bool:
+        """True in the role that asks, publishes and rewinds."""
+        return not self.roles or self.role == self.roles[0]
+
+    @property
+    def leads(self) -> bool:
+        """True in the one process that owns the subscription."""
+        return self.drives and self.rank == 0
+
+    def who(self, name: str) -> str:
+        """How this process is called where waits are told."""
+        parts = [name, *([] if self.drives else [self.role]), *([str(self.rank)] if self.rank else [])]
+        return "trainer:" + "/".join(parts)
+
+    def name_of(self, rank: int, role: str | None = None) -> str:
+        """Rank ``rank`` in words a person can find it by."""
+        of = self.role if role is None else role
+        words = f"rank {rank}"
+        if of == self.role and self.num_replicas > 1:
+            words += f" (dp_rank {rank // self.num_replicas}, replica {rank % self.num_replicas})"
+        return f"{words} of role {of}" if of else words
+
+
+def missing(seat: Seat, bits: str) -> str:
+    """Who has not committed yet, in words, from ``BatchCommit.bits``; '' when nobody is missing."""
+    words = []
+    for entry in bits.split(","):
+        role, _, done = entry.partition(":")
+        if not done:
+            words.append(f"every rank of role {role}" if role else "every rank")
+        words += [seat.name_of(rank, role) for rank, bit in enumerate(done) if bit == "0"]
+    return ", ".join(words)
