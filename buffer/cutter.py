@@ -323,6 +323,8 @@ class Cutter:
             cut_s=time.time(),
             abandoned=lineage.uncounted(oldest, plan.train_version) if definition.model else [],
             ledger=_ledger(sub),
+            num_partial_groups=sum(1 for group in plan.groups if group.wanted > group.n),
+            num_missing_samples=sum(group.wanted - group.n for group in plan.groups),
         )
 
 

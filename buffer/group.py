@@ -13,11 +13,14 @@ class Group:
     seq: int
     #: Place in the order of completion.
     completed: int
+    #: Samples that are there.
     n: int
     #: Oldest version of any generated token; -1 where nothing was generated.
     oldest: int
     #: All versions that generated tokens were drawn with, ascending.
     versions: tuple[int, ...] = ()
+    #: Samples that were asked for; more than ``n`` where the group was closed without the rest.
+    wanted: int = 0
     #: Samples whose payload is permanent, or lost for good; n: may be cut.
     kept: int = 0
     #: k of samples whose payload is gone.

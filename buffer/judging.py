@@ -53,7 +53,7 @@ class Judge:
         """What has to be told of one group: nothing where it is simply kept, or its end is still open."""
         samples = sorted((SampleMeta.from_map(one) for one in records), key=lambda sample: sample.k)
         verdict = self._filters.judge(
-            sub.definition.filters, CompletedGroup(group.job, group.lane, group.n, tuple(samples))
+            sub.definition.filters, CompletedGroup(group.job, group.lane, group.wanted, tuple(samples))
         )
         if verdict.keep:
             return []

@@ -20,6 +20,7 @@ from types import FrameType
 
 from buffer.cutter import Cutter
 from buffer.filters import BUILT_IN, Filters
+from buffer.partial_groups import PartialGroups
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
 from buffer.rollback import Rollback
@@ -45,6 +46,8 @@ GATHER_S, GATHER = 0.01, 32
 EVENTS = 1024
 #: How often retirement is looked at, and what dead processes left.
 RETIRE_S, TIDY_S = 0.25, 60.0
+#: How often groups that take too long are looked for.
+LATE_S = 0.5
 #: Before the next try when a server does not answer; doubles.
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 
@@ -135,6 +138,7 @@ class Buffer:
         self._rollback.look()
         state.load()
         log.info("leading in epoch %d with %d groups", lead.epoch, len(state.groups))
+        partial = PartialGroups(self.client, self._keys, lead, self._config.rollout, self._waiting("buffer:late"))
         house = _House(self._config.worker.lease_s)
         while not self._stopping.is_set():
             alive()
@@ -151,6 +155,8 @@ class Buffer:
                 self._housekeep(retirement, last)
             if house.reclaim.is_due():
                 self._reclaim()
+            if house.late.is_due():
+                partial.tend()
             if house.tidy.is_due():
                 retirement.tidy()
         scripts.run(self.client, scripts.resign(self._keys, lead))
@@ -250,6 +256,7 @@ class _House:
         # A look at many leases is not cheap: 87 ms for 64k of them.
         self.reclaim = _Interval(min(1.0, lease_s / 5))
         self.tidy = _Interval(TIDY_S)
+        self.late = _Interval(LATE_S)
 
 
 def main(config: Config) -> int:

@@ -240,6 +240,7 @@ def _group_of(job: str, raw: Mapping[bytes, bytes], place: int) -> Group:
         seq=int(raw[b"seq"]),
         completed=place,
         n=int(raw[b"n"]),
+        wanted=int(raw.get(b"w") or raw[b"n"]),
         oldest=int(raw.get(b"o", -1)),
         uses=uses,
         batches=batches,

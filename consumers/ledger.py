@@ -17,12 +17,16 @@ class Ledger:
         ``rollout/dynamic_filter/drop_REASON``: groups that filters dropped since the batch before;
         ``rollout/dynamic_filter/raised``: groups whose filter raised; ``rollout/drop_REASON``: groups given up for
         another reason (stale, rewound); ``rollout/reward_before_filters``: mean over the samples of this batch and of
-        those filtered meanwhile (T11).
+        those filtered meanwhile; ``rollout/partial_groups`` and ``rollout/missing_samples``: groups of this batch that
+        are short, and by how many samples (T11).
         """
         (before_n, before), self._last = self._last, (manifest.n, manifest.ledger)
-        if before_n + 1 != manifest.n or not manifest.ledger:
-            return {}
         out: dict[str, float] = {}
+        if manifest.num_partial_groups:
+            out["rollout/partial_groups"] = manifest.num_partial_groups
+            out["rollout/missing_samples"] = manifest.num_missing_samples
+        if before_n + 1 != manifest.n or not manifest.ledger:
+            return out
         for reason, total in sorted(manifest.ledger["dropped"].items()):
             if count := total - before.get("dropped", {}).get(reason, 0):
                 kind, _, rest = reason.partition("/")

@@ -115,6 +115,12 @@ class RolloutConfig(Section):
     max_context_tokens: Positive = 32768
     #: Most turns of a sample with an environment.
     max_turns: Positive = 8
+    #: A group takes too long when its first lease is so long ago; None: never.
+    group_timeout_s: Seconds | None = None
+    #: What becomes of it: wait (and say so), train with the samples that are there, or drop it.
+    on_group_timeout: Literal["wait", "train", "drop"] = "wait"
+    #: Fewest samples of a group that is trained without the rest.
+    min_group: Positive = 2
 
 
 class StalenessConfig(Section):

@@ -305,6 +305,9 @@ class Manifest(Record):
     #: stale, rewound, filter/REASON), ``raised`` (groups whose filter raised), ``rejected_samples`` and
     #: ``rejected_reward`` (samples of filtered groups, sum of their rewards: T11). {} where that is nothing.
     ledger: dict[str, Any] = field(default_factory=dict)
+    #: Groups that were closed without all their samples, and the samples that are not there (T11).
+    num_partial_groups: int = 0
+    num_missing_samples: int = 0
 
     def samples(self) -> list[Row]:
         return [Row.from_map(row) for row in self.rows]

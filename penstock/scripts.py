@@ -495,10 +495,35 @@ def room(keys: Keys, subs: Sequence[str]) -> Call[dict[str, tuple[int, int]]]:
     return Call(script("room"), [keys.sub(name) for name in subs], [keys.prefix], parse)
 
 
-def close(keys: Keys, lead: Leadership, job: str) -> Call[int]:
-    """Make a leased group ready with the samples it has. 0: it has none; -1: leadership lost."""
-    names = [keys.leader, keys.group(job), keys.ready, keys.inflight, keys.samples]
-    return Call(script("close"), names, [keys.prefix, lead.epoch, lead.token, job], int)
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A begun group that was first leased long ago."""
+
+    job: str
+    committed: int
+    wanted: int
+    age_s: float
+
+
+def late(keys: Keys, age_ms: int, most: int) -> Call[list[Late]]:
+    """Up to ``most`` begun train groups whose first lease is at least ``age_ms`` old. Reads only."""
+
+    def parse(answer: Any) -> list[Late]:
+        return [Late(_text(job), int(c), int(n), int(age) / 1000) for job, c, n, age in answer]
+
+    return Call(script("late"), [keys.inflight], [keys.prefix, age_ms, most], parse)
+
+
+def close(keys: Keys, lead: Leadership, job: str, fewest: int = 1) -> Call[int]:
+    """Make a begun group ready with the samples it has. 0: fewer than ``fewest``; -1: leadership lost."""
+    names = [keys.leader, keys.group(job), keys.ready, keys.inflight, keys.samples, keys.delayed, keys.bodies]
+    return Call(script("close"), names, [keys.prefix, lead.epoch, lead.token, job, fewest], int)
+
+
+def expire(keys: Keys, lead: Leadership, job: str) -> Call[int]:
+    """Drop a begun group that took too long. 0: it is complete, buried or gone by now; -1: leadership lost."""
+    names = [keys.leader, keys.group(job), keys.inflight, keys.delayed, keys.bodies]
+    return Call(script("expire"), names, [keys.prefix, lead.epoch, lead.token, job], int)
 
 
 def rolled_back(keys: Keys, lost: Mapping[str, int]) -> Call[int]:

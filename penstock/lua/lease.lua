@@ -6,7 +6,7 @@
 -- Atomic because a job must not be seen by two workers, nor start on weights older than `nb` (T12).
 local prefix, worker, base = ARGV[1], ARGV[2], ARGV[3]
 local most, version, suspects = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local leased = {}
+local leased, now = {}, now_ms()
 
 -- Next undelivered entry of a lane, or nil.
 local function peek(key)
@@ -33,6 +33,7 @@ local function lease_one(key, lane)
   local v0 = version
   if g[3] and (tonumber(g[4] or 0) > 0 or g[5]) then v0 = math.min(v0, tonumber(g[3])) end
   redis.call('HSET', gkey, 'st', 'leased', 'tok', token, 'own', worker, 'v0', v0)
+  redis.call('HSETNX', gkey, 't0', now)
   if g[9] == 'train' then redis.call('ZADD', KEYS[1], v0, job) end
   local committed = {}
   if tonumber(g[4] or 0) > 0 then

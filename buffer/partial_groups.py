@@ -1,0 +1,74 @@
+"""Groups that take too long: a long answer holds up the whole group, and a policy says what becomes of it.
+
+    begun for longer than group_timeout_s ─> wait (default): nothing, but it is told
+                                          ├─> train: close with the samples that are there (n is their number, T11)
+                                          └─> drop: the group goes, its place at the gate is free
+
+Training with fewer favours short answers: how many groups and samples that concerns is in every manifest.
+"""
+
+import logging
+
+from penstock import scripts
+from penstock.config import RolloutConfig
+from penstock.control import Client
+from penstock.errors import LeadershipLost
+from penstock.keys import Keys
+from penstock.scripts import Late, Leadership, run
+from penstock.waits import Waiting
+
+log = logging.getLogger(__name__)
+
+#: Groups looked at, and closed, per turn.
+MOST = 256
+
+
+class PartialGroups:
+    """The leader's look at groups that take too long.
+
+    Args:
+        waiting: where those that are waited for are told.
+    """
+
+    def __init__(self, client: Client, keys: Keys, lead: Leadership, config: RolloutConfig, waiting: Waiting) -> None:
+        self._client = client
+        self._keys = keys
+        self._lead = lead
+        self._config = config
+        self._waiting = waiting
+
+    def tend(self) -> int:
+        """Close or drop what took too long; how many. Blocks for a round trip each. Raises LeadershipLost."""
+        timeout_s = self._config.group_timeout_s
+        if timeout_s is None:
+            return 0
+        late = run(self._client, scripts.late(self._keys, int(timeout_s * 1000), MOST))
+        ended = [one for one in late if self._end(one)]
+        self._tell([one for one in late if one not in ended], timeout_s)
+        return len(ended)
+
+    def _end(self, one: Late) -> bool:
+        match self._config.on_group_timeout:
+            case "wait":
+                return False
+            case "train":
+                done = run(self._client, scripts.close(self._keys, self._lead, one.job, self._config.min_group))
+            case "drop":
+                done = run(self._client, scripts.expire(self._keys, self._lead, one.job))
+        if done < 0:
+            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        if done:
+            what = f"is trained with {done} samples" if self._config.on_group_timeout == "train" else "is dropped"
+            log.info("group %s %s of %d after %.0f s", one.job, what, one.wanted, one.age_s)
+        return bool(done)
+
+    def _tell(self, late: list[Late], timeout_s: float) -> None:
+        if not late:
+            self._waiting.end()
+            return
+        first = max(late, key=lambda one: one.age_s)
+        more = f"{MOST} or more" if len(late) == MOST else str(len(late))
+        self._waiting.for_(
+            f"{more} groups that run for longer than {timeout_s:g} s (group {first.job} has {first.committed} of "
+            f"{first.wanted} samples; on_group_timeout is {self._config.on_group_timeout})"
+        )
