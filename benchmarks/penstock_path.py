@@ -1,6 +1,6 @@
 """The leg of ``trajectory_path`` that goes through penstock: its own processes, verbs, buffer and trainer client.
 
-    writer:  lease ─> the worker's ``Commits``: pack, SET NX EX of the payloads, fenced commit; 8 groups at a time
+    writer:  lease ─> the worker's ``Commits``: pack, SET NX EX of the payloads, fenced commit; 2 x 8 groups at a time
     buffer:  ``penstock buffer``, a process of its own: payloads made permanent, batches of 64 groups, retirement
     reader:  Trainer: manifest, payloads, checks, ``padded()`` torch tensors, commit; a checkpoint every 4 batches
 
@@ -37,8 +37,10 @@ Source = Literal["arrays", "lists"]
 GROUP = 8
 PROMPT_TOKENS = 64
 BATCH_GROUPS = 64
-#: Groups leased and committed at once; a worker of 64 slots holds as many.
+#: Groups leased and committed at once, and how many such turns overlap: a worker of 128 slots holds as many, and packs
+#: what is finished while other answers are on their way to Redis.
 LEASED = 8
+AT_ONCE = 2
 #: Batches per checkpoint of the reader.
 CHECKPOINT_EVERY = 4
 
@@ -82,9 +84,14 @@ async def _write(barrier: Barrier, config: Config, groups: int, values: dict[str
     admit(sync, config, [Job(f"{DATASET}/0/{i}", GROUP, prompt_ids=prompt) for i in range(groups)], position=0)
     barrier.wait()
     began_s, cpu_s = time.monotonic(), time.process_time()
-    for turn in range(groups // LEASED):
-        leases = await control.call(scripts.lease(keys, "bench", f"bench.{turn}", most=LEASED, version=1))
-        await asyncio.gather(*(_write_group(commits, held, values) for held in leases))
+    turns = iter(range(groups // LEASED))
+
+    async def work() -> None:
+        for turn in turns:
+            leases = await control.call(scripts.lease(keys, "bench", f"bench.{turn}", most=LEASED, version=1))
+            await asyncio.gather(*(_write_group(commits, held, values) for held in leases))
+
+    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
     done = Part(began_s, {"writer": time.process_time() - cpu_s})
     await commits.close()
     await control.close()

@@ -185,7 +185,7 @@ def through_penstock(url: str, groups: int, tokens: int, source: penstock_path.S
 
 def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
-    groups: Annotated[int, typer.Option(help="Groups of 8 samples per round.")] = 768,
+    groups: Annotated[int, typer.Option(help="Groups of 8 samples per round.")] = 1536,
     tokens: Annotated[int, typer.Option(help="Tokens of a sample.")] = 2560,
     rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 3,
     legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,lists,transferqueue",

@@ -22,7 +22,7 @@ from penstock import scripts
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
-from penstock.messages import Manifest, iter_maps
+from penstock.messages import Manifest, Row, iter_maps
 from penstock.scripts import Leadership, run
 from penstock.staleness import overdue, remaining_batches, train_version
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 RACES = 4
 #: Fields of a committed sample that its row in a manifest repeats.
 _ROW_FIELDS = (
-    "k", "token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated", "oldest", "newest",
+    "token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated", "oldest", "newest",
     "reward", "status", "temperature",
 )  # fmt: skip
 
@@ -277,13 +277,12 @@ class Cutter:
         masks = definition.on_expiry == "mask" and bool(definition.model)
         lineage = sub.position.lineage
         lags: dict[int, int] = {}
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         loss_tokens = weighted = worst = 0
         oldest = plan.train_version
         metas = self._client.mget([self._keys.meta(group.job) for group in plan.groups])
         for group, meta in zip(plan.groups, metas, strict=True):
             for record in iter_maps(meta or b"", f"metadata of group {group.job}"):
-                row = {name: record[name] for name in _ROW_FIELDS}
                 oldest = min(oldest, record["oldest"]) if record["oldest"] >= 0 else oldest
                 lost = record["k"] in group.lost
                 num_loss, oldest_loss = 0, -1
@@ -300,10 +299,7 @@ class Cutter:
                     weighted += lag * tokens
                     worst = max(worst, lag)
                 loss_tokens += num_loss
-                row.update(job=group.job, num_loss=num_loss, oldest_loss=oldest_loss, lost=lost)
-                if len(bearing) > 1:
-                    row["loss_versions"] = bearing
-                rows.append(row)
+                rows.append(_row(record, group.job, num_loss, oldest_loss, lost, bearing if len(bearing) > 1 else []))
         return Manifest(
             sub=sub.name,
             n=sub.position.cut + 1,
@@ -339,3 +335,18 @@ def _ledger(sub: Subscription) -> dict[str, Any]:
         "rejected_samples": position.rejected_samples,
         "rejected_reward": position.rejected_reward,
     }
+
+
+def _row(
+    record: Mapping[str, Any], job: str, num_loss: int, oldest_loss: int, lost: bool, loss_versions: list[list[int]]
+) -> Row:
+    return Row(
+        job=job,
+        k=record["k"],
+        num_loss=num_loss,
+        oldest_loss=oldest_loss,
+        lost=lost,
+        loss_versions=loss_versions,
+        shared=record.get("shared") or [],
+        **{name: record[name] for name in _ROW_FIELDS},
+    )

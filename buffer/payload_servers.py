@@ -34,29 +34,29 @@ class PayloadServers:
 
     def persist(self, keys: Sequence[tuple[str, str]]) -> list[bool]:
         """Make (server, key) payloads permanent. Returns False where a payload is gone. Blocks."""
-        kept = [True] * len(keys)
-        for server, indices in _by_server(keys).items():
+        kept: dict[tuple[str, str], bool] = {}
+        for server, names in _by_server(keys).items():
             client = self.client(server)
-            for start in range(0, len(indices), CHUNK):
-                chunk = indices[start : start + CHUNK]
-                done_all: list[bool] = run(client, persist([keys[i][1] for i in chunk]))
-                for index, done in zip(chunk, done_all, strict=True):
-                    kept[index] = done
-        return kept
+            for start in range(0, len(names), CHUNK):
+                chunk = names[start : start + CHUNK]
+                done_all: list[bool] = run(client, persist(chunk))
+                kept.update(((server, name), done) for name, done in zip(chunk, done_all, strict=True))
+        return [kept[key] for key in keys]
 
     def unlink(self, keys: Sequence[tuple[str, str]]) -> None:
         """Free (server, key) payloads; keys that are gone do not matter. Blocks."""
-        for server, indices in _by_server(keys).items():
-            for start in range(0, len(indices), CHUNK):
-                self.client(server).unlink(*[keys[i][1] for i in indices[start : start + CHUNK]])
+        for server, names in _by_server(keys).items():
+            for start in range(0, len(names), CHUNK):
+                self.client(server).unlink(*names[start : start + CHUNK])
 
     def close(self) -> None:
         for client in self._clients.values():
             client.close()
 
 
-def _by_server(keys: Iterable[tuple[str, str]]) -> dict[str, list[int]]:
-    grouped: dict[str, list[int]] = {}
-    for index, (server, _) in enumerate(keys):
-        grouped.setdefault(server, []).append(index)
+def _by_server(keys: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Server -> its keys, each once: samples that were committed together share one."""
+    grouped: dict[str, list[str]] = {}
+    for server, name in dict.fromkeys(keys):
+        grouped.setdefault(server, []).append(name)
     return grouped

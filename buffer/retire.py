@@ -11,7 +11,7 @@ from penstock import scripts
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
-from penstock.messages import iter_maps, unpack
+from penstock.messages import iter_maps, stored, unpack
 from penstock.scripts import Leadership, run
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Retirement:
         for i, job in enumerate(jobs):
             n, meta = answers[2 * i], answers[2 * i + 1]
             for record in iter_maps(meta or b"", f"metadata of group {job}"):
-                payloads.append((record["server"], self._keys.payload(f"{job}/{record['k']}", record["token"])))
+                payloads.append((record["server"], stored(self._keys, job, record)))
             sizes.append((job, int(n or 0)))
         self._servers.unlink(payloads)
         gone = 0

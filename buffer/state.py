@@ -17,7 +17,7 @@ from penstock import scripts
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
-from penstock.messages import iter_maps
+from penstock.messages import iter_maps, stored
 from penstock.scripts import Leadership, run
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class State:
             versions: set[int] = set()
             records[job] = list(iter_maps(meta or b"", f"metadata of group {job}"))
             for record in records[job]:
-                payloads.append((record["server"], self._keys.payload(f"{job}/{record['k']}", record["token"])))
+                payloads.append((record["server"], stored(self._keys, job, record)))
                 owners.append((group, record["k"]))
                 versions.update(v for v, _ in record["loss_by_version"])
                 versions.update(v for v in (record["oldest"], record["newest"]) if v >= 0)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from consumers import advantages, columns
 from penstock import partition, payloads
+from penstock.collecting import collecting_later
 from penstock.errors import PayloadError, ProtocolError
 from penstock.messages import Manifest, Row
 from penstock.payloads import Payload
@@ -76,7 +77,7 @@ class Batch:
         manifest: Manifest,
         *,
         digest: str,
-        payloads: Mapping[str, bytes | None] | Callable[[Row], bytes | None],
+        payloads: Mapping[str, bytes | memoryview | None] | Callable[[Row], bytes | memoryview | None],
         dp_rank: int = 0,
         dp_size: int = 1,
         advantage: advantages.Kind = "grpo",
@@ -260,7 +261,8 @@ class Batch:
     @cached_property
     def _decoded(self) -> list[Payload | None]:
         """Views into the payload of each of this rank's rows, None where it is lost; decoded once."""
-        return [self._decode(row) for row in self.rows]
+        with collecting_later():
+            return [self._decode(row) for row in self.rows]
 
     def _decode(self, row: Row) -> Payload | None:
         if row.lost:

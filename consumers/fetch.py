@@ -1,6 +1,10 @@
-"""Payload bytes from their servers: a rank reads its own rows, one MGET per server and chunk."""
+"""Payload bytes from their servers: a rank reads its own rows, one MGET per server and chunk.
 
-from collections.abc import Sequence
+Where samples share a key and all of them are this rank's, the key is read whole; else only the rank's ranges of it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from penstock.config import RedisConfig
@@ -9,8 +13,10 @@ from penstock.errors import ConfigError, ProtocolError
 from penstock.keys import CONTROL, Keys
 from penstock.messages import Row
 
-#: Most payload bytes asked for at once, so that one answer stays small beside what the server can buffer.
-CHUNK_BYTES = 32 * 1024 * 1024
+#: Most payload bytes asked for at once: an answer that fits the caches costs both sides half of one of 16 MB.
+CHUNK_BYTES = 2 * 1024 * 1024
+
+Bytes = bytes | memoryview
 
 
 class PayloadReader:
@@ -23,17 +29,22 @@ class PayloadReader:
         for name, url in config.payload_servers.items():
             self._controls[name] = Control(url)
 
-    def read(self, keys: Keys, rows: Sequence[Row]) -> dict[str, bytes | None]:
+    def read(self, keys: Keys, rows: Sequence[Row]) -> dict[str, Bytes | None]:
         """Bytes by sample id; None where a payload is gone. Blocks."""
-        found: dict[str, bytes | None] = {}
-        by_server: dict[str, list[Row]] = {}
+        found: dict[str, Bytes | None] = {}
+        by_key: dict[tuple[str, str], list[Row]] = {}
         for row in rows:
-            by_server.setdefault(row.server, []).append(row)
-        for server, wanted in by_server.items():
-            for chunk in _chunks(wanted):
-                names = [keys.payload(row.sample, row.token) for row in chunk]
-                values = self.control(server).do(partial(_mget, names))
-                found.update(zip((row.sample for row in chunk), values, strict=True))
+            home = row.shared[0] if row.shared else row.k
+            by_key.setdefault((row.server, keys.payload(f"{row.job}/{home}", row.token)), []).append(row)
+        for server in {server for server, _ in by_key}:
+            control = self.control(server)
+            stored = [_Stored(name, rows) for (of, name), rows in by_key.items() if of == server]
+            for chunk in _chunks([one for one in stored if one.whole]):
+                values = control.do(partial(_mget, [one.name for one in chunk]))
+                for one, value in zip(chunk, values, strict=True):
+                    found.update(one.cut(value))
+            for chunk in _chunks([one for one in stored if not one.whole]):
+                found.update(control.do(partial(_ranges, chunk)))
         return found
 
     def control(self, server: str) -> Control:
@@ -50,17 +61,53 @@ class PayloadReader:
             control.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """One key, and the rows wanted from it."""
+
+    name: str
+    rows: list[Row]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum([row.num_bytes for row in self.rows])
+
+    @property
+    def whole(self) -> bool:
+        """Is all of it wanted?"""
+        shared = self.rows[0].shared
+        return not shared or self.num_bytes == shared[2]
+
+    def cut(self, value: bytes | None) -> Iterable[tuple[str, Bytes | None]]:
+        """(sample, its bytes) out of the whole value."""
+        if value is None or not self.rows[0].shared:
+            return [(row.sample, value) for row in self.rows]
+        view = memoryview(value)
+        return [(row.sample, view[row.shared[1] : row.shared[1] + row.num_bytes]) for row in self.rows]
+
+
 def _mget(names: list[str], client: Client) -> list[bytes | None]:
     return list(client.mget(names))
 
 
-def _chunks(rows: Sequence[Row]) -> list[list[Row]]:
-    chunks: list[list[Row]] = [[]]
+def _ranges(chunk: Sequence[_Stored], client: Client) -> dict[str, Bytes | None]:
+    """Bytes by sample id, each range asked for by itself; a key that is gone has only empty ranges."""
+    rows = [(one.name, row) for one in chunk for row in one.rows]
+    pipe = client.pipeline(transaction=False)
+    for name, row in rows:
+        pipe.getrange(name, row.shared[1], row.shared[1] + row.num_bytes - 1)
+    return {row.sample: value or None for (_, row), value in zip(rows, pipe.execute(), strict=True)}
+
+
+def _chunks(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
+    """In pieces of at most ``CHUNK_BYTES``, or of one key."""
+    chunk: list[_Stored] = []
     size = 0
-    for row in rows:
-        if size + row.num_bytes > CHUNK_BYTES and chunks[-1]:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(row)
-        size += row.num_bytes
-    return chunks if chunks[0] else []
+    for one in stored:
+        if chunk and size + one.num_bytes > CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(one)
+        size += one.num_bytes
+    if chunk:
+        yield chunk

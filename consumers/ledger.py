@@ -37,6 +37,6 @@ class Ledger:
         num = manifest.ledger["rejected_samples"] - before.get("rejected_samples", 0)
         if num and manifest.rows:
             reward = manifest.ledger["rejected_reward"] - before.get("rejected_reward", 0.0)
-            trained = sum(float(row["reward"]) for row in manifest.rows)
+            trained = sum(row.reward for row in manifest.rows)
             out["rollout/reward_before_filters"] = (reward + trained) / (num + len(manifest.rows))
         return out

@@ -17,6 +17,7 @@ from typing import Any
 
 from consumers.roles import Seat, missing
 from penstock import scripts
+from penstock.collecting import collecting_later
 from penstock.connect import connect_blocking
 from penstock.control import PASSING, Client, Control
 from penstock.errors import ConfigError, OwnershipLost, ProtocolError, QueueUnavailable, WaitTimeout
@@ -268,7 +269,8 @@ class Subscriber:
         digest = Manifest.digest(data)
         if digest != fields[b"dg"].decode():
             raise ProtocolError(f"The manifest of batch {n} of subscription {self.name!r} is damaged.")
-        return Delivery(Manifest.from_bytes(data, f"manifest {n} of {self.name}"), digest)
+        with collecting_later():
+            return Delivery(Manifest.from_bytes(data, f"manifest {n} of {self.name}"), digest)
 
     def commit(self, n: int, digest: str) -> str:
         """This rank has batch ``n`` behind it; who has not yet, in words, and '' when all have.

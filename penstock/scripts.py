@@ -260,11 +260,6 @@ def commit(keys: Keys, job: str, token: str, samples: Iterable[tuple[int, int, b
     )
 
 
-def put(pairs: Sequence[tuple[str, bytes]], ttl_s: int) -> Call[int]:
-    """Write (key, bytes) payloads that vanish after ``ttl_s`` unless they are made permanent; how many were new."""
-    return Call(script("put"), [key for key, _ in pairs], [ttl_s, *(data for _, data in pairs)], int)
-
-
 def checkpoint(keys: Keys, job: str, token: str, k: int, record: bytes, ttl_s: int) -> Call[bool]:
     """Keep a running sample's prefix. False: the lease is lost."""
     return Call(script("checkpoint"), [keys.group(job), keys.partial(f"{job}/{k}")], [token, record, ttl_s], bool)

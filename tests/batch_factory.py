@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -80,14 +79,16 @@ def make_samples(
 
 def make_row(sample: Sample, data: bytes, *, mask_below: int = -1, **changes: Any) -> Row:
     """The row of a manifest for a sample, as a cut would write it."""
-    meta = payloads.meta_of(sample, token="token", server="control", data=data)
-    loss = [(version, count) for version, count in meta.loss_by_version if version >= mask_below]
+    _, (meta,) = payloads.pack([sample], token="token", server="control")
+    payload = payloads.decode(data, sample.id)
+    counts = {version: int(payload.loss_mask[start:end].sum()) for start, end, version in payload.spans}
+    loss = [(version, count) for version, count in counts.items() if count and version >= mask_below]
     values: dict[str, Any] = {
         "job": sample.job.id,
         "k": sample.k,
         "token": meta.token,
         "server": meta.server,
-        "checksum": meta.checksum,
+        "checksum": payloads.checksum_of(data),
         "num_bytes": meta.num_bytes,
         "length": meta.length,
         "prompt_length": meta.prompt_length,
@@ -113,7 +114,7 @@ def make_manifest(rows: Sequence[Row], **changes: Any) -> Manifest:
         "on_expiry": "mask",
         "mode": "async",
         "mask_below": -1,
-        "rows": [asdict(row) for row in rows],
+        "rows": list(rows),
         "num_loss_tokens": sum(row.num_loss for row in rows),
         "num_samples": len(rows),
         "num_groups": len({row.job for row in rows}),

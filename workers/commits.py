@@ -19,7 +19,7 @@ from penstock.config import Config
 from penstock.control import PASSING, AsyncControl, Client
 from penstock.errors import ConfigError, QueueFull
 from penstock.keys import CONTROL, Keys
-from penstock.messages import Sample, SampleMeta
+from penstock.messages import Sample
 from penstock.scripts import Call, Committed
 from penstock.waits import Waiting
 
@@ -42,12 +42,12 @@ class _Write:
     done: "asyncio.Future[Committed]"
     #: (k, oldest version, metadata record) of each.
     records: list[tuple[int, int, bytes]] = field(default_factory=list)
-    #: Server -> (key, bytes) of the payloads that are not written yet.
-    payloads: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
+    #: Server -> (key, bytes) of what is not written yet; all samples of a write lie in one value.
+    payloads: dict[str, tuple[str, bytes]] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
-        return sum(len(data) for pairs in self.payloads.values() for _, data in pairs)
+        return sum(len(data) for _, data in self.payloads.values())
 
 
 class Commits:
@@ -90,26 +90,16 @@ class Commits:
             PayloadError: a sample's arrays contradict each other.
         """
         write = _Write(job, token, asyncio.get_running_loop().create_future())
-        for sample in samples:
-            meta, data = self._pack(sample, token, temperature, kind)
-            write.payloads.setdefault(meta.server, []).append((self._keys.payload(sample.id, token), data))
-            write.records.append((sample.k, meta.oldest, meta.to_bytes()))
+        server = choose_server(samples[0].id, self._names)
+        data, metas = payloads.pack(
+            samples, token=token, server=server, worker=self._worker, temperature=temperature, logprob_kind=kind
+        )
+        write.payloads[server] = (self._keys.payload(samples[0].id, token), data)
+        write.records = [(meta.k, meta.oldest, meta.to_bytes()) for meta in metas]
         self._pending.append(write)
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush(), name="commits")
         return write.done
-
-    def _pack(self, sample: Sample, token: str, temperature: float, kind: str) -> tuple[SampleMeta, bytes]:
-        server = choose_server(sample.id, self._names)
-        data, meta = payloads.pack(
-            sample,
-            token=token,
-            server=server,
-            worker=self._worker,
-            temperature=temperature,
-            logprob_kind=kind,
-        )
-        return meta, data
 
     async def _flush(self) -> None:
         """Write until nothing is pending."""
@@ -161,8 +151,8 @@ class Commits:
         return len(refused) < len(batch)
 
     async def _write_payloads(self, server: str, writes: list[_Write]) -> None:
-        calls = [scripts.put(write.payloads[server], self._ttl_s) for write in writes]
-        answers = await self._servers[server].do(lambda client: _call_all(client, calls))
+        pairs = [write.payloads[server] for write in writes]
+        answers = await self._servers[server].do(lambda client: _put_all(client, pairs, self._ttl_s))
         for write, answer in zip(writes, answers, strict=True):
             if not _is_full(answer, "payload"):
                 del write.payloads[server]
@@ -222,6 +212,18 @@ class _Memory:
                 log.warning("finished samples are kept here: Redis at %s has no room for them", self._control.url)
             self._full, self._looked = full, now
         return self._full
+
+
+async def _put_all(client: Client, pairs: Sequence[tuple[str, bytes]], ttl_s: int) -> list[Any]:
+    """- -> written: SET NX EX of each; an error of one stands in its place.
+
+    No script: a plain SET keeps the very bytes that came in, a script copies them twice. The key carries the lease's
+    token, so saying it twice writes the same bytes, or nothing.
+    """
+    pipe = client.pipeline(transaction=False)
+    for key, data in pairs:
+        pipe.set(key, data, nx=True, ex=ttl_s)
+    return _answers(await pipe.execute(raise_on_error=False))
 
 
 async def _call_all(client: Client, calls: Sequence[Call[Any]]) -> list[Any]:

@@ -4,36 +4,48 @@
 -- Returns: {'ok' | 'ready' | 'lost', new commits, already committed by this token, committed by another lease}
 -- Atomic because a sample must be committed at most once, whoever tries, however late (I2), and only by the
 -- holder of the lease (I3). Saying it twice with the same token changes nothing.
+-- Samples are looked up and written together: a call of Redis from a script costs as much as the work it does here.
 local prefix, job, token = ARGV[1], ARGV[2], ARGV[3]
+local places = {}
+for i = 4, #ARGV, 3 do places[#places + 1] = 's:' .. ARGV[i] end
+local before = redis.call('HMGET', KEYS[1], unpack(places))
 local g = redis.call('HMGET', KEYS[1], 'st', 'tok', 'n', 'o', 'ln', 'nb', 'cl', 'eid')
-local holds = g[1] == 'leased' and g[2] == token
 local new, again, taken = 0, 0, 0
-if not holds then
-  for i = 4, #ARGV, 3 do
-    if redis.call('HGET', KEYS[1], 's:' .. ARGV[i]) == token then again = again + 1 end
+if g[1] ~= 'leased' or g[2] ~= token then
+  for _, held in ipairs(before) do
+    if held == token then again = again + 1 end
   end
-  if again * 3 == #ARGV - 3 then return {g[1] == 'ready' and 'ready' or 'ok', 0, again, 0} end
+  if again == #places then return {g[1] == 'ready' and 'ready' or 'ok', 0, again, 0} end
   count(prefix, 'refused')
   return {'lost', 0, again, 0}
 end
 local oldest = tonumber(g[4] or -1)
-for i = 4, #ARGV, 3 do
-  local k, o = ARGV[i], tonumber(ARGV[i + 1])
-  if redis.call('HSETNX', KEYS[1], 's:' .. k, token) == 1 then
-    redis.call('APPEND', KEYS[2], ARGV[i + 2])
-    redis.call('DEL', prefix .. 'partial:' .. job .. '/' .. k)
+local seen, fields, records, partials = {}, {}, {}, {}
+for i, held in ipairs(before) do
+  local at = 3 * i + 1
+  if held == token or seen[places[i]] then
+    again = again + 1
+  elseif held then
+    taken = taken + 1
+  else
+    seen[places[i]] = true
+    fields[#fields + 1] = places[i]
+    fields[#fields + 1] = token
+    records[#records + 1] = ARGV[at + 2]
+    partials[#partials + 1] = prefix .. 'partial:' .. job .. '/' .. ARGV[at]
+    local o = tonumber(ARGV[at + 1])
     if o >= 0 and (oldest < 0 or o < oldest) then oldest = o end
     new = new + 1
-  elseif redis.call('HGET', KEYS[1], 's:' .. k) == token then
-    again = again + 1
-  else
-    taken = taken + 1
   end
 end
-local committed = redis.call('HINCRBY', KEYS[1], 'c', new)
-redis.call('HSET', KEYS[1], 'o', oldest)
-if new > 0 then count(prefix, 'committed', new) end
+if new > 0 then
+  redis.call('HSET', KEYS[1], 'o', oldest, unpack(fields))
+  redis.call('APPEND', KEYS[2], table.concat(records))
+  redis.call('DEL', unpack(partials))
+  count(prefix, 'committed', new)
+end
 if taken > 0 then count(prefix, 'refused', taken) end
+local committed = redis.call('HINCRBY', KEYS[1], 'c', new)
 if committed < tonumber(g[3]) then return {'ok', new, again, taken} end
 redis.call('HSET', KEYS[1], 'st', 'ready')
 redis.call('HDEL', KEYS[1], 'tok', 'own', 'pf')

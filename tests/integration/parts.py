@@ -160,9 +160,9 @@ class Player:
         job = Job.from_bytes(held.body)
         records = []
         for k in range(job.n) if ks is None else ks:
-            data = payloads.encode(sample := make_sample(job, k, versions, length))
+            sample = make_sample(job, k, versions, length)
+            data, (meta,) = payloads.pack([sample], token=held.token, server="control")
             self.client.set(self.keys.payload(sample.id, held.token), data, nx=True, ex=600)
-            meta = payloads.meta_of(sample, token=held.token, server="control", data=data)
             records.append((k, min(versions), meta.to_bytes()))
         return run(self.client, scripts.commit(self.keys, held.job, held.token, records))
 

@@ -48,6 +48,7 @@ def meta(k: int, token: str, version: int = 0, reward: float = 1.0) -> SampleMet
         length=3,
         prompt_length=1,
         num_generated=2,
+        temperature=1.0,
         loss_by_version=[[version, 2]],
         oldest=version,
         newest=version,

@@ -493,9 +493,8 @@ def commit_in(pipe: Any, worker: Player, held: RawLease, k: int) -> None:
     from tests.integration.parts import make_sample
 
     sample = make_sample(Job.from_bytes(held.body), k, [1], 2)
-    data = payloads.encode(sample)
+    data, (meta,) = payloads.pack([sample], token=held.token, server="control")
     pipe.set(worker.keys.payload(sample.id, held.token), data, ex=600)
-    meta = payloads.meta_of(sample, token=held.token, server="control", data=data)
     call = scripts.commit(worker.keys, held.job, held.token, [(k, 1, meta.to_bytes())])
     pipe.eval(call.script.text, len(call.keys), *call.keys, *call.args)
 

@@ -46,9 +46,8 @@ class Grader(Player):
         for k, reward in enumerate(rewards):
             sample = make_sample(job, k, [version], 2)
             sample.reward = reward
-            data = payloads.encode(sample)
+            data, (meta,) = payloads.pack([sample], token=held.token, server="control")
             self.client.set(self.keys.payload(sample.id, held.token), data, nx=True, ex=600)
-            meta = payloads.meta_of(sample, token=held.token, server="control", data=data)
             records.append((k, version, meta.to_bytes()))
         assert run(self.client, scripts.commit(self.keys, held.job, held.token, records)).outcome == "ready"
 
@@ -270,7 +269,7 @@ def test_a_filter_sees_metadata_and_one_that_gives_no_bool_has_raised() -> None:
     records = []
     for k in range(2):
         sample = make_sample(play.job(0), k, [1], 2)
-        records.append(payloads.meta_of(sample, token="t", server="control", data=payloads.encode(sample)))
+        records += payloads.pack([sample], token="t", server="control")[1]
     from penstock import CompletedGroup
 
     verdict = filters.judge([name], CompletedGroup("d/0/0", "train", 2, tuple(records)))

@@ -512,9 +512,8 @@ def test_a_payload_server_that_is_away_stops_nothing_for_good(
             records = []
             for k in range(2):
                 sample = make_sample(Job.from_bytes(held.body), k, [1], 2)
-                data = payloads.encode(sample)
+                data, (meta,) = payloads.pack([sample], token=held.token, server="p1")
                 store.set(keys.payload(sample.id, held.token), data, ex=600)
-                meta = payloads.meta_of(sample, token=held.token, server="p1", data=data)
                 records.append((k, 1, meta.to_bytes()))
             server.kill()
             run(client, scripts.commit(keys, held.job, held.token, records))

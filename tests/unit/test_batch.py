@@ -199,7 +199,7 @@ def test_another_sample_s_payload_is_refused() -> None:
     first, second = sample_of(0, 0), sample_of(0, 1)
     manifest = make_manifest([make_row(first, payloads.encode(first))])
     batch = Batch(manifest, digest="", payloads={first.id: payloads.encode(second)})
-    with pytest.raises(PayloadError, match="toy/0/0/0: its payload has CRC-32"):
+    with pytest.raises(PayloadError, match="toy/0/0/0: its payload has checksum"):
         batch.arrays()
 
 

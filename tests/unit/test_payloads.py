@@ -1,7 +1,7 @@
 """Payload bytes: what goes in comes out, and what cannot be right is refused with the sample's name."""
 
 import struct
-import zlib
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -61,7 +61,7 @@ def arrays_of(data: bytes) -> list[Any]:
 def test_a_sample_comes_back_as_it_was() -> None:
     sample = make_sample()
     data = payloads.encode(sample)
-    payload = payloads.decode(data, sample.id, zlib.crc32(data))
+    payload = payloads.decode(data, sample.id, payloads.checksum_of(data))
     assert payload.tokens.tolist() == sample.tokens
     assert payload.logprobs.tolist() == sample.logprobs
     assert payload.generated.tolist() == sample.generated
@@ -94,7 +94,7 @@ def samples(draw: st.DrawFn) -> dict[str, Any]:
 @given(samples())
 def test_round_trip(given_parts: dict[str, Any]) -> None:
     data = payloads.encode_arrays(**given_parts)
-    payload = payloads.decode(data, NAME, zlib.crc32(data))
+    payload = payloads.decode(data, NAME, payloads.checksum_of(data))
     for name in ("tokens", "logprobs", "generated", "loss_mask", "versions"):
         assert getattr(payload, name).tolist() == given_parts[name]
     again = payloads.encode_arrays(
@@ -117,7 +117,7 @@ def test_damaged_bytes_are_refused_or_harmless(data: st.DataObject) -> None:
     value = data.draw(st.integers(0, 255).filter(lambda value: value != whole[at]))
     damaged = whole[:at] + bytes([value]) + whole[at + 1 :]
     with pytest.raises(PayloadError, match=NAME):
-        payloads.decode(damaged, NAME, zlib.crc32(whole))
+        payloads.decode(damaged, NAME, payloads.checksum_of(whole))
     # Without a checksum only what breaks the frame can be seen; nothing but PayloadError may come out.
     try:
         payload = payloads.decode(damaged, NAME)
@@ -180,7 +180,7 @@ def test_what_cannot_be_right_is_refused(data: bytes, sentence: str) -> None:
 
 
 def test_a_wrong_checksum_is_refused() -> None:
-    with pytest.raises(PayloadError, match=r"CRC-32 .* where its record says 0x00000001"):
+    with pytest.raises(PayloadError, match=r"checksum .* where its record says 0x0000000000000001"):
         payloads.decode(payloads.encode(make_sample()), NAME, checksum=1)
 
 
@@ -249,10 +249,10 @@ def test_an_empty_sample_has_a_payload() -> None:
 def test_the_record_counts_what_is_in_the_bytes() -> None:
     sample = make_sample()
     sample.loss_mask[5] = 0
-    data = payloads.encode(sample)
-    meta = payloads.meta_of(sample, token="t", server="control", data=data, worker="w1")
-    assert (meta.k, meta.token, meta.server, meta.worker) == (3, "t", "control", "w1")
-    assert (meta.checksum, meta.num_bytes) == (zlib.crc32(data), len(data))
+    data, (meta,) = payloads.pack([sample], token="t", server="control", worker="w1")
+    assert data == payloads.encode(sample)
+    assert (meta.k, meta.token, meta.server, meta.worker, meta.shared) == (3, "t", "control", "w1", [])
+    assert (meta.checksum, meta.num_bytes) == (payloads.checksum_of(data), len(data))
     assert (meta.length, meta.prompt_length, meta.num_generated, meta.num_loss) == (9, 3, 4, 3)
     assert meta.loss_by_version == [[4, 2], [5, 1]]
     assert (meta.oldest, meta.newest) == (4, 5)
@@ -262,7 +262,8 @@ def test_the_record_counts_what_is_in_the_bytes() -> None:
 def test_greedy_logprobs_are_recorded_as_of_temperature_1() -> None:
     sample = make_sample()
     sample.job.sampling["temperature"] = 0.0
-    assert payloads.meta_of(sample, token="t", server="s", data=payloads.encode(sample)).temperature == 1.0
+    assert payloads.pack([sample], token="t", server="s")[1][0].temperature == 1.0
+    assert payloads.pack([sample], token="t", server="s", temperature=0.0)[1][0].temperature == 1.0
 
 
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf")])
@@ -270,19 +271,40 @@ def test_a_sample_without_a_reward_has_no_record(reward: float | None) -> None:
     sample = make_sample()
     sample.reward = reward
     with pytest.raises(PayloadError, match="not a number"):
-        payloads.meta_of(sample, token="t", server="s", data=payloads.encode(sample))
+        payloads.pack([sample], token="t", server="s")
 
 
-def test_a_payload_made_too_early_has_no_record() -> None:
-    sample = make_sample()
-    data = payloads.encode(sample)
-    sample.append([1], version=5, logprobs=[-1.0])
-    with pytest.raises(PayloadError, match="encode it anew"):
-        payloads.meta_of(sample, token="t", server="s", data=data)
+def sample_of(k: int, given_parts: dict[str, Any]) -> Sample:
+    sample = Sample(Job("digits/0/7", 8), k, reward=1.0)
+    for name in ("tokens", "logprobs", "generated", "loss_mask", "versions", "prompt_length"):
+        setattr(sample, name, given_parts[name])
+    return sample
 
 
-def test_pack_is_encode_and_its_record() -> None:
-    sample = make_sample()
-    data, meta = payloads.pack(sample, token="t", server="control", worker="w")
-    assert data == payloads.encode(sample)
-    assert meta == payloads.meta_of(sample, token="t", server="control", data=data, worker="w")
+@settings(max_examples=60, deadline=None)
+@given(st.lists(samples(), min_size=2, max_size=5))
+def test_samples_packed_together_are_what_each_is_alone(many: list[dict[str, Any]]) -> None:
+    together = [sample_of(k, given_parts) for k, given_parts in enumerate(many)]
+    data, metas = payloads.pack(together, token="t", server="s")
+    for sample, meta in zip(together, metas, strict=True):
+        home, begin, size = meta.shared
+        assert (home, begin % 8, size) == (0, 0, len(data))
+        alone, (expected,) = payloads.pack([sample], token="t", server="s")
+        assert data[begin : begin + meta.num_bytes] == alone
+        assert replace(meta, shared=[]) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"generated": [0, 0, 0, 1, 1, 1, 0, 0, 2]}, "0 and 1 only"),
+        ({"loss_mask": [0, 0, 1, 1, 1, 1, 0, 0, 1]}, "token 2 bears loss but was not generated"),
+        ({"logprobs": [0.0, 0.0, 0.0, -0.5, float("nan"), -1.5, 0.0, 0.0, -1.0]}, "logprob of token 4 is nan"),
+        ({"versions": [-1, -1, -1, 4, -1, 5, -1, -1, 5]}, "not every generated token has a version"),
+        ({"versions": [-1, -1, 4, 4, 4, 5, -1, -1, 5]}, "version 4 is given to tokens 2 to 5"),
+    ],
+)
+def test_one_that_cannot_be_true_is_named_among_others(changes: dict[str, Any], sentence: str) -> None:
+    many = [sample_of(k, parts(**changes) if k == 1 else parts()) for k in range(3)]
+    with pytest.raises(PayloadError, match=f"sample digits/0/7/1: .*{sentence}"):
+        payloads.pack(many, token="t", server="s")

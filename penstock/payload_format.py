@@ -1,0 +1,96 @@
+"""What both sides of a payload share: constants, dtypes, the decoded value, its checksum. See ``payloads``."""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.errors import PayloadError
+
+MAGIC = b"PSP1"
+#: Most bytes of the header; 64k spans stay below it.
+MAX_HEADER_BYTES = 1024 * 1024
+#: Most tokens of one sample.
+MAX_TOKENS = 64 * 1024 * 1024
+#: Most arrays of one payload, the three that are always there included.
+MAX_ARRAYS = 64
+
+GENERATED = 1
+LOSS = 2
+
+PRELUDE = struct.Struct("<4sI")
+DTYPES = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in ("int8", "uint8", "int16", "uint16", "int32", "int64", "float16", "float32", "float64")
+}
+#: Arrays that are always there, and their dtypes.
+CORE: Mapping[str, str] = {"tokens": "int32", "logprobs": "float32", "mask": "uint8"}
+
+Span = tuple[int, int, int]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """Arrays of one sample; read-only views into the bytes they came from, which they keep alive."""
+
+    #: [L] int32, prompt and everything after it.
+    tokens: Array
+    #: [L] float32, log-probability the token was drawn with; 0 where nothing was drawn (T6).
+    logprobs: Array
+    #: [L] uint8, bit 0 generated, bit 1 bears loss.
+    mask: Array
+    #: (start, end, version), half open, ascending, not overlapping.
+    spans: tuple[Span, ...]
+    prompt_length: int
+    #: Further arrays by name.
+    sides: dict[str, Array] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def generated(self) -> Array:
+        """[L] uint8, 1 on tokens that the policy drew. A new array at every call."""
+        return self.mask & GENERATED
+
+    @property
+    def loss_mask(self) -> Array:
+        """[L] uint8, 1 on tokens to train. A new array at every call."""
+        return self.mask >> 1
+
+    @property
+    def versions(self) -> Array:
+        """[L] int32, version the token was drawn with, -1 where nothing was drawn. A new array at every call."""
+        versions = np.full(len(self.tokens), -1, np.int32)
+        for start, end, version in self.spans:
+            versions[start:end] = version
+        return versions
+
+
+def checksum_of(data: bytes | memoryview) -> int:
+    """XXH3-64 of payload bytes: against damage and mix-ups, not against an adversary. 23 KB take 0.6 us (CRC-32: 6)."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def check_spans(flat: Any, length: int, sample_id: str) -> tuple[Span, ...]:
+    """Spans out of (start, end, version, start, ...); PayloadError where they overlap or leave the tokens."""
+    if not isinstance(flat, list) or len(flat) % 3:
+        raise PayloadError(f"sample {sample_id}: its version spans are not triples of start, end and version.")
+    last = 0
+    spans = []
+    for start, end, version in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+        if not (type(start) is type(end) is type(version) is int and last <= start < end <= length):
+            raise PayloadError(
+                f"sample {sample_id}: version span {start!r} to {end!r} is empty, overlaps the one before "
+                f"(which ends at {last}), or leaves its {length} tokens."
+            )
+        if not 0 <= version < 2**31:
+            raise PayloadError(f"sample {sample_id}: version {version} is not one (0 to {2**31 - 1}).")
+        spans.append((start, end, version))
+        last = end
+    return tuple(spans)
