@@ -121,6 +121,13 @@ class RolloutConfig(Section):
     on_group_timeout: Literal["wait", "train", "drop"] = "wait"
     #: Fewest samples of a group that is trained without the rest.
     min_group: Positive = 2
+    #: Longest wait for a reset or a step of an environment; the job then fails as ``environment_timeout``.
+    environment_timeout_s: Seconds = 300.0
+    #: Most tokens that a sample draws under one lease; then it goes back to the queue with its prefix, at no charge,
+    #: and is gone on with by whoever is free. None: no limit.
+    lease_tokens: Positive | None = None
+    #: No loss on tokens of a finished sample that are older than its newest one.
+    mask_offpolicy_in_partial_rollout: bool = False
 
 
 class StalenessConfig(Section):

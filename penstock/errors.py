@@ -13,6 +13,7 @@ PenstockError
 ├── EngineError            the engine refused, died, or answered what it may not
 │   ├── EngineRefused      the request can never be answered (too long, for instance); trying again is in vain
 │   └── EngineDied         the engine process is gone or stopped answering
+├── EnvironmentTimeout     a sample's environment did not answer in its time
 ├── RewardError            a reward has no number; ``outcome`` names why
 ├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
 └── WaitTimeout            a wait ran out of its time; says what it waited for
@@ -69,6 +70,10 @@ class EngineRefused(EngineError):
 
 class EngineDied(EngineError):
     """The engine process is gone, or stopped answering for longer than its health limit."""
+
+
+class EnvironmentTimeout(PenstockError):
+    """A sample's environment did not answer within ``rollout.environment_timeout_s``."""
 
 
 class RewardError(PenstockError):

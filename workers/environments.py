@@ -16,15 +16,18 @@ Its observations go into the sequence with mask 0, and the next turn is drawn af
 observation holds all that the chat template puts between two turns.
 """
 
+import asyncio
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, EnvironmentTimeout
 from penstock.messages import Job, Sample
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,30 @@ class Environment(Protocol):
 
     async def step(self, sample: Sample) -> Observation | None:
         """After each turn; ``sample.turns`` holds the text of every turn. None ends the sample."""
+
+
+async def within(timeout_s: float, call: Coroutine[Any, Any, T], what: str) -> T:
+    """The answer of an environment. Waits for at most ``timeout_s``, whatever it does with a cancellation.
+
+    Args:
+        what: names the call in the error.
+
+    Raises:
+        EnvironmentTimeout: it did not answer; it is cancelled and left to itself.
+        Exception: whatever it raises.
+    """
+    task = asyncio.create_task(call, name=what)
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+    finally:
+        if not task.done():
+            task.cancel()
+    if not task.done():
+        raise EnvironmentTimeout(
+            f"{what} did not answer within rollout.environment_timeout_s = {timeout_s:g} s: raise it, or see what the "
+            "environment waits for."
+        )
+    return task.result()
 
 
 def load_environment(path: str) -> Callable[[], Environment]:

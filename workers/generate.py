@@ -4,18 +4,19 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.messages import Job, Sample
 from workers.engine import Engine, Segment
-from workers.environments import Environment, Observation, load_environment
+from workers.environments import Environment, Observation, load_environment, within
 from workers.gate import Gate
 from workers.stops import StopRule, Tokenizer
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 #: Sampling parameters that leave the distribution as the logprobs have it, and are ours to hand on as they are.
@@ -108,10 +109,12 @@ async def generate_sample(
         environment: its environment; None: the one that ``job.environment`` names, if any.
 
     Returns:
-        The sample (``partial`` itself where given), status "completed" or "truncated", reward not yet set.
+        The sample (``partial`` itself where given), status "completed" or "truncated", reward not yet set. Status
+        "aborted": it drew ``rollout.lease_tokens`` in this call, and is to be gone on with in another.
 
     Raises:
         ConfigError: sampling that cannot be trained on, a prompt that leaves no room, an environment that is not one.
+        EnvironmentTimeout: its environment did not answer in its time.
         EngineDied, EngineError: as ``Engine.generate``; tokens of earlier segments are in ``partial``.
         Exception: whatever the environment raises.
     """
@@ -154,30 +157,50 @@ class _Maker:
         self.request_start = len(sample.tokens)
         self.interval = interval
         self.drawn = drawn or (lambda: None)
+        self.environment_timeout_s = rollout.environment_timeout_s
+        self.lease_tokens = rollout.lease_tokens
+        #: Length at which this lease's tokens are used up; None: no limit, or the sample cannot be handed back.
+        self.lease_end: int | None = None
+        self.masks_offpolicy = rollout.mask_offpolicy_in_partial_rollout
 
     async def run(self, environment: Environment | None) -> None:
         self.begin(environment)
         if environment is not None:
-            await environment.reset(self.sample.job)
+            await self.within(environment.reset(self.sample.job), "reset")
         while True:
-            await self.draw_turn()
+            if not await self.draw_turn():
+                self.sample.status = "aborted"
+                return
             if self.sample.finish_reason == "length" or environment is None:
                 break
-            observation = await environment.step(self.sample)
+            observation = await self.within(environment.step(self.sample), "step")
             if observation is None or observation.done:
                 break
             if self.sample.num_turns >= self.max_turns or not self.observe(observation):
                 self.sample.finish_reason = "length"
                 break
         self.sample.status = "truncated" if self.sample.finish_reason == "length" else "completed"
+        if self.masks_offpolicy:
+            mask_offpolicy(self.sample)
+
+    async def within(self, call: Coroutine[Any, Any, T], what: str) -> T:
+        sample = self.sample
+        name = f"sample {sample.id}: {what} of environment {sample.job.environment or 'given'}"
+        return await within(self.environment_timeout_s, call, name)
 
     def begin(self, environment: Environment | None) -> None:
         """Prompt, or the prefix of a partial; starts anew where an environment's past turns cannot be had again."""
-        sample, job = self.sample, self.sample.job
+        sample = self.sample
         sample.started_s = sample.started_s or time.time()
         sample.status = "pending"
-        if sample.tokens and (environment is None or sample.num_turns == 1):
-            return
+        if not sample.tokens or (environment is not None and sample.num_turns > 1):
+            self.begin_anew()
+        if self.lease_tokens is not None:
+            self.lease_end = len(sample.tokens) + self.lease_tokens
+
+    def begin_anew(self) -> None:
+        """The prompt alone."""
+        sample, job = self.sample, self.sample.job
         if job.prompt_ids is not None:
             prompt = list(job.prompt_ids)
         elif job.prompt is not None:
@@ -208,12 +231,13 @@ class _Maker:
             return False
         self.sample.append(tokens)
         self.turn_start = len(self.sample.tokens)
+        self.lease_end = None  # its environment would be lost
         self.sample.num_turns += 1
         self.sample.finish_reason = ""
         return True
 
-    async def draw_turn(self) -> None:
-        """Draw until the turn ends; sets ``finish_reason`` to stop or length."""
+    async def draw_turn(self) -> bool:
+        """Draw until the turn ends; sets ``finish_reason`` to stop or length. False: the lease's tokens are used up."""
         sample, idle = self.sample, 0
         while sample.finish_reason not in ("stop", "length"):
             spent = len(sample.tokens) - self.turn_start
@@ -221,10 +245,13 @@ class _Maker:
             if budget <= 0:
                 sample.finish_reason = "length"
                 break
+            left = budget if self.lease_end is None else self.lease_end - len(sample.tokens)
+            if left <= 0:
+                return False
             version = self.engine.version
             async with self.gate.requests:
-                segment = await self.request(budget, spent)
-            self.take(segment)
+                segment = await self.request(min(budget, left), spent)
+            self.take(segment, cut_short=left < budget)
             idle = idle + 1 if not segment.output_ids and self.engine.version == version else 0
             if idle > _MAX_IDLE_ABORTS:
                 raise EngineError(
@@ -234,6 +261,7 @@ class _Maker:
         if len(sample.turns) < sample.num_turns:
             sample.turns.append(self.tokenizer.decode(sample.tokens[self.turn_start :], skip_special_tokens=True))
             sample.text = "".join(sample.turns)
+        return True
 
     async def request(self, budget: int, spent: int) -> Segment:
         """One request; on cancellation its tokens are taken into the sample before the CancelledError goes on."""
@@ -283,8 +311,12 @@ class _Maker:
                 sample.finish_reason = "stop"
         self.drawn()
 
-    def take(self, segment: Segment) -> None:
-        """Append a segment in the place of what was heard of it, and decide how the turn stands."""
+    def take(self, segment: Segment, *, cut_short: bool = False) -> None:
+        """Append a segment in the place of what was heard of it, and decide how the turn stands.
+
+        Args:
+            cut_short: it was allowed fewer tokens than the turn has left, so that "length" is not the turn's end.
+        """
         sample = self.sample
         _truncate(sample, self.request_start)
         judged = len(sample.tokens) - self.turn_start
@@ -298,14 +330,25 @@ class _Maker:
         aborted = segment.finish_reason == "abort"
         if aborted:
             sample.num_aborts += 1
+        if cut_short and segment.finish_reason == "length":
+            # Releases differ in whether the last token allowed may be a stop.
+            sample.finish_reason, aborted = "", True
         if aborted or judged:
             end_of_turn = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=aborted)
             if end_of_turn is not None:
                 _truncate(sample, self.turn_start + end_of_turn)
                 sample.finish_reason = "stop"
         self.request_start = len(sample.tokens)
-        if sample.finish_reason == "abort":
+        if sample.finish_reason in ("abort", ""):
             self.drawn()
+
+
+def mask_offpolicy(sample: Sample) -> None:
+    """No loss on tokens that are older than the sample's newest; they stay generated, with their versions."""
+    newest = max(sample.versions, default=-1)
+    sample.loss_mask = [
+        mask if version == newest else 0 for mask, version in zip(sample.loss_mask, sample.versions, strict=True)
+    ]
 
 
 def _turn_start(sample: Sample) -> int:

@@ -5,6 +5,8 @@ lease ─> n samples: slot ─> generate ─> reward ─> commit     (each k by 
            │ reward has no number, answer is garbage: tried again later, then buried (fail); the other samples end
            │   first, and what was drawn is kept, so that a reward that is tried again scores the same answer
            │ can never work: buried at once with its reason (fail, 0 tries)
+           │ a sample used up its tokens of this lease: its slot is free; when its siblings are through, the job is
+           │   queued anew with its prefixes, at no charge (release)
            └ lease lost: everything stops, nothing is written (I3)
 
 A sample that failed ends its job only when its siblings are through, but for what concerns all of them.
@@ -22,6 +24,7 @@ from penstock.errors import (
     EngineDied,
     EngineError,
     EngineRefused,
+    EnvironmentTimeout,
     LeaseLost,
     PayloadError,
     PenstockError,
@@ -144,7 +147,8 @@ class HeldJob:
         failure: Exception | None = None
         try:
             await self._work()
-            return
+            if not self._missing:
+                return
         except asyncio.CancelledError:
             if not self.lost and not self._releasing:
                 raise
@@ -177,6 +181,8 @@ class HeldJob:
                 await self._fail(failure.outcome, detail)
             case EngineError():
                 await self._fail("engine_error", str(failure))
+            case EnvironmentTimeout():
+                await self._fail("environment_timeout", str(failure))
             case PayloadError():
                 await self._fail("payload_error", str(failure))
             case _:
@@ -244,6 +250,8 @@ class HeldJob:
             services.room.set()
             services.tally.generated_tokens += max(0, sum(sample.generated) - resumed)
         await prefix.settle()
+        if sample.status == "aborted":
+            return  # its tokens of this lease are used up
         await services.rewards.score(sample)
         await self._commit(sample)
 

@@ -47,6 +47,8 @@ class FakeEngine:
         self.peak = 0
         #: Answers that were asked for as a stream.
         self.num_streamed = 0
+        #: Requests whose rid begins so get six tokens.
+        self.short = ""
         #: Prompts asked for, by first token.
         self.asked: Counter[int] = Counter()
         self.prompts: list[list[int]] = []
@@ -179,7 +181,8 @@ class FakeEngine:
                 return response
         budget = int(body["sampling_params"]["max_new_tokens"])
         stream = await self._stream(request, body, FIRST[:budget]) if body.get("stream") else None
-        ids = [*FIRST, *[FILLER] * (self.length - 4), EOS][:budget]
+        length = 6 if self.short and body["rid"].startswith(self.short) else self.length
+        ids = [*FIRST, *[FILLER] * (length - 4), EOS][:budget]
         finish = {"type": "length"} if len(ids) == budget and ids[-1] != EOS else {"type": "stop"}
         held_by = self.rest if len(self.prompts) > self.hold_after else self.open
         if aborted is not None and not held_by.is_set():

@@ -15,7 +15,7 @@ from penstock.redis_server import RedisServer
 from penstock.scripts import run
 from tests.integration import play
 from tests.integration.fake_engine import FIRST, FakeEngine
-from tests.integration.worker_play import IDS, admit, all_in, job, make_config, publish, states, until, working
+from tests.integration.worker_play import IDS, admit, all_in, job, make_config, metas, publish, states, until, working
 from workers.partial import partial_from_bytes
 
 
@@ -63,8 +63,8 @@ def config(
 ) -> Callable[..., Config]:
     publish(client, keys, publications[1])
 
-    def make(**worker: Any) -> Config:
-        rollout = {"sampling": {"max_new_tokens": 100}}
+    def make(rollout: dict[str, Any] | None = None, **worker: Any) -> Config:
+        rollout = {"sampling": {"max_new_tokens": 100}} | (rollout or {})
         return make_config(
             redis_server.url, keys, model_config, tmp_path, engine={"url": fake.url}, worker=worker, rollout=rollout
         )
@@ -118,3 +118,24 @@ async def test_I4_a_request_that_dies_in_its_stream_is_gone_on_with_from_what_wa
         fake.open.set()
         await until(all_in(client, keys, jobs, "ready"))
     assert fake.prompts[2:] == [prompt + FIRST] * 2
+
+
+async def test_a_job_whose_samples_used_up_their_lease_is_queued_anew_at_no_charge(
+    client: redis.Redis, keys: Keys, config: Callable[..., Config], fake: FakeEngine
+) -> None:
+    """One of two is through under the first lease; only the other one is gone on with."""
+    fake.short = "d/0/0/1:"
+    jobs = admit(client, keys, [job(0)])
+    client.sadd(keys.paused, "resume")
+    async with working(config({"lease_tokens": 30})):
+        await until(lambda: play.counter(client, keys, "released") == 1)
+        assert states(client, keys, jobs) == ["queued"]
+        assert len(metas(client, keys, jobs[0])) == 1
+        fake.length = 10
+        client.srem(keys.paused, "resume")
+        await until(all_in(client, keys, jobs, "ready"))
+    assert play.counter(client, keys, "crashes") == play.counter(client, keys, "failed") == 0
+    assert sorted(meta.num_generated for meta in metas(client, keys, jobs[0])) == [6, 40]
+    assert [len(prompt) for prompt in fake.prompts] == [3, 3, 33]
+    assert client.keys(keys.partial("*")) == []
+    play.assert_conserved(client, keys)

@@ -48,9 +48,10 @@ def external(
 ) -> Callable[..., Config]:
     """Makes configurations of workers that share the session's engine and keep prefixes."""
 
-    def make(**worker: Any) -> Config:
-        worker = {"checkpoint_tokens": EVERY} | worker
-        return make_config(redis_server.url, keys, model_config, tmp_path, engine={"url": engine_url}, worker=worker)
+    def make(**sections: Any) -> Config:
+        worker = {"checkpoint_tokens": EVERY} | sections.pop("worker", {})
+        engine = {"url": engine_url}
+        return make_config(redis_server.url, keys, model_config, tmp_path, engine=engine, worker=worker, **sections)
 
     return make
 
@@ -178,4 +179,37 @@ async def test_I4_T6_an_engine_killed_between_an_update_and_the_next_token(
         assert drawn >= EVERY
         assert sample.versions == [-1] * 3 + [1] * drawn + [2] * (400 - drawn)
     assert_true({version: oracle.load_model(models[version]) for version in (1, 2)}, samples)
+    play.assert_conserved(client, keys)
+
+
+async def test_T6_T8_leases_of_a_few_tokens_across_two_updates_with_old_tokens_masked(
+    client: redis.Redis,
+    keys: Keys,
+    models: list[Path],
+    publications: list[Publication],
+    external: Callable[..., Config],
+) -> None:
+    """Each lease goes on from the prefix, under the weights of the day."""
+    publish(client, keys, publications[1])
+    named = [job(index, first, sampling=LONG) for index, first in enumerate("abc")]
+    jobs = admit(client, keys, named)
+    rollout = {"lease_tokens": 70, "mask_offpolicy_in_partial_rollout": True}
+
+    def released(times: int) -> Callable[[], bool]:
+        return lambda: play.counter(client, keys, "released") >= times
+
+    async with working(external(rollout=rollout, worker={"apply": "abort", "slots": 4})):
+        for version, times in ((2, 3), (3, 8)):
+            await until(released(times), limit_s=60)
+            publish(client, keys, publications[version])
+        await until(all_in(client, keys, jobs, "ready"), limit_s=60)
+    samples = []
+    for one in named:
+        for k, (meta, payload) in enumerate(read_group(client, keys, one.id, masked=True)):
+            assert meta.num_generated == 400
+            samples.append(sample_of(one, k, payload))
+    assert any(len(versions_of(sample)) == 3 for sample in samples)
+    assert_true({version: oracle.load_model(models[version]) for version in (1, 2, 3)}, samples)
+    assert play.counter(client, keys, "released") >= 3 * 5
+    assert play.counter(client, keys, "failed") == 0
     play.assert_conserved(client, keys)

@@ -224,6 +224,19 @@ async def test_an_environment_that_fails_ends_in_the_jobs_record(
     play.assert_conserved(client, keys)
 
 
+async def test_I8_an_environment_that_hangs_is_tried_again_and_then_buried_by_name(
+    client: redis.Redis, keys: Keys, config: Make
+) -> None:
+    bad = admit(client, keys, [job(0, environment=f"{PARTS}:Hangs")])
+    rollout = {"environment_timeout_s": 0.05, "sampling": {"max_new_tokens": 16}}
+    async with working(config(rollout=rollout)), tended(client, keys):
+        await until(all_in(client, keys, bad, "dead"))
+    letter = letters(client, keys)[bad[0]]
+    assert (letter["reason"], letter["attempts"]) == ("environment_timeout", "2")
+    assert f"step of environment {PARTS}:Hangs did not answer" in letter["detail"]
+    play.assert_conserved(client, keys)
+
+
 # --- rewards ------------------------------------------------------------------------------------------------------
 
 

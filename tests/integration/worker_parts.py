@@ -72,6 +72,12 @@ class Fails(Echo):
         raise LookupError("the world is gone")
 
 
+class Hangs(Echo):
+    async def step(self, sample: Sample) -> Observation | None:
+        await asyncio.Event().wait()
+        return None
+
+
 class Cancels(Echo):
     async def step(self, sample: Sample) -> Observation | None:
         raise asyncio.CancelledError

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import redis
 
 from penstock import payloads, scripts
@@ -116,8 +117,13 @@ def metas(client: redis.Redis, keys: Keys, name: str) -> list[SampleMeta]:
     return sorted((SampleMeta.from_map(one) for one in iter_maps(data, name)), key=lambda meta: meta.k)
 
 
-def read_group(client: redis.Redis, keys: Keys, name: str) -> list[tuple[SampleMeta, payloads.Payload]]:
-    """Every sample of a group, its payload checked against its record (I7)."""
+def read_group(
+    client: redis.Redis, keys: Keys, name: str, *, masked: bool = False
+) -> list[tuple[SampleMeta, payloads.Payload]]:
+    """Every sample of a group, its payload checked against its record (I7).
+
+    ``masked``: tokens that are older than the newest bear no loss.
+    """
     rows = []
     for meta in metas(client, keys, name):
         sample = f"{name}/{meta.k}"
@@ -126,10 +132,12 @@ def read_group(client: redis.Redis, keys: Keys, name: str) -> list[tuple[SampleM
         payload = payloads.decode(data, sample, meta.checksum)
         assert (len(payload), payload.prompt_length) == (meta.length, meta.prompt_length)
         assert int(payload.generated.sum()) == meta.num_generated
-        assert (payload.loss_mask == payload.generated).all()
         drawn = payload.versions[payload.generated.astype(bool)]
         assert (meta.oldest, meta.newest) == (int(drawn.min()), int(drawn.max()))
-        assert sorted(map(tuple, meta.loss_by_version)) == [(v, int((drawn == v).sum())) for v in sorted({*drawn})]
+        bears = {meta.newest} if masked else set(drawn.tolist())
+        on_policy = payload.generated.astype(bool) & np.isin(payload.versions, sorted(bears))
+        assert (payload.loss_mask.astype(bool) == on_policy).all()
+        assert sorted(map(tuple, meta.loss_by_version)) == [(v, int((drawn == v).sum())) for v in sorted(bears)]
         rows.append((meta, payload))
     return rows
 
