@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +18,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from consumers.sources import Source, Weights, as_source, buckets
 from penstock.checksum import file_crc32
 from penstock.errors import PublishError
+from penstock.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
+from penstock.weights_index import INDEX_FILE, TensorEntry, WeightsIndex, as_layout, digest
 
 WEIGHTS_FILE = "model.safetensors"
 _TEMPORARY = ".writing-"
+#: Tensors that are in host memory at once, and the size of a file.
+BUCKET_BYTES = 2 * 1024**3
 #: Beside weights, what a model's folder is made of: config, tokenizer, chat template, code.
 _COMPANIONS = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
 
@@ -30,64 +35,138 @@ _COMPANIONS = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
 class Written(NamedTuple):
     """What a publication says of a written version."""
 
-    #: Folder with config, tokenizer and weights.
+    #: Folder with config, tokenizer, weights and index.
     path: Path
     #: Name -> [dtype, shape] of every tensor.
     tensors: dict[str, list[Any]]
-    #: File name -> CRC-32 of its bytes.
+    #: File name -> CRC-32 of its bytes, the index left out.
     checksums: dict[str, int]
+    #: Digest of the index.
+    index_digest: str
+    #: Of all tensors.
+    num_bytes: int
 
 
 def write_weights(
-    weights: torch.nn.Module | Mapping[str, Tensor],
+    weights: Weights,
     source_model_path: str | Path,
     into: str | Path,
     version: int,
     *,
     keep: int = 3,
+    in_use: Collection[int] = (),
+    max_bucket_bytes: int = BUCKET_BYTES,
 ) -> Written:
     """Write version ``version`` of a model under ``into``, and delete all but the last ``keep`` versions there.
 
     Tied weights are stored once, as ``save_pretrained`` does: ``lm_head.weight`` is left out where the config ties it
-    to the embedding. A folder of the same version that was never announced is replaced.
+    to the embedding. A folder of the same version that was never announced is replaced. One bucket at a time is held in
+    host memory; each becomes a file.
 
     Args:
-        weights: a model, or its tensors by the names that the engine loads.
-        source_model_path: local folder of the first policy; its config and tokenizer files are copied.
+        weights: a model, its tensors by the names that the engine loads, or a source of shards (then every rank calls
+            ``walk`` meanwhile).
+        source_model_path: local folder of the first policy; its config and tokenizer files are copied, and names and
+            shapes of its weights are what the new ones must have.
         into: parent folder, made where it is missing. Temporary folders that a killed process left are removed.
         keep: at least 1; workers may still load older versions, so 2 or more is wise.
+        in_use: older versions that stay whatever ``keep`` says.
+        max_bucket_bytes: a tensor that is larger has a file to itself.
 
     Raises:
-        PublishError: the source is no model folder, the disk refuses, or what was read back differs.
+        PublishError: the source is no model folder, the weights are not of its shape, the disk refuses, or what was
+            read back differs.
     """
-    source, parent = Path(source_model_path), Path(into)
+    folder, parent = Path(source_model_path), Path(into)
     if version < 1 or keep < 1:
         raise PublishError(f"version {version}, keep {keep}: both must be at least 1.")
-    if not (source / "config.json").is_file():
-        raise PublishError(f"{source} has no config.json; give the local folder of the first policy as model.path.")
-    tensors = _storable(weights, json.loads((source / "config.json").read_text()))
+    if not (folder / "config.json").is_file():
+        raise PublishError(f"{folder} has no config.json; give the local folder of the first policy as model.path.")
     temporary = parent / f"{_TEMPORARY}{version:08d}-{os.getpid()}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(parent)
         temporary.mkdir()
-        for file in _companions(source):
+        for file in _companions(folder):
             shutil.copyfile(file, temporary / file.name)
-        save_file(tensors, temporary / WEIGHTS_FILE, metadata={"format": "pt"})
+        entries = _write_tensors(as_source(weights), read_config(folder), temporary, max_bucket_bytes)
+        _check_layout(entries, folder)
+        checksums = {file.name: file_crc32(file) for file in sorted(temporary.iterdir())}
+        index = WeightsIndex([list(entry) for entry in entries], checksums).to_bytes()
+        (temporary / INDEX_FILE).write_bytes(index)
         for file in temporary.iterdir():
             _fsync(file)
         _fsync(temporary)
-        compare(tensors, temporary / WEIGHTS_FILE)
-        checksums = {file.name: file_crc32(file) for file in sorted(temporary.iterdir())}
         path = _put_in_place(temporary, parent / f"v{version:08d}")
-        for old in [older for older in versions(parent) if older <= version][:-keep]:
-            _remove(parent / f"v{old:08d}")
+        _delete_old(parent, version, keep, in_use)
     except OSError as exc:
         raise PublishError(f"version {version} cannot be written to {parent}: {exc}.") from exc
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    described = {name: [_dtype_name(tensor), list(tensor.shape)] for name, tensor in tensors.items()}
-    return Written(path, described, checksums)
+    num_bytes = sum(entry.num_bytes for entry in entries)
+    return Written(path, dict(as_layout(entries)), checksums, digest(index), num_bytes)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model's folder; raises PublishError."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as exc:
+        raise PublishError(f"{folder}/config.json cannot be read ({exc}).") from exc
+    if not isinstance(config, dict):
+        raise PublishError(f"{folder}/config.json is no map.")
+    return config
+
+
+def _write_tensors(source: Source, config: Mapping[str, Any], folder: Path, max_bucket_bytes: int) -> list[TensorEntry]:
+    """Write, read back and compare bucket by bucket. A failure waits for the end of the walk: other ranks are in it."""
+    entries: list[TensorEntry] = []
+    failure: Exception | None = None
+    for number, bucket in enumerate(buckets(source, config, max_bucket_bytes), start=1):
+        if failure is not None:
+            continue
+        try:
+            entries += _write_bucket(bucket, folder / f"model-{number:05d}.safetensors")
+        except Exception as exc:
+            failure = exc
+    if failure is not None:
+        raise failure
+    files = list(dict.fromkeys(entry.file for entry in entries))
+    if not files:
+        raise PublishError("there is no tensor to publish; give the model or its state dict.")
+    if len(files) == 1:
+        (folder / files[0]).rename(folder / WEIGHTS_FILE)
+        return [entry._replace(file=WEIGHTS_FILE) for entry in entries]
+    where = {entry.name: entry.file for entry in entries}
+    total = {"total_size": sum(entry.num_bytes for entry in entries)}
+    (folder / f"{WEIGHTS_FILE}.index.json").write_text(json.dumps({"metadata": total, "weight_map": where}, indent=1))
+    return entries
+
+
+def _write_bucket(bucket: list[tuple[str, Tensor]], file: Path) -> list[TensorEntry]:
+    tensors = _storable(bucket)
+    save_file(tensors, file, metadata={"format": "pt"})
+    checksums = compare(tensors, file)
+    return [
+        TensorEntry(name, _dtype_name(tensor), tuple(tensor.shape), checksums[name], file.name)
+        for name, tensor in tensors.items()
+    ]
+
+
+def _check_layout(entries: list[TensorEntry], model: Path) -> None:
+    """T16: what no engine could load is never announced."""
+    reference = read_folder(model)
+    if not reference:
+        return
+    found = {entry.name: (as_safetensors(entry.dtype), entry.shape) for entry in entries}
+    ignored = {"lm_head.weight"} if has_tied_embeddings(model) else set()
+    compare_layouts("the new version", f"the model in {model}", found, reference, ignored, cast=True)
+
+
+def _delete_old(parent: Path, version: int, keep: int, in_use: Collection[int]) -> None:
+    for old in [older for older in versions(parent) if older <= version][:-keep]:
+        if old not in in_use:
+            _remove(parent / f"v{old:08d}")
 
 
 def versions(into: str | Path) -> list[int]:
@@ -95,8 +174,12 @@ def versions(into: str | Path) -> list[int]:
     return sorted(int(path.name[1:]) for path in Path(into).glob("v*") if path.name[1:].isdigit() and path.is_dir())
 
 
-def compare(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Read a safetensors file back and compare it by name, shape, dtype and CRC-32; PublishError on a difference."""
+def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
+    """Read a safetensors file back and compare it by name, shape, dtype and CRC-32; PublishError on a difference.
+
+    Returns the checksum of each tensor.
+    """
+    checksums: dict[str, int] = {}
     try:
         with safe_open(file, framework="pt") as stored:
             names = set(stored.keys())
@@ -109,33 +192,25 @@ def compare(tensors: Mapping[str, Tensor], file: Path) -> None:
                         f"{file}: {name} was read back as {found.dtype} {list(found.shape)}, "
                         f"not {tensor.dtype} {list(tensor.shape)}."
                     )
-                if _tensor_crc32(found) != _tensor_crc32(tensor):
+                checksums[name] = _tensor_crc32(found)
+                if checksums[name] != _tensor_crc32(tensor):
                     raise PublishError(f"{file}: the values of {name} were read back changed; check the disk.")
     except SafetensorError as exc:
         raise PublishError(f"{file} cannot be read back: {exc}.") from exc
+    return checksums
 
 
-def _storable(weights: torch.nn.Module | Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+def _storable(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors in host memory, contiguous, none sharing memory with another."""
-    state = weights.state_dict() if isinstance(weights, torch.nn.Module) else weights
-    embedding = next((tensor for name, tensor in state.items() if name.endswith("embed_tokens.weight")), None)
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name, tensor in state.items():
-        if name == "lm_head.weight" and embedding is not None and _tied(tensor, embedding, config):
-            continue
+    for name, tensor in bucket:
         host = tensor.detach().to("cpu").contiguous()
         if host.numel() and host.untyped_storage().data_ptr() in seen:
             host = host.clone()
         seen.add(host.untyped_storage().data_ptr())
         tensors[name] = host
-    if not tensors:
-        raise PublishError("there is no tensor to publish; give the model or its state dict.")
     return tensors
-
-
-def _tied(head: Tensor, embedding: Tensor, config: Mapping[str, Any]) -> bool:
-    return bool(config.get("tie_word_embeddings")) or head.data_ptr() == embedding.data_ptr() != 0
 
 
 def _companions(source: Path) -> Iterator[Path]:

@@ -33,9 +33,8 @@ from penstock.messages import Publication, pack, unpack
 from penstock.staleness import Lineage, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import torch
+    from consumers.publisher import Publisher
+    from consumers.sources import Weights
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +123,7 @@ class Trainer:
         #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
         self._redelivered = 0
         self._warned = False
+        self._publisher: Publisher | None = None
         #: Seconds spent in ``next`` since the start.
         self.wait_s = 0.0
 
@@ -141,6 +141,8 @@ class Trainer:
     def close(self) -> None:
         """Give the subscription back. Blocks shortly."""
         self._ahead.close()
+        if self._publisher is not None:
+            self._publisher.close()
         self._subscriber.leave()
         self._payloads.close()
         self._columns.close()
@@ -321,41 +323,62 @@ class Trainer:
 
     # --- weights --------------------------------------------------------------------------------------------------
 
-    def publish(
-        self, weights: "torch.nn.Module | Mapping[str, torch.Tensor]", *, step: int = 0, timeout: float = 600.0
-    ) -> int:
-        """Write the next version and announce it; returns its number. Only the leader rank writes, others return.
+    def publish(self, weights: "Weights", *, step: int = 0, timeout: float = 600.0) -> int:
+        """Write the next version and announce it; returns its number. Every rank calls it; the leader rank writes.
 
-        Blocks until the files are on disk and every rank has committed. The first publication of a trainer, or after
-        ``load_state_dict``, consumes nothing; any other needs a newly committed batch.
+        Args:
+            weights: a model, its state dict (FSDP2's DTensors too), or ``consumers.sources.Shards``. Of a sharded one
+                every rank takes part, and blocks for the leader; otherwise the others return at once.
+
+        Blocks until the files are on disk and every rank has committed; by another transport than disk also until the
+        workers that are ready have the weights, at most three times ``trainer.transfer_timeout_s``. The first
+        publication of a trainer, or after ``load_state_dict``, consumes nothing; any other needs a newly committed
+        batch.
 
         Raises:
             PublishError: the files cannot be written or read back, or nothing new was committed.
             WaitTimeout: another rank has not committed in ``timeout`` seconds.
         """
-        from consumers.publish import write_weights
+        from consumers.publisher import tell_failure
+        from consumers.sources import as_source
 
         self._check_drives("publish")
+        source = as_source(weights)
         if not self.is_leader:
+            self._last_version = self.publisher.follow(source) or self._last_version
             return self._last_version
-        through = self._await_ranks(timeout)
-        version, abandoned = self._next_version()
-        source = self.config.model.path
-        written = write_weights(weights, source, self.weights_dir, version, keep=self.config.trainer.keep_versions)
-        return self._announce(
-            Publication(
+        try:
+            through = self._await_ranks(timeout)
+            version, abandoned = self._next_version()
+            written = self.publisher.write(source, self.weights_dir, version)
+            publication = Publication(
                 model=self.model_name,
                 version=version,
-                transport="disk",
+                transport=self.publisher.transport,
                 path=str(written.path),
-                tensors=written.tensors,
-                checksums=written.checksums,
+                index=written.index_digest,
                 step=step,
                 through=through,
                 published_s=time.time(),
                 abandoned=abandoned,
             )
-        )
+            self._announce(publication)
+            self.publisher.send(source, publication)
+        except BaseException as exc:
+            tell_failure(self.publisher, source, exc)
+            raise
+        self.publisher.tell(source, "done", self._last_version)
+        return self._last_version
+
+    @property
+    def publisher(self) -> "Publisher":
+        """What writes and sends weights; imports torch when first used."""
+        if self._publisher is None:
+            from consumers.publisher import Publisher
+
+            subscriber = self._subscriber
+            self._publisher = Publisher(self.config, subscriber.keys, subscriber.control, subscriber.waiting)
+        return self._publisher
 
     def _next_version(self) -> tuple[int, list[list[int]]]:
         """Number of the next publication, and the versions that are abandoned by then.
@@ -401,10 +424,11 @@ class Trainer:
             raise PublishError(f"Model {self.model_name!r} has no version yet: publish its weights before tick().")
         version, abandoned = self._next_version()
         before = Publication.from_bytes(newest[0][1][b"p"], "publication")
-        fields = {name: getattr(before, name) for name in ("model", "transport", "path", "tensors", "checksums")}
+        fields = {name: getattr(before, name) for name in ("model", "path", "index", "tensors", "checksums")}
         return self._announce(
             Publication(
                 **fields,
+                transport="disk",
                 version=version,
                 step=step,
                 through=through,

@@ -355,6 +355,15 @@ class TrainerConfig(Section):
     keep_versions: Annotated[int, Field(ge=2)] = 3
     #: Folder of published weights; None: runs/NAME/weights.
     weights_dir: str | None = None
+    #: How new weights reach engines that are ready: disk, nccl or gloo (a process group of trainer and engines), or
+    #: cuda_ipc (engines on the trainer's GPU). The folder is written first either way; who misses a transfer loads it.
+    transport: Literal["disk", "nccl", "gloo", "cuda_ipc", "checkpoint_engine"] = "disk"
+    #: Longest wait for workers to be ready for a transfer, and longest transfer; after it that version goes by disk.
+    transfer_timeout_s: Seconds = 30.0
+    #: Address of this machine at which engines meet the trainer; its port is a free one.
+    transfer_address: str = "127.0.0.1"
+    #: Most bytes gathered for one file, and sent at once.
+    bucket_bytes: Positive = 1024**3
     device: str = "cpu"
     #: torch threads; 0 leaves torch's choice.
     num_threads: Annotated[int, Field(ge=0)] = 1
@@ -424,6 +433,20 @@ class Config(Section):
             )
         # The model is frozen for its users; this is still its making.
         self.__dict__["worker"] = self.worker.model_copy(update={"apply": "drain"})
+        return self
+
+    @model_validator(mode="after")
+    def _transport_can_work(self) -> Self:
+        transport, on_cpu = self.trainer.transport, self.engine.args.get("device") == "cpu"
+        if transport == "checkpoint_engine":
+            raise ValueError(
+                "trainer.transport checkpoint_engine is not built in: use nccl between GPUs, cuda_ipc on one, or disk"
+            )
+        if transport in ("nccl", "cuda_ipc") and (on_cpu or self.trainer.device == "cpu"):
+            raise ValueError(
+                f"trainer.transport {transport} moves weights between GPUs, and trainer.device is "
+                f"{self.trainer.device}{' and engine.args.device cpu' if on_cpu else ''}: use disk, or gloo on CPUs"
+            )
         return self
 
     @property

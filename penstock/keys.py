@@ -81,6 +81,18 @@ class Keys:
     def weights(self, model: str) -> str:
         return self.of(f"weights:{model}")
 
+    def transfer(self, model: str) -> str:
+        return self.of(f"transfer:{model}")
+
+    def transfers(self, model: str) -> str:
+        return self.of(f"transfers:{model}")
+
+    def pins(self, model: str) -> str:
+        return self.of(f"pins:{model}")
+
+    def memory(self, model: str) -> str:
+        return self.of(f"memory:{model}")
+
     def done(self, dataset: str, epoch: int) -> str:
         return self.of(f"done:{dataset}/{epoch}")
 

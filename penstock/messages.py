@@ -387,9 +387,9 @@ class Publication(Record):
 
     model: str
     version: int
-    #: disk
+    #: disk | nccl | gloo | cuda_ipc: how workers that are ready at once may take it. The folder is there either way.
     transport: str
-    #: Folder with config, tokenizer and safetensors (transport disk).
+    #: Folder with config, tokenizer, safetensors and index.
     path: str
     #: Name -> [dtype, shape] of every tensor.
     tensors: dict[str, list[Any]] = field(default_factory=dict)
@@ -403,3 +403,6 @@ class Publication(Record):
     published_s: float = 0.0
     #: Ranges (first, last) of versions that rewinds abandoned: an engine that holds one loads this without waiting.
     abandoned: list[list[int]] = field(default_factory=list)
+    #: Digest of the index in the folder (weights_index.py), which names tensors, checksums and files; '' for none:
+    #: then ``tensors`` and ``checksums`` say it here.
+    index: str = ""

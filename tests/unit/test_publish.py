@@ -2,6 +2,7 @@
 
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from consumers import publish
 from consumers.publish import write_weights
 from penstock.checksum import file_crc32
 from penstock.errors import PublishError
+from penstock.weights_index import INDEX_FILE, in_buckets, read_index
 from tests.batch_factory import tiny_model
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Folder of a first policy: config, tokenizer, weights, and things that are no part of a version."""
+    """Folder of a first policy: config, tokenizer, and things that are no part of a version; no weights to be like."""
     folder = tmp_path / "model"
     tiny_model().save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
     (folder / "tokenizer.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "optimizer.pt").write_bytes(b"x")
@@ -34,6 +37,7 @@ def test_a_version_is_a_folder_that_loads(source: Path, tmp_path: Path) -> None:
     written = write_weights(model, source, tmp_path / "weights", 3)
     assert written.path == tmp_path / "weights" / "v00000003"
     names = {"config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+    names |= {"weights.index"}
     assert {file.name for file in written.path.iterdir()} == names
     loaded = AutoModelForCausalLM.from_pretrained(written.path)
     for name, tensor in model.state_dict().items():
@@ -44,7 +48,13 @@ def test_what_is_told_of_a_version_is_what_the_files_hold(source: Path, tmp_path
     written = write_weights(tiny_model(), source, tmp_path / "weights", 1)
     stored = load_file(written.path / "model.safetensors")
     assert written.tensors == {name: ["float32", list(tensor.shape)] for name, tensor in stored.items()}
-    assert written.checksums == {file.name: file_crc32(file) for file in written.path.iterdir()}
+    files = {file.name: file_crc32(file) for file in written.path.iterdir() if file.name != INDEX_FILE}
+    assert written.checksums == files
+    index = read_index(written.path, written.index_digest)
+    assert index.files == files
+    for entry in index.entries():
+        assert [entry.dtype, list(entry.shape)] == written.tensors[entry.name]
+        assert entry.crc32 == zlib.crc32(stored[entry.name].numpy().tobytes())
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -164,3 +174,39 @@ def test_what_cannot_be_published_is_said(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PublishError, match="version 1 cannot be written to"):
         write_weights(tiny_model(), source, tmp_path / "file", 1)
+
+
+def test_a_large_model_is_written_in_files_of_one_bucket_each(source: Path, tmp_path: Path) -> None:
+    state = {name: tensor for name, tensor in tiny_model(3).state_dict().items() if name != "lm_head.weight"}
+    largest = max(tensor.numel() * 4 for tensor in state.values())
+    written = write_weights(state, source, tmp_path / "weights", 1, max_bucket_bytes=largest)
+    files = sorted(written.path.glob("*.safetensors"))
+    assert len(files) > 2
+    assert all(sum(tensor.numel() * 4 for tensor in load_file(file).values()) <= largest for file in files)
+    loaded = AutoModelForCausalLM.from_pretrained(written.path).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+    entries = read_index(written.path, written.index_digest).entries()
+    assert [len(bucket) for bucket in in_buckets(entries, largest)] == [len(load_file(file)) for file in files]
+
+
+def test_T16_weights_of_another_shape_than_the_first_policys_are_never_a_version(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    state = dict(tiny_model(1).state_dict())
+    for name, changed, sentence in (
+        ("model.norm.weight", state["model.norm.weight"][:2], "has shape"),
+        ("model.norm.weight", state["model.norm.weight"].int(), "is I32"),
+        ("surplus", torch.ones(2), "'surplus'"),
+    ):
+        with pytest.raises(PublishError, match=sentence):
+            write_weights(state | {name: changed}, tmp_path / "model", tmp_path / "weights", 1)
+    del state["model.norm.weight"]
+    with pytest.raises(PublishError, match="lacks 1 tensors"):
+        write_weights(state, tmp_path / "model", tmp_path / "weights", 1)
+    assert not list((tmp_path / "weights").iterdir())
+
+
+def test_a_version_in_use_is_not_deleted(source: Path, tmp_path: Path) -> None:
+    into = tmp_path / "weights"
+    for version in (1, 2, 3, 4, 5):
+        write_weights({"a": torch.ones(2)}, source, into, version, keep=2, in_use={2})
+    assert publish.versions(into) == [2, 4, 5]

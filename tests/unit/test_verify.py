@@ -125,5 +125,5 @@ def test_missing_and_strange_files_are_refused(good: Publication, reference: Ten
 
 
 def test_a_transport_that_is_not_built_is_refused(good: Publication, reference: Tensors) -> None:
-    with pytest.raises(PublishError, match="publish to a folder"):
-        verify_publication(replace(good, transport="nccl"), reference)
+    with pytest.raises(PublishError, match="use one of disk, nccl"):
+        verify_publication(replace(good, transport="pigeon"), reference)

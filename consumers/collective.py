@@ -1,0 +1,118 @@
+"""The trainer's end of a process group with engines: rank 0, which broadcasts buckets of weights.
+
+Engines are asked over HTTP by their workers to join (SGLang's ``/init_weights_update_group``), so the names under
+which both sides meet in the store must be those that torch gives to a group of that name on the engine's side. The
+group is no part of ``torch.distributed``'s global state here: a trainer's own groups know nothing of it, and it can be
+thrown away when a member is dead.
+"""
+
+import logging
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, TCPStore
+
+from penstock.errors import PublishError
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.0005
+#: torch names a group's backend by its first device.
+_DEVICE = {"gloo": "cpu", "nccl": "cuda"}
+
+
+class TransferFailed(PublishError):
+    """A transfer did not reach every member; its version goes by disk."""
+
+
+class SendGroup:
+    """A process group whose rank 0 is this process and whose other ranks are engines. Not thread-safe.
+
+    Args:
+        name: a new one for every group.
+        backend: nccl | gloo.
+        address: of this machine, where the engines meet it; only there it listens.
+        world_size: this process counted.
+        timeout_s: longest wait in every call.
+    """
+
+    def __init__(self, name: str, backend: str, address: str, world_size: int, timeout_s: float) -> None:
+        self.name = name
+        self.backend = backend
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        self._timeout = timedelta(seconds=timeout_s)
+        self._group: Any = None
+        listener = socket.create_server((address, 0))
+        #: Where engines meet it.
+        self.port = int(listener.getsockname()[1])
+        self._store: Any = TCPStore(
+            address,
+            self.port,
+            world_size,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=self._timeout,
+            master_listen_fd=listener.detach(),
+        )
+
+    def connect(self) -> None:
+        """Wait until every engine has joined (gloo), or make the group that is joined by its first bucket (nccl).
+
+        Raises TransferFailed after ``timeout_s``.
+        """
+        # As torch.distributed wraps the store for a group of this name: once for the caller's prefix, once for the
+        # group's, once for the device.
+        store: Any = PrefixStore(self.name, self._store)
+        store = PrefixStore(f"{self.name}/", store)
+        store = PrefixStore(f"{_DEVICE[self.backend]}/", store)
+        try:
+            if self.backend == "gloo":
+                self._group = dist.ProcessGroupGloo(store, 0, self.world_size, timeout=self._timeout)
+            else:
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = self._timeout
+                self._group = dist.ProcessGroupNCCL(store, 0, self.world_size, options)
+        except (RuntimeError, ValueError) as exc:
+            raise TransferFailed(f"not every engine joined group {self.name} ({_first_line(exc)})") from exc
+
+    def broadcast(self, flat: Tensor) -> None:
+        """Send [N] bytes to every member. Blocks until they have them, at most ``timeout_s``; raises TransferFailed."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.asyncOp = True
+        deadline = time.monotonic() + self.timeout_s
+        try:
+            work = self._group.broadcast([flat], options)
+            while not work.is_completed():
+                if time.monotonic() > deadline:
+                    raise TransferFailed(f"a member of group {self.name} did not take a bucket in {self.timeout_s:g} s")
+                time.sleep(_LOOK_S)
+            work.wait()
+        except RuntimeError as exc:
+            raise TransferFailed(f"a member of group {self.name} was lost ({_first_line(exc)})") from exc
+
+    def close(self) -> None:
+        """Leave without waiting for anybody; members that wait in it get an error."""
+        group, self._group, self._store = self._group, None, None
+        if group is None:
+            return
+        try:
+            group.abort()
+        except RuntimeError as exc:
+            log.debug("group %s was not aborted: %s", self.name, exc)
+
+
+def flatten(bucket: "list[tuple[str, Tensor]]", device: torch.device) -> Tensor:
+    """[N] the bytes of a bucket's tensors, one behind the other, on ``device``."""
+    parts = [tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8) for _, tensor in bucket]
+    return torch.cat(parts)
+
+
+def _first_line(exc: BaseException) -> str:
+    return str(exc).partition("\n")[0][:200]

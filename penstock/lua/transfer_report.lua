@@ -1,0 +1,9 @@
+-- transfer_report: a worker says that its engine is frozen and may be written to, or what came of it (worker, driver).
+-- KEYS: transfer:MODEL
+-- ARGV: prefix, id (VERSION-REV), field (f:WORKER frozen | r:WORKER received), text
+-- Returns: 1, or 0 when it is of another version by now
+-- Atomic because a late report must not be taken for one of the next version.
+freeing(ARGV[1])
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[3], ARGV[4])
+return 1
