@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from penstock.errors import PublishError
 
@@ -87,6 +87,7 @@ class SendGroup:
         options.rootRank = 0
         options.asyncOp = True
         deadline = time.monotonic() + self.timeout_s
+        work: Any = None
         try:
             work = self._group.broadcast([flat], options)
             while not work.is_completed():
@@ -96,6 +97,9 @@ class SendGroup:
             work.wait()
         except RuntimeError as exc:
             raise TransferFailed(f"a member of group {self.name} was lost ({_first_line(exc)})") from exc
+        finally:
+            # It holds the connections open, and the error that is on its way holds this frame: members would wait on.
+            del work
 
     def close(self) -> None:
         """Leave without waiting for anybody; members that wait in it get an error."""

@@ -121,6 +121,11 @@ class Publisher:
         pins = self._control.do(lambda client: client.hvals(self._keys.pins(self._model)))
         return {int(pin) for pin in pins} | {int(worker["version"]) for worker in self._workers()}
 
+    def open(self, publication: Publication) -> None:
+        """Let workers enroll for a version that is about to be announced: they hear of it only then."""
+        if self.transport != "disk":
+            self._control.call(transfers.open_(self._keys, self._model, transfers.id_of(publication)))
+
     def send(self, source: Source, publication: Publication) -> Sent | None:
         """Send an announced version to the workers that are ready; whatever fails is told and goes by disk.
 
@@ -130,7 +135,6 @@ class Publisher:
             return None
         began = time.monotonic()
         id_ = transfers.id_of(publication)
-        self._control.call(transfers.open_(self._keys, self._model, id_))
         ready = self._await_workers(publication)
         waited = time.monotonic()
         failure = ""

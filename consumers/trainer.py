@@ -14,7 +14,7 @@ again in the same order.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -29,6 +29,7 @@ from penstock import scripts
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError, PublishError, WaitTimeout
 from penstock.keys import Keys
+from penstock.memory_control import TAGS, change, check_tags
 from penstock.messages import Publication, pack, unpack
 from penstock.staleness import Lineage, Policy
 
@@ -362,6 +363,7 @@ class Trainer:
                 published_s=time.time(),
                 abandoned=abandoned,
             )
+            self.publisher.open(publication)
             self._announce(publication)
             self.publisher.send(source, publication)
         except BaseException as exc:
@@ -442,6 +444,58 @@ class Trainer:
             raise ProtocolError(
                 f"Role {self.seat.role} may not {verb}(): only role {self.seat.roles[0]} drives the clock (T13)."
             )
+
+    def offload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
+        """Have every engine give up GPU memory: ``weights``, ``kv_cache``, ``cuda_graph``; default all of it.
+
+        For a trainer on the engines' GPUs. Running requests return first (policy drain: samples end first). Workers
+        that are restarted obey too. Blocks until all have followed; engines need ``enable-memory-saver``.
+
+        Raises:
+            WaitTimeout: a worker did not follow in ``timeout`` seconds; names it.
+        """
+        given = set(check_tags(tags))
+        self._change_memory(lambda offloaded: offloaded | given, timeout)
+
+    def onload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
+        """Let engines have that memory again; with ``weights`` they load the newest publication before they go on.
+
+        Blocks as :meth:`offload_engines`.
+        """
+        given = set(check_tags(tags))
+        self._change_memory(lambda offloaded: offloaded - given, timeout)
+
+    def _change_memory(self, change_tags: "Callable[[set[str]], set[str]]", timeout: float) -> None:
+        if not self.is_leader:
+            return
+        subscriber = self._subscriber
+        change(
+            subscriber.control,
+            self.keys,
+            self.model_name,
+            change_tags,
+            by=f"trainer {self.name}",
+            timeout_s=timeout,
+            tell=subscriber.waiting.for_,
+        )
+
+    def pin(self, version: int, name: str) -> Path:
+        """Keep the folder of ``version`` for ``name`` (an evaluation, say) until ``unpin``; returns it.
+
+        Raises PublishError when it is not there any more. Blocks for one round trip.
+        """
+        self._subscriber.control.do(lambda client: client.hset(self.keys.pins(self.model_name), name, version))
+        folder = self.weights_dir / f"v{version:08d}"
+        if not folder.is_dir():
+            self.unpin(name)
+            raise PublishError(
+                f"Version {version} is not kept any more: raise trainer.keep_versions, or pin it earlier."
+            )
+        return folder
+
+    def unpin(self, name: str) -> None:
+        """What ``name`` had pinned may be deleted."""
+        self._subscriber.control.do(lambda client: client.hdel(self.keys.pins(self.model_name), name))
 
     def _announce(self, publication: Publication) -> int:
         self._last_version = self._subscriber.control.call(

@@ -13,9 +13,9 @@ gains nothing, because each load has a namespace of its own in it.
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.messages import Publication
@@ -24,6 +24,8 @@ from workers.gate import Gate
 
 Policy = Literal["in_place", "abort", "drain"]
 T = TypeVar("T")
+#: Loads into an engine that is held still; returns the seconds it took.
+Load: TypeAlias = Callable[[], Awaitable[float]]
 
 #: An abort that overtakes its request on the way finds nothing: it is repeated until every request has returned.
 _ABORT_AGAIN_S = 0.05
@@ -45,7 +47,19 @@ class ApplyReport:
     num_aborted: int
 
 
-async def apply_publication(engine: Engine, gate: Gate, publication: Publication, policy: Policy) -> ApplyReport:
+class Receiver(Protocol):
+    """Brings weights without the disk."""
+
+    def may_take(self, publication: Publication) -> bool: ...
+
+    async def prepare(self, publication: Publication) -> "Callable[[], Awaitable[bool]] | None":
+        """Arrange it with the trainer; what brings them once the engine is held still, or None: load the folder."""
+        ...
+
+
+async def apply_publication(
+    engine: Engine, gate: Gate, publication: Publication, policy: Policy, receiver: Receiver | None = None
+) -> ApplyReport:
     """Load ``publication`` into ``engine``. Blocks until it is loaded; ``drain`` blocks for the running samples.
 
     Once the engine is being changed a cancellation waits for the end of the change, so that ``engine.version`` is
@@ -58,16 +72,32 @@ async def apply_publication(engine: Engine, gate: Gate, publication: Publication
     """
     async with gate.applying:
         _refuse_backwards(engine, publication)
-        await engine.verify(publication)
+        by_disk = receiver is None or not receiver.may_take(publication)
+        if by_disk:
+            await engine.verify(publication)
+        else:
+            await engine.verify(publication, files=False)
         if policy == "drain":
             started = time.perf_counter()
             with gate.samples.held(f"version {publication.version} waits for running samples to end"):
                 await gate.samples.empty()
                 waited = time.perf_counter() - started
-                return await _to_the_end(_load_idle(engine, gate, publication, policy, waited))
+                load = await _prepare(engine, publication, None if by_disk else receiver)
+                return await _to_the_end(_load_idle(engine, gate, publication, policy, waited, load))
+        load = await _prepare(engine, publication, None if by_disk else receiver)
         if policy == "abort":
-            return await _to_the_end(_load_idle(engine, gate, publication, policy, 0.0))
-        return await _to_the_end(_load_frozen(engine, gate, publication))
+            return await _to_the_end(_load_idle(engine, gate, publication, policy, 0.0, load))
+        return await _to_the_end(_load_frozen(engine, gate, publication, load))
+
+
+async def _prepare(engine: Engine, publication: Publication, receiver: Receiver | None) -> Load:
+    """How to load: as the receiver has arranged it, or the folder, verified."""
+    receive = await receiver.prepare(publication) if receiver is not None else None
+    if receive is None:
+        if receiver is not None:
+            await engine.verify(publication)
+        return lambda: engine.load(publication)
+    return lambda: engine.load(publication, receive)
 
 
 def _refuse_backwards(engine: Engine, publication: Publication) -> None:
@@ -79,12 +109,12 @@ def _refuse_backwards(engine: Engine, publication: Publication) -> None:
         )
 
 
-async def _load_frozen(engine: Engine, gate: Gate, publication: Publication) -> ApplyReport:
+async def _load_frozen(engine: Engine, gate: Gate, publication: Publication, load: Load) -> ApplyReport:
     with gate.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
         started = time.perf_counter()
         await engine.pause()
         try:
-            load_s = await engine.load(publication)
+            load_s = await load()
         except PublishError:
             await engine.resume()
             raise
@@ -93,21 +123,21 @@ async def _load_frozen(engine: Engine, gate: Gate, publication: Publication) -> 
 
 
 async def _load_idle(
-    engine: Engine, gate: Gate, publication: Publication, policy: Policy, waited: float
+    engine: Engine, gate: Gate, publication: Publication, policy: Policy, waited: float, load: Load
 ) -> ApplyReport:
     with gate.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
         started = time.perf_counter()
         before = engine.num_aborted
-        await _return_all(engine, gate)
+        await return_all(engine, gate)
         num_aborted = engine.num_aborted - before
         returned = time.perf_counter()
-        load_s = await engine.load(publication)
+        load_s = await load()
         ended = time.perf_counter()
     wait_s = waited if policy == "drain" else returned - started
     return ApplyReport(publication.version, policy, ended - started, load_s, wait_s, num_aborted)
 
 
-async def _return_all(engine: Engine, gate: Gate) -> None:
+async def return_all(engine: Engine, gate: Gate) -> None:
     """Abort until no request is inside the gate."""
     limit = engine.config.health_timeout_s * engine.config.health_failures
     deadline = time.monotonic() + limit

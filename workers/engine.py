@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,12 @@ class Engine:
         #: True while it loads weights: its scheduler answers nobody then, so health is not checked.
         self.loading = False
         self._unwatched = 0
+        #: Processes that hold its weights, where they can be sent to it without the disk; else 0.
+        self.num_ranks = 0
+        #: Whether it can give memory back while it lives.
+        self.saves_memory = False
+        #: Memory that it has given back: weights, cuda_graph, kv_cache. Health is not checked meanwhile.
+        self.offloaded: set[str] = set()
         #: Ids that end an answer of this model.
         self.eos_token_ids = read_eos_token_ids(Path(model.path))
         #: Tokens behind a weight change that may still be of the old weights (results in flight).
@@ -212,6 +218,10 @@ class Engine:
         self.reports_spans = shown if self.config.reports_spans is None else self.config.reports_spans
         self._radix = not info.get("disable_radix_cache", False)
         self._incremental = bool(info.get("incremental_streaming_output", False))
+        plain = (info.get("pp_size") or 1) == 1 and (info.get("dp_size") or 1) == 1
+        self.num_ranks = int(info.get("tp_size") or 1) if plain else 0
+        # A CPU server goes through the motions and frees nothing.
+        self.saves_memory = bool(info.get("enable_memory_saver")) or info.get("device") == "cpu"
         # Where steps overlap, the result of one that ran under the old weights may be counted after the change: at most
         # one token per request, or a whole draft when speculating. Whether a request had one is not told.
         overlaps = not info.get("disable_overlap_schedule", False) or (info.get("pp_size") or 1) > 1
@@ -255,6 +265,7 @@ class Engine:
         server, session = self._server, self._session
         self._server = self._session = None
         self.paused = False
+        self.offloaded = set()
         self._set_version(-1)
         try:
             if server is not None:
@@ -434,15 +445,24 @@ class Engine:
             raise EngineError("score: the engine's logprobs are not one finite number for each token.")
         return logprobs
 
-    async def verify(self, publication: Publication) -> None:
-        """Raise PublishError unless the publication is whole and fits the model. Reads its files in a thread."""
+    async def verify(self, publication: Publication, *, files: bool = True) -> None:
+        """Raise PublishError unless the publication is whole and fits the model. Reads its files in a thread.
+
+        Args:
+            files: False for weights that will not come from the disk: then only their index is read.
+        """
         folder = Path(self.model.path)
         if self._reference is None:
             self._reference = await asyncio.to_thread(read_folder, folder)
-        await asyncio.to_thread(verify_publication, publication, self._reference, tied=has_tied_embeddings(folder))
+        await asyncio.to_thread(
+            verify_publication, publication, self._reference, tied=has_tied_embeddings(folder), files=files
+        )
 
-    async def load(self, publication: Publication) -> float:
+    async def load(self, publication: Publication, receive: "Callable[[], Awaitable[bool]] | None" = None) -> float:
         """Load verified weights from disk; returns the seconds it took.
+
+        Args:
+            receive: brings the weights in another way; where it returns False they are loaded from disk after all.
 
         The server must be frozen, or without requests. Never lets the server flush its cache: with requests about
         (or the last answer just leaving) that ends its scheduler.
@@ -460,9 +480,16 @@ class Engine:
         self._newest = publication.version
         self.loading = True
         try:
-            answer = await self._call(
-                "POST", "/update_weights_from_disk", body, self.config.load_timeout_s, ok=(200, 400)
+            received = receive is not None and await receive()
+            if receive is not None and not received:
+                await self.verify(publication)
+            answer = (
+                {"success": True}
+                if received
+                else await self.post("/update_weights_from_disk", body, timeout_s=self.config.load_timeout_s)
             )
+        except PublishError as exc:
+            raise EngineDied(f"the engine's weights are mixed and cannot be made whole; restart it: {exc}") from exc
         except EngineDied:
             raise
         except EngineError as exc:
@@ -488,6 +515,43 @@ class Engine:
         """Go on after :meth:`pause`."""
         await self._call("POST", "/continue_generation", {})
         self.paused = False
+
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        """Give memory back to the GPU: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``.
+
+        The server must be idle: it ends itself otherwise.
+        """
+        self.offloaded |= set(tags)
+        await self._call("POST", "/release_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        """Take memory again. Weights have to be loaded after it."""
+        await self._call("POST", "/resume_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
+        self.offloaded -= set(tags)
+
+    async def flush_cache(self) -> bool:
+        """Empty the prefix cache; False where something still runs, and nothing was done."""
+        try:
+            await self._call("POST", "/flush_cache", {}, is_json=False)
+        except EngineRefused:
+            return False
+        return True
+
+    async def checksum(self) -> str:
+        """Checksum of the weights that it serves, for comparing engines with each other. Blocks its scheduler shortly.
+
+        Raises:
+            EngineError: it cannot (a server on CPU cannot).
+        """
+        answer = await self.post("/weights_checker", {"action": "checksum"}, timeout_s=self.config.load_timeout_s)
+        if not answer.get("success"):
+            raise EngineError(f"engine {self.name} has no checksum of its weights: {answer.get('message')}")
+        return str(answer.get("per_engine_checksum", ""))
+
+    async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """A control call whose answer says ``success`` and ``message``; 400 is such an answer too."""
+        answer = await self._call("POST", path, body, timeout_s, ok=(200, 400))
+        return answer if isinstance(answer, dict) else {}
 
     async def abort_all(self) -> None:
         """Ask for the end of every request; each returns with what it has. Returns at once."""
@@ -525,7 +589,7 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """Whether it may not answer for a reason of ours: no health check counts."""
-        return self.loading or self._unwatched > 0
+        return self.loading or self._unwatched > 0 or bool(self.offloaded)
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
@@ -552,6 +616,7 @@ class Engine:
         timeout_s: float | None = None,
         *,
         ok: Iterable[int] = (200,),
+        is_json: bool = True,
     ) -> Any:
         """One request; returns the decoded answer."""
         async with self._request(method, path, body, timeout_s) as response:
@@ -559,7 +624,7 @@ class Engine:
         if status not in ok:
             raise _refusal(f"engine {self.name} answered {path}", status, answer)
         try:
-            return orjson.loads(answer) if answer else {}
+            return orjson.loads(answer) if answer and is_json else {}
         except orjson.JSONDecodeError as exc:
             raise EngineError(f"engine {self.name} answered {path} with what is not JSON: {answer[:200]!r}.") from exc
 

@@ -207,6 +207,7 @@ class Worker:
             and sum(held.num_open for held in self._held.values()) < MAX_OPEN * slots
             and services.engine.version >= 0
             and not services.engine_lost.is_set()
+            and not services.engine.offloaded
         )
 
     def _why_idle(self) -> str:

@@ -71,7 +71,8 @@ class Presence:
 
     @property
     def state(self) -> str:
-        """starting | no weights | serving | cannot load | restarting engine | engine away | crash loop | draining
+        """starting | no weights | serving | cannot load | offloaded | restarting engine | engine away | crash loop |
+        draining
 
         An engine away is an external one that does not answer; a crash loop is tried again now and then.
         """
@@ -82,6 +83,8 @@ class Presence:
             return "crash loop"
         if self._services.engine_lost.is_set():
             return "restarting engine" if engine.config.url is None else "engine away"
+        if engine.offloaded:
+            return "offloaded"
         if engine.version < 0:
             return "no weights" if engine.server_version else "starting"
         return "cannot load" if self._updates.cannot_load else "serving"
@@ -110,6 +113,8 @@ class Presence:
             "lost_leases": tally.lost_leases,
             "engine_restarts": tally.engine_restarts,
             "external": engine.config.url is not None,
-            "why": services.crash_loop or self._updates.cannot_load,
+            "why": services.crash_loop or self._updates.cannot_load or self._updates.memory.cannot_offload,
+            "ranks": engine.num_ranks,
+            "offloaded": sorted(engine.offloaded),
             "metrics": self._metrics_url,
         }

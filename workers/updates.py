@@ -5,11 +5,14 @@ import logging
 
 from penstock.control import AsyncControl, Client
 from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull
+from penstock.memory_control import parse_wish
 from penstock.messages import Publication
 from penstock.scripts import translate
 from penstock.waits import Waiting
 from workers.apply import ApplyReport, Policy, apply_publication
+from workers.memory import Memory
 from workers.services import Services
+from workers.transfer import Receiver
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +20,8 @@ log = logging.getLogger(__name__)
 BLOCK_MS = 1000
 #: How often a cohort that still runs is looked at, and a publication that cannot be loaded is tried again.
 LOOK_S, RETRY_S = 0.05, 1.0
+#: How often a worker whose engine may not start looks whether it may.
+WISH_S = 0.2
 
 
 class Updates:
@@ -32,6 +37,20 @@ class Updates:
         self._waiting = waiting
         self._key = services.keys.weights(services.config.model.name)
         self._last = "0-0"
+        self._memory_key = services.keys.memory(services.config.model.name)
+        self._last_wish = b"0-0"
+        #: What the engine's memory is to be.
+        self.memory = Memory(services)
+        self._receiver = Receiver(
+            services.engine,
+            services.keys,
+            services.worker,
+            control=services.control,
+            reader=reader,
+            waiting=waiting,
+            timeout_s=services.config.trainer.transfer_timeout_s,
+            birth=lambda: services.births,
+        )
         #: Newest publication that was announced.
         self.newest: Publication | None = None
         #: What the engine has, or had when it was lost.
@@ -42,8 +61,9 @@ class Updates:
     @property
     def policy(self) -> Policy:
         """one_step always drains: its batches are of one version each (T5)."""
-        if self._services.engine.version < 0:
-            return "abort"  # nothing runs before there are weights, so there is nothing to wait for
+        engine = self._services.engine
+        if engine.version < 0 or engine.offloaded:
+            return "abort"  # nothing runs before there are weights or memory, so there is nothing to wait for
         config = self._services.config
         return "drain" if config.staleness.mode == "one_step" else config.worker.apply
 
@@ -58,7 +78,9 @@ class Updates:
         Raises:
             ConfigError, EngineDied, EngineError: as ``Engine.start``.
         """
+        await self._all_memory_is_wanted()
         newest = await self.look()
+        self.memory.reset()
         for publication in (newest, self.loaded if self.loaded is not newest else None):
             if publication is None:
                 continue
@@ -76,15 +98,37 @@ class Updates:
         """Follow the stream for ever; an engine that dies of an update is left to the engine task."""
         while True:
             await self._follow()
+            await self.settle_memory()
             await self.catch_up()
 
     async def _follow(self) -> None:
         newest = self.newest
-        if newest is not None and self._is_behind(newest):
+        if (newest is not None and self._is_behind(newest)) or not self.memory.is_settled():
             return
-        found = await self._reader.do(lambda client: client.xread({self._key: self._last}, block=BLOCK_MS))
-        if found:
-            self._take(found[0][1][-1:])
+        after = {self._key: self._last, self._memory_key: self._last_wish}
+        for key, entries in await self._reader.do(lambda client: client.xread(after, block=BLOCK_MS)) or ():
+            if key == self._key.encode():
+                self._take(entries[-1:])
+            else:
+                self._take_wish(entries)
+
+    def _take_wish(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        if entries:
+            self._last_wish = entries[-1][0]
+            try:
+                self.memory.take(parse_wish(entries))
+            except ProtocolError as exc:
+                log.error("a wish for memory is left out: %s", exc)
+
+    async def _all_memory_is_wanted(self) -> None:
+        """An engine is started only while nobody else has its GPU."""
+        while True:
+            self._take_wish(await self._reader.do(lambda client: client.xrevrange(self._memory_key, count=1)))
+            if not self.memory.wanted:
+                return
+            wish = self.memory.wish
+            self._waiting.for_(f"{', '.join(sorted(self.memory.wanted))} to be onloaded by {wish.by if wish else ''}")
+            await asyncio.sleep(WISH_S)
 
     def _take(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
         if not entries or entries[0][0].decode() == self._last:
@@ -99,6 +143,8 @@ class Updates:
 
     def _is_behind(self, newest: Publication) -> bool:
         engine = self._services.engine
+        if "weights" in engine.offloaded:
+            return False  # there is nowhere to load them to; they are loaded when the memory is back
         return (engine.version, engine.rev) < (newest.version, newest.rev)
 
     async def catch_up(self) -> None:
@@ -122,11 +168,30 @@ class Updates:
                     self._is_loaded(newest)
                     await self._count(report)
 
+    async def settle_memory(self) -> None:
+        """Bring the engine's memory to what is wished."""
+        services = self._services
+        if self.memory.is_settled():
+            return
+        if services.engine_lost.is_set():
+            await asyncio.sleep(LOOK_S)  # it is not started before all memory is wanted
+            return
+        birth, newest = services.births, await self.look()
+        weights_back = "weights" in services.engine.offloaded and "weights" not in self.memory.wanted
+        try:
+            await self.memory.settle(newest, self.policy)
+        except EngineDied as exc:
+            log.warning("the engine died of a change of memory: %s", exc)
+            services.lose_engine(birth)
+        else:
+            if weights_back and newest is not None:
+                self._is_loaded(newest)
+
     async def _apply(self, newest: Publication) -> ApplyReport | None:
         """Apply, but for an engine that is lost meanwhile: its successor has weights of its own. None then."""
         lost = asyncio.create_task(self._services.engine_lost.wait())
         applying = asyncio.create_task(
-            apply_publication(self._services.engine, self._services.gate, newest, self.policy)
+            apply_publication(self._services.engine, self._services.gate, newest, self.policy, self._receiver)
         )
         try:
             await asyncio.wait({applying, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +204,7 @@ class Updates:
     async def _cohort_ends(self, newest: Publication) -> None:
         """one_step: what was admitted under an older version is drawn under it, wherever it runs (T5)."""
         loaded = self._services.engine.version
-        if self._services.config.staleness.mode != "one_step" or loaded < 0:
+        if self._services.config.staleness.mode != "one_step" or loaded < 0 or self._services.engine.offloaded:
             return
         if any(first <= loaded <= last for first, last in newest.abandoned):
             return  # what would be drawn under a version that no longer lives could not be trained (T1)

@@ -1,0 +1,196 @@
+"""The worker's side of weights that come without the disk (penstock/transfers.py).
+
+    prepare   enroll, wait for the decision; the engine goes on generating (drain: it has ended)
+    receive   the engine is held still: it joins the group where that is a new one, and takes bucket after bucket
+
+Whatever goes wrong before the first bucket costs nothing; after it the engine's weights are mixed, and the folder is
+loaded before it goes on. An engine that does not answer at all sits in a collective whose trainer or other member is
+dead: it is lost, and its successor loads the folder.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock import transfers
+from penstock.control import AsyncControl, Client
+from penstock.errors import EngineDied, EngineError, ProtocolError
+from penstock.keys import Keys
+from penstock.messages import Publication
+from penstock.transfers import COLLECTIVE, Decision, Enrollment
+from penstock.waits import Waiting
+from penstock.weights_index import TensorEntry, in_buckets, read_index
+from workers.engine import Engine
+
+log = logging.getLogger(__name__)
+
+#: Takes the weights into an engine that is held still; False when they have to be loaded from the folder.
+Receive = Callable[[], Awaitable[bool]]
+
+_BLOCK_MS = 200
+_LOOK_S = 0.003
+#: The trainer gives up first, so that a member is not lost for being slow.
+_MARGIN_S = 5.0
+
+
+async def _read(streams: dict[str, bytes], client: Client) -> Any:
+    return await client.xread(streams, block=_BLOCK_MS)
+
+
+class Receiver:
+    """Enrolls one engine for transfers, and has it receive them.
+
+    Args:
+        reader: a connection for blocking reads that nothing else uses meanwhile.
+        timeout_s: ``trainer.transfer_timeout_s``.
+        birth: counts the engine's starts: a new engine is in no group.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        keys: Keys,
+        worker: str,
+        *,
+        control: AsyncControl,
+        reader: AsyncControl,
+        waiting: Waiting,
+        timeout_s: float,
+        birth: Callable[[], int],
+    ) -> None:
+        self._engine = engine
+        self._keys = keys
+        self._worker = worker
+        self._control = control
+        self._reader = reader
+        self._waiting = waiting
+        self._timeout_s = timeout_s
+        self._birth = birth
+        #: Birth of the engine that is in a group, and the group.
+        self._group: tuple[int, str] = (-1, "")
+
+    def may_take(self, publication: Publication) -> bool:
+        """Whether this engine can get these weights without the disk."""
+        return publication.transport != "disk" and bool(publication.index) and self._engine.num_ranks > 0
+
+    async def prepare(self, publication: Publication) -> Receive | None:
+        """Enroll, and wait until it is decided who receives. None: load the folder."""
+        if not self.may_take(publication):
+            return None
+        model, id_ = publication.model, transfers.id_of(publication)
+        stream = self._keys.transfers(model)
+        newest = await self._control.do(lambda client: client.xrevrange(stream, count=1))
+        after = newest[0][0] if newest else b"0-0"
+        enrollment = Enrollment(self._worker, self._engine.url, self._engine.num_ranks, self._joined())
+        if not await self._control.call(transfers.enroll(self._keys, model, id_, enrollment)):
+            return None
+        decision = await self._decided(stream, after, id_)
+        if decision is None or self._worker not in decision.ranks:
+            return None
+        index = await asyncio.to_thread(read_index, Path(publication.path), publication.index)
+        if decision.transport == "cuda_ipc":
+            return lambda: self._receive_handles(publication, id_)
+        return lambda: self._receive_buckets(publication, decision, index.entries())
+
+    def _joined(self) -> str:
+        birth, group = self._group
+        return group if birth == self._birth() else ""
+
+    async def _decided(self, stream: str, after: bytes, id_: str) -> Decision | None:
+        deadline = time.monotonic() + self._timeout_s + _MARGIN_S
+        try:
+            while time.monotonic() < deadline:
+                self._waiting.for_(f"the trainer to decide who receives version {id_}")
+                found = await self._reader.do(partial(_read, {stream: after}))
+                for entry, fields in found[0][1] if found else []:
+                    after = entry
+                    if fields.get(b"id") == id_.encode():
+                        return Decision.from_bytes(fields.get(b"d", b""), f"decision on {id_}")
+        except ProtocolError as exc:
+            log.error("version %s is loaded from its folder: %s", id_, exc)
+            return None
+        finally:
+            self._waiting.end()
+        log.warning("version %s is loaded from its folder: the trainer did not decide in time", id_)
+        return None
+
+    # --- process group ----------------------------------------------------------------------------------------------
+
+    async def _receive_buckets(self, publication: Publication, decision: Decision, entries: list[TensorEntry]) -> bool:
+        if decision.transport not in COLLECTIVE or not await self._join(decision):
+            return False
+        buckets = list(in_buckets(entries, decision.bucket_bytes))
+        for number, bucket in enumerate(buckets, start=1):
+            body: dict[str, Any] = {
+                "names": [entry.name for entry in bucket],
+                "dtypes": [entry.dtype for entry in bucket],
+                "shapes": [list(entry.shape) for entry in bucket],
+                "group_name": decision.group,
+                "load_format": "flattened_bucket",
+                "flush_cache": False,
+            }
+            if number == len(buckets):
+                body["weight_version"] = str(publication.version)
+            if not await self._told("/update_weights_from_distributed", body, f"bucket {number} of {len(buckets)}"):
+                await self._leave()
+                return False
+        return True
+
+    async def _join(self, decision: Decision) -> bool:
+        if self._joined() == decision.group:
+            return True
+        await self._leave()
+        body = {
+            "master_address": decision.address,
+            "master_port": decision.port,
+            "rank_offset": decision.ranks[self._worker],
+            "world_size": decision.world_size,
+            "group_name": decision.group,
+            "backend": decision.transport,
+        }
+        self._group = (self._birth(), decision.group)
+        if await self._told("/init_weights_update_group", body, "the invitation to a group"):
+            return True
+        self._group = (-1, "")
+        return False
+
+    async def _leave(self) -> None:
+        group = self._joined()
+        self._group = (-1, "")
+        if group:
+            await self._told("/destroy_weights_update_group", {"group_name": group}, "the end of a group")
+
+    async def _told(self, path: str, body: dict[str, Any], what: str) -> bool:
+        """Whether the engine did as it was told. Raises EngineDied when it does not answer."""
+        try:
+            answer = await self._engine.post(path, body, timeout_s=self._timeout_s + _MARGIN_S)
+        except EngineDied:
+            raise
+        except EngineError as exc:
+            raise EngineDied(f"the engine is stuck in a transfer of weights: {exc}") from exc
+        if answer.get("success"):
+            return True
+        log.warning("the engine refused %s: %s", what, str(answer.get("message", answer))[:500])
+        return False
+
+    # --- memory of the trainer ----------------------------------------------------------------------------------------
+
+    async def _receive_handles(self, publication: Publication, id_: str) -> bool:
+        """The trainer writes to the engine; the worker says when, and waits."""
+        model = publication.model
+        await self._control.call(transfers.report(self._keys, model, id_, "f", self._worker, ""))
+        field, key = f"s:{self._worker}", self._keys.transfer(model)
+        deadline = time.monotonic() + 2 * self._timeout_s + _MARGIN_S
+        while time.monotonic() < deadline:
+            sent = await self._control.do(lambda client: client.hget(key, field))
+            if sent is not None:
+                if sent:
+                    log.warning("version %s is loaded from its folder: %s", id_, sent.decode(errors="replace"))
+                return not sent
+            await asyncio.sleep(_LOOK_S)
+        log.warning("version %s is loaded from its folder: the trainer did not send it in time", id_)
+        return False
