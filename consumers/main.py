@@ -28,7 +28,7 @@ from consumers.grpo import GRPO
 from consumers.ledger import Ledger
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.errors import ConfigError, PenstockError, WaitTimeout
+from penstock.errors import ConfigError, WaitTimeout
 from penstock.logs import set_up
 from penstock.processes import die_with_parent
 
@@ -102,17 +102,9 @@ class Reference:
 
     def _agree(self, verdict: Verdict, batch: Batch | None) -> bool:
         """Every rank must be about to train the same batch, or none does (T14)."""
-        mine = (verdict, batch.n if batch else 0, batch.digest if batch else "")
-        every: list[Any] = [mine] * self.size
-        if self.size > 1:
-            dist.all_gather_object(every, mine)
-        verdicts = {one for one, _, _ in every}
+        verdicts = {verdict} if self.size == 1 else set(self.trainer.agree(batch, step=self.step, word=verdict))
         self._stopping = self._stopping or "stop" in verdicts
-        if verdicts != {"train"}:
-            return False
-        if len(set(every)) > 1:
-            raise PenstockError(f"The ranks disagree on the next batch ({every}); stop them and restore a checkpoint.")
-        return True
+        return verdicts == {"train"}
 
     def _train(self, batch: Batch) -> None:
         config, trainer = self.config.trainer, self.trainer

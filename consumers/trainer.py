@@ -19,10 +19,11 @@ from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from consumers.agreement import Circle, agree, meet
 from consumers.ahead import Ahead
 from consumers.batch import Batch, rank_rows
 from consumers.columns import RedisColumns
-from consumers.fetch import PayloadReader
+from consumers.fetch import Bytes, PayloadReader
 from consumers.roles import Seat
 from consumers.subscriber import Delivery, Subscriber
 from penstock import scripts
@@ -30,8 +31,9 @@ from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError, PublishError, WaitTimeout
 from penstock.keys import Keys
 from penstock.memory_control import TAGS, change, check_tags
-from penstock.messages import Publication, pack, unpack
+from penstock.messages import Publication, Row, pack, unpack
 from penstock.staleness import Lineage, Policy
+from penstock.waits import Waiting
 
 if TYPE_CHECKING:
     from consumers.publisher import Publisher
@@ -54,6 +56,8 @@ class Trainer:
         replica, num_replicas: tensor-, pipeline- and context-parallel copies that see the same share (T14).
         role, roles: which of the roles on one manifest this process plays; the first one drives: it publishes, and
             the others follow it (T13). Every trainer of the subscription is given the same roles.
+        replica_group: torch.distributed group (gloo) of the replicas of this dp_rank: the first reads payloads and
+            broadcasts them. None: every replica reads.
         prefetch: batches cut and fetched ahead; each counts into its ``train_version`` (T2).
         batch_groups: groups per batch; None takes ``trainer.batch_groups``.
 
@@ -72,11 +76,17 @@ class Trainer:
         num_replicas: int = 1,
         role: str = "",
         roles: Sequence[str] = (),
+        replica_group: Any = None,
         prefetch: int = 0,
         batch_groups: int | None = None,
     ) -> None:
         config = config or _config_of(run)
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
+        self._replica_group = replica_group
+        if replica_group is not None:
+            from consumers.broadcast import check_group
+
+            check_group(replica_group, replica, num_replicas)
         if batch_groups is not None:
             trainer = config.trainer.model_copy(update={"batch_groups": batch_groups})
             config = config.model_copy(update={"trainer": trainer})
@@ -119,6 +129,8 @@ class Trainer:
         self._restored = False
         #: Batches up to this one were committed by all roles before this one was restored to an older one.
         self._redone = 0
+        #: Times that the ranks agreed.
+        self._rounds = 0
         #: True between ``load_state_dict`` and the publication that has to follow it.
         self._must_publish = False
         #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
@@ -259,7 +271,7 @@ class Trainer:
 
     def _make(self, delivery: Delivery) -> Batch:
         rows = rank_rows(delivery.manifest, self.dp_rank, self.dp_size)
-        payloads = self._payloads.read(self.keys, [row for row in rows if not row.lost])
+        payloads = self._read_payloads(delivery.manifest.n, [row for row in rows if not row.lost])
         missing = [(row.job, row.k) for row in rows if not row.lost and payloads[row.sample] is None]
         if missing:
             self._subscriber.lost(missing)
@@ -282,6 +294,44 @@ class Trainer:
             max_staleness=self.config.trainer.max_token_staleness,
             store=store,
         )
+
+    def _read_payloads(self, n: int, rows: list[Row]) -> dict[str, Bytes | None]:
+        if self._replica_group is None or self.seat.num_replicas == 1:
+            return self._payloads.read(self.keys, rows)
+        from consumers.broadcast import share
+
+        seat, subscriber = self.seat, self._subscriber
+        circle = Circle(
+            f"{seat.role}#{seat.dp_rank}", seat.replica, seat.num_replicas, seat, seat.dp_rank * seat.num_replicas
+        )
+        # A wait of its own: the thread that looks ahead comes here too.
+        waiting = Waiting(subscriber.control.client, self.keys, f"{seat.who(self.name)}/payloads")
+        timeout_s = self.config.trainer.rank_timeout_s
+        meet(subscriber, waiting, circle, n, "", f"the payloads of batch {n}", timeout_s)
+        return share(self._replica_group, rows, lambda wanted: self._payloads.read(self.keys, wanted))
+
+    def agree(self, batch: Batch | None, *, step: int = 0, word: str = "", timeout: float | None = None) -> list[str]:
+        """Before a step: every rank of this role is about to train the same batch at the same step, or all stop (T14).
+
+        Blocks until every rank has called it, outside any collective; says for whom it waits. Call it equally often
+        on every rank.
+
+        Args:
+            batch: what this rank is about to train; None: nothing, which is not compared.
+            word: heard by all, for instance that this rank was told to stop.
+            timeout: seconds; None takes ``trainer.rank_timeout_s``.
+
+        Returns:
+            Each rank's word, in order of ranks.
+
+        Raises:
+            ProtocolError: ranks are about to train different things. WaitTimeout: a rank did not come; names it.
+            OwnershipLost: the subscription was rewound or taken over meanwhile.
+        """
+        self._rounds += 1
+        about = None if batch is None else (batch.n, batch.digest, step)
+        timeout_s = self.config.trainer.rank_timeout_s if timeout is None else timeout
+        return agree(self._subscriber, self._rounds, about, word, timeout_s)
 
     def _check_clock(self, batch: Batch) -> None:
         """T2: the version written in a new manifest is the one the trainer holds now."""

@@ -1,0 +1,115 @@
+"""Ranks that are about to do something together say what, and hear what the others said, outside any collective (T14).
+
+A rank that never comes is named by a wait and by an error; a rank that is about to train something else stops all.
+"""
+
+import time
+from dataclasses import dataclass
+
+from consumers.roles import Seat
+from consumers.subscriber import Subscriber
+from penstock import scripts
+from penstock.errors import ProtocolError, WaitTimeout
+from penstock.waits import Waiting
+
+#: Between two looks at what the others said; doubles.
+LOOK_S, LONGEST_LOOK_S = 0.001, 0.02
+#: Between two looks at whether the subscription is still ours.
+CHECK_S = 0.5
+#: What was said is forgotten after so long.
+TTL_S = 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Circle:
+    """Who meets: ranks 0 to ``size`` - 1 under one name."""
+
+    name: str
+    rank: int
+    size: int
+    seat: Seat
+    #: Rank of the role that is number 0 here, for waits and errors.
+    first: int = 0
+
+    def name_of(self, rank: int) -> str:
+        return self.seat.name_of(self.first + rank)
+
+
+def meet(
+    subscriber: Subscriber, waiting: Waiting, circle: Circle, number: int, word: str, what: str, timeout_s: float
+) -> list[str]:
+    """Say ``word`` in round ``number``; blocks until every rank has, and says for whom it waits. Words by rank.
+
+    Rounds of a circle are consecutive, or follow a rewind. ``what`` they meet for, for waits and errors.
+
+    Raises:
+        WaitTimeout: a rank did not come; names it.
+        OwnershipLost: the subscription was rewound or taken over.
+    """
+    call = scripts.agree(
+        subscriber.keys,
+        subscriber.name,
+        owner=subscriber.owner,
+        gen=(gen := subscriber.gen),
+        number=number,
+        role=circle.name,
+        rank=circle.rank,
+        ranks=circle.size,
+        word="." + word,  # never empty: that is a rank which has said nothing
+        ttl_s=TTL_S,
+    )
+    now = time.monotonic()
+    deadline, check_at, pause_s = now + timeout_s, now + CHECK_S, LOOK_S
+    while True:
+        said = subscriber.control.call(call)
+        if said is None:
+            subscriber.check_lineage(gen)
+            said = [""] * circle.size
+        if all(said):
+            waiting.end()
+            return [one[1:] for one in said]
+        absent = ", ".join(circle.name_of(rank) for rank, one in enumerate(said) if not one)
+        if (now := time.monotonic()) > deadline:
+            raise WaitTimeout(f"{absent} did not come to {what} in {timeout_s:g} s: dead or stuck; stop all ranks.")
+        waiting.for_(f"{absent} to come to {what}")
+        if now > check_at:
+            subscriber.check_lineage(gen)
+            check_at = now + CHECK_S
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+
+
+def agree(
+    subscriber: Subscriber, number: int, about: tuple[int, str, int] | None, word: str, timeout_s: float
+) -> list[str]:
+    """All ranks of the role are about to train the same, or none does; what each said beside it, by rank.
+
+    Args:
+        number: how often this rank did so before.
+        about: (batch, digest, step); None where this rank is about to train nothing, which is not compared.
+
+    Raises:
+        ProtocolError: two ranks are about to train different batches or steps.
+        WaitTimeout, OwnershipLost: as ``meet``.
+    """
+    seat = subscriber.seat
+    circle = Circle(seat.role, seat.rank, seat.ranks, seat)
+    mine = " ".join(map(str, about)) if about is not None else ""
+    what = f"batch {about[0]}, step {about[2]}" if about is not None else "the end"
+    said = [
+        one.partition("|")
+        for one in meet(subscriber, subscriber.waiting, circle, number, f"{mine}|{word}", what, timeout_s)
+    ]
+    told = {rank: one for rank, (one, _, _) in enumerate(said) if one}
+    if len(set(told.values())) > 1:
+        told_words = "; ".join(f"{seat.name_of(rank)}: {_in_words(one)}" for rank, one in told.items())
+        raise ProtocolError(
+            f"The ranks of subscription {subscriber.name!r} are about to train different things ({told_words}): stop "
+            "them all and restore one checkpoint."
+        )
+    return [word for _, _, word in said]
+
+
+def _in_words(told: str) -> str:
+    n, digest, step = told.split(" ")
+    return f"batch {n} ({digest[:8]}), step {step}"
