@@ -7,48 +7,30 @@ A batch is cut when it is asked for, not before: what is cut late is fresh.
 """
 
 import logging
-import time
+import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Generator, Iterator, Mapping
 
 from buffer import limits
 from buffer.group import Group
+from buffer.manifest import Plan, make_manifest
 from buffer.samplers import CohortPool
+from buffer.sizes import TooLarge, take
 from buffer.state import State
 from buffer.subscription import Subscription
 from penstock import scripts
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
-from penstock.messages import Manifest, Row, iter_maps
+from penstock.messages import MAX_RECORD_BYTES, Manifest
 from penstock.scripts import Leadership, run
 from penstock.staleness import overdue, remaining_batches, train_version
+from penstock.subscription_config import MAX_BATCH_SAMPLES
 
 log = logging.getLogger(__name__)
 
 #: Plans made for one batch while what they are made on moves.
 RACES = 4
-#: Fields of a committed sample that its row in a manifest repeats.
-_ROW_FIELDS = (
-    "token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated", "oldest", "newest",
-    "reward", "status", "temperature",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Groups of the next batch and what the cut is guarded by."""
-
-    groups: list[Group]
-    train_version: int
-    #: Oldest version that may bear loss.
-    floor: int
-    #: Places at the gate it consumes.
-    consumes: int
-    #: Clock it was planned at.
-    clock: int
 
 
 class Cutter:
@@ -81,8 +63,10 @@ class Cutter:
         return why
 
     def _cut(self, sub: Subscription, planned: Plan) -> str:
-        manifest = self._manifest(sub, planned)
+        manifest = make_manifest(self._client, self._keys, self._state, sub, planned)
         data = manifest.to_bytes()
+        if len(data) > MAX_RECORD_BYTES:
+            return f"a smaller batch: the record of these {len(planned.groups)} groups has {len(data):,} bytes"
         guard = planned.floor if sub.definition.on_expiry != "mask" and sub.definition.model else -1
         answer = run(
             self._client,
@@ -99,9 +83,15 @@ class Cutter:
                 version=planned.clock,
                 oldest_allowed=guard,
                 jobs=[group.job for group in planned.groups],
+                gb=self._consumed_per_version(sub, planned),
             ),
         )
         return self._after(sub, planned, manifest, answer)
+
+    def _consumed_per_version(self, sub: Subscription, planned: Plan) -> int | None:
+        """B of the gate, where the size is not in groups: as many as this batch took."""
+        definition = sub.definition
+        return None if definition.unit == "groups" else max(1, planned.consumes) * definition.per_version
 
     def _after(self, sub: Subscription, planned: Plan, manifest: Manifest, answer: scripts.Cut) -> str:
         match answer.outcome:
@@ -127,6 +117,9 @@ class Cutter:
     def _plan(self, sub: Subscription) -> Plan | str:
         definition, position = sub.definition, sub.position
         model = definition.model
+        ahead = position.cut - position.cursor
+        if 0 <= definition.prefetch < ahead:
+            return f"trainer:{sub.name} to commit batch {position.cursor + 1}: {ahead} batches are cut ahead of it"
         clock = self._state.clock.get(scripts.version_field(model), 0) if model else 0
         if model and clock == 0:
             return f"the first publication of model {model}"
@@ -134,7 +127,9 @@ class Cutter:
             return why
         if model and position.restored:
             return f"the publication of model {model} that has to follow the rewind of trainer:{sub.name}"
-        at = train_version(clock, position.cut + 1, position.through, definition.per_version)
+        at = clock if model else max(self._state.versions(), default=0)
+        if definition.driving:
+            at = train_version(clock, position.cut + 1, position.through, definition.per_version)
         floor = position.lineage.floor(at, definition.bound) if model else 0
         if isinstance(sub.pool, CohortPool):
             return self._plan_cohort(sub, sub.pool, at, floor, clock)
@@ -146,15 +141,31 @@ class Cutter:
             self._state.catch_up()
         if model:
             self._expire(sub, floor)
-        if len(sub.pool) < definition.size and not self._fill(sub, floor):
+        try:
+            groups = self._fill(sub, floor)
+            if waits and groups:
+                groups, why = self._due(sub, groups, at, running)
+                if why:
+                    return why
+        except TooLarge:
+            return f"a smaller batch: more than {MAX_BATCH_SAMPLES} samples would be needed, so it can never be cut"
+        if not groups:
             return self._short(sub)
-        groups = sub.pool.first(definition.size)
-        if waits:
-            groups, why = self._due(sub, groups, at, running)
-            if why:
-                return why
-        first_use = sum(1 for group in groups if not group.uses.get(sub.name))
+        first_use = sum(1 for group in groups if not group.uses.get(sub.account))
         return Plan(groups, at, floor, first_use, clock)
+
+    def _take(self, sub: Subscription, order: Iterator[Group]) -> list[Group]:
+        """The groups of one batch in this order; [] when there are too few."""
+        definition, pool = sub.definition, sub.pool
+        if limits.holdings(sub) < definition.size:
+            if pool.samples > MAX_BATCH_SAMPLES:
+                raise TooLarge
+            return []
+        try:
+            return take(order, unit=definition.unit, size=definition.size, multiple=definition.multiple)
+        finally:
+            if isinstance(order, Generator):
+                order.close()  # a pool may have put something aside for it
 
     def _expire(self, sub: Subscription, floor: int) -> None:
         """Give up what this subscription can no longer train."""
@@ -182,7 +193,7 @@ class Cutter:
         """
         late = self._overdue(sub, groups, at, running)
         if late:
-            groups = sub.pool.oldest(sub.definition.size)
+            groups = self._take(sub, sub.pool.by_version()) or groups
             late = self._overdue(sub, groups, at, running)
         for version, _ in late:
             coming = sum(count for oldest, count in running.items() if oldest <= version)
@@ -201,8 +212,8 @@ class Cutter:
             lineage=sub.position.lineage,
             train_version=at,
             bound=definition.bound,
-            group_budget=definition.size * definition.per_version,
-            remaining=remaining_batches(sub.position.cut + 1, definition.per_version) * definition.size,
+            group_budget=definition.group_budget or len(groups) * definition.per_version,
+            remaining=remaining_batches(sub.position.cut + 1, definition.per_version) * len(groups),
             untrained=Counter(sub.pool.versions) + Counter(running),
             in_batch=Counter(group.oldest for group in groups),
         )
@@ -243,24 +254,27 @@ class Cutter:
         self._state.refresh()
         return f"the cohort behind {places} jobs of which none is left"
 
-    def _fill(self, sub: Subscription, floor: int) -> bool:
-        """Whether rejects that were held back fill the batch, because nothing else can come any more."""
-        missing = sub.definition.size - len(sub.pool)
-        if len(sub.held) < missing or not self._nothing_comes(sub):
-            return False
-        missing = sub.definition.size - len(sub.pool)
+    def _fill(self, sub: Subscription, floor: int) -> list[Group]:
+        """The groups of the next batch, [] when there are too few.
+
+        Rejects that were held back are among them where nothing else can come any more.
+        """
+        n, size = sub.position.cut + 1, sub.definition.size
+        groups = self._take(sub, sub.pool.order(n))
+        if groups or not sub.held or len(sub.held) < size - len(sub.pool) or not self._nothing_comes(sub):
+            return groups
         lives = sub.position.lineage.lives
         kept = self._state.keep_rejects(
-            sub, missing, lambda group: not 0 <= group.oldest < floor and all(map(lives, group.versions))
+            sub, size - len(sub.pool), lambda group: not 0 <= group.oldest < floor and all(map(lives, group.versions))
         )
         if kept:
             log.info("%s: %d rejects are trained on after all: too few other groups remain", sub.name, kept)
-        return len(sub.pool) >= sub.definition.size
+        return self._take(sub, sub.pool.order(n))
 
     def _nothing_comes(self, sub: Subscription) -> bool:
         """True when the gate admits nothing, and nothing is under way. What completed meanwhile is taken in."""
         # In this order: what the gate let in before it closed is under way, or complete.
-        rooms = run(self._client, scripts.room(self._keys, limits.driving(self._state.subs)))
+        rooms = run(self._client, scripts.room(self._keys, limits.gates(self._state.subs)))
         if rooms and all(free > 0 for free, _ in rooms.values()):
             return False
         if limits.under_way(self._client, self._keys, sub):
@@ -270,83 +284,24 @@ class Cutter:
 
     def _short(self, sub: Subscription) -> str:
         running = limits.under_way(self._client, self._keys, sub)
-        return limits.short(sub, len(sub.pool), sub.definition.size, running)
+        if not running and sub.definition.driving and "train" in sub.definition.lanes:
+            self._owe(sub)
+        return limits.short(sub, running)
 
-    def _manifest(self, sub: Subscription, plan: Plan) -> Manifest:
-        definition = sub.definition
-        masks = definition.on_expiry == "mask" and bool(definition.model)
-        lineage = sub.position.lineage
-        lags: dict[int, int] = {}
-        rows: list[Row] = []
-        loss_tokens = weighted = worst = 0
-        oldest = plan.train_version
-        metas = self._client.mget([self._keys.meta(group.job) for group in plan.groups])
-        for group, meta in zip(plan.groups, metas, strict=True):
-            for record in iter_maps(meta or b"", f"metadata of group {group.job}"):
-                oldest = min(oldest, record["oldest"]) if record["oldest"] >= 0 else oldest
-                lost = record["k"] in group.lost
-                num_loss, oldest_loss = 0, -1
-                bearing: list[list[int]] = []
-                for version, tokens in () if lost else record["loss_by_version"]:
-                    if masks and version < plan.floor:
-                        continue
-                    lag = lags.get(version)
-                    if lag is None:
-                        lag = lags[version] = lineage.lag(version, plan.train_version) if definition.model else 0
-                    oldest_loss = version if oldest_loss < 0 else min(oldest_loss, version)
-                    num_loss += tokens
-                    bearing.append([version, tokens])
-                    weighted += lag * tokens
-                    worst = max(worst, lag)
-                loss_tokens += num_loss
-                rows.append(_row(record, group.job, num_loss, oldest_loss, lost, bearing if len(bearing) > 1 else []))
-        return Manifest(
-            sub=sub.name,
-            n=sub.position.cut + 1,
-            train_version=plan.train_version,
-            bound=definition.bound,
-            on_expiry=definition.on_expiry,
-            mode=definition.mode,
-            mask_below=plan.floor if masks else -1,
-            rows=rows,
-            num_loss_tokens=loss_tokens,
-            num_samples=len(rows),
-            num_groups=len(plan.groups),
-            num_first_use=sum(1 for group in plan.groups if not group.uses.get(sub.name)),
-            staleness_max=worst,
-            staleness_mean=weighted / loss_tokens if loss_tokens else 0.0,
-            seed=definition.seed,
-            cut_s=time.time(),
-            abandoned=lineage.uncounted(oldest, plan.train_version) if definition.model else [],
-            ledger=_ledger(sub),
-            num_partial_groups=sum(1 for group in plan.groups if group.wanted > group.n),
-            num_missing_samples=sum(group.wanted - group.n for group in plan.groups),
-        )
-
-
-def _ledger(sub: Subscription) -> dict[str, Any]:
-    """What ``sub`` has not trained on so far; {} where that is nothing."""
-    position = sub.position
-    if not position.dropped and not position.filter_raised:
-        return {}
-    return {
-        "dropped": dict(position.dropped),
-        "raised": position.filter_raised,
-        "rejected_samples": position.rejected_samples,
-        "rejected_reward": position.rejected_reward,
-    }
-
-
-def _row(
-    record: Mapping[str, Any], job: str, num_loss: int, oldest_loss: int, lost: bool, loss_versions: list[list[int]]
-) -> Row:
-    return Row(
-        job=job,
-        k=record["k"],
-        num_loss=num_loss,
-        oldest_loss=oldest_loss,
-        lost=lost,
-        loss_versions=loss_versions,
-        shared=record.get("shared") or [],
-        **{name: record[name] for name in _ROW_FIELDS},
-    )
+    def _owe(self, sub: Subscription) -> None:
+        """Nothing is in flight, and what the gate let in is too little for this batch: let in more (protocol.md)."""
+        definition, pool = sub.definition, sub.pool
+        # In this order: what is complete by the count has been taken in by the time it is measured.
+        completed = int(self._client.hget(self._keys.counters, "completed") or 0)
+        if self._state.catch_up():
+            return  # it may be enough by now
+        have = limits.holdings(sub)
+        missing = max(definition.size - have, 1)
+        each = have / len(pool) if len(pool) else float(missing)
+        groups = min(max(1, math.ceil(missing / max(each, 1))), MAX_BATCH_SAMPLES)
+        counted = [name for name, one in self._state.subs.items() if one.account == sub.account]
+        owed = run(self._client, scripts.grant(self._keys, self._lead, sub.name, groups, completed, counted))
+        if owed < 0:
+            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        if owed:
+            log.info("%s: %d groups are owed to batch %d", sub.name, owed, sub.position.cut + 1)

@@ -1,6 +1,9 @@
 """One complete group, as the buffer remembers it: a few numbers; its metadata stays in Redis until it is cut."""
 
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -23,9 +26,42 @@ class Group:
     wanted: int = 0
     #: Samples whose payload is permanent, or lost for good; n: may be cut.
     kept: int = 0
+    #: Tokens of all samples, prompts included, and bytes of their payloads.
+    tokens: int = 0
+    num_bytes: int = 0
     #: k of samples whose payload is gone.
     lost: frozenset[int] = frozenset()
-    #: Subscription -> uses so far, or the negative code of a disposal.
+    #: Account (a subscription's name, or ``share:POOL``) -> uses so far, or the negative code of a disposal.
     uses: dict[str, int] = field(default_factory=dict)
     #: Subscription -> last batch that holds it.
     batches: dict[str, int] = field(default_factory=dict)
+    #: Field -> mean over the samples, for samplers that want it.
+    priority: dict[str, float] = field(default_factory=dict)
+    #: When this leader took it in (monotonic seconds).
+    since_s: float = field(default_factory=time.monotonic)
+
+
+def priorities(records: Collection[Mapping[str, Any]], names: Collection[str]) -> dict[str, float]:
+    """The means over a group's samples of numbers in their metadata, or in ``reward_info``; 0 where there is none.
+
+    ``reward_std`` is the deviation of the rewards in the group.
+    """
+    found = {}
+    for name in names:
+        if name == "reward_std":
+            found[name] = _deviation([float(record["reward"]) for record in records])
+            continue
+        values = [_number(record, name) for record in records]
+        found[name] = sum(values) / len(values) if values else 0.0
+    return found
+
+
+def _number(record: Mapping[str, Any], name: str) -> float:
+    info = record.get("reward_info")
+    value = record.get(name, info.get(name) if isinstance(info, dict) else None)
+    return float(value) if isinstance(value, (int, float)) and value == value else 0.0
+
+
+def _deviation(values: list[float]) -> float:
+    mean = sum(values) / max(1, len(values))
+    return float((sum((value - mean) ** 2 for value in values) / max(1, len(values))) ** 0.5)

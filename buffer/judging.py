@@ -45,7 +45,7 @@ class Judge:
             return
         told: list[Judged] = []
         for group in groups:
-            if sub.covers(group) and not group.uses.get(sub.name):
+            if sub.covers(group) and not group.uses.get(sub.account):
                 told += self._judge_one(sub, group, metas[group.job])
         self.tell(sub, told, {group.job: group for group in groups})
 
@@ -90,7 +90,7 @@ class Judge:
             position.rejected_samples += one.num_samples
             position.rejected_reward += one.reward
             if (group := groups.get(one.job)) is not None:
-                group.uses[sub.name] = scripts.DISPOSALS["filtered"]
+                group.uses[sub.account] = scripts.DISPOSALS["filtered"]
 
 
 def _bounded(sub: Subscription, told: Sequence[Judged]) -> list[Judged]:

@@ -11,9 +11,19 @@ from penstock.control import Client
 from penstock.keys import Keys
 
 
-def driving(subs: Mapping[str, Subscription]) -> list[str]:
-    """Names of the subscriptions that hold the gate."""
-    return sorted(name for name, sub in subs.items() if sub.definition.driving)
+def gates(subs: Mapping[str, Subscription]) -> list[list[str]]:
+    """Names of the subscriptions that hold the gate, with one of a pool all of its members."""
+    accounts: dict[str, list[str]] = {}
+    for name, sub in sorted(subs.items()):
+        accounts.setdefault(sub.account, []).append(name)
+    driven = {sub.account for sub in subs.values() if sub.definition.driving and not sub.position.parked}
+    return [names for account, names in accounts.items() if account in driven]
+
+
+def holdings(sub: Subscription) -> int:
+    """Unused groups of a subscription in the unit of its batch size."""
+    pool = sub.pool
+    return {"groups": len(pool), "samples": pool.samples, "tokens": pool.tokens}[sub.definition.unit]
 
 
 def held_up(sub: Subscription) -> str:
@@ -41,14 +51,23 @@ def under_way(client: Client, keys: Keys, sub: Subscription) -> int:
     return sum(int(count) for count in pipe.execute())
 
 
-def short(sub: Subscription, have: int, size: int, running: int) -> str:
+def short(sub: Subscription, running: int) -> str:
     """Too few groups are ready."""
-    words = [f"{have} of {size} are ready", f"{running} are queued or running"]
+    definition, pool = sub.definition, sub.pool
+    have, size, unit = holdings(sub), definition.size, definition.unit
+    jobs = "" if unit == "groups" else " jobs"
+    words = [f"{have} of {size} are ready", f"{running}{jobs} are queued or running"]
     if sub.held:
         words.append(f"{len(sub.held)} rejects are held back")
     if dropped := dropped_words(sub.position.dropped):
         words.append(f"dropped so far: {dropped}")
-    return f"{size - have} more groups ({', '.join(words)})"
+    full = definition.keep_groups and len(pool) >= definition.keep_groups
+    if full or (definition.keep_bytes and pool.num_bytes >= definition.keep_bytes):
+        words.append("it can never be cut, since no more may be held for it: raise keep_groups and keep_bytes")
+    missing = f"{size - have} more {unit}"
+    if have >= size:
+        missing = f"more groups, for samples in a whole multiple of {definition.multiple}"
+    return f"{missing} ({', '.join(words)})"
 
 
 def dropped_words(dropped: Mapping[str, int], most: int = 4) -> str:

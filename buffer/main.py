@@ -20,6 +20,7 @@ from types import FrameType
 
 from buffer.cutter import Cutter
 from buffer.filters import BUILT_IN, Filters
+from buffer.holdings import Holdings
 from buffer.partial_groups import PartialGroups
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
@@ -140,6 +141,7 @@ class Buffer:
         log.info("leading in epoch %d with %d groups", lead.epoch, len(state.groups))
         partial = PartialGroups(self.client, self._keys, lead, self._config.rollout, self._waiting("buffer:late"))
         house = _House(self._config.worker.lease_s)
+        holdings = Holdings(self.client, self._keys)
         while not self._stopping.is_set():
             alive()
             last, kinds = self._take_events(state, last)
@@ -152,7 +154,9 @@ class Buffer:
             if house.retire.is_due() or "checkpointed" in kinds:
                 state.refresh()
                 state.catch_up()
+                state.settle()
                 self._housekeep(retirement, last)
+                holdings.tell(state)
             if house.reclaim.is_due():
                 self._reclaim()
             if house.late.is_due():
@@ -214,6 +218,7 @@ class Buffer:
 
     def _housekeep(self, retirement: Retirement, last: str) -> None:
         scripts.run(self.client, scripts.due(self._keys))
+        retirement.park()
         retirement.seal()
         retirement.sweep()
         retirement.trim(last)

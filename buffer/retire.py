@@ -2,11 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from buffer.group import Group
 from buffer.payload_servers import PayloadServers
 from buffer.state import State
+from buffer.subscription import Subscription
 from penstock import scripts
 from penstock.control import Client
 from penstock.errors import LeadershipLost
@@ -28,7 +29,7 @@ class Retirement:
     """Seals, sweeps and tidies for the leader.
 
     Args:
-        retention_s: ``buffer.retention_s``.
+        retention_s: ``buffer.retention_s``, for subscriptions without a ``keep_s`` of their own.
         alive: called between chunks; keeps the leadership, raises LeadershipLost.
     """
 
@@ -54,25 +55,49 @@ class Retirement:
     def seal(self) -> int:
         """Seal every group that nobody will use or rewind to; the number sealed. Raises LeadershipLost. Blocks.
 
-        With ``retention_s``, what waits for a checkpoint for longer goes too: its trainer cannot rewind to it.
+        With a retention, what waits for a checkpoint for longer goes too: its trainer cannot rewind to it.
         """
         ckpt = {name: sub.position.ckpt for name, sub in self._state.subs.items()}
-        sealed = self._seal_all(self._state.spent.durable(ckpt), evict=False)
-        if self._retention_s is not None:
-            evicted = self._seal_all(self._state.spent.expired(ckpt, self._retention_s), evict=True)
+        sealed = self._seal_all(self._state.spent.durable(ckpt), ())
+        keep_s = {name: self._keep_s(sub) for name, sub in self._state.subs.items()}
+        for limit in sorted({limit for limit in keep_s.values() if limit}):
+            may = {name for name, own in keep_s.items() if own and own <= limit}
+            evicted = self._seal_all(self._state.spent.expired(ckpt, limit, may), may)
             if evicted:
-                log.warning("%d groups went without a checkpoint past them, after %g s", evicted, self._retention_s)
+                log.warning("%d groups went without a checkpoint past them, after %g s", evicted, limit)
             sealed += evicted
         return sealed
 
-    def _seal_all(self, groups: list[Group], *, evict: bool) -> int:
+    def _keep_s(self, sub: Subscription) -> float:
+        return sub.definition.keep_s or self._retention_s or 0.0
+
+    def park(self) -> None:
+        """Subscriptions whose trainer has been gone for longer than their retention hold up nobody. Blocks shortly."""
+        for name, sub in list(self._state.subs.items()):
+            keep_s = sub.definition.keep_s
+            if not keep_s or sub.position.parked:
+                continue
+            call = scripts.park(
+                self._keys, self._lead, name, revision=self._state.revision, absent_ms=int(keep_s * 1000)
+            )
+            answer = run(self._client, call)
+            if answer.outcome == "leader":
+                raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+            if answer.outcome == "parked":
+                log.warning("%s: its trainer has been gone for %g s; nobody waits for it any more", name, keep_s)
+                self._state.refresh()
+            if answer.given:
+                log.warning("%s: %d groups of its uncommitted batches go to the other members", name, answer.given)
+                self._state.reload()
+
+    def _seal_all(self, groups: list[Group], evict: Collection[str]) -> int:
         sealed = 0
         for start in range(0, len(groups), CHUNK):
             self._alive()
-            sealed += self._seal_chunk(groups[start : start + CHUNK], evict=evict)
+            sealed += self._seal_chunk(groups[start : start + CHUNK], evict)
         return sealed
 
-    def _seal_chunk(self, groups: list[Group], *, evict: bool) -> int:
+    def _seal_chunk(self, groups: list[Group], evict: Collection[str]) -> int:
         jobs = [group.job for group in groups]
         call = scripts.seal(
             self._keys,

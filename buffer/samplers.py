@@ -1,84 +1,165 @@
 """Which groups a batch takes: the order in which a subscription's unused groups are looked at.
 
-Every pool adds, removes and takes the first k in a time that does not grow with what it holds.
+Every pool adds, removes and takes the first k in a time that does not grow with what it holds (prioritized: with its
+logarithm). ``order(n)`` is a pure function of what the pool holds, how it came there, the seed and the number of the
+batch; redelivery reads the stored manifest, and asks no pool.
 """
 
-from collections import Counter, OrderedDict
+import random
+from collections import OrderedDict
 from collections.abc import Iterator
-from heapq import nsmallest
-from itertools import islice
 
 from buffer.group import Group
+from buffer.sum_tree import SumTree
+
+#: Weight of a group whose priority is 0 or less: last, and not never.
+LEAST_WEIGHT = 1e-9
 
 
 class Pool:
-    """Unused groups of one subscription in buckets; buckets ascend, a bucket is in the order of completion.
+    """Unused groups of one subscription in the order of their arrival, and by oldest version (``fifo``)."""
 
-    ``fifo`` has one bucket, ``oldest_version`` one per oldest version.
-    """
-
-    def __init__(self, by_version: bool) -> None:
-        self._by_version = by_version
+    def __init__(self) -> None:
+        self._arrived: OrderedDict[str, Group] = OrderedDict()
         self._buckets: dict[int, OrderedDict[str, Group]] = {}
-        #: Oldest version -> groups.
-        self.versions: Counter[int] = Counter()
-        self._size = 0
+        self.samples = self.tokens = self.num_bytes = 0
 
     def __len__(self) -> int:
-        return self._size
-
-    def _bucket_of(self, group: Group) -> int:
-        return group.oldest if self._by_version else 0
+        return len(self._arrived)
 
     def __contains__(self, group: Group) -> bool:
-        return group.job in self._buckets.get(self._bucket_of(group), ())
+        return group.job in self._arrived
+
+    def __iter__(self) -> Iterator[Group]:
+        """In the order of arrival."""
+        return iter(self._arrived.values())
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """Oldest version -> groups."""
+        return {version: len(bucket) for version, bucket in self._buckets.items()}
 
     def add(self, group: Group) -> None:
         """Add a group; adding it twice changes nothing."""
-        bucket = self._buckets.setdefault(self._bucket_of(group), OrderedDict())
-        if group.job not in bucket:
-            bucket[group.job] = group
-            self.versions[group.oldest] += 1
-            self._size += 1
+        if group.job in self._arrived:
+            return
+        self._arrived[group.job] = group
+        self._buckets.setdefault(group.oldest, OrderedDict())[group.job] = group
+        self._count(group, 1)
 
     def discard(self, group: Group) -> None:
         """Remove a group if it is there."""
-        key = self._bucket_of(group)
-        bucket = self._buckets.get(key)
-        if bucket is None or bucket.pop(group.job, None) is None:
+        if self._arrived.pop(group.job, None) is None:
             return
+        bucket = self._buckets[group.oldest]
+        del bucket[group.job]
         if not bucket:
-            del self._buckets[key]
-        self.versions[group.oldest] -= 1
-        if not self.versions[group.oldest]:
-            del self.versions[group.oldest]
-        self._size -= 1
+            del self._buckets[group.oldest]
+        self._count(group, -1)
 
-    def __iter__(self) -> Iterator[Group]:
-        for key in sorted(self._buckets):
-            yield from self._buckets[key].values()
+    def _count(self, group: Group, sign: int) -> None:
+        self.samples += sign * group.n
+        self.tokens += sign * group.tokens
+        self.num_bytes += sign * group.num_bytes
 
-    def first(self, count: int) -> list[Group]:
-        """The first ``count`` groups, or as many as there are."""
-        return list(islice(self, count))
+    def order(self, n: int) -> Iterator[Group]:
+        """The groups in the order in which batch ``n`` takes them; the pool must not change meanwhile."""
+        return iter(self)
+
+    def by_version(self, newest: bool = False) -> Iterator[Group]:
+        """The groups of the oldest (or newest) versions first, whatever the order of this pool."""
+        for version in sorted(self._buckets, reverse=newest):
+            yield from self._buckets[version].values()
 
     def below(self, version: int) -> list[Group]:
         """Groups that hold a token older than ``version``."""
-        if not any(0 <= o < version for o in self.versions):
-            return []
-        old = (bucket for key, bucket in self._buckets.items() if not self._by_version or 0 <= key < version)
-        return [group for bucket in old for group in bucket.values() if 0 <= group.oldest < version]
+        old = (bucket for oldest, bucket in self._buckets.items() if 0 <= oldest < version)
+        return [group for bucket in old for group in bucket.values()]
 
-    def oldest(self, count: int) -> list[Group]:
-        """The ``count`` groups of the oldest versions, whatever the order of this pool."""
-        return self.first(count) if self._by_version else nsmallest(count, self, key=lambda group: group.oldest)
+
+class VersionPool(Pool):
+    """Groups of the oldest, or the newest, version first; within one in the order of arrival."""
+
+    def __init__(self, newest: bool = False) -> None:
+        super().__init__()
+        self._newest = newest
+
+    def order(self, n: int) -> Iterator[Group]:
+        return self.by_version(self._newest)
+
+
+class UniformPool(Pool):
+    """Every group is as likely as any other."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._list: list[Group] = []
+        self._at: dict[str, int] = {}
+
+    def add(self, group: Group) -> None:
+        if group not in self:
+            self._at[group.job] = len(self._list)
+            self._list.append(group)
+        super().add(group)
+
+    def discard(self, group: Group) -> None:
+        super().discard(group)
+        place = self._at.pop(group.job, None)
+        if place is None:
+            return
+        last = self._list.pop()
+        if last.job != group.job:
+            self._list[place] = last
+            self._at[last.job] = place
+
+    def order(self, n: int) -> Iterator[Group]:
+        # Fisher-Yates that remembers only what it has swapped.
+        rng = random.Random(f"{self._seed}/{n}")
+        swapped: dict[int, int] = {}
+        size = len(self._list)
+        for i in range(size):
+            j = rng.randrange(i, size)
+            yield self._list[swapped.get(j, j)]
+            swapped[j] = swapped.get(i, i)
+
+
+class PriorityPool(Pool):
+    """Groups in proportion to max(priority, 0) ** exponent, without replacement (arXiv 1511.05952, section 3.3)."""
+
+    def __init__(self, seed: int, field: str, exponent: float) -> None:
+        super().__init__()
+        self._seed, self._field, self._exponent = seed, field, exponent
+        self._tree: SumTree[Group] = SumTree()
+
+    def add(self, group: Group) -> None:
+        if group not in self:
+            self._tree.add(group.job, group, self._weight(group))
+        super().add(group)
+
+    def discard(self, group: Group) -> None:
+        if group in self:
+            self._tree.remove(group.job)
+        super().discard(group)
+
+    def _weight(self, group: Group) -> float:
+        priority = group.priority.get(self._field, 0.0)
+        try:
+            weight = priority**self._exponent if priority > 0 else 0.0
+        except OverflowError:
+            weight = 1e300
+        # Sums of a million of them stay finite.
+        return min(max(weight, LEAST_WEIGHT), 1e300)
+
+    def order(self, n: int) -> Iterator[Group]:
+        return self._tree.draw(random.Random(f"{self._seed}/{n}"))
 
 
 class CohortPool(Pool):
     """Unused groups by their place in the order of admission; a batch is the next places, complete."""
 
     def __init__(self) -> None:
-        super().__init__(by_version=False)
+        super().__init__()
         self._by_seq: dict[int, Group] = {}
 
     def add(self, group: Group) -> None:
@@ -100,8 +181,16 @@ class CohortPool(Pool):
         return min((seq for seq in self._by_seq if seq >= first), default=None)
 
 
-def make_pool(sampler: str) -> Pool:
+def make_pool(sampler: str, *, seed: int = 0, priority: str = "reward", exponent: float = 1.0) -> Pool:
     """The pool of a subscription with this sampler."""
-    if sampler == "cohort":
-        return CohortPool()
-    return Pool(by_version=sampler == "oldest_version")
+    match sampler:
+        case "cohort":
+            return CohortPool()
+        case "oldest_version" | "newest_version":
+            return VersionPool(newest=sampler == "newest_version")
+        case "uniform":
+            return UniformPool(seed)
+        case "prioritized":
+            return PriorityPool(seed, priority, exponent)
+        case _:
+            return Pool()

@@ -1,7 +1,7 @@
 """Groups that no subscription will use again: they retire when checkpoints are past the batches that hold them."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from buffer.group import Group
@@ -55,13 +55,18 @@ class Spent:
         """Groups that no restored trainer can ask for: every batch that holds them is behind its checkpoint."""
         return _flat(lot for batches, lot in self._lots.items() if _behind(batches, ckpt))
 
-    def expired(self, ckpt: Mapping[str, int], retention_s: float) -> list[Group]:
-        """Groups that wait for a checkpoint for longer than ``retention_s``."""
+    def expired(self, ckpt: Mapping[str, int], retention_s: float, may: Collection[str]) -> list[Group]:
+        """Groups that wait for longer than ``retention_s`` for checkpoints, none but of subscriptions that ``may``."""
         limit = time.monotonic() - retention_s
-        return _flat(lot for batches, lot in self._lots.items() if lot.spent_at < limit and not _behind(batches, ckpt))
+        lots = ((batches, lot) for batches, lot in self._lots.items() if lot.spent_at < limit)
+        return _flat(
+            lot
+            for batches, lot in lots
+            if not _behind(batches, ckpt) and _behind({(sub, n) for sub, n in batches if sub not in may}, ckpt)
+        )
 
 
-def _behind(batches: _Batches, ckpt: Mapping[str, int]) -> bool:
+def _behind(batches: Collection[tuple[str, int]], ckpt: Mapping[str, int]) -> bool:
     # Batches of a subscription that was dropped hold nothing back.
     return all(n <= ckpt.get(sub, n) for sub, n in batches)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from buffer.filters import Filters
-from buffer.group import Group
+from buffer.group import Group, priorities
 from buffer.judging import Judge
 from buffer.payload_servers import PayloadServers
 from buffer.spent import Spent
@@ -19,6 +19,7 @@ from penstock.errors import LeadershipLost
 from penstock.keys import Keys
 from penstock.messages import iter_maps, stored
 from penstock.scripts import Leadership, run
+from penstock.staleness import Lineage
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,10 @@ class State:
         self.revision = 0
         self.clock: dict[str, int] = {}
         self.spent = Spent()
+        #: Numbers of the metadata that samplers look at.
+        self._fields: frozenset[str] = frozenset()
+        #: Model -> version -> batches behind it.
+        self._steps: dict[str, dict[int, int]] = {}
         #: Place in the order of completion up to which every group was looked at.
         self._seen = 0
 
@@ -78,20 +83,54 @@ class State:
         raw = self._client.hgetall(self._keys.subs)
         self.revision = int(raw.get(b"rev", 0))
         names = [field.decode()[4:] for field in raw if field.startswith(b"sub:")]
-        gone = self.subs.keys() - set(names)
-        for name in gone:
-            del self.subs[name]
+        gone = [self.subs.pop(name) for name in self.subs.keys() - set(names)]
         for name in names:
             self._refresh_sub(name)
-        if gone:
+        self._refresh_lineages()
+        fields = frozenset(
+            sub.definition.priority for sub in self.subs.values() if sub.definition.sampler == "prioritized"
+        )
+        if not fields <= self._fields or any(sub.definition.share for sub in gone):
+            # A new number to sort by, or groups that a member of a pool gave back.
+            self._fields |= fields
+            self.reload()
+        elif gone:
             for group in self.groups.values():
                 self._place(group)
+
+    def reload(self) -> None:
+        """Forget every group and read them anew. Blocks as ``load``."""
+        self.forget(list(self.groups))
+        self._seen = 0
+        self.catch_up()
+
+    def _refresh_lineages(self) -> None:
+        """Who follows a model without driving it has the lineage of those who do."""
+        subs = list(self.subs.values())
+        for sub in subs:
+            model = sub.definition.model
+            if model and not sub.definition.driving:
+                drivers = [one for one in subs if one.definition.driving and one.definition.model == model]
+                sub.position.lineage = Lineage.merge(one.position.lineage for one in drivers)
+
+    def versions(self) -> list[int]:
+        """The newest version of every model."""
+        return [version for name, version in self.clock.items() if name.startswith("version:")]
+
+    def batches_behind(self, model: str, version: int) -> int | None:
+        """Batches that the weights of ``version`` had been trained on; None where nobody remembers. May block."""
+        known = self._steps.setdefault(model, {})
+        if version not in known:
+            raw = self._client.hgetall(self._keys.steps(model))
+            known.clear()
+            known.update({int(v): int(n) for v, n in raw.items()})
+        return known.get(version)
 
     def _refresh_sub(self, name: str) -> None:
         definition, position = parse(name, self._client.hgetall(self._keys.sub(name)))
         known = self.subs.get(name)
-        if known is not None and known.definition == definition:
-            known.position = position
+        if known is not None and known.keeps_its_pool(definition):
+            known.definition, known.position = definition, position
             return
         self.subs[name] = Subscription(definition, position)
         self.subs[name].unfilterable = self._filters.unknown(definition.filters)
@@ -148,7 +187,11 @@ class State:
                 owners.append((group, record["k"]))
                 versions.update(v for v, _ in record["loss_by_version"])
                 versions.update(v for v in (record["oldest"], record["newest"]) if v >= 0)
+                group.tokens += record["length"]
+                group.num_bytes += record["num_bytes"]
             group.versions = tuple(sorted(versions))
+            if self._fields:
+                group.priority = priorities(records[job], self._fields)
             groups.append(group)
         self._keep(groups, payloads, owners)
         for sub in self.subs.values():
@@ -183,7 +226,7 @@ class State:
     def used(self, sub: Subscription, groups: Iterable[Group], n: int) -> None:
         """These groups went into batch ``n``."""
         for group in groups:
-            group.uses[sub.name] = group.uses.get(sub.name, 0) + 1
+            group.uses[sub.account] = group.uses.get(sub.account, 0) + 1
             group.batches[sub.name] = n
             sub.pool.discard(group)  # a further use waits its turn behind the others
             self._place(group)
@@ -198,7 +241,7 @@ class State:
         log.info("%s: %d groups dropped as %s", sub.name, len(groups), reason)
         sub.position.dropped[reason] = sub.position.dropped.get(reason, 0) + len(groups)
         for group in groups:
-            group.uses[sub.name] = scripts.DISPOSALS[reason]
+            group.uses[sub.account] = scripts.DISPOSALS[reason]
             self._place(group)
 
     def keep_rejects(self, sub: Subscription, count: int, fits: Callable[[Group], bool]) -> int:
@@ -215,6 +258,24 @@ class State:
         self._judge.tell(sub, told, self.groups)
         for one in told:
             self._place(self.groups[one.job])
+
+    def settle(self) -> int:
+        """Say of groups that they are not for a subscription, or too many for it; how many. Raises LeadershipLost."""
+        settled = 0
+        for sub in self.subs.values():
+            for reason in ("before", "quota"):
+                refused = [group for group, why in list(sub.refused.values()) if why == reason]
+                self._dispose_all(sub, reason, refused)
+                settled += len(refused)
+            over = sub.too_many()
+            self._dispose_all(sub, "retention", over)
+            settled += len(over)
+        return settled
+
+    def _dispose_all(self, sub: Subscription, reason: str, groups: list[Group]) -> None:
+        for start in range(0, len(groups), CHUNK):
+            self._alive()
+            self.dispose(sub, reason, groups[start : start + CHUNK])
 
     def forget(self, jobs: Iterable[str]) -> None:
         """These groups are no longer ready."""

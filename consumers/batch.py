@@ -50,7 +50,7 @@ _NOTHING = np.zeros(1, np.uint8)
 def rank_rows(manifest: Manifest, dp_rank: int, dp_size: int) -> list[Row]:
     """The rows of one rank: those whose payloads it has to fetch before it makes its ``Batch``, lost ones left out."""
     rows = manifest.samples()
-    return [rows[i] for i in partition.split(rows, dp_size, manifest.seed)[dp_rank] if not rows[i].lost]
+    return [rows[i] for i in partition.split(rows, dp_size, manifest.seed, manifest.split)[dp_rank] if not rows[i].lost]
 
 
 class Batch:
@@ -91,7 +91,7 @@ class Batch:
         #: Rows of the whole batch, group by group.
         self.all_rows = manifest.samples()
         _check_manifest(manifest, self.all_rows)
-        self._shares = partition.split(self.all_rows, dp_size, manifest.seed)
+        self._shares = partition.split(self.all_rows, dp_size, manifest.seed, manifest.split)
         self._indices = self._shares[dp_rank]
         #: This rank's rows.
         self.rows = [self.all_rows[i] for i in self._indices]

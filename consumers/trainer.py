@@ -14,7 +14,7 @@ again in the same order.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -33,6 +33,7 @@ from penstock.keys import Keys
 from penstock.memory_control import TAGS, change, check_tags
 from penstock.messages import Publication, Row, pack, unpack
 from penstock.staleness import Lineage, Policy
+from penstock.subscription_config import subscription_of
 from penstock.waits import Waiting
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Trainer:
             broadcasts them. None: every replica reads.
         prefetch: batches cut and fetched ahead; each counts into its ``train_version`` (T2).
         batch_groups: groups per batch; None takes ``trainer.batch_groups``.
+        subscription: fields of ``trainer.subscription`` that differ for this one: ``{"driving": False}`` for a trainer
+            that reads beside the one that publishes, ``{"share": "pool"}`` for one of several that divide the groups.
 
     The subscription is taken on ``__enter__`` and given back on ``__exit__``. Not thread-safe.
     """
@@ -79,6 +82,7 @@ class Trainer:
         replica_group: Any = None,
         prefetch: int = 0,
         batch_groups: int | None = None,
+        subscription: "Mapping[str, Any] | None" = None,
     ) -> None:
         config = config or _config_of(run)
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
@@ -97,10 +101,11 @@ class Trainer:
         policy = Policy.of(config.staleness, config.buffer, filtered=bool(config.trainer.filter.functions))
         if (url := config.redis.url) is None:
             raise ConfigError("The trainer needs redis.url: the address of the run's Redis.")
-        definition: dict[str, scripts.Value] = {
-            **policy.definition(config.trainer),
-            "model": self.model_name,
-            "seed": config.seed,
+        wanted = subscription_of({**config.trainer.subscription.model_dump(), **(subscription or {})}, self.name)
+        #: True where its publications move the clock.
+        self.drives = wanted.driving
+        definition = {
+            **policy.definition(config.trainer, model=self.model_name, seed=config.seed, subscription=wanted),
             "roles": ",".join(roles),
         }
         self._subscriber = Subscriber(
@@ -109,7 +114,7 @@ class Trainer:
             self.name,
             seat=self.seat,
             definition=definition,
-            model=self.model_name,
+            model=self.model_name if self.drives else "",
         )
         self._ahead = Ahead(0 if policy.mode == "sync" else prefetch, self._read_ahead)
         self._payloads = PayloadReader(config.redis)
@@ -335,7 +340,7 @@ class Trainer:
 
     def _check_clock(self, batch: Batch) -> None:
         """T2: the version written in a new manifest is the one the trainer holds now."""
-        if batch.n <= self._redelivered:
+        if batch.n <= self._redelivered or not self.drives:
             return
         clock = self.version if self.is_leader else 0
         if self.is_leader:
@@ -620,7 +625,7 @@ class Trainer:
             )
         self._ahead.drop()
         self._committed = None
-        self._must_publish = self.is_leader
+        self._must_publish = self.is_leader and self.drives
         n = int(state["batch"])
         self._position, self._restored = n, True
         if not self.seat.drives:

@@ -10,6 +10,7 @@ from penstock.errors import ConfigError
 from penstock.fleet_config import FleetConfig, RouterConfig
 from penstock.keys import check_name
 from penstock.section import Positive, Seconds, Section
+from penstock.subscription_config import SubscriptionConfig
 
 #: Stands for a password in files and logs; a URL that has it cannot be used.
 MASK = "***"
@@ -314,6 +315,8 @@ class TrainerConfig(Section):
 
     #: Name of the subscription.
     name: str = "actor"
+    #: How the subscription takes groups, where that is not told by ``staleness`` and ``batch_groups``.
+    subscription: SubscriptionConfig = SubscriptionConfig()
     #: Groups per batch.
     batch_groups: Positive = 32
     #: Batches per publication.

@@ -330,3 +330,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(jobs_app, name="jobs")
     app.add_typer(dead_app, name="dead")
     app.add_typer(workers_app, name="workers")
+    from penstock.subs_cli import subs_app
+
+    app.add_typer(subs_app, name="subs")

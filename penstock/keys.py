@@ -93,6 +93,9 @@ class Keys:
     def memory(self, model: str) -> str:
         return self.of(f"memory:{model}")
 
+    def steps(self, model: str) -> str:
+        return self.of(f"steps:{model}")
+
     def done(self, dataset: str, epoch: int) -> str:
         return self.of(f"done:{dataset}/{epoch}")
 
@@ -170,6 +173,10 @@ class Keys:
     @property
     def waits(self) -> str:
         return self.of("waits")
+
+    @property
+    def held(self) -> str:
+        return self.of("held")
 
     @property
     def counters(self) -> str:

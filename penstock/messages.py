@@ -342,6 +342,15 @@ class Manifest(Record):
     #: Groups that were closed without all their samples, and the samples that are not there (T11).
     num_partial_groups: int = 0
     num_missing_samples: int = 0
+    #: Versions of the oldest and the newest token that bears loss; -1 where none does.
+    version_min: int = -1
+    version_max: int = -1
+    #: Lag of the newest token that bears loss, mean over samples.
+    staleness_newest: float = 0.0
+    #: Lag of the oldest token that bears loss in batches trained (optimizer steps, where a batch is one); -1: unknown.
+    staleness_steps: int = -1
+    #: How its rows are split over ranks: balanced | tokens | strided.
+    split: str = "balanced"
 
     def samples(self) -> list[Row]:
         return self.rows

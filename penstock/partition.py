@@ -13,42 +13,50 @@ from penstock.errors import ConfigError
 from penstock.messages import Row
 
 
-def split(rows: Sequence[Row], dp_size: int, seed: int, *, balance: bool = True) -> list[list[int]]:
+def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = "balanced") -> list[list[int]]:
     """Indices into ``rows`` for each rank, ascending; every row on exactly one rank.
 
-    Ranks get equally many rows where ``dp_size`` divides their number, else at most
-    ``ceil(len(rows) / dp_size)`` each. With ``balance`` the tokens per rank are evened out by the largest
-    differencing method of Karmarkar and Karp (1982) with parts of equal size, and swaps; without, rows are dealt out.
+    ``balanced``: ranks get equally many rows where ``dp_size`` divides their number, else at most
+    ``ceil(len(rows) / dp_size)`` each, and the tokens per rank are evened out by the largest differencing method of
+    Karmarkar and Karp (1982) with parts of equal size, and swaps. ``tokens``: the same method without equal counts, so
+    that one long sample may stand against many short ones. ``strided``: rows are dealt out.
     ``seed`` decides which rank gets which part, so that no rank is the longest one for ever.
 
     Raises:
-        ConfigError: ``dp_size`` is less than 1.
+        ConfigError: ``dp_size`` is less than 1, or ``how`` is none of these.
     """
+    if how not in ("balanced", "tokens", "strided"):
+        raise ConfigError(f"A batch cannot be split {how!r}: use balanced, tokens or strided.")
     if dp_size < 1:
         raise ConfigError(f"dp_size is {dp_size}; it must be at least 1.")
     if dp_size == 1:
         return [list(range(len(rows)))]
-    if balance:
-        lengths = [row.length for row in rows]
+    lengths = [row.length for row in rows]
+    if how == "balanced":
         parts = even_out(lengths, karmarkar_karp(lengths, dp_size))
+    elif how == "tokens":
+        parts = karmarkar_karp(lengths, dp_size, equal=False)
     else:
         parts = [list(range(rank, len(rows), dp_size)) for rank in range(dp_size)]
     random.Random(seed).shuffle(parts)
     return parts
 
 
-def karmarkar_karp(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Indices of ``lengths`` in ``parts`` sets of equal size and nearly equal sum, each ascending.
+def karmarkar_karp(lengths: Sequence[int], parts: int, *, equal: bool = True) -> list[list[int]]:
+    """Indices of ``lengths`` in ``parts`` sets of nearly equal sum, and with ``equal`` of equal size, each ascending.
 
     Where the number does not divide, sets are filled up with items of length 0 that are left out of the answer.
     Every ``parts`` neighbours in order of length begin as one state with one item per set; the two states of the
-    largest spread are merged, heaviest set to lightest, until one is left. O(n log n).
+    largest spread are merged, heaviest set to lightest, until one is left. Without ``equal`` every item is a state of
+    its own. O(n log n).
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     padded = order + [-1] * (-len(order) % parts)
+    if not equal:
+        padded = [j for i in order for j in (i, *[-1] * (parts - 1))]
     heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
     for serial, start in enumerate(range(0, len(padded), parts)):
-        state = [(lengths[i] if i >= 0 else 0, [i]) for i in padded[start : start + parts]]
+        state = [(lengths[i] if i >= 0 else 0, [i] if equal or i >= 0 else []) for i in padded[start : start + parts]]
         heap.append((state[-1][0] - state[0][0], serial, state))
     if not heap:
         return [[] for _ in range(parts)]

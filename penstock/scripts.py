@@ -6,7 +6,7 @@ second time (protocol of leases, tokens, owners and revisions).
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -131,7 +131,7 @@ def admit(
     source: str,
     position: int,
     model: str,
-    gate: tuple[int, Sequence[str]] | None,
+    gate: tuple[int, Sequence[str | Sequence[str]]] | None,
     cohorts: bool = False,
 ) -> Call[Admission]:
     """Admit jobs in order, as many as the gate lets in.
@@ -140,27 +140,22 @@ def admit(
         jobs: jobs of one lane and their records.
         source: name of the position that is moved, by one per job admitted or skipped as done.
         position: where the caller believes it stands.
-        gate: (revision of subs, driving subscriptions), or None for lanes that no gate holds (eval, score).
+        gate: (revision of subs, driving subscriptions; for a pool all of its members as one entry), or None for lanes
+            that no gate holds (eval, score).
         cohorts: keep the order of admission, because a subscription of this lane cuts by cohort.
     """
-    names = list(gate[1]) if gate else []
-    args: list[Value] = [
-        keys.prefix,
-        lane,
-        source,
-        position,
-        gate[0] if gate else -1,
-        version_field(model),
-        int(cohorts),
-    ]
+    gates = [[one] if isinstance(one, str) else list(one) for one in gate[1]] if gate else []
+    head: list[Value] = [keys.prefix, lane, source, position, gate[0] if gate else -1, version_field(model)]
+    args: list[Value] = [*head, int(cohorts), _numbers(gates)]
     for job, body in jobs:
         args += [job.id, job.n, body]
 
     def parse(answer: Any) -> Admission:
         admitted, position, tightest = (*(int(v) for v in answer[1:]), 0, 0, 0)[:3]
-        return Admission(_text(answer[0]), admitted, position, names[tightest - 1] if tightest else "")
+        return Admission(_text(answer[0]), admitted, position, gates[tightest - 1][0] if tightest else "")
 
-    return Call(script("admit"), [keys.source, keys.subs, keys.clock, *map(keys.sub, names)], args, parse)
+    subs = [keys.sub(name) for names in gates for name in names]
+    return Call(script("admit"), [keys.source, keys.subs, keys.clock, *subs], args, parse)
 
 
 def swap(keys: Keys, field: str, read: int, number: int) -> Call[int]:
@@ -438,20 +433,26 @@ def cut(
     version: int,
     oldest_allowed: int,
     jobs: Sequence[str],
+    gb: int | None = None,
 ) -> Call[Cut]:
-    """Batch ``n`` of a subscription comes to be, if everything it was planned on still holds."""
+    """Batch ``n`` of a subscription comes to be, if everything it was planned on still holds.
+
+    ``gb``: groups that one of its versions consumes from now on, where that is not known beforehand.
+    """
 
     def parse(answer: Any) -> Cut:
         return Cut(*_texts(answer)) if _text(answer[0]) == "group" else Cut(_text(answer[0]))
 
     field = version_field(model) if model else ""
     head: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, revision, n, manifest, digest, consumes]
-    args = [*head, field, version, oldest_allowed, *jobs]
+    args = [*head, field, version, oldest_allowed, "" if gb is None else gb, *jobs]
     return Call(script("cut"), [keys.leader, keys.subs, keys.sub(sub), keys.batches(sub), keys.clock], args, parse)
 
 
 #: Why a subscription will never use a group: reason -> value of its ``u`` field.
-DISPOSALS = {"stale": -1, "filtered": -2, "rewound": -3, "payload_lost": -4}
+DISPOSALS = {
+    "stale": -1, "filtered": -2, "rewound": -3, "payload_lost": -4, "before": -5, "quota": -6, "retention": -7,
+}  # fmt: skip
 
 
 def dispose(keys: Keys, lead: Leadership, sub: str, reason: str, jobs: Sequence[str]) -> Call[int]:
@@ -481,13 +482,22 @@ def judge(keys: Keys, lead: Leadership, sub: str, groups: Iterable[Judged]) -> C
     return Call(script("judge"), [keys.leader, keys.sub(sub)], args, int)
 
 
-def room(keys: Keys, subs: Sequence[str]) -> Call[dict[str, tuple[int, int]]]:
-    """Places at the gate by driving subscription: (free, all); free ones below 0 are too many."""
+def room(keys: Keys, gates: Sequence[Sequence[str]]) -> Call[dict[str, tuple[int, int]]]:
+    """Places at each gate by its first subscription: (free, all); free ones below 0 are too many.
+
+    ``gates``: driving subscriptions, each with all members of its pool.
+    """
 
     def parse(answer: Any) -> dict[str, tuple[int, int]]:
-        return {name: (int(free), int(all_)) for name, (free, all_) in zip(subs, answer, strict=True)}
+        return {names[0]: (int(free), int(all_)) for names, (free, all_) in zip(gates, answer, strict=True)}
 
-    return Call(script("room"), [keys.sub(name) for name in subs], [keys.prefix], parse)
+    subs = [keys.sub(name) for names in gates for name in names]
+    return Call(script("room"), [keys.subs, *subs], [keys.prefix, _numbers(gates)], parse)
+
+
+def _numbers(gates: Sequence[Sequence[str]]) -> str:
+    """The number of its gate for every subscription."""
+    return ",".join(str(number) for number, names in enumerate(gates, 1) for _ in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,15 +537,52 @@ def rolled_back(keys: Keys, lost: Mapping[str, int]) -> Call[int]:
 
 
 def seal(
-    keys: Keys, lead: Leadership, *, revision: int, subs: Sequence[str], jobs: Sequence[str], evict: bool = False
+    keys: Keys,
+    lead: Leadership,
+    *,
+    revision: int,
+    subs: Sequence[str],
+    jobs: Sequence[str],
+    evict: Collection[str] = (),
 ) -> Call[str | list[str]]:
-    """Retire groups that every subscription is done with; the jobs sealed, or ``leader`` | ``subs``."""
+    """Retire groups that every subscription is done with; the jobs sealed, or ``leader`` | ``subs``.
+
+    ``evict``: subscriptions that may lose what they committed and have no checkpoint past.
+    """
 
     def parse(answer: Any) -> str | list[str]:
         return _text(answer) if isinstance(answer, (bytes, str)) else _texts(answer)
 
-    args: list[Value] = [keys.prefix, lead.epoch, lead.token, revision, int(evict), len(subs), *subs, *jobs]
+    flags = "".join("1" if sub in evict else "0" for sub in subs)
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, revision, len(subs), flags, *subs, *jobs]
     return Call(script("seal"), [keys.leader, keys.subs, keys.ready, *map(keys.sub, subs)], args, parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Outcome of park: ``parked`` with the groups given back to a pool, or why not."""
+
+    outcome: str
+    given: int = 0
+
+
+def park(keys: Keys, lead: Leadership, sub: str, *, revision: int, absent_ms: int) -> Call[Parked]:
+    """A subscription whose owner has been gone for longer than ``absent_ms`` holds up nobody any more."""
+    names = [keys.leader, keys.subs, keys.sub(sub), keys.batches(sub), keys.owner(sub)]
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, revision, sub, absent_ms]
+    return Call(script("park"), names, args, lambda a: Parked(_text(a[0]), *(int(v) for v in a[1:])))
+
+
+def grant(keys: Keys, lead: Leadership, sub: str, groups: int, completed: int, counted: Sequence[str]) -> Call[int]:
+    """Owe ``groups`` to the batch that ``sub`` asks for, if the gate of ``counted`` is closed and nothing is in flight.
+
+    ``completed``: groups that the run had completed when ``groups`` was reckoned. Groups owed now; 0: none were
+    granted; -1: leadership lost.
+    """
+    names = [keys.leader, keys.subs, keys.sub(sub), keys.delayed, keys.counters]
+    lanes = [keys.jobs(lane) for lane in ("train", "resume", "suspect")]
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, groups, completed]
+    return Call(script("grant"), [*names, *lanes, *map(keys.sub, counted)], args, int)
 
 
 def sweep(keys: Keys, lead: Leadership, groups: Iterable[tuple[str, int]]) -> Call[int]:
@@ -554,16 +601,43 @@ def tidy(keys: Keys, records: str, stale: Iterable[tuple[str, bytes]], *, consum
 # --- trainer ----------------------------------------------------------------------------------------------------
 
 
-def subscribe(keys: Keys, sub: str, definition: dict[str, Value]) -> Call[int]:
-    """Make or change a subscription; the revision of subs. ConfigError when one of this name was dropped."""
+#: Marks a subscribe that was planned on a revision that has moved.
+MOVED = -2
+
+
+def subscribe(
+    keys: Keys, sub: str, definition: Mapping[str, Value], *, revision: int | None = None, operator: bool = False
+) -> Call[int]:
+    """Make or change a subscription; the revision of subs, or ``MOVED``.
+
+    Args:
+        revision: the one that the change was planned on; None: any.
+        operator: these fields stay when the trainer comes back with its own; an empty value lets go of one.
+
+    Raises ConfigError when one of this name was dropped, or a field may not be what is asked for.
+    """
 
     def parse(answer: Any) -> int:
-        if int(answer) < 0:
+        code, *what = int(answer[0]), *_texts(answer[1:])
+        if code == -1:
             raise ConfigError(f"Subscription {sub!r} of run {keys.run!r} was dropped: take another name.")
-        return int(answer)
+        if code == -5:
+            raise ConfigError(
+                f"The pool of {sub!r} in run {keys.run!r} was dropped with its last member: name another."
+            )
+        if code == -3:
+            raise ConfigError(
+                f"The {what[0]} of subscription {sub!r} cannot change: groups remember it. Take another name."
+            )
+        if code == -4:
+            raise ConfigError(
+                f"Subscription {sub!r} and {what[1]!r} share one pool, so their {what[0]} must be the same."
+            )
+        return code
 
     flat: list[Value] = [part for pair in definition.items() for part in pair]
-    return Call(script("subscribe"), [keys.subs, keys.sub(sub)], [keys.prefix, sub, *flat], parse)
+    rev: Value = "" if revision is None else revision
+    return Call(script("subscribe"), [keys.subs, keys.sub(sub)], [keys.prefix, sub, rev, int(operator), *flat], parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,7 +662,7 @@ def join(keys: Keys, sub: str, owner: str, lease_ms: int, *, only_renew: bool = 
         return Joined(True, *(int(v) for v in answer[1:]))
 
     args: list[Value] = [keys.prefix, owner, lease_ms, int(only_renew)]
-    return Call(script("join"), [keys.sub(sub), keys.owner(sub)], args, parse)
+    return Call(script("join"), [keys.sub(sub), keys.owner(sub), keys.subs], args, parse)
 
 
 def leave(keys: Keys, sub: str, owner: str) -> Call[bool]:
@@ -693,7 +767,7 @@ def publish(
         }[outcome]
         raise PublishError(f"Version {version} of model {model!r} cannot be announced: {why}.")
 
-    names = [keys.clock, keys.sub(sub), keys.batches(sub), keys.weights(model)]
+    names = [keys.clock, keys.sub(sub), keys.batches(sub), keys.weights(model), keys.steps(model)]
     args: list[Value] = [keys.prefix, owner, gen, version_field(model), version, through, step, rev, record, known]
     return Call(script("publish"), names, args, parse)
 
@@ -715,7 +789,7 @@ class Rewound:
 def rewind(keys: Keys, sub: str, *, owner: str, gen: int, n: int, model: str) -> Call[Rewound]:
     """Deliver every batch after ``n`` again; versions that consumed any of them are abandoned."""
     args: list[Value] = [keys.prefix, owner, gen, n, version_field(model) if model else ""]
-    names = [keys.sub(sub), keys.batches(sub), keys.clock, keys.weights(model or "-")]
+    names = [keys.sub(sub), keys.batches(sub), keys.clock, keys.weights(model or "-"), keys.subs]
     return Call(script("rewind"), names, args, lambda a: Rewound(_text(a[0]), int(a[1]), int(a[2])))
 
 

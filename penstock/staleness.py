@@ -7,16 +7,15 @@ with one of them is not trained. The publication that follows a rewind may hold 
 was restored; it does not age anything either.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from penstock.config import BufferConfig, StalenessConfig, TrainerConfig
 from penstock.errors import ConfigError
+from penstock.subscription_config import OnExpiry, Sampler, SubscriptionConfig, Value, checked
 
 Mode = Literal["sync", "one_step", "async"]
-OnExpiry = Literal["wait", "mask", "drop"]
-Sampler = Literal["oldest_version", "fifo", "cohort"]
 
 #: Bound of the modes that have one by definition.
 _BOUNDS = {"sync": 0, "one_step": 1}
@@ -51,26 +50,39 @@ class Policy:
         """Most admitted groups that are neither disposed of nor consumed by a published version (T3)."""
         return (1 + self.bound) * groups_per_version
 
-    def definition(self, trainer: TrainerConfig) -> dict[str, str | int]:
-        """Fields of the subscription of a trainer that drives the clock; ConfigError where they cannot work."""
+    def definition(
+        self, trainer: TrainerConfig, *, model: str, seed: int = 0, subscription: SubscriptionConfig | None = None
+    ) -> dict[str, Value]:
+        """Fields of a trainer's subscription: this policy, and what ``subscription`` says otherwise.
+
+        Who does not drive the clock is bounded only where it asks for a bound. Raises ConfigError where it cannot work.
+        """
         self._check(trainer)
-        return {
+        wanted = subscription or trainer.subscription
+        given = wanted.model_dump(exclude_none=True)
+        if wanted.driving and self.mode in _BOUNDS and {"sampler", "bound"} & given.keys():
+            raise ConfigError(f"mode {self.mode} decides sampler and bound of who drives: leave them out.")
+        if wanted.size is None and wanted.unit != "groups":
+            raise ConfigError(f"A batch in {wanted.unit} needs its size: set trainer.subscription.size.")
+        bounded = wanted.driving or wanted.bound is not None
+        values = {
             "lanes": "train",
-            "mode": self.mode,
-            "bound": self.bound,
-            "on_expiry": self.on_expiry,
-            "sampler": self.sampler,
+            "mode": self.mode if wanted.driving else "async",
+            "bound": self.bound if bounded else 0,
+            "on_expiry": self.on_expiry if wanted.driving else "mask",
+            "sampler": self.sampler if wanted.driving else "fifo",
             "size": trainer.batch_groups,
-            "per_version": trainer.batches_per_version,
-            "gb": trainer.batch_groups * trainer.batches_per_version,
-            "reuse": 1,
-            "driving": 1,
-            "over": trainer.over_sampling_groups,
-            "min_first": trainer.min_groups_before_first_batch,
+            "per_version": trainer.batches_per_version if wanted.driving else 1,
+            "model": model if bounded else "",
+            "seed": seed,
+            "over": trainer.over_sampling_groups if wanted.driving else 0,
+            "min_first": trainer.min_groups_before_first_batch if wanted.driving else 0,
             "filters": ",".join(trainer.filter.functions),
             "on_filter_error": trainer.filter.on_error,
-            "keep_when_few": int(trainer.filter.keep_when_few),
+            "keep_when_few": trainer.filter.keep_when_few,
+            **given,
         }
+        return checked(values, trainer.name).fields()
 
     def _check(self, trainer: TrainerConfig) -> None:
         if self.sampler == "cohort":
@@ -108,6 +120,13 @@ class Lineage:
         spans = [part.split("-") for part in abandoned.split(",") if part]
         again = frozenset(int(part) for part in repeats.split(",") if part)
         return cls(tuple((int(first), int(last)) for first, last in spans), again)
+
+    @classmethod
+    def merge(cls, lineages: "Iterable[Lineage]") -> "Lineage":
+        """What any of them abandoned or repeated."""
+        every = list(lineages)
+        spans = sorted({span for one in every for span in one.abandoned})
+        return cls(tuple(spans), frozenset().union(*(one.repeats for one in every)))
 
     def lives(self, version: int) -> bool:
         return not any(first <= version <= last for first, last in self.abandoned)

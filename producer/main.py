@@ -15,6 +15,7 @@ import logging
 import signal
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from penstock import scripts
 from penstock.config import Config
@@ -102,11 +103,12 @@ class Producer:
         jobs = [self._job_at(position + i) for i in range(CHUNK)]
         answer = self._admit(jobs, lane="train", source="train", position=position, gate=gate)
         if answer.outcome == "closed":
-            return self._why_closed(answer.sub)
+            return self._why_closed(answer.sub, gate[1])
         return ""
 
-    def _why_closed(self, sub: str) -> str:
-        free, places = self._control.call(scripts.room(self._keys, [sub]))[sub]
+    def _why_closed(self, sub: str, gates: Sequence[Sequence[str]]) -> str:
+        gate = [names for names in gates if names[0] == sub]
+        free, places = self._control.call(scripts.room(self._keys, gate))[sub]
         return (
             f"the gate: trainer:{sub} has to publish a version that consumes what was admitted "
             f"({places - free} of {places} places are taken)"
@@ -116,14 +118,24 @@ class Producer:
         dataset, epoch, prompt = self._source.at(position)
         return dataset.job(prompt, epoch, n=self._config.rollout.n, lane="train", sampling={})
 
-    def _driving(self) -> tuple[int, list[str]]:
-        """(revision of subs, names of those that drive the gate)."""
-        raw = self._control.do(lambda client: client.hgetall(self._keys.subs))
-        names = [field.decode()[4:] for field in raw if field.startswith(b"sub:")]
-        return int(raw.get(b"rev", 0)), sorted(name for name in names if self._drives(name))
+    def _driving(self) -> tuple[int, list[list[str]]]:
+        """(revision of subs, those that drive the gate; with one of a pool all of its members).
 
-    def _drives(self, name: str) -> bool:
-        return bool(self._control.do(lambda client: client.hget(self._keys.sub(name), "driving")) == b"1")
+        One that is parked drives nothing: its trainer has been gone for longer than its retention.
+        """
+        raw = self._control.do(lambda client: client.hgetall(self._keys.subs))
+        names = sorted(field.decode()[4:] for field in raw if field.startswith(b"sub:"))
+        accounts: dict[str, list[str]] = {}
+        driven: set[str] = set()
+        for name in names:
+            driving, parked, share = self._control.do(
+                partial(_hmget, key=self._keys.sub(name), fields=("driving", "parked", "share"))
+            )
+            account = f"share:{share.decode()}" if share else name
+            accounts.setdefault(account, []).append(name)
+            if driving == b"1" and parked != b"1":
+                driven.add(account)
+        return int(raw.get(b"rev", 0)), [members for account, members in accounts.items() if account in driven]
 
     # --- evaluation -----------------------------------------------------------------------------------------------
 
@@ -165,7 +177,13 @@ class Producer:
     # --- both -----------------------------------------------------------------------------------------------------
 
     def _admit(
-        self, jobs: Sequence[Job], *, lane: str, source: str, position: int, gate: tuple[int, Sequence[str]] | None
+        self,
+        jobs: Sequence[Job],
+        *,
+        lane: str,
+        source: str,
+        position: int,
+        gate: tuple[int, Sequence[Sequence[str]]] | None,
     ) -> Admission:
         cohorts = lane == "eval" or self._config.staleness.mode != "async" or self._config.buffer.sampler == "cohort"
         return self._control.call(
@@ -202,6 +220,10 @@ class Producer:
     def _is_full(self) -> bool:
         info = self._control.do(lambda client: client.info("memory"))
         return bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]
+
+
+def _hmget(client: Client, key: str, fields: Sequence[str]) -> list[bytes | None]:
+    return list(client.hmget(key, *fields))
 
 
 def _check_names(datasets: Sequence[Dataset]) -> None:

@@ -120,6 +120,38 @@ local function lose(prefix, job, k)
   return 0
 end
 
+-- Under what name groups count the uses of a subscription: its own, or its pool's.
+local function account_of(sub_key, name)
+  local share = redis.call('HGET', sub_key, 'share')
+  return share and share ~= '' and 'share:' .. share or name
+end
+
+-- A member of a pool loses what was cut for it and not committed; the groups are anybody's again. Batch numbers are
+-- used anew, so the stream is written anew: the id of an entry never goes back by itself. Returns the groups.
+local function give_back(prefix, name, sub_key, batches_key)
+  local s = redis.call('HMGET', sub_key, 'cursor', 'cut')
+  local cursor, cut, given = tonumber(s[1] or 0), tonumber(s[2] or 0), 0
+  if cut <= cursor then return 0 end
+  local used, last = 'u:' .. account_of(sub_key, name), 'b:' .. name
+  for _, entry in ipairs(redis.call('XRANGE', batches_key, (cursor + 1) .. '-0', '+')) do
+    for job in string.gmatch(field(entry[2], 'j') or '', '[^,]+') do
+      local key = group_key(prefix, job)
+      if redis.call('EXISTS', key) == 1 and tonumber(redis.call('HGET', key, used) or 0) > 0 then
+        redis.call('HDEL', key, used, last) -- a pool uses a group once
+        given = given + 1
+      end
+    end
+  end
+  local kept, cum = redis.call('XRANGE', batches_key, '-', cursor .. '-0'), 0
+  redis.call('DEL', batches_key)
+  for _, entry in ipairs(kept) do
+    redis.call('XADD', batches_key, entry[1], unpack(entry[2]))
+    if entry[1] == cursor .. '-0' then cum = field(entry[2], 'cum') end
+  end
+  redis.call('HSET', sub_key, 'cut', cursor, 'cum', cum, 'ask', 0, 'bits', '')
+  return given
+end
+
 local function leads(key, epoch, token)
   local l = redis.call('HMGET', key, 'epoch', 'token')
   return l[1] == epoch and l[2] == token
@@ -149,16 +181,42 @@ local function stock_of(prefix)
   return tonumber(c[1] or 0), tonumber(c[2] or 0) + tonumber(c[3] or 0)
 end
 
--- Places at the gate of a driving subscription: free ones, and all (T3).
-local function places(key, admitted, gone)
-  local s = redis.call('HMGET', key, 'disposed', 'p', 'bound', 'gb', 'sampler', 'start', 'skipped', 'over')
-  local stock = admitted - tonumber(s[2] or 0)
-  if s[5] == 'cohort' then
-    -- a cohort keeps its size when a member is buried: the place is free when the cohort is trained or skipped
-    stock = stock - tonumber(s[7] or 0)
-  else
-    stock = stock - gone - tonumber(s[1] or 0) - tonumber(s[6] or 0)
+-- Places at the gate (T3) for the subscriptions that it counts together, one or a pool's members: free ones, and all.
+local function places(subs_key, keys, admitted, gone)
+  local stock, bound, gb, over, pool = admitted, nil, 0, 0, nil
+  for _, key in ipairs(keys) do
+    local s = redis.call('HMGET', key, 'disposed', 'p', 'bound', 'gb', 'sampler', 'start', 'skipped', 'over', 'owed',
+      'share', 'parked')
+    stock = stock - tonumber(s[2] or 0)
+    if s[5] == 'cohort' then
+      -- a cohort keeps its size when a member is buried: the place is free when the cohort is trained or skipped
+      stock, gone = stock - tonumber(s[7] or 0), 0
+    elseif (s[10] or '') ~= '' then
+      stock, pool = stock - tonumber(s[1] or 0), s[10]
+    else
+      stock = stock - tonumber(s[1] or 0) - tonumber(s[6] or 0)
+    end
+    local h = tonumber(s[3] or 0)
+    bound = math.min(bound or h, h)
+    over = over + tonumber(s[8] or 0) + tonumber(s[9] or 0)
+    if s[11] ~= '1' then gb = gb + tonumber(s[4] or 0) end
   end
-  local all = (tonumber(s[3]) + 1) * tonumber(s[4]) + tonumber(s[8] or 0)
-  return all - stock, all
+  if pool then -- what was gone before its first member came, and what members consumed that were dropped
+    local p = redis.call('HMGET', subs_key, 'start:' .. pool, 'gone:' .. pool)
+    stock = stock - tonumber(p[1] or 0) - tonumber(p[2] or 0)
+  end
+  local all = ((bound or 0) + 1) * gb + over
+  return all - (stock - gone), all
+end
+
+-- Keys from the first on, by the numbers of their gates (1, 2, ... with commas): a list of lists.
+local function gates_of(keys, first, numbers)
+  local gates, i = {}, first
+  for number in string.gmatch(numbers, '%d+') do
+    number = tonumber(number)
+    gates[number] = gates[number] or {}
+    table.insert(gates[number], keys[i])
+    i = i + 1
+  end
+  return gates
 end

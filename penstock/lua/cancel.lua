@@ -22,10 +22,13 @@ elseif st == 'dead' then
   redis.call('XDEL', KEYS[4], g[3])
 elseif st == 'ready' then
   redis.call('ZREM', KEYS[5], job)
-  for i = 7, #KEYS do -- places at the gate of those that had not used it
-    local unused = redis.call('HEXISTS', KEYS[1], 'u:' .. ARGV[i - 4]) == 0
+  local told = {}
+  for i = 7, #KEYS do -- places at the gate of those that had not used it, of a pool once
+    local account = account_of(KEYS[i], ARGV[i - 4])
+    local unused = not told[account] and redis.call('HEXISTS', KEYS[1], 'u:' .. account) == 0
     if unused and covers(redis.call('HGET', KEYS[i], 'lanes'), g[4]) then
       redis.call('HINCRBY', KEYS[i], 'disposed', 1)
+      told[account] = true
     end
   end
   count(prefix, 'gone:' .. g[4])

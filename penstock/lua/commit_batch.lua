@@ -32,5 +32,11 @@ if not all then
   return {'waiting', cursor, bits}
 end
 redis.call('HSET', KEYS[1], 'bits', '', 'cursor', n)
+-- who publishes nothing has consumed its groups now
+if redis.call('HGET', KEYS[1], 'driving') ~= '1' then
+  redis.call('HSET', KEYS[1], 'p', field(found[1][2], 'cum') or 0)
+  poke(prefix .. 'gate')
+end
+if tonumber(redis.call('HGET', KEYS[1], 'ask') or 0) > n then event(prefix, 'committed', '', '') end
 count(prefix, 'batches_committed')
 return {'committed', n, bits}

@@ -1,7 +1,8 @@
 -- cut: a batch comes to be (leader).
 -- KEYS: leader, subs, sub:NAME, batches:NAME, clock
 -- ARGV: prefix, epoch, token, sub, revision of subs, n, manifest, digest, places it consumes at the gate,
---       version field of clock ('' for none), version it was planned at, oldest version allowed (-1: any), then jobs
+--       version field of clock ('' for none), version it was planned at, oldest version allowed (-1: any),
+--       groups that a version consumes from now on ('': as before), then jobs
 -- Returns: {'cut'} | {'already'} | {'leader'} | {'subs'} | {'order', cut} | {'clock', version} | {'group', job, why}
 -- Atomic because every group must be ready, kept, unused up to its limit and inside the bound in the instant in
 -- which the batch comes to be; nothing is written unless all are (I5, I6).
@@ -21,8 +22,8 @@ if ARGV[10] ~= '' then
   -- nor between a rewind and its publication: the clock still shows a version that was abandoned
   if version ~= ARGV[11] or s[4] == '1' then return {'clock', version} end
 end
-local floor, used = tonumber(ARGV[12]), 'u:' .. sub
-for i = 13, #ARGV do
+local floor, used = tonumber(ARGV[12]), 'u:' .. account_of(KEYS[3], sub)
+for i = 14, #ARGV do
   local g = redis.call('HMGET', group_key(prefix, ARGV[i]), 'st', 'kept', 'n', used, 'o')
   if g[1] ~= 'ready' then return {'group', ARGV[i], 'not ready'} end
   if g[2] ~= g[3] then return {'group', ARGV[i], 'not kept'} end
@@ -31,9 +32,13 @@ for i = 13, #ARGV do
   if floor >= 0 and tonumber(g[5]) >= 0 and tonumber(g[5]) < floor then return {'group', ARGV[i], 'stale'} end
 end
 local cum = tonumber(s[3] or 0) + tonumber(ARGV[9])
-redis.call('XADD', KEYS[4], n .. '-0', 'm', ARGV[7], 'dg', ARGV[8], 'cum', cum)
+local jobs = table.concat(ARGV, ',', 14)
+redis.call('XADD', KEYS[4], n .. '-0', 'm', ARGV[7], 'dg', ARGV[8], 'cum', cum, 'j', jobs)
 redis.call('HSET', KEYS[3], 'cut', n, 'cum', cum)
-for i = 13, #ARGV do
+-- what was owed to this batch is in it
+redis.call('HDEL', KEYS[3], 'owed')
+if ARGV[13] ~= '' then redis.call('HSET', KEYS[3], 'gb', ARGV[13]) end
+for i = 14, #ARGV do
   local key = group_key(prefix, ARGV[i])
   redis.call('HINCRBY', key, used, 1)
   redis.call('HSET', key, 'b:' .. sub, n)

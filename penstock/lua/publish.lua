@@ -1,5 +1,5 @@
 -- publish: committed -> published; the clock moves (driver).
--- KEYS: clock, sub:NAME, batches:NAME, weights:MODEL
+-- KEYS: clock, sub:NAME, batches:NAME, weights:MODEL, steps:MODEL
 -- ARGV: prefix, owner, gen, version field of clock, version, through, step, rev, publication record,
 --       newest version that anybody knows: above the clock only when a failover lost publications
 -- Returns: {'published' | 'already' | 'owner' | 'version' | 'through', version of the clock}
@@ -33,6 +33,9 @@ if rev == 0 then
     event(prefix, 'rewound', '', '')
   end
   redis.call('HSET', KEYS[1], ARGV[4], version, 'step', ARGV[7])
+  -- batches behind each version, for the lag in optimizer steps
+  redis.call('HSET', KEYS[5], version, through)
+  redis.call('HDEL', KEYS[5], version - 256)
   redis.call('HSET', KEYS[2], 'through', through, 'p', cum, 'restored', '0', 'again', '0')
   -- the weights of the version that was restored once more: nothing grows older by it
   if s[4] == '1' and through == last then

@@ -1,5 +1,5 @@
 -- rewind: any batch after n is delivered again, in the same order (leader rank of a restored trainer).
--- KEYS: sub:NAME, batches:NAME, clock, weights:MODEL
+-- KEYS: sub:NAME, batches:NAME, clock, weights:MODEL, subs
 -- ARGV: prefix, owner, gen, n, version field of clock ('' when the trainer does not publish)
 -- Returns: {'rewound' | 'owner' | 'floor' | 'cursor', gen, floor}
 -- Atomic because what was published after n is abandoned (T1) in the instant in which the cursor goes back.
@@ -15,7 +15,7 @@ local found = redis.call('XRANGE', KEYS[2], n .. '-0', n .. '-0')
 local cum = #found == 1 and field(found[1][2], 'cum') or '0'
 gen = gen + 1
 redis.call('HSET', KEYS[1], 'gen', gen, 'cursor', n, 'ckpt', math.min(ckpt, n), 'through', n, 'p', cum,
-  'bits', '', 'ask', 0, 'restored', '1', 'again', '0')
+  'bits', '', 'ask', 0, 'restored', ARGV[5] ~= '' and '1' or '0', 'again', '0')
 -- no role has a file of what comes now
 for role in string.gmatch(redis.call('HGET', KEYS[1], 'roles') or '', '[^,]+') do
   local had = tonumber(redis.call('HGET', KEYS[1], 'ckpt:' .. role) or 0)
@@ -36,6 +36,8 @@ if ARGV[5] ~= '' then
   if clock > restored then
     local span = (restored + 1) .. '-' .. clock
     redis.call('HSET', KEYS[1], 'abandoned', s[5] and s[5] ~= '' and s[5] .. ',' .. span or span)
+    -- a cut for another subscription of this model was planned on versions that are gone now
+    redis.call('HINCRBY', KEYS[5], 'rev', 1)
     event(ARGV[1], 'rewound', '', '')
   end
 end

@@ -1,7 +1,7 @@
 -- seal: ready -> retiring(retired | dropped | evicted) (leader).
 -- KEYS: leader, subs, ready, then sub:NAME of every live subscription
--- ARGV: prefix, epoch, token, revision of subs, evict without a checkpoint past it (0|1), number of subscriptions,
---       their names, then jobs
+-- ARGV: prefix, epoch, token, revision of subs, number of subscriptions,
+--       those that may lose what they have no checkpoint past (0|1 each, in one word), their names, then jobs
 -- Returns: list of jobs sealed, or 'leader' | 'subs'
 -- Atomic because a subscription that joins, or a rewind, must not race with retirement: every use must be final
 -- and every batch that holds the group must lie below its subscription's checkpoint. A group of a lane that nobody
@@ -10,12 +10,14 @@ local prefix = ARGV[1]
 freeing(prefix)
 if not leads(KEYS[1], ARGV[2], ARGV[3]) then return 'leader' end
 if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[4] then return 'subs' end
-local evict, num = ARGV[5] == '1', tonumber(ARGV[6])
+local num = tonumber(ARGV[5])
 local subs = {}
 for i = 1, num do
-  local s = redis.call('HMGET', KEYS[3 + i], 'lanes', 'reuse', 'ckpt', 'cursor')
+  local s = redis.call('HMGET', KEYS[3 + i], 'lanes', 'reuse', 'ckpt', 'cursor', 'share')
   subs[i] = {name = ARGV[6 + i], key = KEYS[3 + i], lanes = s[1] or '', reuse = tonumber(s[2] or 1),
-    ckpt = tonumber(s[3] or 0), cursor = tonumber(s[4] or 0), floor = 0}
+    ckpt = tonumber(s[3] or 0), cursor = tonumber(s[4] or 0), floor = 0,
+    evict = string.sub(ARGV[6], i, i) == '1',
+    used = 'u:' .. ((s[5] or '') ~= '' and 'share:' .. s[5] or ARGV[6 + i])}
 end
 local sealed = {}
 for i = 7 + num, #ARGV do
@@ -26,12 +28,12 @@ for i = 7 + num, #ARGV do
   for _, s in ipairs(subs) do
     if final and covers(s.lanes, g[2]) then
       covered = true
-      local u = redis.call('HMGET', key, 'u:' .. s.name, 'b:' .. s.name)
+      local u = redis.call('HMGET', key, s.used, 'b:' .. s.name)
       local uses, batch = tonumber(u[1] or 0), tonumber(u[2] or 0)
-      if uses > 0 then used = true end
+      if uses > 0 or batch > 0 then used = true end
       if uses >= 0 and uses < s.reuse then final = false end
       if batch > s.ckpt then
-        if evict and batch <= s.cursor then early = true else final = false end
+        if s.evict and batch <= s.cursor then early = true else final = false end
       end
       s.batch = batch
     else

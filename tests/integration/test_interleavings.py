@@ -170,6 +170,7 @@ class RandomPlay:
             back = play.rewind(self.client, self.keys, self.random.randint(0, self.cursor), gen=self.gen)
             if back.outcome == "rewound":
                 self.gen = back.gen
+                self.revision = play.revision(self.client, self.keys)  # abandoned versions are news to all
                 self.cursor = int(self.client.hget(self.keys.sub("actor"), "cursor"))
 
     def dispose(self) -> None:
@@ -180,7 +181,7 @@ class RandomPlay:
     def seal(self) -> None:
         call = scripts.seal(
             self.keys, self.either_leader(), revision=self.revision, subs=["actor"], jobs=self.some(),
-            evict=self.random.random() < 0.1,
+            evict=["actor"] if self.random.random() < 0.1 else [],
         )  # fmt: skip
         run(self.client, call)
 

@@ -30,7 +30,7 @@ lists_of_lengths = st.lists(st.integers(1, 5000), max_size=40)
 @settings(deadline=None)
 @given(lists_of_lengths, st.integers(1, 9), st.integers(0, 3), st.booleans())
 def test_every_row_is_on_exactly_one_rank(lengths: list[int], dp_size: int, seed: int, balance: bool) -> None:
-    shares = partition.split(rows_of(lengths), dp_size, seed, balance=balance)
+    shares = partition.split(rows_of(lengths), dp_size, seed, "balanced" if balance else "strided")
     assert len(shares) == dp_size
     assert sorted(i for share in shares for i in share) == list(range(len(lengths)))
     assert all(share == sorted(share) for share in shares)
@@ -43,7 +43,7 @@ def test_tokens_are_balanced_much_better_than_by_dealing_out() -> None:
     rng = random.Random(0)
     lengths = [int(rng.lognormvariate(6, 1)) + 1 for _ in range(256)]
     rows = rows_of(lengths)
-    balanced, dealt = (spread(lengths, partition.split(rows, 8, 0, balance=b)) for b in (True, False))
+    balanced, dealt = (spread(lengths, partition.split(rows, 8, 0, how)) for how in ("balanced", "strided"))
     assert balanced <= sum(lengths) / 8 * 0.005
     assert balanced * 50 < dealt
 

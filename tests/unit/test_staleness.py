@@ -134,5 +134,5 @@ def test_T3_gate_and_definition_count_groups_per_version() -> None:
     policy = Policy.of(StalenessConfig(mode="async", bound=2), BufferConfig())
     trainer = TrainerConfig(batch_groups=8, batches_per_version=4)
     assert policy.gate(32) == 96
-    definition = policy.definition(trainer)
-    assert (definition["size"], definition["per_version"], definition["gb"]) == (8, 4, 32)
+    definition = policy.definition(trainer, model="policy")
+    assert (definition["size"], definition["per_version"], definition["gb"]) == ("8", "4", "32")

@@ -1,0 +1,163 @@
+"""The manifest of a batch: its rows, the denominators of the loss, and how old its tokens are."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from buffer.group import Group
+from buffer.state import State
+from buffer.subscription import Subscription
+from penstock.control import Client
+from penstock.keys import Keys
+from penstock.messages import Manifest, Row, iter_maps
+from penstock.staleness import Lineage
+
+#: Fields of a committed sample that its row in a manifest repeats.
+_ROW_FIELDS = (
+    "token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated", "oldest", "newest",
+    "reward", "status", "temperature",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Groups of the next batch and what the cut is guarded by."""
+
+    groups: list[Group]
+    train_version: int
+    #: Oldest version that may bear loss.
+    floor: int
+    #: Places at the gate it consumes.
+    consumes: int
+    #: Clock it was planned at.
+    clock: int
+
+
+@dataclass(slots=True)
+class _Ages:
+    """How old the tokens of a batch are that bear loss (T2)."""
+
+    lineage: Lineage
+    train_version: int
+    #: False where no clock bounds the batch: nothing ages.
+    counts: bool
+    #: Tokens of versions below this bear no loss.
+    floor: int
+    lags: dict[int, int] = field(default_factory=dict)
+    loss_tokens: int = 0
+    weighted: int = 0
+    worst: int = 0
+    #: Sum over samples of the lag of their newest token that bears loss, and how many samples that are.
+    newest: int = 0
+    samples: int = 0
+    #: Oldest and newest version of tokens that bear loss; -1: none does.
+    oldest_loss: int = -1
+    newest_loss: int = -1
+
+    def lag(self, version: int) -> int:
+        if version not in self.lags:
+            self.lags[version] = self.lineage.lag(version, self.train_version) if self.counts else 0
+        return self.lags[version]
+
+    def add(self, loss_by_version: list[list[int]]) -> list[list[int]]:
+        """Take a sample in; the pairs (version, tokens) of it that bear loss."""
+        versions = [[version, tokens] for version, tokens in loss_by_version if version >= self.floor]
+        if not versions:
+            return []
+        oldest, newest = min(versions)[0], max(versions)[0]
+        for version, tokens in versions:
+            self.loss_tokens += tokens
+            self.weighted += self.lag(version) * tokens
+        self.worst = max(self.worst, self.lag(oldest))
+        self.newest += self.lag(newest)
+        self.samples += 1
+        self.oldest_loss = oldest if self.oldest_loss < 0 else min(self.oldest_loss, oldest)
+        self.newest_loss = max(self.newest_loss, newest)
+        return versions
+
+
+def make_manifest(client: Client, keys: Keys, state: State, sub: Subscription, plan: Plan) -> Manifest:
+    """The manifest of the next batch of ``sub``. Blocks for a round trip or two."""
+    definition, lineage = sub.definition, sub.position.lineage
+    bounded = bool(definition.model)
+    masks = definition.on_expiry == "mask" and bounded
+    ages = _Ages(lineage, plan.train_version, bounded, plan.floor if masks else -1)
+    rows, oldest = _rows(plan, ages, client.mget([keys.meta(group.job) for group in plan.groups]))
+    return Manifest(
+        sub=sub.name,
+        n=sub.position.cut + 1,
+        train_version=plan.train_version,
+        bound=definition.bound if bounded else -1,
+        on_expiry=definition.on_expiry,
+        mode=definition.mode,
+        mask_below=plan.floor if masks else -1,
+        rows=rows,
+        num_loss_tokens=ages.loss_tokens,
+        num_samples=len(rows),
+        num_groups=len(plan.groups),
+        num_first_use=sum(1 for group in plan.groups if not group.uses.get(sub.account)),
+        staleness_max=ages.worst,
+        staleness_mean=ages.weighted / ages.loss_tokens if ages.loss_tokens else 0.0,
+        staleness_newest=ages.newest / ages.samples if ages.samples else 0.0,
+        staleness_steps=_steps(state, sub, plan, ages.oldest_loss),
+        version_min=ages.oldest_loss,
+        version_max=ages.newest_loss,
+        seed=definition.seed,
+        split=definition.split,
+        cut_s=time.time(),
+        abandoned=lineage.uncounted(oldest, plan.train_version) if bounded else [],
+        ledger=_ledger(sub),
+        num_partial_groups=sum(1 for group in plan.groups if group.wanted > group.n),
+        num_missing_samples=sum(group.wanted - group.n for group in plan.groups),
+    )
+
+
+def _ledger(sub: Subscription) -> dict[str, Any]:
+    """What ``sub`` has not trained on so far; {} where that is nothing."""
+    position = sub.position
+    if not position.dropped and not position.filter_raised:
+        return {}
+    return {
+        "dropped": dict(position.dropped),
+        "raised": position.filter_raised,
+        "rejected_samples": position.rejected_samples,
+        "rejected_reward": position.rejected_reward,
+    }
+
+
+def _rows(plan: Plan, ages: _Ages, metas: list[bytes | None]) -> tuple[list[Row], int]:
+    """Rows group by group, and the oldest version in them (not after the train version)."""
+    rows: list[Row] = []
+    oldest = plan.train_version
+    for group, meta in zip(plan.groups, metas, strict=True):
+        for record in iter_maps(meta or b"", f"metadata of group {group.job}"):
+            if record["oldest"] >= 0:
+                oldest = min(oldest, record["oldest"])
+            rows.append(_row(group, record, ages))
+    return rows, oldest
+
+
+def _row(group: Group, record: Mapping[str, Any], ages: _Ages) -> Row:
+    lost = record["k"] in group.lost
+    bearing = ages.add([] if lost else record["loss_by_version"])
+    return Row(
+        job=group.job,
+        k=record["k"],
+        num_loss=sum(tokens for _, tokens in bearing),
+        oldest_loss=min((version for version, _ in bearing), default=-1),
+        lost=lost,
+        loss_versions=bearing if len(bearing) > 1 else [],
+        shared=record.get("shared") or [],
+        **{name: record[name] for name in _ROW_FIELDS},
+    )
+
+
+def _steps(state: State, sub: Subscription, plan: Plan, oldest_loss: int) -> int:
+    """Batches that were trained between the oldest token that bears loss and this batch; -1 where nobody knows."""
+    model = sub.definition.model
+    before = state.batches_behind(model, oldest_loss) if model and oldest_loss >= 0 else None
+    if before is None:
+        return -1
+    now = sub.position.cut if sub.definition.driving else state.batches_behind(model, plan.clock)
+    return -1 if now is None else max(0, now - before)

@@ -1,0 +1,36 @@
+"""How many groups make a batch: whole groups, counted as groups, samples or tokens."""
+
+from collections.abc import Iterable
+
+from buffer.group import Group
+from penstock.subscription_config import MAX_BATCH_SAMPLES
+
+
+class TooLarge(Exception):
+    """The batch would have more samples than a manifest can hold."""
+
+
+def amount(group: Group, unit: str) -> int:
+    """What one group counts."""
+    return {"groups": 1, "samples": group.n, "tokens": group.tokens}[unit]
+
+
+def take(groups: Iterable[Group], *, unit: str, size: int, multiple: int = 1) -> list[Group]:
+    """The fewest groups in this order that hold ``size``, then cut back to a whole ``multiple`` of samples.
+
+    As slime's dynamic global batch (n // dp * dp), but what is cut back carries over as whole groups (T10). Where no
+    shorter batch is a multiple, a longer one is taken. [] when there are too few groups. Raises TooLarge.
+    """
+    taken: list[Group] = []
+    total = samples = fits = 0
+    for group in groups:
+        taken.append(group)
+        total += amount(group, unit)
+        samples += group.n
+        if samples > MAX_BATCH_SAMPLES:
+            raise TooLarge
+        if samples % multiple == 0:
+            fits = len(taken)
+        if total >= size and fits:
+            return taken[:fits]
+    return []
