@@ -14,6 +14,7 @@ from benchmarks.common import run_cli
 SIZES: dict[str, list[str]] = {
     "trajectory_path": [],
     "scale": [],
+    "trainer_wait": ["--steps", "6"],
     "engine_overhead": [],
     "modes": [],
 }

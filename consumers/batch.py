@@ -96,6 +96,8 @@ class Batch:
         #: This rank's rows.
         self.rows = [self.all_rows[i] for i in self._indices]
         self._payloads = payloads
+        #: What ``Trainer(prepare=...)`` made of it.
+        self.prepared: Any = None
         self._advantage = advantage
         self._lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
         self._lags: dict[int, int] = {}

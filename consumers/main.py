@@ -6,7 +6,6 @@ One process per rank; rank 0 owns the subscription, publishes, checkpoints and r
 about to train before every step, and no rank waits for data inside a collective.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ from consumers.batch import Batch
 from consumers.evaluate import Evaluation
 from consumers.grpo import GRPO
 from consumers.ledger import Ledger
+from consumers.replay import RecordingOver, Replay
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, WaitTimeout
@@ -49,7 +49,7 @@ class Reference:
         self.config = config
         self.rank = rank
         self.size = size
-        self.trainer = Trainer(config, dp_rank=rank, dp_size=size)
+        self.trainer = _source(config, rank, size)
         self.learner = _learner(config, size)
         self.step = 0
         self._ledger = Ledger()
@@ -67,7 +67,7 @@ class Reference:
         with self.trainer:
             self._restore()
             self._published = self.trainer.publish(self.learner.model, step=self.step)
-            if self.rank == 0 and self.config.data.eval:
+            if self.rank == 0 and self.config.data.eval and isinstance(self.trainer, Trainer):
                 self.evaluation = Evaluation(self.config, self._file("eval.jsonl"))
                 self.evaluation.start()
             try:
@@ -91,8 +91,13 @@ class Reference:
         """The next batch, agreed on by all ranks; None to stop."""
         batch: Batch | None = None
         while batch is None and not self._stopping and not self._is_enough():
-            with contextlib.suppress(WaitTimeout):
+            try:
                 batch = self.trainer.next(timeout=LOOK_S)
+            except WaitTimeout:
+                continue
+            except RecordingOver as exc:
+                log.info("%s", exc)
+                return None
         verdict: Verdict = "stop" if self._stopping else "enough" if self._is_enough() else "train"
         return batch if self._agree(verdict, batch) else None
 
@@ -109,12 +114,16 @@ class Reference:
     def _train(self, batch: Batch) -> None:
         config, trainer = self.config.trainer, self.trainer
         began = time.monotonic()
-        metrics = self.learner.step(batch)
+        rollout_only = self.config.debug.rollout_only
+        metrics = {} if rollout_only else self.learner.step(batch)
         trained = time.monotonic()
         trainer.commit(batch)
         self.step += 1
         if self.step % config.batches_per_version == 0:
-            self._published = trainer.publish(self.learner.model, step=self.step)
+            if rollout_only:
+                self._published = trainer.tick(step=self.step)
+            else:
+                self._published = trainer.publish(self.learner.model, step=self.step)
         published = time.monotonic()
         if self.step % config.checkpoint_every == 0:
             self._save()
@@ -168,7 +177,7 @@ class Reference:
         self.trainer.checkpointed()
 
     def _last_evaluation(self) -> None:
-        if self.evaluation is None:
+        if self.evaluation is None or not isinstance(self.trainer, Trainer):
             return
         self.trainer.ask_evaluation(self._published)
         accuracy = self.evaluation.wait(self._published, EVAL_TIMEOUT_S)
@@ -177,6 +186,13 @@ class Reference:
     def _file(self, name: str) -> Path:
         self.config.run_dir.mkdir(parents=True, exist_ok=True)
         return self.config.run_dir / name
+
+
+def _source(config: Config, rank: int, size: int) -> Trainer | Replay:
+    """The run's batches, or those of a recording."""
+    if config.debug.load_batches is not None:
+        return Trainer.replay(config.debug.load_batches, config, dp_rank=rank, dp_size=size)
+    return Trainer(config, dp_rank=rank, dp_size=size)
 
 
 def _learner(config: Config, size: int) -> GRPO:

@@ -19,6 +19,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from consumers import recording
 from consumers.agreement import Circle, agree, meet
 from consumers.ahead import Ahead
 from consumers.batch import Batch, rank_rows
@@ -38,6 +39,7 @@ from penstock.waits import Waiting
 
 if TYPE_CHECKING:
     from consumers.publisher import Publisher
+    from consumers.replay import Replay
     from consumers.sources import Weights
 
 log = logging.getLogger(__name__)
@@ -59,7 +61,10 @@ class Trainer:
             the others follow it (T13). Every trainer of the subscription is given the same roles.
         replica_group: torch.distributed group (gloo) of the replicas of this dp_rank: the first reads payloads and
             broadcasts them. None: every replica reads.
-        prefetch: batches cut and fetched ahead; each counts into its ``train_version`` (T2).
+        prefetch: batches cut and fetched ahead; each counts into its ``train_version`` (T2). At most so many are held.
+        prepare: called with each batch before it is handed out, in the thread that fetches ahead where there is one;
+            what it returns is ``batch.prepared``. ``lambda batch: batch.packed(8192, "cuda")`` lays out, pins and
+            copies while the step before it runs.
         batch_groups: groups per batch; None takes ``trainer.batch_groups``.
         subscription: fields of ``trainer.subscription`` that differ for this one: ``{"driving": False}`` for a trainer
             that reads beside the one that publishes, ``{"share": "pool"}`` for one of several that divide the groups.
@@ -81,11 +86,14 @@ class Trainer:
         roles: Sequence[str] = (),
         replica_group: Any = None,
         prefetch: int = 0,
+        prepare: Callable[[Batch], Any] | None = None,
         batch_groups: int | None = None,
         subscription: "Mapping[str, Any] | None" = None,
     ) -> None:
         config = config or _config_of(run)
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
+        if config.debug.save_batches is not None:
+            recording.check_template(config.debug.save_batches, dp_size)
         self._replica_group = replica_group
         if replica_group is not None:
             from consumers.broadcast import check_group
@@ -117,6 +125,7 @@ class Trainer:
             model=self.model_name if self.drives else "",
         )
         self._ahead = Ahead(0 if policy.mode == "sync" else prefetch, self._read_ahead)
+        self._prepare = prepare
         self._payloads = PayloadReader(config.redis)
         #: Connections of its own: payloads are read by the thread that looks ahead.
         self._columns = PayloadReader(config.redis)
@@ -144,6 +153,21 @@ class Trainer:
         self._publisher: Publisher | None = None
         #: Seconds spent in ``next`` since the start.
         self.wait_s = 0.0
+
+    @classmethod
+    def replay(
+        cls, path_template: str, config: Config | None = None, *, dp_rank: int = 0, dp_size: int = 1
+    ) -> "Replay":
+        """A recorded run instead of a live one, with the same interface: no engines, no buffer, no Redis.
+
+        Args:
+            path_template: what ``debug.save_batches`` was, a path with ``{rollout_id}``.
+
+        Raises ConfigError where nothing was recorded.
+        """
+        from consumers.replay import Replay
+
+        return Replay(path_template, config, dp_rank=dp_rank, dp_size=dp_size)
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -253,7 +277,7 @@ class Trainer:
         ahead = self._ahead.get(n)
         if ahead is None:
             self._ask(n)
-            return self._make(self._subscriber.read(n, timeout))
+            return self._prepared(self._make(self._subscriber.read(n, timeout)))
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while not ahead.done():
             left = deadline - time.monotonic()
@@ -272,6 +296,11 @@ class Trainer:
     def _read_ahead(self, n: int, stopped: Callable[[], bool]) -> Batch:
         batch = self._make(self._subscriber.read(n, stopped=stopped, ahead=True))
         batch.decode()
+        return self._prepared(batch)
+
+    def _prepared(self, batch: Batch) -> Batch:
+        if self._prepare is not None:
+            batch.prepared = self._prepare(batch)
         return batch
 
     def _make(self, delivery: Delivery) -> Batch:
@@ -280,6 +309,8 @@ class Trainer:
         missing = [(row.job, row.k) for row in rows if not row.lost and payloads[row.sample] is None]
         if missing:
             self._subscriber.lost(missing)
+        if (template := self.config.debug.save_batches) is not None and self.seat.replica == 0 and self.seat.drives:
+            recording.save(template, delivery.manifest, delivery.digest, payloads, rank=self.dp_rank, size=self.dp_size)
         store = RedisColumns(
             self._subscriber,
             self._columns.control,

@@ -113,7 +113,8 @@ def _part(package: str, part: str, path: Path, overrides: list[str], *arguments:
     config = load_config(path, overrides)
     check_ours(package)
     check_files(config, data=package == "producer", model=package in ("producer", "consumers"))
-    config = with_url(config)
+    if part != "trainer" or config.debug.load_batches is None:  # a recording needs no Redis
+        config = with_url(config)
     # Rewards and environments of the user's own; last, so that they hide nothing of ours.
     sys.path.append(os.getcwd())
     main_ = import_module(f"{package}.main").main

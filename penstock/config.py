@@ -397,6 +397,25 @@ class TrainerConfig(Section):
         return self
 
 
+class DebugConfig(Section):
+    """Parts of a run by themselves."""
+
+    #: Record every batch that a trainer is handed: a path with ``{rollout_id}``, and with ``{rank}`` for several ranks.
+    save_batches: str | None = None
+    #: Train only: `penstock trainer` takes its batches from such a recording; no engines, buffer or Redis.
+    load_batches: str | None = None
+    #: Rollout only: batches are cut, recorded and committed, nothing is trained; every version has the same weights.
+    rollout_only: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if self.load_batches is not None and (self.rollout_only or self.save_batches is not None):
+            raise ValueError(
+                "load_batches trains a recording, so nothing is rolled out or recorded: leave the others away"
+            )
+        return self
+
+
 class Config(Section):
     """A whole run."""
 
@@ -417,6 +436,7 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     buffer: BufferConfig = BufferConfig()
     trainer: TrainerConfig = TrainerConfig()
+    debug: DebugConfig = DebugConfig()
     fleet: FleetConfig = FleetConfig()
 
     @field_validator("run")

@@ -15,6 +15,11 @@ PACKAGES = ("producer", "workers", "buffer", "consumers")
 
 def check(config: Config) -> None:
     """Check packages, the engine's environment, the script to prepare, and the given Redis. Blocks for a second."""
+    if config.debug.load_batches is not None:
+        raise ConfigError(
+            "debug.load_batches trains a recording, which needs no other part: use `penstock trainer`, or remove "
+            "the key."
+        )
     for package in PACKAGES:
         check_ours(package)
     if config.engine.url is None:

@@ -1,0 +1,176 @@
+"""What share of a step do trainer ranks spend in the next batch, when data is there?
+
+dp 4 x 2 replicas are 8 processes; each takes its share of a batch of 64 groups x 8 samples x 2,560 tokens, lays it out
+as padded arrays (in the thread that fetches ahead), agrees with the others, "trains" for a second, as a GPU would
+while the host is idle, and commits. Everything that is trained was generated and committed before the clock starts.
+
+    share = seconds in next() / seconds of the steps, of the rank that waits longest; the first batch is not counted,
+            because nothing was there to fetch it ahead of
+
+``agree_share`` is what waiting for one another before a step costs on top, which is not a wait for data.
+"""
+
+import asyncio
+import tempfile
+import time
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Annotated, Any
+
+import redis
+import typer
+
+from benchmarks.bench_run import DATASET, admit, make_config, part
+from benchmarks.common import Report, median, redis_server, run_cli, run_together, versions
+from benchmarks.penstock_path import GROUP, LEASED, _write_group, load, make_values
+from penstock import scripts
+from penstock.control import AsyncControl, Control
+from penstock.keys import Keys
+from penstock.messages import Job
+from penstock.waits import Waiting
+from workers.commits import Commits
+
+BATCH_GROUPS = 64
+TARGET = 0.01
+COLUMNS = {
+    "dp_rank": "dp rank",
+    "replica": "replica",
+    "next_ms_median": "next, ms median",
+    "next_ms_max": "next, ms max",
+    "share": "share of the step",
+    "agree_ms_median": "agree, ms median",
+    "agree_share": "share of the step",
+}
+
+
+def fill(barrier: Barrier, *, config_file: str, groups: int, tokens: int) -> float:
+    """Generate everything that will be trained, in thought; seconds it took."""
+    return asyncio.run(_fill(barrier, config_file, groups, tokens))
+
+
+async def _fill(barrier: Barrier, config_file: str, groups: int, tokens: int) -> float:
+    config = load(config_file)
+    keys, sync = Keys(config.run), Control(str(config.redis.url))
+    control = await AsyncControl(str(config.redis.url)).open()
+    commits = Commits(config, keys, control, Waiting(sync.client, keys, "bench"), "bench")
+    values = make_values(tokens, "arrays")
+    barrier.wait()  # version 1 is published
+    began_s = time.monotonic()
+    admit(sync, config, [Job(f"{DATASET}/0/{i}", GROUP, prompt_ids=[1] * 64) for i in range(groups)], position=0)
+    for turn in range(groups // LEASED):
+        leases = await control.call(scripts.lease(keys, "bench", f"bench.{turn}", most=LEASED, version=1))
+        await asyncio.gather(*(_write_group(commits, held, values) for held in leases))
+    await commits.close()
+    await control.close()
+    barrier.wait()  # everything is there
+    return time.monotonic() - began_s
+
+
+def rank(
+    barrier: Barrier,
+    *,
+    config_file: str,
+    dp_rank: int,
+    dp_size: int,
+    replica: int,
+    num_replicas: int,
+    steps: int,
+    step_s: float,
+    prefetch: int,
+) -> list[dict[str, float]]:
+    """One process of the trainer; per step the seconds of each part of it."""
+    from consumers.trainer import Trainer
+
+    trainer = Trainer(
+        load(config_file),
+        dp_rank=dp_rank,
+        dp_size=dp_size,
+        replica=replica,
+        num_replicas=num_replicas,
+        prefetch=prefetch,
+        prepare=lambda batch: batch.arrays(),
+    )
+    with trainer:
+        if trainer.is_leader:
+            import torch
+
+            trainer.publish({"weight": torch.zeros(1)})
+        barrier.wait()
+        barrier.wait()
+        return [_step(trainer, step, step_s) for step in range(steps + 1)][1:]
+
+
+def _step(trainer: Any, step: int, step_s: float) -> dict[str, float]:
+    began = time.monotonic()
+    batch = trainer.next(timeout=60)
+    taken = time.monotonic()
+    trainer.agree(batch, step=step)
+    agreed = time.monotonic()
+    assert batch.prepared["tokens"].shape[0] == len(batch)
+    time.sleep(step_s)
+    trained = time.monotonic()
+    trainer.commit(batch)
+    ended = time.monotonic()
+    return {"next_s": taken - began, "agree_s": agreed - taken, "commit_s": ended - trained, "step_s": ended - began}
+
+
+def measure(url: str, *, dp: int, replicas: int, steps: int, step_s: float, tokens: int, prefetch: int) -> list[Any]:
+    """Steps of every rank, in order of ranks. Blocks."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        (Path(name) / "model").mkdir()
+        (Path(name) / "model" / "config.json").write_text("{}")
+        config = make_config(url, Path(name), trainer={"batch_groups": BATCH_GROUPS, "batches_per_version": 1_000_000})
+        config_file = Path(name) / "config.json"
+        config_file.write_text(config.model_dump_json())
+        common: dict[str, Any] = {"config_file": str(config_file)}
+        roles: dict[str, Any] = {
+            "writer": (fill, {**common, "groups": BATCH_GROUPS * (steps + 1 + prefetch), "tokens": tokens})
+        }
+        for i in range(dp * replicas):
+            seat = {"dp_rank": i // replicas, "dp_size": dp, "replica": i % replicas, "num_replicas": replicas}
+            roles[f"rank {i}"] = (rank, {**common, **seat, "steps": steps, "step_s": step_s, "prefetch": prefetch})
+        with part(config, "buffer"):
+            done = run_together(roles)
+    return [done[f"rank {i}"] for i in range(dp * replicas)]
+
+
+def main(
+    steps: Annotated[int, typer.Option(help="Steps that are measured.")] = 20,
+    step_s: Annotated[float, typer.Option(help="Seconds of a step.")] = 1.0,
+    tokens: Annotated[int, typer.Option(help="Tokens of a sample.")] = 2560,
+    dp: Annotated[int, typer.Option(help="Data-parallel ranks.")] = 4,
+    replicas: Annotated[int, typer.Option(help="Replicas of each.")] = 2,
+    prefetch: Annotated[int, typer.Option(help="Batches fetched ahead.")] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here too.")] = None,
+) -> None:
+    """Print what each rank spent in the next batch."""
+    with redis_server() as url:
+        ranks = measure(url, dp=dp, replicas=replicas, steps=steps, step_s=step_s, tokens=tokens, prefetch=prefetch)
+        found = versions(redis.Redis.from_url(url))
+    rows = [
+        {
+            "dp_rank": i // replicas,
+            "replica": i % replicas,
+            "next_ms_median": 1000 * median([one["next_s"] for one in of]),
+            "next_ms_max": 1000 * max(one["next_s"] for one in of),
+            "agree_ms_median": 1000 * median([one["agree_s"] for one in of]),
+            "share": sum(one["next_s"] for one in of) / sum(one["step_s"] for one in of),
+            "agree_share": sum(one["agree_s"] for one in of) / sum(one["step_s"] for one in of),
+        }
+        for i, of in enumerate(ranks)
+    ]
+    share = max(row["share"] for row in rows)
+    report = Report(
+        title=f"Waiting for data: {BATCH_GROUPS} x {GROUP} samples of {tokens} tokens, steps of {step_s:g} s, dp {dp} "
+        f"x {replicas} replicas",
+        columns=COLUMNS,
+        rows=rows,
+        keys={"share": share, "agree_share": max(row["agree_share"] for row in rows), "target": TARGET, "steps": steps},
+        notes=[f"{'within' if share <= TARGET else 'ABOVE'} the target of {TARGET:.0%}; prefetch {prefetch}."],
+        versions=found,
+    )
+    report.finish(json_file)
+
+
+if __name__ == "__main__":
+    run_cli(main)
