@@ -25,6 +25,7 @@ from buffer.partial_groups import PartialGroups
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
 from buffer.rollback import Rollback
+from buffer.scores import Scores
 from buffer.state import State
 from penstock import scripts
 from penstock.config import Config
@@ -140,6 +141,7 @@ class Buffer:
         state.load()
         log.info("leading in epoch %d with %d groups", lead.epoch, len(state.groups))
         partial = PartialGroups(self.client, self._keys, lead, self._config.rollout, self._waiting("buffer:late"))
+        scores = Scores(self.client, self._keys, state, self._config.buffer.score_ttl_s)
         house = _House(self._config.worker.lease_s)
         holdings = Holdings(self.client, self._keys)
         while not self._stopping.is_set():
@@ -157,6 +159,7 @@ class Buffer:
                 state.settle()
                 self._housekeep(retirement, last)
                 holdings.tell(state)
+                scores.expire()
             if house.reclaim.is_due():
                 self._reclaim()
             if house.late.is_due():

@@ -33,6 +33,7 @@ from penstock.errors import ConfigError, ProtocolError, PublishError, WaitTimeou
 from penstock.keys import Keys
 from penstock.memory_control import TAGS, change, check_tags
 from penstock.messages import Publication, Row, pack, unpack
+from penstock.run_config import config_of
 from penstock.staleness import Lineage, Policy
 from penstock.subscription_config import subscription_of
 from penstock.waits import Waiting
@@ -90,7 +91,7 @@ class Trainer:
         batch_groups: int | None = None,
         subscription: "Mapping[str, Any] | None" = None,
     ) -> None:
-        config = config or _config_of(run)
+        config = config or config_of(run, "Trainer")
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
         if config.debug.save_batches is not None:
             recording.check_template(config.debug.save_batches, dp_size)
@@ -687,13 +688,3 @@ class Trainer:
         record = {"name": self.name, "rank": self.seat.rank, "pid": os.getpid(), "at": time.time(), **figures}
         who = f"{self.name}/{self.seat.role}/{self.seat.rank}" if self.seat.roles else f"{self.name}/{self.seat.rank}"
         self._subscriber.control.call(scripts.note(self.keys, self.keys.trainers, who, pack(record)))
-
-
-def _config_of(run: str | None) -> Config:
-    from penstock.load_config import load_config
-    from penstock.redis_server import with_url
-
-    if run is None:
-        raise ConfigError("Trainer needs a config, or the name of a run.")
-    folder = Path(os.environ.get("PENSTOCK_DIRECTORY", "runs")) / run
-    return with_url(load_config(folder / "config.yaml", []))

@@ -4,6 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from consumers.batch import Batch as Batch
+    from consumers.scorer import Score as Score
+    from consumers.scorer import Scorer as Scorer
+    from consumers.scorer import score as score
     from consumers.trainer import Trainer as Trainer
     from penstock.groups import CompletedGroup as CompletedGroup
     from penstock.messages import Job as Job
@@ -15,12 +18,15 @@ __version__ = "0.1.0"
 _LAZY = {
     "Trainer": "consumers.trainer",
     "Batch": "consumers.batch",
+    "Score": "consumers.scorer",
+    "Scorer": "consumers.scorer",
+    "score": "consumers.scorer",
     "Sample": "penstock.messages",
     "Job": "penstock.messages",
     "CompletedGroup": "penstock.groups",
 }
 
-__all__ = ["Batch", "CompletedGroup", "Job", "Sample", "Trainer", "__version__"]
+__all__ = ["Batch", "CompletedGroup", "Job", "Sample", "Score", "Scorer", "Trainer", "__version__", "score"]
 
 
 def __getattr__(name: str) -> Any:

@@ -304,6 +304,8 @@ class BufferConfig(Section):
     sampler: Literal["oldest_version", "fifo", "cohort"] | None = None
     #: Payloads that nobody commits vanish after so long.
     payload_ttl_s: Positive = 86400
+    #: Results of scoring jobs that nobody collects are deleted after so long.
+    score_ttl_s: Seconds = 3600.0
     #: Filters (module:function) that subscriptions may name beside those of ``trainer.filter``.
     filters: list[str] = Field(default_factory=list)
     #: Longest run of one filter on one group; one that takes longer is taken to have raised.

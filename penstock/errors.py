@@ -13,6 +13,7 @@ PenstockError
 ├── EngineError            the engine refused, died, or answered what it may not
 │   ├── EngineRefused      the request can never be answered (too long, for instance); trying again is in vain
 │   └── EngineDied         the engine process is gone or stopped answering
+├── ScoreError             sequences that were to be scored cannot be; says why
 ├── EnvironmentTimeout     a sample's environment did not answer in its time
 ├── RewardError            a reward has no number; ``outcome`` names why
 ├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
@@ -70,6 +71,10 @@ class EngineRefused(EngineError):
 
 class EngineDied(EngineError):
     """The engine process is gone, or stopped answering for longer than its health limit."""
+
+
+class ScoreError(PenstockError):
+    """A scoring job was buried or cancelled, or its results are gone."""
 
 
 class EnvironmentTimeout(PenstockError):

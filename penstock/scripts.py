@@ -323,6 +323,11 @@ def cancel(keys: Keys, job: str, subs: Sequence[str]) -> Call[str]:
     return Call(script("cancel"), [*names, *map(keys.sub, subs)], [keys.prefix, job, *subs], _text)
 
 
+def collect(keys: Keys, job: str, lane: str) -> Call[str]:
+    """Retire a ready group of a lane without subscriptions: retired, '' (gone), subscribed, or the state it is in."""
+    return Call(script("collect"), [keys.group(job), keys.ready, keys.subs], [keys.prefix, job, lane], _text)
+
+
 def unsubscribe(keys: Keys, sub: str) -> Call[bool]:
     """Drop a subscription with its batches, for good: its name is not to be had again."""
     return Call(

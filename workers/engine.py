@@ -64,6 +64,26 @@ def _read_config(folder: str, name: str = "config.json") -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of given tokens."""
+
+    #: [L - start] of each token given what stands before it, at temperature 1.
+    logprobs: list[float]
+    #: Version of the weights; -1: those the server started with. None: it was aborted, or weights changed meanwhile.
+    version: int | None
+
+
+def read_vocab_size(folder: Path) -> int:
+    """Number of ids of a model, from its config; 0 where that does not say."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return 0
+    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return size if isinstance(size, int) else 0
+
+
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
     """Ids that end an answer, from the model's config and generation config."""
     found: set[int] = set()
@@ -120,6 +140,8 @@ class Engine:
         self.offloaded: set[str] = set()
         #: Ids that end an answer of this model.
         self.eos_token_ids = read_eos_token_ids(Path(model.path))
+        #: Number of its ids; 0: unknown.
+        self.vocab_size = read_vocab_size(Path(model.path))
         #: Tokens behind a weight change that may still be of the old weights (results in flight).
         self._window = 0
         self._radix = True
@@ -416,34 +438,45 @@ class Engine:
         for wire_rid in list(self._live.get(rid, ())):
             await self._call("POST", "/abort_request", {"rid": wire_rid})
 
-    async def score(self, input_ids: list[int], start: int) -> list[float]:
-        """[L - start] log-probability of each token from ``start`` on, at temperature 1. Blocks for one prefill.
+    async def score(self, input_ids: list[int], start: int, *, rid: str = "score") -> Scores:
+        """Log-probabilities of given tokens from ``start`` on, at temperature 1. Blocks for one prefill.
 
         Raises:
-            EngineError: ``start`` is 0 (the first token has none), the engine refused, or it was aborted.
-            EngineDied: the connection was lost.
+            EngineError: ``start`` is not in 1..L-1 (the first token has none), or the engine failed.
+            EngineRefused: the engine can never score this (too long, for instance).
+            EngineDied: the connection was lost, or the server has other weights than were loaded.
         """
         if not 0 < start < len(input_ids):
-            raise EngineError(f"score: start must be in 1..{len(input_ids) - 1}, not {start}.")
+            raise EngineError(f"{rid}: start must be in 1..{len(input_ids) - 1}, not {start}.")
         body: dict[str, Any] = {
             "input_ids": input_ids,
             "sampling_params": {"max_new_tokens": 0, "temperature": 0},
             "return_logprob": True,
             "logprob_start_len": start - 1,
-            "rid": f"score:{next(self._serial)};",
+            "rid": f"{rid}:{next(self._serial)};",
         }
         if self._radix:
             body["extra_key"] = self._namespace
+        sent = self.version
         answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
         try:
-            entries = answer["meta_info"]["input_token_logprobs"][1:]
+            meta = answer["meta_info"]
+            if (meta.get("finish_reason") or {}).get("type") == "abort":
+                return Scores([], None)
+            entries = meta["input_token_logprobs"][1:]
             logprobs = [entry[0] for entry in entries]
             scored = [entry[1] for entry in entries]
         except (KeyError, TypeError, IndexError) as exc:
-            raise EngineError(f"score: the engine's answer has no logprobs of the input ({exc!r}).") from exc
-        if scored != input_ids[start:] or not _all_finite(logprobs):
-            raise EngineError("score: the engine's logprobs are not one finite number for each token.")
-        return logprobs
+            raise EngineError(f"{rid}: the engine's answer has no logprobs of the input ({exc!r}).") from exc
+        # SGLang scores the last id of the vocabulary rightly, and names it 0 (seen in 0.5.20).
+        names = {0, self.vocab_size - 1}
+        same = [a == b or {a, b} == names for a, b in zip(input_ids[start:], scored, strict=False)]
+        whole = len(scored) == len(input_ids) - start == len(same)
+        if not whole or not all(same) or not _all_finite(logprobs):
+            raise EngineError(f"{rid}: the engine's logprobs are not one finite number for each token.")
+        reported = self._check_ours(meta.get("weight_version"), sent, rid)
+        proven = sent == self.version == (reported if sent >= 0 else -1)
+        return Scores(logprobs, sent if proven else None)
 
     async def verify(self, publication: Publication, *, files: bool = True) -> None:
         """Raise PublishError unless the publication is whole and fits the model. Reads its files in a thread.

@@ -18,7 +18,7 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
-from penstock import scripts
+from penstock import score_jobs, scripts
 from penstock.errors import (
     ConfigError,
     EngineDied,
@@ -37,6 +37,7 @@ from penstock.scripts import Committed, RawLease
 from workers.generate import generate_sample, sampling_for
 from workers.partial import partial_from_bytes
 from workers.prefixes import Prefix
+from workers.scoring import score_sample
 from workers.services import Services
 
 log = logging.getLogger(__name__)
@@ -242,7 +243,10 @@ class HeldJob:
             async with services.slots:
                 services.num_running += 1
                 try:
-                    await self._generate(sample, prefix)
+                    if self._job.lane == score_jobs.LANE:
+                        sample = await self._score(sample.k)
+                    else:
+                        await self._generate(sample, prefix)
                 finally:
                     services.num_running -= 1
         finally:
@@ -252,8 +256,17 @@ class HeldJob:
         await prefix.settle()
         if sample.status == "aborted":
             return  # its tokens of this lease are used up
-        await services.rewards.score(sample)
+        if self._job.lane != score_jobs.LANE:
+            await services.rewards.score(sample)
         await self._commit(sample)
+
+    async def _score(self, k: int) -> Sample:
+        services, birth = self._services, self._services.births
+        try:
+            return await score_sample(services.engine, services.gate, self._job, k)
+        except EngineDied:
+            services.lose_engine(birth)
+            raise
 
     async def _generate(self, sample: Sample, prefix: Prefix) -> None:
         services, birth = self._services, self._services.births

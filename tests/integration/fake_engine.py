@@ -180,6 +180,8 @@ class FakeEngine:
                     request.transport.abort()
                 return response
         budget = int(body["sampling_params"]["max_new_tokens"])
+        if budget == 0:
+            return self._scores(body["input_ids"][body["logprob_start_len"] :])
         stream = await self._stream(request, body, FIRST[:budget]) if body.get("stream") else None
         length = 6 if self.short and body["rid"].startswith(self.short) else self.length
         ids = [*FIRST, *[FILLER] * (length - 4), EOS][:budget]
@@ -210,6 +212,16 @@ class FakeEngine:
             await stream.write(b"data: " + answer.encode() + b"\n\ndata: [DONE]\n\n")
             return stream
         return web.Response(text=answer, content_type="application/json")
+
+    def _scores(self, tokens: list[int]) -> web.Response:
+        """A token's logprob is minus its id over a hundred; the first one has none."""
+        entries = [[None, tokens[0], None], *([-token / 100, token, None] for token in tokens[1:])]
+        meta = {
+            "finish_reason": {"type": "length", "length": 0},
+            "input_token_logprobs": entries,
+            "weight_version": self.version,
+        }
+        return web.json_response({"output_ids": [], "meta_info": meta})
 
     async def _stream(self, request: web.Request, body: dict[str, Any], ids: list[int]) -> web.StreamResponse:
         """The beginning of a streamed answer: the first tokens, as all so far."""

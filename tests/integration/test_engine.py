@@ -42,7 +42,7 @@ async def test_score_is_the_logprob_at_temperature_one(engine: Engine, models: l
     answer = [9, 20, 33, 27, 34, 40, 2, 2, 23, 18, 1]
     sample = Sample(Job(id="a/0/0", n=1), 0)
     sample.append(PROMPT)
-    sample.append(answer, version=1, logprobs=await engine.score(PROMPT + answer, len(PROMPT)))
+    sample.append(answer, version=1, logprobs=(await engine.score(PROMPT + answer, len(PROMPT))).logprobs)
 
     expected = oracle.recompute({1: oracle.load_model(models[1])}, sample, sample.versions, 1.0)
     assert oracle.gap(sample, expected) < 1e-4
@@ -50,11 +50,23 @@ async def test_score_is_the_logprob_at_temperature_one(engine: Engine, models: l
         await engine.score(PROMPT, 0)
 
 
-async def test_a_score_of_another_token_is_refused(engine: Engine, models: list[Path]) -> None:
-    """SGLang 0.5.20 scores id 0 in the place of the last id of the vocabulary; no number is better than that one."""
-    last = json.loads((models[1] / "config.json").read_text())["vocab_size"] - 1
-    with pytest.raises(EngineError, match="not one finite number for each token"):
-        await engine.score([*PROMPT, last, 5], len(PROMPT))
+async def test_the_last_id_of_the_vocabulary_is_scored_as_itself(engine: Engine, models: list[Path]) -> None:
+    """SGLang 0.5.20 names it 0 in its answer; the number is that of the id itself."""
+    last = engine.vocab_size - 1
+    assert last == json.loads((models[1] / "config.json").read_text())["vocab_size"] - 1
+    answer = [last, 5, 0, last, last]
+    sample = Sample(Job(id="a/0/0", n=1), 0)
+    sample.append(PROMPT)
+    scores = await engine.score(PROMPT + answer, len(PROMPT))
+    sample.append(answer, version=1, logprobs=scores.logprobs)
+
+    assert scores.version == 1
+    expected = oracle.recompute({1: oracle.load_model(models[1])}, sample, sample.versions, 1.0)
+    assert oracle.gap(sample, expected) < 1e-4
+    # The two ids differ, so that one could not stand for the other.
+    other = Sample(sample.job, 0, tokens=[*PROMPT, 0, *answer[1:]])
+    swapped = oracle.recompute({1: oracle.load_model(models[1])}, other, sample.versions, 1.0)
+    assert abs(swapped[len(PROMPT)] - expected[len(PROMPT)]) > 1e-2
 
 
 async def test_an_abort_ends_its_own_request_only(engine: Engine) -> None:

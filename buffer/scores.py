@@ -1,0 +1,41 @@
+"""Results of scoring jobs that nobody came for: whoever asked is gone, and no subscription will retire them.
+
+Who asks for scores collects them and retires their groups (consumers/scorer.py). One that died leaves them behind.
+"""
+
+import logging
+import time
+
+from buffer.state import State
+from penstock import score_jobs, scripts
+from penstock.control import Client
+from penstock.keys import Keys
+
+log = logging.getLogger(__name__)
+
+
+class Scores:
+    """Retires scored groups that are ready for longer than ``ttl_s``, counted from when this leader first saw them."""
+
+    def __init__(self, client: Client, keys: Keys, state: State, ttl_s: float) -> None:
+        self._client = client
+        self._keys = keys
+        self._state = state
+        self._ttl_s = ttl_s
+        self._seen: dict[str, float] = {}
+
+    def expire(self) -> int:
+        """Look once; the number of groups retired. Blocks for a round trip for each."""
+        now = time.monotonic()
+        there = [job for job, group in self._state.groups.items() if group.lane == score_jobs.LANE]
+        self._seen = {job: self._seen.get(job, now) for job in there}
+        late = [job for job, at in self._seen.items() if now - at >= self._ttl_s]
+        retired = 0
+        for job in late:
+            outcome = scripts.run(self._client, scripts.collect(self._keys, job, score_jobs.LANE))
+            if outcome != "subscribed":
+                self._state.forget([job])
+            retired += outcome == "retired"
+        if retired:
+            log.warning("%d scoring jobs went without anybody coming for them in %g s", retired, self._ttl_s)
+        return retired

@@ -1,0 +1,347 @@
+"""Log-probabilities of given sequences under the policy of a run (compute_log_prob), by its own workers.
+
+    sequences ─> jobs on lane score ─> any worker: one prefill each ─> payloads ─> collected here, retired, swept
+
+The jobs go through the state machine of all jobs, so a worker that dies loses none, and none is scored twice. They
+belong to who asked rather than to a subscription: a subscription takes all of a lane, and would hold what another one
+asked for. Results of one who died are retired by the buffer after ``buffer.score_ttl_s``.
+"""
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.fetch import PayloadReader
+from penstock import scripts
+from penstock.config import Config
+from penstock.connect import connect_blocking
+from penstock.control import PASSING, Client, Control
+from penstock.errors import ConfigError, PayloadError, ProtocolError, ScoreError, WaitTimeout
+from penstock.keys import Keys, check_name
+from penstock.messages import Row, SampleMeta, iter_metas
+from penstock.payloads import decode
+from penstock.run_config import config_of
+from penstock.score_jobs import LANE, MAX_SEQUENCES, MAX_TOKENS, Given, make_job
+from penstock.tokens import new_token
+from penstock.waits import Waiting
+
+#: Most jobs of one scorer that are admitted and not yet collected.
+WINDOW = 64
+#: Longest blocking read: how late a stop or a time-out is seen, and jobs are looked at without news.
+BLOCK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Score:
+    """What the policy says of one sequence."""
+
+    #: [L - start] float32, log-probability of each token from the start on, given what stands before it; temperature 1.
+    logprobs: NDArray[np.float32]
+    #: Version of the weights; -1: those the engine started with.
+    version: int
+
+
+class Scorer:
+    """Asks the workers of a run for log-probabilities of given tokens.
+
+    Args:
+        config: the run's configuration; None reads the resolved one that the run's folder holds.
+        run: name of the run, where ``config`` is None; found under ``runs/``, or under PENSTOCK_DIRECTORY.
+        name: shown in job ids (``score-NAME/0/N``) and waits; unique among scorers that are alive. None makes one.
+
+    Thread-safe; one call at a time. Close it, or use it as a context manager.
+    """
+
+    def __init__(self, config: Config | None = None, *, run: str | None = None, name: str | None = None) -> None:
+        config = config or config_of(run, "Scorer")
+        if (url := config.redis.url) is None:
+            raise ConfigError("The scorer needs redis.url: the address of the run's Redis.")
+        self.name = check_name("scorer", name or f"{socket.gethostname()[:32]}-{os.getpid()}-{new_token()[:6]}")
+        self._dataset = check_name("scorer", f"score-{self.name}"[:64])
+        self._model = config.model.name
+        self._keys = Keys(config.run)
+        self._control = Control(url)
+        self._control.do(lambda client: scripts.ensure_lanes(client, self._keys))
+        self._events: Client = connect_blocking(url, BLOCK_S)
+        self._payloads = PayloadReader(config.redis)
+        self._waiting = Waiting(self._control.client, self._keys, f"scorer:{self.name}")
+        self._busy = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. What a call in another thread still waits for is lost to it."""
+        self._control.close()
+        self._events.close()
+        self._payloads.close()
+
+    def score(
+        self,
+        sequences: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        *,
+        timeout_s: float | None = None,
+        stopped: threading.Event | None = None,
+    ) -> list[Score]:
+        """Log-probabilities of ``sequences[i]`` from token ``starts[i]`` on, in order. Blocks until all are there.
+
+        Every sequence is scored under one version, that of the call or a later one; sequences of one call may be of
+        several. While it waits it says for what (`penstock why`).
+
+        Args:
+            sequences: [N][L] token ids, prompt and response.
+            starts: [N] index of the first token to be scored, 1 <= start <= L; the first token of all has none.
+            timeout_s: longest wait; None: none.
+            stopped: set by another thread to end the wait.
+
+        Raises:
+            ConfigError: a sequence or a start that cannot be.
+            ScoreError: the engine refuses a sequence (too long, for instance), or somebody cancelled a job.
+            WaitTimeout: the time is over, or ``stopped`` was set. Nothing is left behind.
+            QueueFull, QueueUnavailable: as Redis says.
+        """
+        given = _check(sequences, starts)
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        with self._busy:
+            call = _Call(self, deadline, timeout_s, stopped or threading.Event())
+            try:
+                found = call.run([(i, one) for i, one in enumerate(given) if one.start < len(one.tokens)])
+            finally:
+                call.clear()
+                self._waiting.end()
+        empty = Score(np.zeros(0, np.float32), -1)
+        return [found.get(i, empty) for i in range(len(given))]
+
+    async def ascore(
+        self, sequences: Sequence[Sequence[int]], starts: Sequence[int], *, timeout_s: float | None = None
+    ) -> list[Score]:
+        """As ``score``, for asyncio; a cancellation takes the jobs back."""
+        stopped = threading.Event()
+        work = asyncio.create_task(
+            asyncio.to_thread(self.score, sequences, starts, timeout_s=timeout_s, stopped=stopped)
+        )
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            stopped.set()
+            await asyncio.wait({work})
+            if not work.cancelled():
+                work.exception()
+            raise
+
+
+class _Call:
+    """One call of ``score``: which jobs are out, and what came back."""
+
+    def __init__(self, scorer: Scorer, deadline: float, timeout_s: float | None, stopped: threading.Event) -> None:
+        self._scorer = scorer
+        self._keys = scorer._keys
+        self._control = scorer._control
+        self._deadline = deadline
+        self._timeout_s = timeout_s
+        self._stopped = stopped
+        #: Job -> places of its sequences in the call.
+        self._out: dict[str, list[int]] = {}
+        self._starts: dict[int, int] = {}
+        self._found: dict[int, Score] = {}
+        newest = self._control.do(lambda client: client.xrevrange(self._keys.samples, count=1))
+        self._event = newest[0][0] if newest else b"0-0"
+
+    def run(self, given: Sequence[tuple[int, Given]]) -> dict[int, Score]:
+        """Scores by place."""
+        self._starts = {i: one.start for i, one in given}
+        todo = list(_pieces(given))
+        while todo or self._out:
+            if todo and len(self._out) < WINDOW:
+                room = WINDOW - len(self._out)
+                self._admit(todo[:room])
+                del todo[:room]
+            if not self._look():
+                self._wait(len(todo))
+        return self._found
+
+    def _admit(self, pieces: Sequence[Sequence[tuple[int, Given]]]) -> None:
+        keys, source = self._keys, f"score:{self._scorer.name}"
+        at = int(self._control.do(lambda client: client.hget(keys.source, source)) or 0)
+        jobs = [
+            make_job(f"{self._scorer._dataset}/0/{at + i}", [one for _, one in piece]) for i, piece in enumerate(pieces)
+        ]
+        for job, piece in zip(jobs, pieces, strict=True):
+            self._out[job.id] = [place for place, _ in piece]
+        call = scripts.admit(
+            keys,
+            [(job, job.to_bytes()) for job in jobs],
+            lane=LANE,
+            source=source,
+            position=at,
+            model=self._scorer._model,
+            gate=None,
+        )
+        answer = self._control.call(call)
+        # A lost reply: it was sent again, and finds the position where the first one left it.
+        if answer.position != at + len(jobs):
+            raise ProtocolError(f"Another scorer has the name {self._scorer.name!r}: give each a name of its own.")
+
+    def _look(self) -> int:
+        """Collect what is done; the number of jobs."""
+        jobs = list(self._out)
+        states = self._control.do(partial(self._states, jobs))
+        done = [job for job, state in zip(jobs, states, strict=True) if state == "ready"]
+        for job, state in zip(jobs, states, strict=True):
+            if state == "dead":
+                raise ScoreError(self._why_dead(job))
+            if state in ("", "retiring"):
+                raise ScoreError(f"Scoring job {job} was cancelled, or its results were not collected in time.")
+        if done:
+            self._collect(done)
+        return len(done)
+
+    def _states(self, jobs: Sequence[str], client: Client) -> list[str]:
+        pipe = client.pipeline(transaction=False)
+        for job in jobs:
+            pipe.hget(self._keys.group(job), "st")
+        return [state.decode() if state else "" for state in pipe.execute()]
+
+    def _collect(self, jobs: Sequence[str]) -> None:
+        rows = [_row(job, meta) for job in jobs for meta in self._metas(job)]
+        data = self._scorer._payloads.read(self._keys, [row for row, _ in rows])
+        for row, version in rows:
+            raw = data[row.sample]
+            if raw is None:
+                raise ScoreError(f"The scores of {row.sample} are gone from payload server {row.server!r}: ask again.")
+            place = self._out[row.job][row.k]
+            logprobs = decode(raw, row.sample, row.checksum).logprobs[self._starts[place] :]
+            self._found[place] = Score(np.array(logprobs, np.float32), version)
+        for job in jobs:
+            missing = [place for place in self._out[job] if place not in self._found]
+            if missing:
+                raise ScoreError(f"Scoring job {job} was closed without {len(missing)} of its sequences: ask again.")
+            self._control.call(scripts.collect(self._keys, job, LANE))
+            del self._out[job]
+
+    def _metas(self, job: str) -> list[SampleMeta]:
+        data = self._control.do(lambda client: client.get(self._keys.meta(job)))
+        return list(iter_metas(data or b"", f"metadata of group {job}"))
+
+    def _why_dead(self, job: str) -> str:
+        entry = self._control.do(lambda client: client.hget(self._keys.group(job), "eid"))
+        found = self._control.do(lambda client: client.xrange(self._keys.dead, entry, entry)) if entry else []
+        fields = found[0][1] if found else {}
+        reason, detail = (fields.get(name, b"").decode(errors="replace") for name in (b"reason", b"detail"))
+        places = self._out[job]
+        last = (detail.strip().splitlines() or [""])[-1]
+        return f"Sequences {places[0]} to {places[-1]} cannot be scored; their job {job} was buried as {reason}: {last}"
+
+    def _wait(self, num_pieces: int) -> None:
+        """Sleep until something may be done, and say what is waited for. Raises WaitTimeout."""
+        sequences = sum(map(len, self._out.values()))
+        more = f", {num_pieces} more jobs to be admitted" if num_pieces else ""
+        self._scorer._waiting.for_(f"workers, to score {sequences} sequences in {len(self._out)} jobs{more}")
+        left = self._deadline - time.monotonic()
+        if left <= 0 or self._stopped.is_set():
+            why = "was ended" if self._stopped.is_set() else f"was not there in {self._timeout_s:g} s"
+            raise WaitTimeout(f"The scoring of {sequences} sequences {why}; `penstock workers ls` shows who works.")
+        until = time.monotonic() + min(BLOCK_S, left)
+        while (block_s := until - time.monotonic()) > 0:
+            if any(job in self._out for job in self._read_events(block_s)):
+                return
+
+    def _read_events(self, block_s: float) -> list[str]:
+        """Jobs that something happened to, of anybody's. Blocks until something has, for at most ``block_s``."""
+        block_ms = max(1, int(block_s * 1000))
+        try:
+            news = self._scorer._events.xread({self._keys.samples: self._event}, count=1000, block=block_ms)
+        except PASSING:
+            time.sleep(block_s)  # the next look waits for Redis, and says so
+            return []
+        if not news:
+            return []
+        entries = news[0][1]
+        self._event = entries[-1][0]
+        return [fields.get(b"j", b"").decode() for _, fields in entries]
+
+    def clear(self) -> None:
+        """Take back whatever is out: somebody gave up."""
+        for job in list(self._out):
+            self._control.call(scripts.cancel(self._keys, job, []))
+            del self._out[job]
+
+
+def _check(sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Given]:
+    if len(sequences) != len(starts):
+        raise ConfigError(f"{len(sequences)} sequences and {len(starts)} starts: give one start for each.")
+    given = []
+    for i, (tokens, start) in enumerate(zip(sequences, starts, strict=True)):
+        ids: list[Any] = tokens.tolist() if isinstance(tokens, np.ndarray) else [int(token) for token in tokens]
+        if not 1 <= start <= len(ids):
+            raise ConfigError(f"sequence {i} has {len(ids)} tokens and start {start}: it must be in 1..{len(ids)}.")
+        if min(ids) < 0:
+            raise ConfigError(f"sequence {i} holds id {min(ids)}: token ids are not negative.")
+        given.append(Given(ids, int(start)))
+    return given
+
+
+def _pieces(given: Sequence[tuple[int, Given]]) -> Iterator[list[tuple[int, Given]]]:
+    """Sequences of one job each: at most ``MAX_SEQUENCES``, and ``MAX_TOKENS`` where there are several."""
+    piece: list[tuple[int, Given]] = []
+    size = 0
+    for place, one in given:
+        if piece and (len(piece) == MAX_SEQUENCES or size + len(one.tokens) > MAX_TOKENS):
+            yield piece
+            piece, size = [], 0
+        piece.append((place, one))
+        size += len(one.tokens)
+    if piece:
+        yield piece
+
+
+def _row(job: str, meta: SampleMeta) -> tuple[Row, int]:
+    """Where a sample's bytes are, and the version it was scored under."""
+    row = Row(
+        job=job,
+        k=meta.k,
+        token=meta.token,
+        server=meta.server,
+        checksum=meta.checksum,
+        num_bytes=meta.num_bytes,
+        length=meta.length,
+        prompt_length=meta.prompt_length,
+        num_generated=0,
+        num_loss=0,
+        oldest=meta.oldest,
+        newest=meta.newest,
+        oldest_loss=-1,
+        reward=meta.reward,
+        status=meta.status,
+        shared=meta.shared,
+    )
+    version = meta.reward_info.get("version")
+    if not isinstance(version, int):
+        raise PayloadError(f"sample {row.sample}: it does not say which version it was scored under.")
+    return row, version
+
+
+def score(
+    run: str | Config,
+    sequences: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    *,
+    timeout_s: float | None = None,
+) -> list[Score]:
+    """One call of a ``Scorer`` of ``run`` (a name, or its configuration). Blocks; raises as ``Scorer.score``."""
+    scorer = Scorer(run) if isinstance(run, Config) else Scorer(run=run)
+    with scorer:
+        return scorer.score(sequences, starts, timeout_s=timeout_s)

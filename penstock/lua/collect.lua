@@ -1,0 +1,23 @@
+-- collect: ready -> retiring(retired), for a scored group whose results were read (who asked for it), or that nobody
+-- has come for (leader).
+-- KEYS: group:JOB, ready, subs
+-- ARGV: prefix, job, lane
+-- Returns: 'retired' | '' (gone already) | the state it is in | 'subscribed' (a subscription of its lane will retire it)
+-- Atomic because the group leaves exactly one container (I1), and must not be taken from a subscription.
+local prefix, job, lane = ARGV[1], ARGV[2], ARGV[3]
+freeing(prefix)
+local g = redis.call('HMGET', KEYS[1], 'st', 'ln')
+if not g[1] or g[1] == 'retiring' then return '' end
+if g[1] ~= 'ready' or g[2] ~= lane then return g[1] end
+for _, name in ipairs(redis.call('HKEYS', KEYS[3])) do
+  local sub = string.match(name, '^sub:(.*)$')
+  if sub and covers(redis.call('HGET', prefix .. 'sub:' .. sub, 'lanes'), lane) then return 'subscribed' end
+end
+redis.call('HSET', KEYS[1], 'st', 'retiring', 'r', 'retired')
+redis.call('ZREM', KEYS[2], job)
+redis.call('SADD', prefix .. 'retiring', job)
+count(prefix, 'retired')
+count(prefix, 'gone:' .. lane)
+if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end
+event(prefix, 'closed', job, lane)
+return 'retired'
