@@ -20,7 +20,7 @@ DATASET = "bench"
 ADMIT = 256
 
 
-def make_config(url: str, folder: Path, **sections: dict[str, Any]) -> Config:
+def make_config(url: str, folder: Path, *, run: str = "bench", **sections: dict[str, Any]) -> Config:
     """A run whose gate and bound hold nothing back; ``sections`` are merged into it."""
     (folder / "none.jsonl").touch()
     values: dict[str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ def make_config(url: str, folder: Path, **sections: dict[str, Any]) -> Config:
     }
     for name, section in sections.items():
         values[name] = values.get(name, {}) | section
-    return Config.model_validate({"run": "bench", "directory": folder, **values})
+    return Config.model_validate({"run": run, "directory": folder, **values})
 
 
 def admit(control: Control, config: Config, jobs: Sequence[Job], position: int) -> None:

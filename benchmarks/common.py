@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -47,7 +48,22 @@ def machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     kernel = f"{platform.system()} {platform.release()}"
     cores = len(os.sched_getaffinity(0))
-    return {"cores": cores, "memory_gib": round(memory / 2**30, 1), "cpu": model, "kernel": kernel}
+    return {"cores": cores, "memory_gib": round(memory / 2**30, 1), "cpu": model, "kernel": kernel, **_gpus()}
+
+
+def _gpus() -> dict[str, Any]:
+    """GPUs and their driver; nothing on a machine without."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"gpus": [line.strip() for line in done.stdout.splitlines() if line.strip()]}
+
+
+def command() -> str:
+    """How this benchmark was called."""
+    return shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
 
 
 def versions(client: "redis.Redis | None" = None, **more: str) -> dict[str, str]:
@@ -107,6 +123,7 @@ class Report:
             "notes": self.notes,
             "machine": machine(),
             "versions": self.versions,
+            "command": command(),
         }
 
     def finish(self, json_file: Path | None) -> None:

@@ -1,6 +1,8 @@
 """An SGLang server for a benchmark: a random model of the asked shape, on CPU or on a GPU."""
 
 import asyncio
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +24,27 @@ ARGS: dict[str, dict[str, Any]] = {
         "grammar-backend": "none", "disable-cuda-graph": True, "disable-overlap-schedule": True,
         "max-total-tokens": 60000, "mem-fraction-static": 0.3, "disable-radix-cache": True, "sleep-on-idle": True,
     },
-    "cuda": {"disable-radix-cache": True, "grammar-backend": "none"},
+    # What runs with every build of SGLang's kernels; graphs of prefills take a minute to capture.
+    "cuda": {
+        "attention-backend": "triton", "sampling-backend": "pytorch", "grammar-backend": "none",
+        "disable-radix-cache": True, "cuda-graph-backend-prefill": "disabled",
+    },
 }  # fmt: skip
-ENV = {"cpu": {"OMP_NUM_THREADS": "1"}, "cuda": {}}
+ENV = {
+    "cpu": {"OMP_NUM_THREADS": "1"},
+    "cuda": {"SGLANG_IS_FLASHINFER_AVAILABLE": "false", "SGLANG_ENABLE_JIT_DEEPGEMM": "0"},
+}
+
+
+def default_python(device: str) -> str:
+    """Interpreter that has sglang, unless told otherwise: an environment of its own on CPU, this one on a GPU."""
+    return ".engine/bin/python" if device == "cpu" else sys.executable
+
+
+def engine_env(device: str, python: str, env: dict[str, str]) -> dict[str, str]:
+    """Environment variables of a server; one of this very Python also finds its packages where this one does."""
+    shared = {"PYTHONPATH": os.environ["PYTHONPATH"]} if python == sys.executable and "PYTHONPATH" in os.environ else {}
+    return ENV[device] | shared | env
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +67,7 @@ def running_engine(
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         make_model(folder / "model", shape)
-        config = EngineConfig(python=python, args=ARGS[device] | args, env=ENV[device] | env)
+        config = EngineConfig(python=python, args=ARGS[device] | args, env=engine_env(device, python, env))
         model = ModelConfig(path=str(folder / "model"), dtype=shape.dtype)
         server = asyncio.run(_start(config, model, folder))
         try:

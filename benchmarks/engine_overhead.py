@@ -27,7 +27,7 @@ import typer
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, median, redis_server, run_cli, run_together, spread, versions
 from benchmarks.direct_client import generate_all
-from benchmarks.engine import RunningEngine, running_engine
+from benchmarks.engine import RunningEngine, default_python, running_engine
 from benchmarks.random_model import Shape
 from consumers.trainer import Trainer
 from penstock.config import Config
@@ -117,11 +117,11 @@ def running_penstock(url: str, engine: RunningEngine, load: Load, batch_groups: 
         trainer.publish(model)
         stack.enter_context(part(config, "worker", "--name", "bench"))
         control = Control(url)
-        _wait_for_worker(control, trainer)
+        wait_for_worker(control, trainer)
         yield Penstock(config, control, trainer)
 
 
-def _wait_for_worker(control: Control, trainer: Trainer) -> None:
+def wait_for_worker(control: Control, trainer: Trainer) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         records = control.client.hvals(trainer.keys.workers)
@@ -149,7 +149,7 @@ def direct(engine: RunningEngine, load: Load, first: int, groups: int) -> float:
 def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    engine_python: Annotated[str, typer.Option(help="Interpreter that has sglang.")] = ".engine/bin/python",
+    engine_python: Annotated[str | None, typer.Option(help="Interpreter that has sglang; None: by device.")] = None,
     engine_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server; repeat.")] = None,
     engine_env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the server; repeat.")] = None,
     groups: Annotated[
@@ -176,7 +176,9 @@ def main(
     with ExitStack() as stack:
         url = stack.enter_context(redis_server())
         engine = stack.enter_context(
-            running_engine(shape, device=device, python=engine_python, args=args, env=pairs(engine_env))
+            running_engine(
+                shape, device=device, python=engine_python or default_python(device), args=args, env=pairs(engine_env)
+            )
         )
         penstock = stack.enter_context(running_penstock(url, engine, load, batch_groups))
         direct(engine, load, 0, batch_groups)
@@ -213,7 +215,11 @@ def report(rates: dict[str, list[float]], load: Load, shape: Shape, seen_version
         f"{shape.num_parameters / 1e6:.1f} M parameters",
         columns={"leg": "leg", "tokens_per_s": "tokens/s", "spread": "spread"},
         rows=rows,
-        keys={"ratio": median(ratios), "tokens_per_s": median(rates["penstock"])},
+        keys={
+            "ratio": median(ratios),
+            "tokens_per_s": median(rates["penstock"]),
+            "direct_tokens_per_s": median(rates["direct"]),
+        },
         versions=seen_versions,
         notes=[f"Ratios of the rounds: {', '.join(f'{ratio:.3f}' for ratio in ratios)}."],
     )

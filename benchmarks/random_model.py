@@ -26,15 +26,19 @@ class Shape:
         return int(self.layers * (attention + 3 * self.hidden * self.mlp) + self.vocab * self.hidden)
 
 
-def make_model(folder: Path, shape: Shape) -> None:
-    """Write config, weights and tokenizer to ``folder``. Takes seconds, or a minute for billions of parameters."""
+def make_model(folder: Path, shape: Shape, *, seed: int = 0, spread: float = 0.02) -> None:
+    """Write config, weights and tokenizer to ``folder``. Takes seconds, or a minute for billions of parameters.
+
+    Args:
+        spread: deviation of the weights; at 0.02 every seed draws nearly uniformly.
+    """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from transformers.utils import logging
 
     quiet: Any = logging.disable_progress_bar
     quiet()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     dtype = getattr(torch, shape.dtype)
     config = Qwen2Config(
         vocab_size=shape.vocab,
@@ -45,6 +49,7 @@ def make_model(folder: Path, shape: Shape) -> None:
         num_key_value_heads=shape.kv_heads,
         max_position_embeddings=shape.context,
         tie_word_embeddings=True,
+        initializer_range=spread,
         bos_token_id=None,
         eos_token_id=1,
         pad_token_id=0,

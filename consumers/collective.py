@@ -7,9 +7,14 @@ thrown away when a member is dead.
 """
 
 import logging
+import os
 import socket
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +27,8 @@ from penstock.errors import PublishError
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.0005
+#: Longest wait for a group to be torn down.
+_ABORT_S = 2.0
 #: torch names a group's backend by its first device.
 _DEVICE = {"gloo": "cpu", "nccl": "cuda"}
 
@@ -66,50 +73,87 @@ class SendGroup:
 
         Raises TransferFailed after ``timeout_s``.
         """
+        self._in_time(self._make, f"not every engine joined group {self.name}")
+
+    def _make(self) -> None:
         # As torch.distributed wraps the store for a group of this name: once for the caller's prefix, once for the
         # group's, once for the device.
         store: Any = PrefixStore(self.name, self._store)
         store = PrefixStore(f"{self.name}/", store)
         store = PrefixStore(f"{_DEVICE[self.backend]}/", store)
-        try:
-            if self.backend == "gloo":
-                self._group = dist.ProcessGroupGloo(store, 0, self.world_size, timeout=self._timeout)
-            else:
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = self._timeout
-                self._group = dist.ProcessGroupNCCL(store, 0, self.world_size, options)
-        except (RuntimeError, ValueError) as exc:
-            raise TransferFailed(f"not every engine joined group {self.name} ({_first_line(exc)})") from exc
+        if self.backend == "gloo":
+            self._group = dist.ProcessGroupGloo(store, 0, self.world_size, timeout=self._timeout)
+            return
+        options = dist.ProcessGroupNCCL.Options()
+        # Ours ends a wait; torch's own would end the process.
+        options._timeout = self._timeout + timedelta(hours=1)
+        with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0"):
+            self._group = dist.ProcessGroupNCCL(store, 0, self.world_size, options)
 
     def broadcast(self, flat: Tensor) -> None:
         """Send [N] bytes to every member. Blocks until they have them, at most ``timeout_s``; raises TransferFailed."""
+        if flat.is_cuda:
+            torch.cuda.synchronize(flat.device)  # what fills it may be on a stream of the caller's
+        self._in_time(partial(self._send, flat), f"a member of group {self.name} did not take a bucket")
+
+    def _send(self, flat: Tensor) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        options.asyncOp = True
-        deadline = time.monotonic() + self.timeout_s
-        work: Any = None
-        try:
-            work = self._group.broadcast([flat], options)
-            while not work.is_completed():
-                if time.monotonic() > deadline:
-                    raise TransferFailed(f"a member of group {self.name} did not take a bucket in {self.timeout_s:g} s")
-                time.sleep(_LOOK_S)
-            work.wait()
-        except RuntimeError as exc:
-            raise TransferFailed(f"a member of group {self.name} was lost ({_first_line(exc)})") from exc
-        finally:
-            # It holds the connections open, and the error that is on its way holds this frame: members would wait on.
-            del work
+        options.asyncOp = True  # else a broadcast on a GPU is bound to this thread's stream
+        work = self._group.broadcast([flat], options)
+        while not work.is_completed():
+            time.sleep(_LOOK_S)
+        work.wait()
+
+    def _in_time(self, work: Callable[[], None], what: str) -> None:
+        """Do what may never come back in a thread that is left behind then: NCCL waits for a dead peer for ever."""
+        failures: list[str] = []
+
+        def body() -> None:
+            try:
+                work()
+            except Exception as exc:
+                failures.append(_first_line(exc))
+
+        thread = threading.Thread(target=body, name=f"transfer-{self.name}", daemon=True)
+        thread.start()
+        thread.join(self.timeout_s)
+        if thread.is_alive():
+            raise TransferFailed(f"{what} in {self.timeout_s:g} s")
+        if failures:
+            raise TransferFailed(f"{what} ({failures[0]})")
 
     def close(self) -> None:
         """Leave without waiting for anybody; members that wait in it get an error."""
         group, self._group, self._store = self._group, None, None
         if group is None:
             return
-        try:
-            group.abort()
-        except RuntimeError as exc:
-            log.debug("group %s was not aborted: %s", self.name, exc)
+        thread = threading.Thread(target=_abort, args=(group,), name=f"abort-{self.name}", daemon=True)
+        del group
+        thread.start()
+        thread.join(_ABORT_S)
+
+
+def _abort(group: Any) -> None:
+    try:
+        group.abort()
+    except RuntimeError as exc:
+        log.debug("a group was not aborted: %s", exc)
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Environment variables that torch reads while a group is made."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def flatten(bucket: "list[tuple[str, Tensor]]", device: torch.device) -> Tensor:

@@ -8,7 +8,6 @@ block for as long as the disk takes.
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from consumers.sources import Source, Weights, as_source, buckets
-from penstock.checksum import file_crc32
+from penstock.checksum import bytes_xxh3, file_xxh3
 from penstock.errors import PublishError
 from penstock.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
 from penstock.weights_index import INDEX_FILE, TensorEntry, WeightsIndex, as_layout, digest
@@ -39,7 +38,7 @@ class Written(NamedTuple):
     path: Path
     #: Name -> [dtype, shape] of every tensor.
     tensors: dict[str, list[Any]]
-    #: File name -> CRC-32 of its bytes, the index left out.
+    #: File name -> XXH3-64 of its bytes, the index left out.
     checksums: dict[str, int]
     #: Digest of the index.
     index_digest: str
@@ -91,7 +90,7 @@ def write_weights(
             shutil.copyfile(file, temporary / file.name)
         entries = _write_tensors(as_source(weights), read_config(folder), temporary, max_bucket_bytes)
         _check_layout(entries, folder)
-        checksums = {file.name: file_crc32(file) for file in sorted(temporary.iterdir())}
+        checksums = {file.name: file_xxh3(file) for file in sorted(temporary.iterdir())}
         index = WeightsIndex([list(entry) for entry in entries], checksums).to_bytes()
         (temporary / INDEX_FILE).write_bytes(index)
         for file in temporary.iterdir():
@@ -175,7 +174,7 @@ def versions(into: str | Path) -> list[int]:
 
 
 def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
-    """Read a safetensors file back and compare it by name, shape, dtype and CRC-32; PublishError on a difference.
+    """Read a safetensors file back and compare it by name, shape, dtype and XXH3-64; PublishError on a difference.
 
     Returns the checksum of each tensor.
     """
@@ -192,8 +191,8 @@ def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
                         f"{file}: {name} was read back as {found.dtype} {list(found.shape)}, "
                         f"not {tensor.dtype} {list(tensor.shape)}."
                     )
-                checksums[name] = _tensor_crc32(found)
-                if checksums[name] != _tensor_crc32(tensor):
+                checksums[name] = _tensor_checksum(found)
+                if checksums[name] != _tensor_checksum(tensor):
                     raise PublishError(f"{file}: the values of {name} were read back changed; check the disk.")
     except SafetensorError as exc:
         raise PublishError(f"{file} cannot be read back: {exc}.") from exc
@@ -247,8 +246,8 @@ def _fsync(path: Path) -> None:
         os.close(handle)
 
 
-def _tensor_crc32(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
+def _tensor_checksum(tensor: Tensor) -> int:
+    return bytes_xxh3(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _dtype_name(tensor: Tensor) -> str:

@@ -3,6 +3,8 @@
 import zlib
 from pathlib import Path
 
+import xxhash
+
 _CHUNK_BYTES = 16 * 1024 * 1024
 
 
@@ -13,3 +15,17 @@ def file_crc32(path: Path) -> int:
         while chunk := stream.read(_CHUNK_BYTES):
             value = zlib.crc32(chunk, value)
     return value
+
+
+def file_xxh3(path: Path) -> int:
+    """XXH3-64 of a file's bytes: weights are gigabytes, and CRC-32 takes a second for each. Blocks while it reads."""
+    hasher = xxhash.xxh3_64()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            hasher.update(chunk)
+    return hasher.intdigest()
+
+
+def bytes_xxh3(data: "bytes | memoryview") -> int:
+    """XXH3-64 of bytes."""
+    return xxhash.xxh3_64_intdigest(data)

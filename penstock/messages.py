@@ -402,7 +402,7 @@ class Publication(Record):
     path: str
     #: Name -> [dtype, shape] of every tensor.
     tensors: dict[str, list[Any]] = field(default_factory=dict)
-    #: File name -> CRC-32 of its bytes.
+    #: File name -> XXH3-64 of its bytes.
     checksums: dict[str, int] = field(default_factory=dict)
     step: int = 0
     #: Last batch that this version consumed.

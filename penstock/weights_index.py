@@ -32,8 +32,8 @@ class TensorEntry(NamedTuple):
     #: torch's name, without ``torch.``
     dtype: str
     shape: tuple[int, ...]
-    #: CRC-32 of its bytes, row by row.
-    crc32: int
+    #: XXH3-64 of its bytes, row by row.
+    checksum: int
     #: File of the folder that holds it.
     file: str
 
@@ -46,9 +46,9 @@ class TensorEntry(NamedTuple):
 class WeightsIndex(Record):
     """What a version consists of."""
 
-    #: [name, dtype, shape, crc32, file] of every tensor, in the order in which they travel.
+    #: [name, dtype, shape, checksum, file] of every tensor, in the order in which they travel.
     tensors: list[list[Any]] = field(default_factory=list)
-    #: File name -> CRC-32 of its bytes, the index itself left out.
+    #: File name -> XXH3-64 of its bytes, the index itself left out.
     files: dict[str, int] = field(default_factory=dict)
 
     def entries(self) -> list[TensorEntry]:

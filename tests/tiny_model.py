@@ -1,8 +1,8 @@
 """A tiny policy for tests: Qwen2 shape, random weights, a tokenizer of one token per character. Seeded."""
 
-import zlib
 from pathlib import Path
 
+from penstock.checksum import file_xxh3
 from penstock.messages import Publication
 
 #: No space: tokenizers of the Qwen2 family write it as another character.
@@ -52,7 +52,7 @@ def publication_of(folder: Path, version: int, rev: int = 0) -> Publication:
     with safe_open(folder / "model.safetensors", framework="np") as weights:
         slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
         tensors = {name: [part.get_dtype(), list(part.get_shape())] for name, part in slices.items()}
-    checksums = {path.name: zlib.crc32(path.read_bytes()) for path in sorted(folder.iterdir())}
+    checksums = {path.name: file_xxh3(path) for path in sorted(folder.iterdir())}
     return Publication(
         model="policy",
         version=version,

@@ -1,6 +1,7 @@
 """What a worker shows of itself in Redis, for people, the live view and the launcher."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -48,8 +49,10 @@ class Presence:
         """Show the worker twice a second, for ever."""
         before, at = 0, time.monotonic()
         while True:
+            self._services.show.clear()
             await self._note(pack(self.record()))
-            await asyncio.sleep(PRESENCE_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._services.show.wait(), PRESENCE_S)
             now = time.monotonic()
             tokens = self._services.tally.generated_tokens
             rate = (tokens - before) / (now - at)

@@ -72,6 +72,8 @@ class Services:
     #: Set whenever a sample was drawn or a job has ended: there may be room for another.
     room: asyncio.Event = field(default_factory=asyncio.Event)
     tally: Tally = field(default_factory=Tally)
+    #: Set where others wait for what presence shows.
+    show: asyncio.Event = field(default_factory=asyncio.Event)
     #: Samples that hold a slot now.
     num_running: int = 0
 

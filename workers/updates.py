@@ -186,6 +186,7 @@ class Updates:
         else:
             if weights_back and newest is not None:
                 self._is_loaded(newest)
+            services.show.set()
 
     async def _apply(self, newest: Publication) -> ApplyReport | None:
         """Apply, but for an engine that is lost meanwhile: its successor has weights of its own. None then."""

@@ -6,7 +6,7 @@ are refused here. Reads safetensors headers only (8 bytes of length, then JSON) 
 
 from pathlib import Path
 
-from penstock.checksum import file_crc32
+from penstock.checksum import file_xxh3
 from penstock.errors import PublishError
 from penstock.messages import Publication
 from penstock.safetensors_files import Tensors, as_safetensors, compare_layouts, has_tied_embeddings, read_folder
@@ -70,8 +70,10 @@ def _check_files(what: str, folder: Path, checksums: dict[str, int]) -> None:
         path = folder / name
         if Path(name).name != name or not path.is_file():
             raise PublishError(f"{what}: file {name!r} is not in {folder}; publish it again.")
-        if file_crc32(path) != checksum:
-            raise PublishError(f"{what}: {path} is not the file that was announced (CRC-32 differs); publish it again.")
+        if file_xxh3(path) != checksum:
+            raise PublishError(
+                f"{what}: {path} is not the file that was announced (its checksum differs); publish it again."
+            )
     # An engine loads every safetensors file of the folder, announced or not.
     strangers = {path.name for path in folder.glob("*.safetensors")} - checksums.keys()
     if checksums and strangers:

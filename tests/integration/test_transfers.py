@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from consumers.trainer import Trainer
+from penstock.checksum import bytes_xxh3
 from penstock.config import Config, ModelConfig
 from penstock.keys import Keys
 from penstock.redis_server import RedisServer
@@ -35,9 +35,9 @@ def load(folder: Path) -> Any:
 
 
 def checksums(folder: Path) -> dict[str, int]:
-    """CRC-32 of every tensor of an unsharded model."""
+    """Checksum of every tensor of an unsharded model."""
     tensors = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    return {name: zlib.crc32(tensor.contiguous().numpy().tobytes()) for name, tensor in tensors.items()}
+    return {name: bytes_xxh3(tensor.contiguous().numpy().tobytes()) for name, tensor in tensors.items()}
 
 
 @contextmanager

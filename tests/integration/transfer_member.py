@@ -1,7 +1,7 @@
 """A member of a transfer that is no engine: it enrolls, joins and receives as a worker with its engine does.
 
-Run as a process of its own, which may die (SIGKILL) or freeze (SIGSTOP) at a given bucket. What it received, as CRC-32
-by name, it leaves in ``received:NAME`` of the run.
+Run as a process of its own, which may die (SIGKILL) or freeze (SIGSTOP) at a given bucket. What it received, as
+checksums by name, it leaves in ``received:NAME`` of the run.
 """
 
 import json
@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-import zlib
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from penstock import scripts, transfers
+from penstock.checksum import bytes_xxh3
 from penstock.connect import connect
 from penstock.keys import Keys
 from penstock.messages import Publication, pack
@@ -65,7 +65,7 @@ def main(url: str, run_name: str, name: str, versions: int, stop_at: int, how: i
             group.broadcast(flat, 0).wait()
             start = 0
             for entry in bucket:
-                received[entry.name] = zlib.crc32(flat[start : start + entry.num_bytes].numpy().tobytes())
+                received[entry.name] = bytes_xxh3(flat[start : start + entry.num_bytes].numpy().tobytes())
                 start += entry.num_bytes
         client.set(keys.of(f"received:{name}:{publication.version}"), json.dumps(received))
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from consumers import publish
 from consumers.publish import write_weights
-from penstock.checksum import file_crc32
+from penstock.checksum import bytes_xxh3, file_xxh3
 from penstock.errors import PublishError
 from penstock.weights_index import INDEX_FILE, in_buckets, read_index
 from tests.batch_factory import tiny_model
@@ -48,13 +47,13 @@ def test_what_is_told_of_a_version_is_what_the_files_hold(source: Path, tmp_path
     written = write_weights(tiny_model(), source, tmp_path / "weights", 1)
     stored = load_file(written.path / "model.safetensors")
     assert written.tensors == {name: ["float32", list(tensor.shape)] for name, tensor in stored.items()}
-    files = {file.name: file_crc32(file) for file in written.path.iterdir() if file.name != INDEX_FILE}
+    files = {file.name: file_xxh3(file) for file in written.path.iterdir() if file.name != INDEX_FILE}
     assert written.checksums == files
     index = read_index(written.path, written.index_digest)
     assert index.files == files
     for entry in index.entries():
         assert [entry.dtype, list(entry.shape)] == written.tensors[entry.name]
-        assert entry.crc32 == zlib.crc32(stored[entry.name].numpy().tobytes())
+        assert entry.checksum == bytes_xxh3(stored[entry.name].numpy().tobytes())
 
 
 @pytest.mark.parametrize("copied", [False, True])

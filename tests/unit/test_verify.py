@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.checksum import file_crc32
+from penstock.checksum import file_xxh3
 from penstock.errors import PublishError
 from penstock.messages import Publication
 from workers.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
@@ -35,7 +35,7 @@ def write(folder: Path, layout: dict[str, list[int]], dtype: str = "F32", name: 
 
 def publish(folder: Path) -> Publication:
     tensors = {name: [dtype, list(shape)] for name, (dtype, shape) in read_folder(folder).items()}
-    checksums = {path.name: file_crc32(path) for path in folder.iterdir()}
+    checksums = {path.name: file_xxh3(path) for path in folder.iterdir()}
     return Publication("policy", 2, "disk", str(folder), tensors, checksums)
 
 
@@ -98,7 +98,7 @@ def test_bytes_must_be_what_was_announced(good: Publication, reference: Tensors)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(PublishError, match="CRC-32"):
+    with pytest.raises(PublishError, match="its checksum differs"):
         verify_publication(good, reference)
 
 

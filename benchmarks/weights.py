@@ -1,0 +1,211 @@
+"""What an update of weights costs an engine under load: seconds without a token, and tokens that were not drawn.
+
+One SGLang server. For each policy and transport: a real ``penstock worker`` and buffer, jobs for the whole leg admitted
+at once, a trainer that consumes batches and publishes the model in between. ``pause_s`` is what the worker measures per
+update (median leg: mean); ``tokens_lost`` is what the engine would have drawn in the time that the leg took longer than
+one without updates, per update: pauses, prefixes computed anew, and slots that stood empty while samples were drained.
+
+    python -m benchmarks.weights --json FILE
+    python -m benchmarks.weights --device cuda --shape 1.5b --concurrency 512 --new-tokens 512 \\
+        --transports disk,cuda_ipc --json FILE
+"""
+
+import shutil
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import redis
+import typer
+
+from benchmarks.bench_run import DATASET, admit, make_config, part
+from benchmarks.common import Report, redis_server, run_cli, versions
+from benchmarks.engine import RunningEngine, default_python, running_engine
+from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
+from benchmarks.gpu_model import SHAPES, fast_folder
+from consumers.trainer import Trainer
+from penstock.control import Control
+from penstock.messages import Job
+
+POLICIES = ("in_place", "abort", "drain")
+BATCH_TIMEOUT_S = 300.0
+BATCHES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One run: a policy, a transport, and how many updates come while it generates."""
+
+    policy: str
+    transport: str
+    updates: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy}-{self.transport}-{self.updates}".replace("_", "-")
+
+
+def run_leg(url: str, engine: RunningEngine, model: Any, load: Load, leg: Leg, device: str) -> dict[str, Any]:
+    """Seconds and tokens from the admission to the last batch, and what the worker says of its updates. Blocks."""
+    batch_groups = max(1, load.groups // (BATCHES * (leg.updates + 1)))
+    groups = batch_groups * BATCHES * (leg.updates + 1)
+    weights = fast_folder(engine.folder / "weights") / leg.name
+    config = make_config(
+        url,
+        engine.folder,
+        run=leg.name,
+        model={"path": str(engine.model)},
+        engine={"url": engine.url},
+        rollout={"n": GROUP, "max_context_tokens": load.prompt_tokens + load.new_tokens + 1},
+        worker={"slots": load.concurrency, "apply": leg.policy, "drain_timeout_s": 0.0},
+        staleness={"mode": "async", "bound": 64},
+        trainer={
+            "batch_groups": batch_groups,
+            "batches_per_version": BATCHES if leg.updates else 1_000_000,
+            "transport": leg.transport,
+            "device": device,
+            "weights_dir": str(weights),
+            "keep_versions": 2,
+        },
+    )
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(part(config, "buffer"))
+            trainer = stack.enter_context(Trainer(config))
+            stack.enter_context(part(config, "worker", "--name", "bench"))
+            trainer.publish(model)
+            control = Control(url)
+            wait_for_worker(control, trainer)
+            return _measure(control, trainer, model, load, leg, groups)
+    finally:
+        shutil.rmtree(weights, ignore_errors=True)
+
+
+def _measure(control: Control, trainer: Trainer, model: Any, load: Load, leg: Leg, groups: int) -> dict[str, Any]:
+    keys, config = trainer.keys, trainer.config
+    before = _counters(control, keys.counters)
+    jobs = [
+        Job(f"{DATASET}/0/{i}", GROUP, prompt_ids=prompt, sampling=load.sampling)
+        for i, prompt in enumerate(load.prompts(0, groups))
+    ]
+    began_s = time.monotonic()
+    admit(control, config, jobs, 0)
+    samples = tokens = published = 0
+    publish_s, failures, sent_s = 0.0, [], []
+    while samples < groups * GROUP:
+        batch = trainer.next(timeout=BATCH_TIMEOUT_S)
+        tokens += sum(row.num_generated for row in batch.all_rows)
+        samples += len(batch)
+        trainer.commit(batch)
+        if leg.updates and batch.n % BATCHES == 0 and published < leg.updates:
+            published += 1
+            at = time.monotonic()
+            trainer.publish(model)
+            publish_s += time.monotonic() - at
+            sent = trainer.publisher.last
+            if sent is not None:
+                sent_s.append(sent.send_s)
+                failures += [sent.failure] if sent.failure or not sent.workers else []
+    ended_s = time.monotonic()
+    if tokens != groups * GROUP * load.new_tokens:
+        raise RuntimeError(f"{tokens} tokens came of {groups * GROUP * load.new_tokens}; the figure is void.")
+    if failures:
+        raise RuntimeError(f"{len(failures)} of {leg.updates} updates by {leg.transport} went by disk: {failures[0]!r}")
+    after = _counters(control, keys.counters)
+    updates = after["weight_updates"] - before["weight_updates"]
+    return {
+        "policy": leg.policy,
+        "transport": leg.transport,
+        "updates": updates,
+        "seconds": ended_s - began_s,
+        "tokens": tokens,
+        "pause_s": (after["weight_pause_us"] - before["weight_pause_us"]) / 1e6 / max(1, updates),
+        "publish_s": publish_s / max(1, leg.updates),
+        "send_s": sum(sent_s) / len(sent_s) if sent_s else None,
+    }
+
+
+def _counters(control: Control, key: str) -> dict[str, int]:
+    found = {name.decode(): int(value) for name, value in control.client.hgetall(key).items()}
+    return {name: found.get(name, 0) for name in ("weight_updates", "weight_pause_us")}
+
+
+def load_model(folder: Path, device: str) -> Any:
+    """The model that is served, on the trainer's device."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    return model.to(device)
+
+
+def main(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}.")] = "tiny",
+    policies: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(POLICIES),
+    transports: Annotated[
+        str | None, typer.Option(help="Comma-separated; default: disk,gloo or disk,cuda_ipc.")
+    ] = None,
+    updates: Annotated[int, typer.Option(help="Updates of each leg.")] = 3,
+    groups: Annotated[int, typer.Option(help="Prompts of each leg, 8 answers each.")] = 64,
+    concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option()] = 32,
+    new_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
+    engine_python: Annotated[str | None, typer.Option(help="Interpreter that has sglang; None: by device.")] = None,
+    engine_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server; repeat.")] = None,
+    engine_env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the server; repeat.")] = None,
+) -> None:
+    """Seconds and tokens that an update of weights costs, by policy and transport."""
+    load = Load(groups, concurrency, prompt_tokens, new_tokens)
+    ways = (transports or ("disk,gloo" if device == "cpu" else "disk,cuda_ipc")).split(",")
+    legs = [Leg(policy, way, updates) for way in ways for policy in policies.split(",")]
+    with ExitStack() as stack:
+        url = stack.enter_context(redis_server())
+        python = engine_python or default_python(device)
+        args = {"max-running-requests": concurrency} | pairs(engine_arg)
+        engine = stack.enter_context(
+            running_engine(SHAPES[shape], device=device, python=python, args=args, env=pairs(engine_env))
+        )
+        model = load_model(engine.model, device)
+        run_leg(url, engine, model, Load(16, concurrency, prompt_tokens, new_tokens), Leg("abort", "disk", 1), device)
+        plain = run_leg(url, engine, model, load, Leg("in_place", "disk", 0), device)
+        rows = [run_leg(url, engine, model, load, leg, device) for leg in legs]
+        seen = versions(redis.Redis.from_url(url), sglang=engine.sglang)
+    report(rows, plain, load, shape, seen).finish(json_file)
+
+
+def report(rows: list[dict[str, Any]], plain: dict[str, Any], load: Load, shape: str, seen: dict[str, str]) -> Report:
+    """Each leg against the one without updates."""
+    rate = plain["tokens"] / plain["seconds"]
+    for row in rows:
+        row["tokens_per_s"] = row["tokens"] / row["seconds"]
+        row["tokens_lost"] = (row["seconds"] * rate - row["tokens"]) / max(1, row["updates"])
+        row["tokens_in_pause"] = row["pause_s"] * rate
+    keys: dict[str, Any] = {"tokens_per_s": rate}
+    for figure in ("pause_s", "tokens_lost"):
+        keys[figure] = {f"{row['policy']}/{row['transport']}": row[figure] for row in rows}
+    return Report(
+        title=f"updates of weights: a model of {SHAPES[shape].num_parameters / 1e6:.1f} M parameters, "
+        f"{load.concurrency} answers of {load.new_tokens} tokens at once, {rate:,.0f} tokens/s without updates",
+        columns={
+            "policy": "policy",
+            "transport": "transport",
+            "updates": "updates",
+            "pause_s": "pause s",
+            "tokens_in_pause": "tokens in pause",
+            "tokens_lost": "tokens lost",
+            "publish_s": "publish s",
+            "send_s": "send s",
+            "tokens_per_s": "tokens/s",
+        },
+        rows=rows,
+        keys=keys,
+        versions=seen,
+        notes=["tokens lost: against a leg without updates; where legs are short the noise of both is in it."],
+    )
+
+
+if __name__ == "__main__":
+    run_cli(main)

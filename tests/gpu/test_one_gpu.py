@@ -1,0 +1,122 @@
+"""Guarantees on one GPU: weights by disk and by CUDA IPC are the published ones; memory goes and comes back."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import torch
+from transformers import AutoModelForCausalLM
+
+from consumers.trainer import Trainer
+from penstock.config import Config, ModelConfig
+from penstock.keys import Keys
+from penstock.redis_server import RedisServer
+from tests.gpu.conftest import SHAPE
+from tests.integration import worker_play
+from tests.integration.worker_play import presence, until, working
+from workers.main import Worker
+
+PROMPT = [5, 6, 7, 8, 9, 20, 33, 47, 81, 12]
+#: bfloat16 kernels against bfloat16 torch; two seeds differ by units.
+TOLERANCE = 0.15
+Make = Callable[..., Config]
+
+
+@pytest.fixture
+def make(redis_server: RedisServer, keys: Keys, gpu_models: list[Path], gpu_engine: str, tmp_path: Path) -> Make:
+    def make(**trainer: Any) -> Config:
+        return worker_play.make_config(
+            redis_server.url,
+            keys,
+            ModelConfig(path=str(gpu_models[0]), dtype=SHAPE.dtype),
+            tmp_path,
+            engine={"url": gpu_engine},
+            trainer={"device": "cuda", "bucket_bytes": 1_000_000, "batch_groups": 1, **trainer},
+        )
+
+    return make
+
+
+def load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).cuda()
+
+
+def expected(model: Any) -> list[float]:
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(torch.tensor([PROMPT], device="cuda")).logits[0].float(), -1)
+    return [float(logprobs[place - 1, PROMPT[place]]) for place in range(3, len(PROMPT))]
+
+
+def far(a: list[float], b: list[float]) -> float:
+    return max(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+def play(config: Config, body: Callable[[Worker, Trainer], Awaitable[None]]) -> None:
+    async def run() -> None:
+        with Trainer(config) as trainer:
+            async with working(config) as worker:
+                await until(lambda: worker.services.engine.server_version != "", limit_s=60)
+                await body(worker, trainer)
+
+    asyncio.run(run())
+
+
+async def publish(worker: Worker, trainer: Trainer, model: Any) -> None:
+    """Publish, and see that the engine serves these weights and no others."""
+    again = {"run": trainer.config.run, "subscription": trainer.name, "batch": 0}
+    await asyncio.to_thread(trainer.load_state_dict, again)
+    version = await asyncio.to_thread(trainer.publish, model)
+    engine = worker.services.engine
+    await until(lambda: engine.version == version and not worker.services.gate.reason, limit_s=60)
+    assert far(await engine.score(PROMPT, 3), expected(model)) < TOLERANCE
+
+
+def test_two_policies_are_told_apart(gpu_models: list[Path]) -> None:
+    assert far(expected(load(gpu_models[0])), expected(load(gpu_models[1]))) > 5 * TOLERANCE
+
+
+@pytest.mark.parametrize("transport", ["disk", "cuda_ipc"])
+def test_T16_the_engine_serves_what_was_published(
+    make: Make, gpu_models: list[Path], client: redis.Redis, keys: Keys, transport: str
+) -> None:
+    async def body(worker: Worker, trainer: Trainer) -> None:
+        await publish(worker, trainer, load(gpu_models[1]))
+        await until(lambda: presence(client, keys)["state"] == "serving")
+        for seed in (2, 1, 2):
+            await publish(worker, trainer, load(gpu_models[seed]))
+            sent = trainer.publisher.last
+            assert (sent is None) == (transport == "disk")
+            assert sent is None or (sent.failure == "" and len(sent.workers) == 1)
+        first = await worker.services.engine.checksum()
+        await publish(worker, trainer, load(gpu_models[1]))
+        assert await worker.services.engine.checksum() != first
+        await publish(worker, trainer, load(gpu_models[2]))
+        assert await worker.services.engine.checksum() == first
+
+    play(make(transport=transport), body)
+
+
+@pytest.mark.parametrize("tags", [["kv_cache"], ["weights"], ["weights", "cuda_graph", "kv_cache"]])
+def test_offloaded_memory_is_free_and_comes_back_with_the_newest_weights(
+    make: Make, gpu_models: list[Path], tags: list[str]
+) -> None:
+    async def body(worker: Worker, trainer: Trainer) -> None:
+        await publish(worker, trainer, load(gpu_models[1]))
+        before = torch.cuda.mem_get_info()[0]
+        await asyncio.to_thread(trainer.offload_engines, tags)
+        assert torch.cuda.mem_get_info()[0] > before + (2**30 if "kv_cache" in tags else 0)
+        assert worker.services.engine.offloaded == set(tags)
+        assert worker.services.gate.reason
+        model = load(gpu_models[2])
+        again = {"run": trainer.config.run, "subscription": trainer.name, "batch": 0}
+        await asyncio.to_thread(trainer.load_state_dict, again)
+        version = await asyncio.to_thread(trainer.publish, model)
+        await asyncio.to_thread(trainer.onload_engines, tags)
+        engine = worker.services.engine
+        await until(lambda: engine.version == version and not worker.services.gate.reason, limit_s=60)
+        assert far(await engine.score(PROMPT, 3), expected(model)) < TOLERANCE
+
+    play(make(), body)
