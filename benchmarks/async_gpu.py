@@ -300,8 +300,8 @@ def report(rows: list[dict[str, Any]], shape: str, options: dict[str, int], seen
             "staleness_max": max(row["staleness_max"] for row in rows),
             "kill_failure": killed["failure"],
             "kill_publish_s": killed["publish_s"],
-            "steps": rows,
         },
+        more={"steps": rows},
         versions=seen,
         notes=[
             f"killed in a transfer: {killed['failure'] or 'after it'}; that publication took "

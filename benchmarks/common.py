@@ -98,6 +98,8 @@ class Report:
     keys: dict[str, Any] = field(default_factory=dict)
     #: Name -> version, see ``versions``.
     versions: dict[str, str] = field(default_factory=dict)
+    #: Further entries of the JSON, too long to be shown.
+    more: dict[str, Any] = field(default_factory=dict)
     #: Sentences under the table.
     notes: list[str] = field(default_factory=list)
 
@@ -111,13 +113,14 @@ class Report:
         console.print(self.title, highlight=False)
         console.print(table)
         for name, value in self.keys.items():
-            console.print(f"{name} = {format_value(value)}", highlight=False)
+            console.print(f"{name} = {format_value(value)}", highlight=False, markup=False)
         for note in self.notes:
-            console.print(note, highlight=False)
+            console.print(note, highlight=False, markup=False)
 
     def as_map(self) -> dict[str, Any]:
         return {
             **self.keys,
+            **self.more,
             "title": self.title,
             "rows": self.rows,
             "notes": self.notes,
