@@ -228,6 +228,28 @@ class EngineConfig(Section):
         return self
 
 
+class FaultsConfig(Section):
+    """Drills: what goes wrong between a worker and its engine, on purpose. All off; never in a run that counts.
+
+    Requests for tokens are counted per start of an engine; where several are due the first named here is done.
+    """
+
+    #: Every so many requests: answered with status 500; 0: never.
+    error_every: Annotated[int, Field(ge=0)] = 0
+    #: ... never answered, until ``engine.request_timeout_s``.
+    hang_every: Annotated[int, Field(ge=0)] = 0
+    #: ... answered with what is not JSON.
+    garbage_every: Annotated[int, Field(ge=0)] = 0
+    #: ... answered with one logprob fewer than tokens.
+    short_logprobs_every: Annotated[int, Field(ge=0)] = 0
+    #: The engine is killed after so many tokens, again and again; an external one is cut off instead. 0: never.
+    die_after_tokens: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def any(self) -> bool:
+        return any(self.model_dump().values())
+
+
 class WorkerConfig(Section):
     #: Worker processes that ``penstock run`` starts.
     count: Positive = 1
@@ -439,6 +461,7 @@ class Config(Section):
     buffer: BufferConfig = BufferConfig()
     trainer: TrainerConfig = TrainerConfig()
     debug: DebugConfig = DebugConfig()
+    faults: FaultsConfig = FaultsConfig()
     fleet: FleetConfig = FleetConfig()
 
     @field_validator("run")

@@ -79,6 +79,10 @@ class Caretaker:
         await self._updates.start_engine()
         services.births += 1
         log.info("SGLang %s at %s, version %d", engine.server_version, engine.url, engine.version)
+        most = services.config.rollout.max_context_tokens
+        if engine.max_context < most and services.births == 1:
+            log.warning("answers end at %d tokens, the engine's context; rollout.max_context_tokens is %d",
+                        engine.max_context, most)  # fmt: skip
 
     async def _death(self) -> str:
         engine = self._services.engine

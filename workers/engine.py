@@ -9,9 +9,11 @@ import json
 import math
 import os
 import secrets
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,15 @@ from typing import Any
 import aiohttp
 import orjson
 
-from penstock.config import EngineConfig, ModelConfig
+from penstock.config import EngineConfig, FaultsConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, EngineRefused, PublishError
 from penstock.messages import Publication
 from workers import server as servers
 from workers.capabilities import Capabilities, capabilities_of
 from workers.engine_args import check_arguments
+from workers.external import check_external
+from workers.faults import FaultyPath
+from workers.seeds import sample_seed
 from workers.stream import Answer, Heard, read_events
 from workers.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
 
@@ -33,6 +38,9 @@ _KEEP_ALIVE_S = 3.0
 _JSON = {"Content-Type": "application/json"}
 #: Matched "stop" of an answer whose logits were not numbers; its last token was put there, not drawn.
 _NAN = "NaN happened"
+_NO_FAULTS = FaultsConfig()
+#: Message of a segment that was thrown away.
+STALE_PREFIX = "its prefix was of older weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +82,6 @@ class Scores:
     version: int | None
 
 
-def read_vocab_size(folder: Path) -> int:
-    """Number of ids of a model, from its config; 0 where that does not say."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return 0
-    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    return size if isinstance(size, int) else 0
-
-
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
     """Ids that end an answer, from the model's config and generation config."""
     found: set[int] = set()
@@ -91,6 +89,14 @@ def read_eos_token_ids(folder: Path) -> frozenset[int]:
         value = _read_config(str(folder), name).get("eos_token_id")
         found |= {value} if isinstance(value, int) else set(value or ())
     return frozenset(found)
+
+
+def read_vocab_size(folder: Path) -> int:
+    """Number of ids of a model, from its config; 0 where that does not say."""
+    config = _read_config(str(folder))
+    inner = config.get("text_config")
+    size = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)
+    return size if isinstance(size, int) else 0
 
 
 class Engine:
@@ -101,9 +107,12 @@ class Engine:
         model: folder of config, tokenizer and first weights.
         name: told in errors and in the name of the log.
         log_dir: a spawned server logs to ``engine-NAME.log`` in it.
+        faults: what goes wrong on purpose with requests for tokens.
     """
 
-    def __init__(self, config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path) -> None:
+    def __init__(
+        self, config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path, faults: FaultsConfig = _NO_FAULTS
+    ) -> None:
         self.config = config
         self.model = model
         self.name = name
@@ -127,6 +136,17 @@ class Engine:
         self.logprob_kind = config.logprob_kind or ("original" if original else "scaled")
         #: Answers so far that ended by an abort.
         self.num_aborted = 0
+        #: Answers so far that were thrown away because their prefix KV was of older weights; they are drawn anew.
+        self.num_stale_prefixes = 0
+        #: Most tokens of prompt and answer together that it takes.
+        self.max_context = sys.maxsize
+        #: Seed of the run. Where the server draws by seeds, each sample has one of its own, made of this and its id.
+        self.seed = 0
+        #: Whether the server draws by seeds.
+        self.deterministic = False
+        #: Whether weights may change under running requests; what is cached is then shared less where the server does
+        #: not tell which weights a request began with.
+        self.changes_in_place = True
         #: True while its generation is frozen.
         self.paused = False
         #: True while it loads weights: its scheduler answers nobody then, so health is not checked.
@@ -138,6 +158,8 @@ class Engine:
         self.saves_memory = False
         #: Memory that it has given back: weights, cuda_graph, kv_cache. Health is not checked meanwhile.
         self.offloaded: set[str] = set()
+        self._faults = faults
+        self._faulty_path: FaultyPath | None = None
         #: Ids that end an answer of this model.
         self.eos_token_ids = read_eos_token_ids(Path(model.path))
         #: Number of its ids; 0: unknown.
@@ -187,6 +209,9 @@ class Engine:
             await self._probe()
             if publication is not None and self.version != publication.version:
                 await self._load_first(publication)
+            if self._faults.any:
+                self._faulty_path = FaultyPath(self._faults, None if self._server is None else self._kill)
+                await self._faulty_path.up(self.url)
         except BaseException:
             await asyncio.shield(self.stop())
             raise
@@ -233,12 +258,15 @@ class Engine:
             raise
         self.is_away = False
         if self._server is None:
-            await self._check_external(info)
+            served = await self._call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
+            check_external(self.url, info, served, _read_config(self.model.path))
         self.server_version = str(info.get("version", ""))
         self.capabilities = capabilities_of(self.server_version)
         shown = self.capabilities.reports_spans
         self.reports_spans = shown if self.config.reports_spans is None else self.config.reports_spans
         self._radix = not info.get("disable_radix_cache", False)
+        self.deterministic = bool(info.get("enable_deterministic_inference", False))
+        self.max_context = int(info.get("max_req_input_len") or sys.maxsize)
         self._incremental = bool(info.get("incremental_streaming_output", False))
         plain = (info.get("pp_size") or 1) == 1 and (info.get("dp_size") or 1) == 1
         self.num_ranks = int(info.get("tp_size") or 1) if plain else 0
@@ -248,24 +276,6 @@ class Engine:
         # one token per request, or a whole draft when speculating. Whether a request had one is not told.
         overlaps = not info.get("disable_overlap_schedule", False) or (info.get("pp_size") or 1) > 1
         self._window = max(1, int(info.get("speculative_num_draft_tokens") or 0) + 1) if overlaps else 0
-
-    async def _check_external(self, info: dict[str, Any]) -> None:
-        """Raise ConfigError unless a server that is not ours can serve the model of this run."""
-        served = await self._call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
-        ours = set(_read_config(self.model.path).get("architectures") or ())
-        theirs = set(served.get("architectures") or ())
-        if ours and theirs and not ours & theirs:
-            raise ConfigError(
-                f"engine.url {self.url} serves {', '.join(sorted(theirs))} from {served.get('model_path')}, and "
-                f"model.path {self.model.path} holds {', '.join(sorted(ours))}: name the model that is served."
-            )
-        if served.get("is_generation") is False:
-            raise ConfigError(f"engine.url {self.url} serves no model that generates: start it without is-embedding.")
-        if info.get("skip_tokenizer_init"):
-            raise ConfigError(
-                f"engine.url {self.url} was started with skip-tokenizer-init and cannot see stop strings: start it "
-                "without."
-            )
 
     async def prove(self, timeout_s: float) -> None:
         """Draw one token of nobody's, to see that it serves. Blocks until it is there.
@@ -284,8 +294,8 @@ class Engine:
 
     async def stop(self) -> None:
         """End a spawned server with every process it made; requests still running raise EngineDied."""
-        server, session = self._server, self._session
-        self._server = self._session = None
+        server, session, faulty_path = self._server, self._session, self._faulty_path
+        self._server = self._session = self._faulty_path = None
         self.paused = False
         self.offloaded = set()
         self._set_version(-1)
@@ -293,8 +303,15 @@ class Engine:
             if server is not None:
                 await server.stop()
         finally:
+            if faulty_path is not None:
+                await faulty_path.close()
             if session is not None:
                 await session.close()
+
+    def _kill(self) -> None:
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     async def restart(self, publication: Publication | None) -> None:
         """Stop whatever is left of the server and start it with ``publication``; raises as :meth:`start`."""
@@ -327,11 +344,16 @@ class Engine:
 
         Raises:
             EngineDied: the connection was lost, or the server has other weights than were loaded.
+            EngineRefused: an id is not in the model's vocabulary, or the server refused the request.
             EngineError: an HTTP error, or an answer without ids, with other than one finite logprob per id, or
                 with spans that do not cover it.
         """
+        self._check_ids(input_ids, rid)
+        serial = next(self._serial)
         # An abort matches by prefix: the terminator keeps j/1 from ending j/10.
-        wire_rid = f"{rid}:{next(self._serial)};"
+        wire_rid = f"{rid}:{serial};"
+        if self.deterministic:
+            sampling = sampling | {"sampling_seed": sample_seed(sampling.get("sampling_seed", self.seed), rid)}
         body: dict[str, Any] = {
             "input_ids": input_ids,
             "sampling_params": sampling,
@@ -339,7 +361,9 @@ class Engine:
             "return_logprob": True,
         }
         if self._radix:
-            body["extra_key"] = self._namespace
+            # Without spans nobody knows whether it waited in the server's queue while weights changed.
+            alone = self.changes_in_place and not self.reports_spans
+            body["extra_key"] = f"{self._namespace}.{serial}" if alone else self._namespace
         sent = self.version
         live = self._live.setdefault(rid, set())
         live.add(wire_rid)
@@ -390,15 +414,40 @@ class Engine:
         if reason not in ("stop", "length", "abort"):
             raise EngineError(f"{rid}: the engine ended for a reason that penstock does not know: {reason!r}.")
         self.num_aborted += reason == "abort"
+        versions = self._versions(meta, len(ids), sent, rid)
+        if self._has_stale_prefix(meta, sent):
+            self.num_stale_prefixes += 1
+            return Segment([], [], [], "abort", 0, 0, STALE_PREFIX)
         return Segment(
             output_ids=ids,
             logprobs=logprobs,
-            versions=self._versions(meta, len(ids), sent, rid),
+            versions=versions,
             finish_reason=reason,
             cached_tokens=meta.get("cached_tokens") or 0,
             prompt_tokens=meta.get("prompt_tokens") or 0,
             message=str(finish.get("message", "")),
         )
+
+    def _has_stale_prefix(self, meta: dict[str, Any], sent: int) -> bool:
+        """Whether it began under newer weights than it was sent under, on prefix KV of the older ones.
+
+        A request that waits in the server's queue while weights change in place looks into the namespace of its
+        sending. What it drew is the policy of no version, so it is drawn anew.
+        """
+        spans = meta.get("weight_versions") if self.reports_spans else None
+        if not spans or not meta.get("cached_tokens"):
+            return False
+        first = spans[0]["version"]
+        return isinstance(first, str) and first.isdecimal() and int(first) > sent
+
+    def _check_ids(self, input_ids: list[int], rid: str) -> None:
+        """The scheduler of SGLang dies of an id that is not in the vocabulary, with every request that it holds."""
+        if input_ids and self.vocab_size and not 0 <= min(input_ids) <= max(input_ids) < self.vocab_size:
+            wrong = next(token for token in input_ids if not 0 <= token < self.vocab_size)
+            raise EngineRefused(
+                f"{rid}: token {wrong} is not among the {self.vocab_size} ids of the model: its prompt was made with "
+                "the tokenizer of another model."
+            )
 
     def _versions(self, meta: dict[str, Any], count: int, sent: int, rid: str) -> list[int]:
         """[T] version of each token: the reported spans, else the version that was loaded when it was sent.
@@ -448,6 +497,7 @@ class Engine:
         """
         if not 0 < start < len(input_ids):
             raise EngineError(f"{rid}: start must be in 1..{len(input_ids) - 1}, not {start}.")
+        self._check_ids(input_ids, rid)
         body: dict[str, Any] = {
             "input_ids": input_ids,
             "sampling_params": {"max_new_tokens": 0, "temperature": 0},
@@ -671,9 +721,10 @@ class Engine:
             raise EngineDied(f"engine {self.name} is not running.")
         limit = timeout_s if timeout_s is not None else self.config.health_timeout_s * self.config.health_failures
         data = orjson.dumps(body) if body is not None else None
+        base = self._faulty_path.url if self._faulty_path is not None and path == "/generate" else self.url
         try:
             async with session.request(
-                method, self.url + path, data=data, headers=_JSON, timeout=aiohttp.ClientTimeout(total=limit)
+                method, base + path, data=data, headers=_JSON, timeout=aiohttp.ClientTimeout(total=limit)
             ) as response:
                 yield response
         except TimeoutError as exc:

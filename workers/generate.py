@@ -149,7 +149,7 @@ class _Maker:
         self.sampling = sampling
         self.stops = StopRule.of(sampling, tokenizer, engine.eos_token_ids)
         self.max_turns = rollout.max_turns
-        self.max_context = rollout.max_context_tokens
+        self.max_context = min(rollout.max_context_tokens, engine.max_context)
         self.max_new = int(sampling.get("max_new_tokens") or self.max_context)
         #: Index of the first token of the turn that is being drawn.
         self.turn_start = _turn_start(sample)
@@ -210,8 +210,8 @@ class _Maker:
             raise ConfigError(f"job {job.id} has neither prompt nor prompt_ids: give one of them.")
         if not 0 < len(prompt) < self.max_context:
             raise ConfigError(
-                f"job {job.id}: its prompt has {len(prompt)} tokens, rollout.max_context_tokens is {self.max_context}: "
-                "leave the job out or raise the limit."
+                f"job {job.id}: its prompt has {len(prompt)} tokens; rollout.max_context_tokens and the engine's own "
+                f"context allow {self.max_context}: leave the job out or raise the limit."
             )
         _truncate(sample, 0)
         sample.turns, sample.text, sample.finish_reason, sample.num_turns = [], "", "", 1

@@ -19,6 +19,7 @@ import logging
 import signal
 from collections.abc import Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from penstock import scripts
@@ -33,7 +34,7 @@ from penstock.waits import Waiting
 from workers.capabilities import TABLE
 from workers.caretaker import Caretaker
 from workers.commits import Commits
-from workers.engine import Engine
+from workers.engine import Engine, read_vocab_size
 from workers.gate import Gate
 from workers.held_job import HeldJob
 from workers.metrics import Metrics
@@ -83,7 +84,7 @@ class Worker:
             keys=self.keys,
             worker=self.name,
             control=self.control,
-            engine=Engine(engine_config(config), config.model, name=name, log_dir=log_dir),
+            engine=make_engine(config, name, log_dir),
             gate=Gate(),
             rewards=Rewards(config.reward),
             tokenizer=load_tokenizer(config.model.path),
@@ -335,15 +336,48 @@ def engine_config(config: Config) -> EngineConfig:
     return with_streams(config.engine, TABLE[-1].incremental_streaming_flag)
 
 
+def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
+    """The client of this worker's engine; nothing is started."""
+    engine = Engine(engine_config(config), config.model, name=name, log_dir=log_dir, faults=config.faults)
+    engine.seed = config.seed
+    engine.changes_in_place = config.worker.apply == "in_place"
+    return engine
+
+
 def load_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer in a model's folder; raises ConfigError. Reads local files only."""
+    """The tokenizer in a model's folder. Reads local files only.
+
+    Raises:
+        ConfigError: there is none, or it gives ids that the model does not have.
+    """
     from transformers import AutoTokenizer
+
+    if not Path(path, "config.json").is_file():
+        raise ConfigError(f"model.path {path} is no folder with a config.json: download the model and name its folder.")
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as exc:
         raise ConfigError(f"model.path {path} holds no tokenizer that can be read: {exc}") from exc
+    check_vocabulary(tokenizer, read_vocab_size(Path(path)), path)
     return cast(Tokenizer, tokenizer)
+
+
+def check_vocabulary(tokenizer: Any, size: int, path: str) -> None:
+    """Raise ConfigError where a tokenizer gives ids that the model does not have.
+
+    Added tokens beyond, such as a padding token that nothing encodes to, are told and let pass: a prompt that holds one
+    is refused by itself.
+    """
+    added = set(tokenizer.get_added_vocab().values())
+    highest = max(set(tokenizer.get_vocab().values()) - added, default=-1)
+    if size and highest >= size:
+        raise ConfigError(
+            f"model.path {path}: its tokenizer gives ids up to {highest}, and the model has {size} of them: it is the "
+            "tokenizer of another model; put the model's own into the folder."
+        )
+    if size and max(added, default=-1) >= size:
+        log.warning("the tokenizer in %s has added tokens beyond the model's %d ids", path, size)
 
 
 async def _run(config: Config, name: str) -> None:

@@ -203,6 +203,7 @@ class FakeEngine:
             "finish_reason": finish,
             "output_token_logprobs": logprobs,
             "prompt_tokens": len(body["input_ids"]),
+            "completion_tokens": len(ids),
             "cached_tokens": 0,
             "weight_version": self.version,
             "weight_versions": [{"version": self.version, "start": 0, "end": len(ids)}] if ids else [],
@@ -231,6 +232,7 @@ class FakeEngine:
             "finish_reason": None,
             "output_token_logprobs": [[LOGPROB, token, None] for token in ids],
             "prompt_tokens": len(body["input_ids"]),
+            "completion_tokens": len(ids),
             "weight_version": self.version,
         }
         event = json.dumps({"output_ids": ids, "meta_info": meta})

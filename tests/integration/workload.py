@@ -31,17 +31,20 @@ class RecordingEngine(Engine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.truth: dict[str, list[int]] = {}
-        #: Per request: version at the sending, in whose namespace it looks for prefix KV, and tokens found there. A
-        #: request that waited in the server's queue while weights changed finds KV of the old ones.
+        #: Per request: version at the sending, in whose namespace it looks for prefix KV, and tokens found there.
         self.found: dict[str, list[tuple[int, int]]] = {}
 
     def _segment(self, answer: Any, sent: int, rid: str) -> Segment:
+        thrown_away = self.num_stale_prefixes
+        segment = super()._segment(answer, sent, rid)
+        if self.num_stale_prefixes > thrown_away:
+            return segment
         spans = answer["meta_info"]["weight_versions"]
         self.truth.setdefault(rid, []).extend(
             int(span["version"]) for span in spans for _ in range(span["start"], span["end"])
         )
         self.found.setdefault(rid, []).append((sent, answer["meta_info"].get("cached_tokens", 0)))
-        return super()._segment(answer, sent, rid)
+        return segment
 
 
 def jobs() -> list[Job]:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from penstock.config import EngineConfig, ModelConfig
-from penstock.errors import EngineDied, EngineError
-from workers.engine import Engine, Segment
+from penstock.errors import EngineDied, EngineError, EngineRefused
+from workers.engine import STALE_PREFIX, Engine, Segment
+from workers.seeds import sample_seed
 
 
 def engine(*, version: int = 3, newest: int = 3, window: int = 0, reports_spans: bool = True) -> Engine:
@@ -53,7 +54,68 @@ def test_T6_results_in_flight_during_a_change_carry_the_older_version() -> None:
     assert read(given, sent=2, newest=4, window=1).versions == [2, 2, 2, 3, 3, 3]
     assert read(given, sent=2, newest=4, window=2).versions == [2, 2, 2, 2, 3, 3]
     # The first token may have been drawn before the change that its prefill saw the end of.
-    assert read(answer([1, 2], [("3", 0, 2)]), sent=2, window=1).versions == [2, 3]
+    assert read(answer([1, 2], [("3", 0, 2)], cached_tokens=0), sent=2, window=1).versions == [2, 3]
+
+
+def test_an_answer_that_began_on_prefix_KV_of_older_weights_is_thrown_away_to_be_drawn_anew() -> None:
+    waited = read(answer([1, 2], [("3", 0, 2)]), sent=2)
+    assert (waited.output_ids, waited.finish_reason, waited.message) == ([], "abort", STALE_PREFIX)
+    assert read(answer([1, 2], [("3", 0, 2)], cached_tokens=0), sent=2).output_ids == [1, 2], "nothing was cached"
+    assert read(answer([1, 2], [("2", 0, 1), ("3", 1, 2)]), sent=2).output_ids == [1, 2], "it began before the change"
+    assert read(answer([1, 2], [("3", 0, 2)]), sent=3).output_ids == [1, 2], "it was sent after the change"
+
+
+async def test_where_spans_are_not_told_no_request_finds_KV_of_another_if_weights_may_change_under_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody knows then whether it waited in the server's queue during the change."""
+    client, keys = engine(), []
+
+    async def call(method: str, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+        keys.append(body["extra_key"])
+        return answer([1])
+
+    monkeypatch.setattr(client, "_call", call)
+    for in_place, spans in ((True, True), (False, False), (True, False)):
+        client.changes_in_place, client.reports_spans = in_place, spans
+        for rid in ("a", "b"):
+            await client.generate([5], {}, rid=rid)
+    assert keys[0] == keys[1] == keys[2] == keys[3]
+    assert len({keys[0], keys[4], keys[5]}) == 3
+
+
+async def test_a_sample_has_a_seed_of_its_own_where_the_engine_draws_by_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, bodies = engine(), []
+
+    async def call(method: str, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+        bodies.append(body["sampling_params"])
+        return answer([1])
+
+    monkeypatch.setattr(client, "_call", call)
+    client.seed = 7
+    await client.generate([5], {"temperature": 1.0}, rid="d/0/0/1")
+    client.deterministic = True
+    for seed, rid in ((7, "d/0/0/1"), (7, "d/0/0/1"), (7, "d/0/0/2"), (8, "d/0/0/1")):
+        client.seed = seed
+        await client.generate([5], {"temperature": 1.0}, rid=rid)
+    await client.generate([5], {"temperature": 1.0, "sampling_seed": 7}, rid="d/0/0/1")
+    assert bodies[0] == {"temperature": 1.0}
+    # Pinned: another number is another run.
+    assert bodies[1] == {"temperature": 1.0, "sampling_seed": sample_seed(7, "d/0/0/1")}
+    assert sample_seed(7, "d/0/0/1") == 107_011_178
+    assert bodies[1] == bodies[2] == bodies[5]
+    assert len({body["sampling_seed"] for body in bodies[1:]}) == 3
+    assert all(0 <= body["sampling_seed"] < 2**31 for body in bodies[1:])
+
+
+@pytest.mark.parametrize("ids", [[5, 45], [45], [-1, 5]])
+async def test_an_id_that_the_model_does_not_have_never_reaches_the_engine(ids: list[int]) -> None:
+    client = engine()
+    client.vocab_size = 45
+    with pytest.raises(EngineRefused, match="not among the 45 ids of the model"):
+        await client.generate(ids, {}, rid="a")
+    with pytest.raises(EngineRefused, match="not among the 45 ids"):
+        await client.score([5, *ids], 1)
 
 
 @pytest.mark.parametrize(

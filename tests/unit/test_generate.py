@@ -43,6 +43,7 @@ class ScriptedEngine:
     """Answers from a list; keeps what it was asked."""
 
     eos_token_ids = frozenset({EOS})
+    max_context = 1000
 
     def __init__(self, *answers: Segment | Exception | Callable[[], Any]) -> None:
         self.answers = list(answers)

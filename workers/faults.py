@@ -1,0 +1,153 @@
+"""Faults on demand: a proxy between one worker and its engine that spoils requests for tokens, for tests and drills.
+
+Only ``/generate`` goes through it, over a socket of its own on loopback, so that what follows is what follows a real
+fault: the same time-outs, lost connections, charges and restarts. ``faults`` in the configuration says what, and is off
+by default.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from penstock.config import FaultsConfig
+
+log = logging.getLogger(__name__)
+
+_DRAWN = re.compile(rb'"completion_tokens": ?(\d+)')
+#: Largest prompt that is passed on.
+_MAX_BODY_BYTES = 1 << 30
+
+
+class FaultyPath:
+    """Serves at ``url`` from :meth:`up` to :meth:`close`. All methods belong to one event loop.
+
+    Args:
+        kill: ends the engine as ``kill -9`` does; an external one is not ours to kill, so None cuts it off.
+    """
+
+    def __init__(self, faults: FaultsConfig, kill: Callable[[], None] | None) -> None:
+        self.url = ""
+        self._faults = faults
+        self._kill = kill
+        self._num_requests = 0
+        #: Tokens drawn since the engine was last killed.
+        self._num_drawn = 0
+        #: Connections of requests on their way.
+        self._open: list[web.Request] = []
+        self._target = ""
+        self._session: aiohttp.ClientSession | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def up(self, target: str) -> None:
+        """Listen, and pass on to the server at ``target``."""
+        self._target = target
+        timeout = aiohttp.ClientTimeout(total=None)
+        self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_post("/generate", self._generate)
+        # A request that its client gives up is given up here, too: that is how SGLang learns of it.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        log.warning("faults are injected between this worker and its engine: %s", self._faults.model_dump())
+
+    async def close(self) -> None:
+        """Stop listening; requests on their way are cut."""
+        self._cut()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._session is not None:
+            await self._session.close()
+
+    def _due(self) -> str:
+        self._num_requests += 1
+        for name in ("error", "hang", "garbage", "short_logprobs"):
+            every = getattr(self._faults, f"{name}_every")
+            if every and self._num_requests % every == 0:
+                log.warning("fault: request %d for tokens gets %s", self._num_requests, name)
+                return name
+        return ""
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body, fault = await request.read(), self._due()
+        self._open.append(request)
+        try:
+            if fault == "error":
+                return web.json_response({"error": {"message": "a fault that was asked for"}}, status=500)
+            if fault == "hang":
+                await asyncio.Event().wait()
+            return await self._pass_on(request, body, fault)
+        finally:
+            self._open.remove(request)
+
+    async def _pass_on(self, request: web.Request, body: bytes, fault: str) -> web.StreamResponse:
+        assert self._session is not None
+        drawn = 0
+        try:
+            async with self._session.post(self._target + "/generate", data=body, headers=_JSON) as answer:
+                response = web.StreamResponse(status=answer.status)
+                response.content_type = answer.content_type
+                await response.prepare(request)
+                # Whole lines: a server-sent event is one, and so is an answer without a stream.
+                rest = b""
+                async for chunk in answer.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        drawn = self._count(line, drawn)
+                        await response.write(_spoil(line, fault) + b"\n")
+                self._count(rest, drawn)
+                await response.write(_spoil(rest, fault))
+                await response.write_eof()
+                return response
+        except aiohttp.ClientError:
+            # The engine was lost: so is this connection.
+            _abort(request)
+            raise web.HTTPBadGateway from None
+
+    def _count(self, line: bytes, before: int) -> int:
+        """Tokens of this request so far; kills the engine when enough were drawn."""
+        found = _DRAWN.findall(line)
+        drawn = int(found[-1]) if found else before
+        self._num_drawn += max(0, drawn - before)
+        if self._faults.die_after_tokens and self._num_drawn >= self._faults.die_after_tokens:
+            log.warning("fault: the engine is lost after %d tokens", self._num_drawn)
+            self._num_drawn = 0
+            if self._kill is None:
+                self._cut()
+            else:
+                self._kill()
+        return drawn
+
+    def _cut(self) -> None:
+        for request in self._open:
+            _abort(request)
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _abort(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _spoil(line: bytes, fault: str) -> bytes:
+    """One line of an answer: as it is, not JSON, or with one logprob fewer."""
+    if fault not in ("garbage", "short_logprobs") or not line.strip() or line.strip() == b"data: [DONE]":
+        return line
+    prefix = b"data: " if line.startswith(b"data: ") else b""
+    if fault == "garbage":
+        return prefix + b"<html>"
+    try:
+        answer: dict[str, Any] = orjson.loads(line.removeprefix(prefix))
+        answer["meta_info"]["output_token_logprobs"].pop()
+    except (orjson.JSONDecodeError, KeyError, TypeError, IndexError, AttributeError):
+        return line  # an error, or an event without logprobs
+    return prefix + orjson.dumps(answer)
