@@ -144,7 +144,7 @@ class Caretaker:
             wait_s = max(wait_s, config.health_interval_s)
             self._waiting.for_(f"the engine at {config.url} to answer again{last}")
         elif self._services.crash_loop:
-            self._waiting.for_(f"its engine, which {self._restarts.said()} and is tried again in {wait_s:g} s{last}")
+            self._waiting.for_(f"its engine, which {self._restarts.said()} and is tried every {wait_s:g} s{last}")
         else:
             self._waiting.for_(f"its engine to be started again{last}")
         await asyncio.sleep(wait_s)

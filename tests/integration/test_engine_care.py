@@ -135,7 +135,7 @@ async def test_a_crash_loop_of_starts_is_a_published_state_and_ends_when_the_ope
         assert "not enough memory" in presence(client, keys)["why"]
         await until(lambda: "failed" in waits_of(client, keys, "engine"))
         wait = waits_of(client, keys, "engine")
-        assert "times in 600 s and is tried again in 0.2 s" in wait
+        assert "times in 600 s and is tried every 0.2 s" in wait
         assert "not enough memory" in wait
         assert states(client, keys, jobs) == ["queued"]
         for command in (("workers", "ls"), ("status",), ("why",)):
