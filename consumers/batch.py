@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers import advantages, columns
+from consumers import advantages, columns, layout
 from penstock import partition, payloads
 from penstock.collecting import collecting_later
 from penstock.errors import PayloadError, ProtocolError
@@ -90,7 +90,7 @@ class Batch:
         self.dp_size = dp_size
         #: Rows of the whole batch, group by group.
         self.all_rows = manifest.samples()
-        _check_manifest(manifest, self.all_rows)
+        layout.check_manifest(manifest, self.all_rows)
         self._shares = partition.split(self.all_rows, dp_size, manifest.seed, manifest.split)
         self._indices = self._shares[dp_rank]
         #: This rank's rows.
@@ -156,7 +156,7 @@ class Batch:
 
     def padded(self, device: "str | torch.device | None" = None) -> dict[str, Any]:
         """``arrays()`` as torch tensors, on ``device`` (host memory if None); ``counts`` stay plain numbers."""
-        return _tensors(self.arrays(), device)
+        return layout.tensors(self.arrays(), device)
 
     def packed(self, max_tokens: int, device: "str | torch.device | None" = None) -> list[dict[str, Any]]:
         """Micro-batches of at most ``max_tokens`` tokens, samples laid end to end, no padding.
@@ -168,7 +168,8 @@ class Batch:
             dicts as of ``padded()``, but token keys are [T], beside ``cu_seqlens`` int32 [B + 1] (where each sample
             begins, and T), ``position_ids`` int64 [T] (from 0 in each sample) and ``max_length`` (a number).
         """
-        return [_tensors(self._packed(members), device) for members in self._members(max_tokens, None, padded=False)]
+        split = self._members(max_tokens, None, padded=False)
+        return [layout.tensors(self._packed(members), device) for members in split]
 
     def micro_batches(
         self,
@@ -178,7 +179,7 @@ class Batch:
     ) -> Iterator[dict[str, Any]]:
         """As ``padded()``, in micro-batches; ``max_tokens`` counts padding too. Every rank gets equally many."""
         for members in self._members(max_tokens, max_samples, padded=True):
-            yield _tensors(self._padded(members), device)
+            yield layout.tensors(self._padded(members), device)
 
     def decode(self) -> None:
         """Check and open the payloads now, in the thread that calls, instead of when arrays are first wanted."""
@@ -198,8 +199,8 @@ class Batch:
             ProtocolError: another shape or dtype, after the commit, other values than before, too many columns.
             OwnershipLost: the subscription was rewound or taken over meanwhile.
         """
-        layout = self._layout(micro)
-        self._store.write(name, columns.split(array, layout, self._lost, f"batch {self.n} of this rank", name))
+        of = self._layout(micro)
+        self._store.write(name, columns.split(array, of, self._lost, f"batch {self.n} of this rank", name))
 
     def get(self, name: str, *, micro: Mapping[str, Any] | None = None, timeout: float = 600.0) -> NDArray[Any]:
         """Read a column that another role put; blocks until it is there for every row of this rank, and says so.
@@ -215,19 +216,19 @@ class Batch:
         Raises:
             WaitTimeout: it was not there in time. OwnershipLost: the batch was given up. PayloadError: damaged.
         """
-        layout = self._layout(micro)
-        wanted = [row for row in layout.rows if row >= 0]
+        of = self._layout(micro)
+        wanted = [row for row in of.rows if row >= 0]
         values = self._store.read(name, wanted, timeout) if wanted else {}
-        return columns.join(values, layout, self.all_rows, self._lost, name)
+        return columns.join(values, of, self.all_rows, self._lost, name)
 
     def _layout(self, micro: Mapping[str, Any] | None) -> columns.Layout:
         if micro is None:
             lengths = [1 if payload is None else len(payload) for payload in self._decoded] or [1]
             return columns.Layout(list(self._indices) or [-1], lengths)
-        layout = columns.Layout.of_micro(micro)
-        if foreign := set(layout.rows) - set(self._indices) - {-1}:
+        of = columns.Layout.of_micro(micro)
+        if foreign := set(of.rows) - set(self._indices) - {-1}:
             raise ProtocolError(f"micro holds rows {sorted(foreign)}, which are not of this rank of batch {self.n}.")
-        return layout
+        return of
 
     @cached_property
     def _lost(self) -> frozenset[int]:
@@ -254,6 +255,8 @@ class Batch:
             dp_rank=dp_rank,
             dp_size=dp_size,
             advantage=self._advantage,
+            max_staleness=self._max_staleness,
+            store=self._store,
         )
 
     def side(self, name: str) -> list[NDArray[Any] | None]:
@@ -295,7 +298,8 @@ class Batch:
         """
         found = [self._decoded[i] for i in members] or [None]
         lengths = np.array([1 if payload is None else len(payload) for payload in found], np.int64)
-        runs = [run for payload, length in zip(found, lengths.tolist(), strict=True) for run in _runs(payload, length)]
+        pairs = zip(found, lengths.tolist(), strict=True)
+        runs = [run for payload, length in pairs for run in layout.runs(payload, length)]
         counts = [count for count, _ in runs]
         versions = np.repeat(np.array([version for _, version in runs], np.int32), counts)
         mask = np.concatenate([_NOTHING if payload is None else payload.mask for payload in found])
@@ -379,7 +383,7 @@ class Batch:
 
     def _padded(self, members: Sequence[int]) -> dict[str, Any]:
         flat, lengths = self._flat(members)
-        return {key: _pad(array, lengths, TOKEN_KEYS[key][0]) for key, array in flat.items()} | self._per_sample(
+        return {key: layout.pad(array, lengths, TOKEN_KEYS[key][0]) for key, array in flat.items()} | self._per_sample(
             lengths, members
         )
 
@@ -402,66 +406,3 @@ class Batch:
         out: dict[str, Any] = {key: np.array(values[key], dtype) for key, dtype in SAMPLE_KEYS.items()}
         out["counts"] = self.counts
         return out
-
-
-def _runs(payload: Payload | None, length: int) -> Iterator[tuple[int, int]]:
-    """(tokens, version) of a sample from end to end; -1 where nothing was drawn."""
-    at = 0
-    for start, end, version in payload.spans if payload is not None else ():
-        if start > at:
-            yield start - at, -1
-        yield end - start, version
-        at = end
-    if length > at:
-        yield length - at, -1
-
-
-def _pad(flat: NDArray[Any], lengths: NDArray[np.int64], blank: float) -> NDArray[Any]:
-    """[T] as [B, L], padded on the right; without a copy where all are of one length."""
-    longest = int(lengths.max())
-    if len(flat) == len(lengths) * longest:
-        return flat.reshape(len(lengths), longest)
-    padded: NDArray[Any] = np.full((len(lengths), longest), blank, flat.dtype)
-    end = 0
-    for i, length in enumerate(lengths.tolist()):
-        padded[i, :length] = flat[end : end + length]
-        end += length
-    return padded
-
-
-def _check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
-    what = f"batch {manifest.n} of {manifest.sub}"
-    if (total := sum(row.num_loss for row in rows)) != manifest.num_loss_tokens:
-        raise ProtocolError(
-            f"{what}: its rows have {total} loss tokens, its manifest {manifest.num_loss_tokens} (T10)."
-        )
-    lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
-    for row in rows:
-        if row.lost and row.num_loss:
-            raise ProtocolError(f"{what}: sample {row.sample} is lost, but {row.num_loss} of its tokens bear loss.")
-        if not row.num_loss or manifest.bound < 0:
-            continue
-        staleness = lineage.lag(row.oldest_loss, manifest.train_version)
-        if staleness > manifest.bound:
-            raise ProtocolError(
-                f"{what}: sample {row.sample} bears loss on version {row.oldest_loss}, which is {staleness} living "
-                f"versions behind {manifest.train_version}; the bound is {manifest.bound} (I6)."
-            )
-        if row.oldest_loss > manifest.train_version:
-            raise ProtocolError(
-                f"{what}: sample {row.sample} bears loss on version {row.oldest_loss}, which comes after version "
-                f"{manifest.train_version}, the one it is trained at (T2)."
-            )
-
-
-def _tensors(arrays: dict[str, Any], device: "str | torch.device | None") -> dict[str, Any]:
-    import torch
-
-    out = {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in arrays.items()}
-    if device is None or torch.device(device).type == "cpu":
-        return out
-    # Pinned, so that the copies run beside the host.
-    return {
-        key: value.pin_memory().to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-        for key, value in out.items()
-    }

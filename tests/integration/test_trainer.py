@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -356,6 +357,23 @@ def test_prefetched_batches_come_in_order_and_nobody_waits_for_them_aloud(
         assert waits(client, keys)["trainer:actor"] == "batch 4 of buffer:actor"
         begin_again(client, keys, 1)
         assert trainer.next(timeout=PATIENCE_S).n == 4
+
+
+@pytest.mark.usefixtures("buffer")
+def test_batches_are_laid_out_by_the_thread_that_fetches_ahead(config: Config, client: redis.Redis, keys: Keys) -> None:
+    by: list[tuple[int, str]] = []
+
+    def prepare(batch: Any) -> Any:
+        by.append((batch.n, threading.current_thread().name.split("_")[0]))
+        return batch.packed(64)
+
+    with Trainer(config, prefetch=1, prepare=prepare) as trainer:
+        begin(trainer, client, keys, 3)
+        for n in (1, 2, 3):
+            batch = step(trainer)
+            assert batch.prepared[0]["tokens"].tolist() == batch.packed(64)[0]["tokens"].tolist()
+            until(lambda n=n: n == 3 or len(by) > n, "the next one, fetched ahead")
+    assert by == [(1, "MainThread"), (2, "prefetch"), (3, "prefetch")], "each once"
 
 
 # --- ownership ----------------------------------------------------------------------------------------------------

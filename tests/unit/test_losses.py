@@ -286,6 +286,9 @@ def test_T10_tokens_masked_by_the_trainer_are_left_out_of_every_count() -> None:
     assert (data["staleness"][data["loss_mask"]] == 0).all()
     assert (data["generated"] == whole.arrays()["generated"]).all()
     assert whole.counts["loss_tokens"] > batch.counts["loss_tokens"]
+    shares = [batch.share(rank, 2) for rank in range(2)]
+    assert all(share.counts == batch.counts for share in shares)
+    assert sum(int(share.arrays()["loss_mask"].sum()) for share in shares) == batch.counts["loss_tokens"]
 
 
 @pytest.mark.parametrize(
