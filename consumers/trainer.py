@@ -69,6 +69,7 @@ class Trainer:
         batch_groups: groups per batch; None takes ``trainer.batch_groups``.
         subscription: fields of ``trainer.subscription`` that differ for this one: ``{"driving": False}`` for a trainer
             that reads beside the one that publishes, ``{"share": "pool"}`` for one of several that divide the groups.
+        definition: fields of the subscription; None makes them of the configuration.
 
     The subscription is taken on ``__enter__`` and given back on ``__exit__``. Not thread-safe.
     """
@@ -90,6 +91,7 @@ class Trainer:
         prepare: Callable[[Batch], Any] | None = None,
         batch_groups: int | None = None,
         subscription: "Mapping[str, Any] | None" = None,
+        definition: Mapping[str, scripts.Value] | None = None,
     ) -> None:
         config = config or config_of(run, "Trainer")
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
@@ -113,16 +115,17 @@ class Trainer:
         wanted = subscription_of({**config.trainer.subscription.model_dump(), **(subscription or {})}, self.name)
         #: True where its publications move the clock.
         self.drives = wanted.driving
-        definition = {
-            **policy.definition(config.trainer, model=self.model_name, seed=config.seed, subscription=wanted),
-            "roles": ",".join(roles),
-        }
+        if definition is None:
+            definition = {
+                **policy.definition(config.trainer, model=self.model_name, seed=config.seed, subscription=wanted),
+                "roles": ",".join(roles),
+            }
         self._subscriber = Subscriber(
             url,
             Keys(config.run),
             self.name,
             seat=self.seat,
-            definition=definition,
+            definition=dict(definition),
             model=self.model_name if self.drives else "",
         )
         self._ahead = Ahead(0 if policy.mode == "sync" else prefetch, self._read_ahead)

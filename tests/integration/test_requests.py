@@ -1,0 +1,196 @@
+"""Prompts that a trainer submits itself, on a real buffer; the worker's part is played."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from consumers.adapters.requests import Request, Requests
+from consumers.trainer import Trainer
+from penstock import scripts
+from penstock.audit import audit
+from penstock.config import Config
+from penstock.errors import ConfigError, ProtocolError, WaitTimeout
+from penstock.keys import Keys
+from penstock.redis_server import RedisServer
+from penstock.scripts import run
+from tests.integration import play
+from tests.integration.parts import PATIENCE_S, Player, buffering, kill, make_config, publish, until, until_waits
+
+
+@pytest.fixture
+def config(redis_server: RedisServer, keys: Keys, tmp_path: Path) -> Iterator[Config]:
+    config = make_config(redis_server.url, keys.run, tmp_path)
+    with buffering(config):
+        yield config
+
+
+def prompts(*texts: str, n: int = 1) -> list[Request]:
+    return [Request(prompt=text, n=n) for text in texts]
+
+
+def answering(worker: Player, count: int, *, reverse: bool = False) -> Callable[[], None]:
+    """A worker that answers ``count`` jobs at the version that is published when they are there."""
+
+    def work() -> None:
+        held: list[Any] = []
+        until(lambda: held.extend(worker.lease(count, version=worker.clock)) or len(held) >= count, "jobs to lease")
+        for one in reversed(held) if reverse else held:
+            worker.answer(one, [worker.clock])
+
+    return work
+
+
+def together(answer: Callable[[], Any], work: Callable[[], None]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        found = answer()
+        done.result(PATIENCE_S)
+    return found
+
+
+def live(client: redis.Redis, keys: Keys) -> int:
+    """Jobs that are anywhere but on their way out."""
+    return sum(1 for key in client.scan_iter("*group:requests/*") if client.hget(key, "st") not in (None, b"retiring"))
+
+
+def test_answers_come_in_the_order_of_the_prompts_and_are_retired(
+    config: Config, client: redis.Redis, keys: Keys
+) -> None:
+    worker = Player(client, keys)
+    with Requests(config) as requests:
+        for call, count in enumerate((3, 2, 5), start=1):
+            assert publish(requests) == call
+            asked = [Request(prompt=f"p{call}{i}", n=2 + i % 2) for i in range(count)]
+            work = answering(worker, count, reverse=True)
+            found = together(lambda asked=asked: requests.answer(asked, timeout=PATIENCE_S), work)
+            assert [len(group) for group in found] == [one.n for one in asked]
+            first = int(found[0][0].row.job.rsplit("/", 1)[1])
+            assert [group[0].row.job for group in found] == [f"requests/0/{first + i}" for i in range(count)]
+            assert [[one.row.k for one in group] for group in found] == [list(range(one.n)) for one in asked]
+            assert all((one.versions[one.generated] == call).all() for group in found for one in group)
+        until(lambda: play.counter(client, keys, "retired") == 10)
+    assert audit(client, keys).ok
+
+
+def test_weights_may_be_published_twice_without_a_question_between(
+    config: Config, client: redis.Redis, keys: Keys
+) -> None:
+    with Requests(config) as requests:
+        assert [publish(requests), publish(requests)] == [1, 2]
+        together(lambda: requests.answer(prompts("a"), timeout=PATIENCE_S), answering(Player(client, keys), 1))
+        assert [publish(requests), publish(requests)] == [3, 4]
+    with Requests(config) as requests:
+        assert publish(requests) == 5
+    assert (client.hget(keys.sub("requests"), "abandoned") or b"") == b"", "no version is abandoned by that"
+
+
+def test_a_prompt_that_was_buried_is_an_error_with_its_reason_and_the_next_call_is_clean(
+    config: Config, client: redis.Redis, keys: Keys
+) -> None:
+    worker = Player(client, keys)
+
+    def bury() -> None:
+        held: list[Any] = []
+        until(lambda: held.extend(worker.lease(2, version=worker.clock)) or len(held) == 2)
+        worker.answer(held[0], [1])
+        call = scripts.fail(
+            keys, held[1].job, held[1].token, "w1", reason="refused", detail="too long", max_attempts=0, retry_ms=0
+        )
+        assert run(client, call) == "dead"
+
+    with Requests(config) as requests:
+        publish(requests)
+        with pytest.raises(ProtocolError, match=r"1 of 2 prompts were given up .* refused: too long"):
+            together(lambda: requests.answer(prompts("a", "b"), timeout=PATIENCE_S), bury)
+        assert live(client, keys) == 0
+        found = together(lambda: requests.answer(prompts("c"), timeout=PATIENCE_S), answering(worker, 1))
+        assert found[0][0].row.job == "requests/0/2"
+    assert audit(client, keys).ok
+
+
+def test_a_time_out_cancels_what_was_asked(config: Config, client: redis.Redis, keys: Keys) -> None:
+    with Requests(config) as requests:
+        publish(requests)
+        with pytest.raises(WaitTimeout, match="answers to 2 prompts"):
+            requests.answer(prompts("a", "b"), timeout=0.1)
+        assert live(client, keys) == 0
+        assert Player(client, keys).lease(2, version=1) == []
+
+
+@pytest.mark.parametrize("finished", [0, 1, 2])
+def test_I4_what_a_killed_process_had_asked_is_let_go_by_the_next(
+    config: Config, client: redis.Redis, keys: Keys, finished: int
+) -> None:
+    worker = Player(client, keys)
+    requests = Requests(config).__enter__()
+    publish(requests)
+    jobs = requests._admit(prompts("a", "b"), float("inf"))
+    requests._subscriber.define({"size": 2})
+    requests._subscriber.ask(1)
+    for held in worker.lease(finished, version=1):
+        worker.answer(held, [1])
+    if finished == 2:
+        until(lambda: client.hget(keys.sub("requests"), "cut") == b"1", "the batch to be cut for nobody")
+    kill(requests, client)
+    with Requests(config) as requests:
+        assert publish(requests) == 2
+        found = together(lambda: requests.answer(prompts("c", "d"), timeout=PATIENCE_S), answering(worker, 2))
+        assert not {group[0].row.job for group in found} & set(jobs)
+        until(lambda: live(client, keys) == 0)
+    assert audit(client, keys).ok
+
+
+def test_T12_tokens_older_than_the_question_are_refused(config: Config, client: redis.Redis, keys: Keys) -> None:
+    worker = Player(client, keys)
+
+    def lie() -> None:
+        held: list[Any] = []
+        until(lambda: held.extend(worker.lease(1, version=2)) or held)
+        worker.answer(held[0], [1])
+
+    with Requests(config) as requests:
+        publish(requests)
+        publish(requests)
+        with pytest.raises(ProtocolError, match="version 1, but was asked of version 2"):
+            together(lambda: requests.answer(prompts("a"), timeout=PATIENCE_S), lie)
+
+
+def test_a_lane_that_another_trainer_reads_is_refused(config: Config) -> None:
+    with (
+        Trainer(config),
+        pytest.raises(ConfigError, match=r"Lane train of run .* belongs to subscription 'actor'"),
+        Requests(config),
+    ):
+        pass
+
+
+def test_two_lanes_do_not_see_each_others_answers(config: Config, client: redis.Redis, keys: Keys) -> None:
+    worker = Player(client, keys)
+    with Requests(config) as train, Requests(config, name="validation", lane="eval") as validation:
+        publish(train)
+        with pytest.raises(ConfigError, match="Publish with the requests of lane train"):
+            publish(validation)
+        found = together(lambda: validation.answer(prompts("a"), timeout=PATIENCE_S), answering(worker, 1))
+        assert found[0][0].row.job == "validation/0/0"
+        found = together(lambda: train.answer(prompts("a"), timeout=PATIENCE_S), answering(worker, 1))
+        assert found[0][0].row.job == "requests/0/0"
+
+
+def test_I8_a_call_that_waits_says_so(config: Config, client: redis.Redis, keys: Keys) -> None:
+    with Requests(config) as requests:
+        publish(requests)
+        thread = threading.Thread(target=lambda: requests.answer(prompts("a"), timeout=PATIENCE_S), daemon=True)
+        thread.start()
+        until_waits(client, keys, "trainer:requests", "batch 1 of buffer:requests")
+        until_waits(client, keys, "buffer:requests", "1 more groups")
+        answering(Player(client, keys), 1)()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+        assert requests.answer([]) == []
+        with pytest.raises(ProtocolError, match="call answer"):
+            requests.next()
