@@ -5,7 +5,7 @@ PIP = .venv/bin/pip install -q --disable-pip-version-check
 CONFIG ?= examples/digits/run.yaml
 ARGS ?=
 
-.PHONY: setup venv engine run test unit check bench clean
+.PHONY: setup venv engine adapters run test unit check bench clean
 
 setup: venv engine
 
@@ -22,6 +22,16 @@ engine: .engine/.ready
 .engine/.ready: workers/engine_env/install.sh workers/engine_env/requirements.txt
 	@echo "setting up .engine, the environment of SGLang on CPU (about 2 minutes, 2.8 GB)"
 	@bash workers/engine_env/install.sh .engine
+	@touch $@
+
+# verl and TRL, for the tests that take an optimizer step inside them; their pins must bind nobody else.
+adapters: .adapters/.ready
+.adapters/.ready: tests/adapters/requirements.txt
+	@echo "setting up .adapters, the environment of verl and TRL (about 75 s, 1.7 GB)"
+	@test -x .adapters/bin/python || $(PYTHON) -m venv .adapters
+	@.adapters/bin/pip install -q --disable-pip-version-check torch==2.13.0 2> >(grep -v WARNING >&2)
+	@.adapters/bin/pip install -q --disable-pip-version-check -r $< 2> >(grep -v WARNING >&2)
+	@.adapters/bin/pip install -q --disable-pip-version-check --no-deps verl==0.9.1 2> >(grep -v WARNING >&2)
 	@touch $@
 
 run: setup
@@ -50,4 +60,4 @@ bench: setup .bench/.ready
 	@touch $@
 
 clean:
-	rm -rf .venv .engine .bench runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .engine .bench .adapters runs .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,136 @@
+"""Rollouts for TRL's ``GRPOTrainer`` (1.16), by its ``rollout_func``.
+
+    with TrlRollouts(run="math", label=answers.get) as rollouts:
+        trainer = GRPOTrainer(model, reward_funcs=[rollouts.reward], rollout_func=rollouts, train_dataset=..., args=...)
+        trainer.train()
+
+TRL chooses the prompts and trains; penstock's workers answer and reward them. Whenever TRL's step has moved on, its
+weights are published before the next prompts are asked, so that every answer is of the present policy.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from types import TracebackType
+from typing import Any, Self
+
+from consumers.adapters.requests import Request, Requests
+from consumers.adapters.rows import RowArrays
+from penstock.config import Config
+from penstock.errors import ConfigError
+
+#: Names of TRL's sampling settings -> SGLang's name, and the value that changes nothing.
+SAMPLING: dict[str, tuple[str, Any]] = {
+    "top_p": ("top_p", 1.0),
+    "top_k": ("top_k", 0),
+    "min_p": ("min_p", None),
+    "repetition_penalty": ("repetition_penalty", 1.0),
+}
+
+
+class TrlRollouts:
+    """What ``GRPOTrainer(rollout_func=...)`` calls.
+
+    Args:
+        config, run: as of ``Trainer``; the run needs a buffer and workers, and no producer or trainer.
+        label: prompt (as the dataset has it) -> label that the run's reward compares with; None: no label.
+        name: subscription and dataset of the prompts; evaluation takes NAME-validation.
+        timeout: longest wait of a call, in seconds; None: without end.
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        run: str | None = None,
+        label: Callable[[Any], str | None] | None = None,
+        name: str = "trl",
+        timeout: float | None = None,
+    ) -> None:
+        self.label = label
+        self.timeout = timeout
+        self._train = Requests(config, run=run, name=name)
+        self._validation = Requests(self._train.config, name=f"{name}-validation", lane="eval")
+        #: Step of TRL whose weights were published last.
+        self._step: int | None = None
+
+    def __enter__(self) -> Self:
+        self._train.__enter__()
+        self._validation.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give both subscriptions back. Blocks shortly."""
+        self._validation.close()
+        self._train.close()
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """One completion per entry of ``prompts``; blocks until all are there (`penstock why` says for what).
+
+        Neighbours that are equal form a group. Prompts are text or chat messages; TRL's ``temperature`` and
+        ``max_completion_length`` go before the run's.
+
+        Returns:
+            ``prompt_ids``, ``completion_ids``, ``logprobs``, ``env_mask`` (0 on tokens that bear no loss), and, for
+            the reward function, ``penstock_reward`` and ``penstock_version`` (oldest version of the completion).
+
+        Raises:
+            ConfigError: TRL runs on more than one process, or a prompt holds images.
+            ProtocolError: a prompt was given up by the workers, with the reason.
+            WaitTimeout: ``timeout`` is over.
+        """
+        if trainer.accelerator.num_processes > 1:
+            raise ConfigError("TrlRollouts serves one process; this GRPOTrainer runs on more. Start it with one.")
+        if self._step != trainer.state.global_step:
+            self._train.publish(trainer.accelerator.unwrap_model(trainer.model), step=trainer.state.global_step)
+            self._step = trainer.state.global_step
+        lane = self._train if trainer.model.training else self._validation
+        sampling = sampling_of(trainer)
+        requests = []
+        for _, same in groupby(prompts, key=repr):
+            group = list(same)
+            label = (self.label(group[0]) if self.label is not None else None) or ""
+            ids = _tokenize(group[0], trainer.processing_class)
+            requests.append(Request(prompt_ids=ids, n=len(group), label=label, sampling=sampling))
+        rows = [row for group in lane.answer(requests, self.timeout) for row in group]
+        return _columns(rows)
+
+    def reward(self, completions: Sequence[Any], penstock_reward: Sequence[float], **_: Any) -> list[float]:
+        """A reward function for ``GRPOTrainer``: the rewards that the run's workers gave."""
+        return [float(value) for value in penstock_reward]
+
+
+def sampling_of(trainer: Any) -> dict[str, Any]:
+    """TRL's sampling settings in SGLang's names; those that change nothing are left out."""
+    sampling: dict[str, Any] = {"temperature": float(trainer.args.temperature)}
+    if trainer.max_completion_length is not None:
+        sampling["max_new_tokens"] = int(trainer.max_completion_length)
+    for name, (theirs, neutral) in SAMPLING.items():
+        value = getattr(trainer.args, name, neutral)
+        if value is not None and value != neutral:
+            sampling[theirs] = value
+    return sampling
+
+
+def _tokenize(prompt: Any, tokenizer: Any) -> list[int]:
+    if isinstance(prompt, str):
+        return [int(token) for token in tokenizer(text=prompt)["input_ids"]]
+    if any(not isinstance(message.get("content"), str) for message in prompt):
+        raise ConfigError("A prompt holds something else than text; TrlRollouts carries text alone.")
+    ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+    return [int(token) for token in ids]
+
+
+def _columns(rows: Sequence[RowArrays]) -> dict[str, Any]:
+    return {
+        "prompt_ids": [row.prompt.tolist() for row in rows],
+        "completion_ids": [row.response("tokens").tolist() for row in rows],
+        "logprobs": [row.response("logprobs").tolist() for row in rows],
+        "env_mask": [row.response("loss_mask").astype(int).tolist() for row in rows],
+        "penstock_reward": [row.row.reward for row in rows],
+        "penstock_version": [row.row.oldest for row in rows],
+    }

@@ -1,0 +1,102 @@
+"""An optimizer step inside verl and inside TRL, each a real process in its own environment, on a real SGLang server."""
+
+import asyncio
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock.audit import audit
+from penstock.config import Config, ModelConfig
+from penstock.keys import Keys
+from penstock.redis_server import RedisServer
+from tests.integration import play
+from tests.integration.parts import buffering, until
+from tests.integration.worker_play import make_config, working
+
+PYTHON = os.environ.get("PENSTOCK_ADAPTERS_PYTHON", ".adapters/bin/python")
+#: Longest run of one process; imports alone take 15 s on a busy machine.
+PROCESS_S = 240
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(PROCESS_S + 60)]
+
+
+@pytest.fixture
+def config(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, model_config: ModelConfig, engine_url: str,
+    tmp_path: Path,
+) -> Config:  # fmt: skip
+    if not Path(PYTHON).exists():
+        if os.environ.get("CI"):
+            pytest.fail(f"{PYTHON} is missing: run make adapters")
+        pytest.skip(f"{PYTHON} is missing: run make adapters")
+    engine = {"url": engine_url, "health_timeout_s": 20.0}
+    return make_config(redis_server.url, keys, model_config, tmp_path, engine=engine)
+
+
+async def run_inside(module: str, config: Config, tmp_path: Path) -> dict[str, Any]:
+    """Run a module in the adapters' environment beside a buffer and a worker; what it wrote."""
+    settings, out = tmp_path / "config.json", tmp_path / "out.json"
+    settings.write_text(config.model_dump_json())
+    environment = os.environ | {"PYTHONPATH": os.getcwd(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [PYTHON, "-m", module, str(settings), str(out)]
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROCESS_S, check=False)
+
+    with buffering(config):
+        async with working(config):
+            done = await asyncio.to_thread(run)
+            assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(out.read_text()))
+
+
+async def test_verl_takes_a_step_on_generated_sequences_and_draws_from_the_new_weights(
+    config: Config, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    found = await run_inside("tests.adapters.verl_step", config, tmp_path)
+    first, second = found["first"], found["second"]
+    assert first["shapes"] == {
+        "prompts": [9, 6], "responses": [9, 12], "response_mask": [9, 12], "rollout_log_probs": [9, 12],
+        "rollout_versions": [9, 12], "rm_scores": [9, 12], "input_ids": [9, 18], "attention_mask": [9, 18],
+        "position_ids": [9, 18], "old_log_probs": [9, 12], "advantages": [9, 12],
+    }  # fmt: skip
+    assert first["prompts"][::3] == [[0, 0, 0, 2, 3, 4], [0, 5, 6, 7, 8, 9], [0, 0, 0, 0, 12, 13]]
+    assert first["uid"] == [f"u0-{i}" for i in range(3) for _ in range(3)]
+    assert first["positions_as_verl"]
+    assert first["rewards"] == first["lengths"], "the reward of these tests is the length of the answer"
+    # T6: verl's own pass over its own padding gives what the engine drew with.
+    assert first["difference"] < 2e-3
+    assert first["versions"] == [-1, 1]
+    assert found["metrics"]["grad_norm"] > 0
+    assert found["moved"] > 0.1
+    # The second rollout is of the weights that the step made: they were far from the first ones.
+    assert found["version"] == 2
+    assert second["versions"] == [-1, 2]
+    assert second["difference"] < 2e-3
+    greedy = found["greedy"]
+    assert greedy[0] == greedy[1] == greedy[2]
+    until(lambda: play.counter(client, keys, "retired") == 9)
+    assert audit(client, keys).ok
+
+
+async def test_trl_trains_two_steps_by_its_rollout_func(
+    config: Config, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    found = await run_inside("tests.adapters.trl_step", config, tmp_path)
+    assert found["steps"] == 2
+    assert [set(call["penstock_version"]) for call in found["calls"]] == [{1}, {2}], "published before each rollout"
+    for call in found["calls"]:
+        assert len(call["prompts"]) == 12
+        # T6: of the weights that TRL holds at that step.
+        assert call["difference"] < 2e-3
+    rewards = [sum(call["penstock_reward"]) / 12 for call in found["calls"]]
+    logged = [entry["reward"] for entry in found["log"] if "reward" in entry]
+    assert logged == pytest.approx(rewards, rel=1e-3)
+    assert found["moved"] > 1e-3
+    until(lambda: play.counter(client, keys, "retired") == 6)
+    assert audit(client, keys).ok
