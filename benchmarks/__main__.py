@@ -17,6 +17,8 @@ SIZES: dict[str, list[str]] = {
     "trainer_wait": ["--steps", "6"],
     "engine_overhead": [],
     "modes": [],
+    "on_expiry": [],
+    "balance": [],
 }
 
 

@@ -77,6 +77,18 @@ def running_engine(
             asyncio.run(server.stop())
 
 
+@contextmanager
+def serving(model: Path, *, device: str, python: str) -> Iterator[RunningEngine]:
+    """As ``running_engine``, for a model folder that is there already."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        config = EngineConfig(python=python, args=ARGS[device], env=ENV[device])
+        server = asyncio.run(_start(config, ModelConfig(path=str(model), dtype="float32"), Path(name)))
+        try:
+            yield RunningEngine(server.url, model, Path(name), version_in(Path(python), "sglang") or "unknown")
+        finally:
+            asyncio.run(server.stop())
+
+
 async def _start(config: EngineConfig, model: ModelConfig, folder: Path) -> servers.Server:
     async with aiohttp.ClientSession() as session:
         return await servers.start(

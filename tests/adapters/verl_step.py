@@ -71,6 +71,14 @@ def difference(data: DataProto, found: torch.Tensor) -> float:
     return float((found - data.batch["rollout_log_probs"])[mask].abs().max())
 
 
+def versions(data: DataProto) -> list[int]:
+    """Versions of the tokens that bear loss; nothing else has one."""
+    drawn = data.batch["response_mask"].bool()
+    found = torch.where(data.batch["rollout_versions"] >= 0, data.batch["rollout_versions"], -1)
+    assert bool((found[~drawn] == -1).all())
+    return sorted(set(found[drawn].tolist()))
+
+
 def main() -> None:
     config = Config.model_validate(json.loads(Path(sys.argv[1]).read_text()))
     out = Path(sys.argv[2])
@@ -92,7 +100,7 @@ def main() -> None:
             "tokens": int(data.batch["response_mask"].sum()),
             "difference": difference(data, data.batch["old_log_probs"]),
             "positions_as_verl": bool((positions == data.batch["position_ids"]).all()),
-            "versions": sorted(set(data.batch["rollout_versions"].flatten().tolist())),
+            "versions": versions(data),
             "rewards": data.batch["rm_scores"].sum(-1).tolist(),
             "lengths": data.batch["response_mask"].sum(-1).tolist(),
         }
@@ -103,7 +111,7 @@ def main() -> None:
         again = rollout.generate_sequences(prompts_of(1))
         result["second"] = {
             "difference": difference(again, log_probs(actor, again)),
-            "versions": sorted(set(again.batch["rollout_versions"].flatten().tolist())),
+            "versions": versions(again),
         }
         greedy = prompts_of(2)
         greedy.meta_info["validate"] = True
