@@ -1,9 +1,11 @@
 """An optimizer step inside verl and inside TRL, each a real process in its own environment, on a real SGLang server."""
 
-import asyncio
+import contextlib
 import json
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ import redis
 from penstock.audit import audit
 from penstock.config import Config, ModelConfig
 from penstock.keys import Keys
+from penstock.load_config import save_resolved
 from penstock.redis_server import RedisServer
 from tests.integration import play
 from tests.integration.parts import buffering, until
-from tests.integration.worker_play import make_config, working
+from tests.integration.worker_play import make_config
 
 PYTHON = os.environ.get("PENSTOCK_ADAPTERS_PYTHON", ".adapters/bin/python")
 #: Longest run of one process; imports alone take 15 s on a busy machine.
@@ -38,27 +41,42 @@ def config(
     return make_config(redis_server.url, keys, model_config, tmp_path, engine=engine)
 
 
-async def run_inside(module: str, config: Config, tmp_path: Path) -> dict[str, Any]:
-    """Run a module in the adapters' environment beside a buffer and a worker; what it wrote."""
-    settings, out = tmp_path / "config.json", tmp_path / "out.json"
+@contextlib.contextmanager
+def working(config: Config, folder: Path) -> Iterator[None]:
+    """A worker process; how it ends is not the subject here."""
+    save_resolved(config, folder / "run.yaml")
+    command = [sys.executable, "-m", "penstock.cli", "worker", "--config", str(folder / "run.yaml"), "--name", "w"]
+    with (folder / "worker.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield
+        assert process.poll() is None, (folder / "worker.log").read_text()[-4000:]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def run_inside(module: str, config: Config, client: redis.Redis, keys: Keys, folder: Path, groups: int) -> Any:
+    """Run a module in the adapters' environment beside a buffer and a worker until ``groups`` are retired.
+
+    Returns what it wrote.
+    """
+    settings, out = folder / "config.json", folder / "out.json"
     settings.write_text(config.model_dump_json())
     environment = os.environ | {"PYTHONPATH": os.getcwd(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [PYTHON, "-m", module, str(settings), str(out)]
-
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROCESS_S, check=False)
-
-    with buffering(config):
-        async with working(config):
-            done = await asyncio.to_thread(run)
-            assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(out.read_text()))
+    with buffering(config), working(config, folder):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROCESS_S, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        until(lambda: play.counter(client, keys, "retired") == groups, "every group to be retired")
+    assert audit(client, keys).ok
+    return json.loads(out.read_text())
 
 
-async def test_verl_takes_a_step_on_generated_sequences_and_draws_from_the_new_weights(
+def test_verl_takes_a_step_on_generated_sequences_and_draws_from_the_new_weights(
     config: Config, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
-    found = await run_inside("tests.adapters.verl_step", config, tmp_path)
+    found = run_inside("tests.adapters.verl_step", config, client, keys, tmp_path, groups=9)
     first, second = found["first"], found["second"]
     assert first["shapes"] == {
         "prompts": [9, 6], "responses": [9, 12], "response_mask": [9, 12], "rollout_log_probs": [9, 12],
@@ -80,14 +98,12 @@ async def test_verl_takes_a_step_on_generated_sequences_and_draws_from_the_new_w
     assert second["difference"] < 2e-3
     greedy = found["greedy"]
     assert greedy[0] == greedy[1] == greedy[2]
-    until(lambda: play.counter(client, keys, "retired") == 9)
-    assert audit(client, keys).ok
 
 
-async def test_trl_trains_two_steps_by_its_rollout_func(
+def test_trl_trains_two_steps_by_its_rollout_func(
     config: Config, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
-    found = await run_inside("tests.adapters.trl_step", config, tmp_path)
+    found = run_inside("tests.adapters.trl_step", config, client, keys, tmp_path, groups=6)
     assert found["steps"] == 2
     assert [set(call["penstock_version"]) for call in found["calls"]] == [{1}, {2}], "published before each rollout"
     for call in found["calls"]:
@@ -98,5 +114,3 @@ async def test_trl_trains_two_steps_by_its_rollout_func(
     logged = [entry["reward"] for entry in found["log"] if "reward" in entry]
     assert logged == pytest.approx(rewards, rel=1e-3)
     assert found["moved"] > 1e-3
-    until(lambda: play.counter(client, keys, "retired") == 6)
-    assert audit(client, keys).ok
