@@ -139,7 +139,9 @@ class Caretaker:
         """Back off before a start, by name."""
         config, wait_s = self._services.config.engine, self._restarts.wait_s
         lines = shorten(reason).splitlines()
-        last = f"; the last reason: {' ... '.join(dict.fromkeys((lines[0], lines[-1])))}" if lines else ""
+        # The line that names an error says more than what a dying process writes after it.
+        said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
+        last = f"; the last reason: {' ... '.join(dict.fromkeys((lines[0], said)))}" if lines else ""
         if self._services.engine.is_away:
             wait_s = max(wait_s, config.health_interval_s)
             self._waiting.for_(f"the engine at {config.url} to answer again{last}")
