@@ -167,6 +167,10 @@ class Keys:
         return self.of("workers")
 
     @property
+    def fleet(self) -> str:
+        return self.of("fleet")
+
+    @property
     def trainers(self) -> str:
         return self.of("trainers")
 

@@ -144,7 +144,7 @@ class Caretaker:
         last = f"; the last reason: {' ... '.join(dict.fromkeys((lines[0], said)))}" if lines else ""
         if self._services.engine.is_away:
             wait_s = max(wait_s, config.health_interval_s)
-            self._waiting.for_(f"the engine at {config.url} to answer again{last}")
+            self._waiting.for_(f"the engine at {config.url or self._services.engine.url} to answer again{last}")
         elif self._services.crash_loop:
             self._waiting.for_(f"its engine, which {self._restarts.said()} and is tried every {wait_s:g} s{last}")
         else:

@@ -30,6 +30,7 @@ from penstock.errors import (
     PenstockError,
     ProtocolError,
     QueueFull,
+    ReplicaDied,
     RewardError,
 )
 from penstock.messages import Job, Sample
@@ -282,6 +283,8 @@ class HeldJob:
                 interval=services.config.worker.stream_interval,
                 drawn=prefix.drawn,
             )
+        except ReplicaDied:
+            raise  # the other engines go on
         except EngineDied as exc:
             services.lose_engine(birth, str(exc))
             raise

@@ -7,6 +7,7 @@
 | heartbeat | time | - |
 | weights | a publication; running samples (drain); the cohort (one_step) | the stream `weights:MODEL` |
 | engine | the engine's death | see caretaker.py: its restart with the newest publication (I9) |
+| members | the list of a router's engines | `penstock fleet` |
 | presence | time | - |
 
 The first task to die takes the process down with its reason. SIGTERM drains: no new lease, running samples may end for
@@ -37,9 +38,11 @@ from workers.commits import Commits
 from workers.engine import Engine, read_vocab_size
 from workers.gate import Gate
 from workers.held_job import HeldJob
+from workers.members import follow_members, refuse_dropped
 from workers.metrics import Metrics
 from workers.presence import Presence
 from workers.rewards import Rewards
+from workers.routed_engine import RoutedEngine
 from workers.services import Services
 from workers.stops import Tokenizer
 from workers.stream import with_streams
@@ -154,8 +157,12 @@ class Worker:
         """Start the engine with the current weights, then take jobs, updates and deaths as they come."""
         await self.caretaker.first_start()
         work: list[Coroutine[Any, Any, None]] = [self._intake(), self.updates.run(), self.caretaker.run()]
+        names = ["intake", "weights", "engine"]
+        if isinstance(engine := self.services.engine, RoutedEngine):
+            work.append(follow_members(self.services.control, self.keys, engine))
+            names.append("members")
         async with asyncio.TaskGroup() as group:
-            for name, task in zip(("intake", "weights", "engine"), work, strict=True):
+            for name, task in zip(names, work, strict=True):
                 group.create_task(task, name=name)
 
     # --- jobs -----------------------------------------------------------------------------------------------------
@@ -337,11 +344,27 @@ def engine_config(config: Config) -> EngineConfig:
 
 
 def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
-    """The client of this worker's engine; nothing is started."""
-    engine = Engine(engine_config(config), config.model, name=name, log_dir=log_dir, faults=config.faults)
+    """The client of what this worker feeds; nothing is started.
+
+    Raises:
+        ConfigError: a router would drop what the run samples with, or what it is to fail with.
+    """
+    engine = (
+        Engine(engine_config(config), config.model, name=name, log_dir=log_dir, faults=config.faults)
+        if config.engine.router is None
+        else make_routed(config, name, log_dir)
+    )
     engine.seed = config.seed
     engine.changes_in_place = config.worker.apply == "in_place"
     return engine
+
+
+def make_routed(config: Config, name: str, log_dir: Path) -> RoutedEngine:
+    """The client of engines behind a router; raises as :func:`make_engine`."""
+    refuse_dropped(config)
+    if config.faults.any:
+        raise ConfigError("faults fail the requests of one engine, and engine.router has several: remove one of them.")
+    return RoutedEngine(config.engine, config.model, name=name, log_dir=log_dir)
 
 
 def load_tokenizer(path: str) -> Tokenizer:

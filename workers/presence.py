@@ -14,6 +14,7 @@ from penstock.load_config import redact
 from penstock.messages import pack
 from penstock.waits import Waiting
 from workers.held_job import HeldJob
+from workers.routed_engine import RoutedEngine
 from workers.services import Services
 from workers.updates import Updates
 
@@ -85,7 +86,7 @@ class Presence:
         if self._services.crash_loop:
             return "crash loop"
         if self._services.engine_lost.is_set():
-            return "restarting engine" if engine.config.url is None else "engine away"
+            return "engine away" if engine.config.url is not None or engine.is_away else "restarting engine"
         if engine.offloaded:
             return "offloaded"
         if engine.version < 0:
@@ -120,4 +121,5 @@ class Presence:
             "ranks": engine.num_ranks,
             "offloaded": sorted(engine.offloaded),
             "metrics": self._metrics_url,
+            "engines": engine.describe() if isinstance(engine, RoutedEngine) else [],
         }

@@ -75,13 +75,14 @@ class FakeEngine:
 
     @asynccontextmanager
     async def up(self, port: int | None = None) -> AsyncIterator["FakeEngine"]:
-        """Serve on loopback."""
+        """Serve on loopback, at a free port unless one is given."""
         app = web.Application(middlewares=[self._met])
         app.add_routes(
             [
                 web.get("/health", self._fine),
                 web.get("/server_info", self._info),
-                web.get("/model_info", self._fine),
+                web.get("/model_info", self._info),
+                web.get("/v1/loads", self._loads),
                 web.post("/generate", self._generate),
                 web.post("/abort_request", self._abort),
                 web.post("/pause_generation", self._fine),
@@ -125,7 +126,11 @@ class FakeEngine:
         return web.json_response({})
 
     async def _info(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": "0.5.20", "disable_overlap_schedule": True})
+        info = {"version": "0.5.20", "disable_overlap_schedule": True, "weight_version": self.version}
+        return web.json_response(info | {"model_path": "/model", "tp_size": 1, "dp_size": 1})
+
+    async def _loads(self, _: web.Request) -> web.Response:
+        return web.json_response({"loads": [{"num_running_reqs": self.num_running, "num_waiting_reqs": 0}]})
 
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()

@@ -1,0 +1,275 @@
+"""A worker that feeds several engines through a real sglang-router: they come, go and die; nothing is lost (I4).
+
+The truth is tried on real SGLang servers, the failures on fakes that can be told to fail, behind the real router.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import redis
+
+from penstock.config import Config, ModelConfig
+from penstock.errors import ConfigError, EngineError
+from penstock.fleet_config import MemberConfig, RouterConfig
+from penstock.keys import Keys
+from penstock.messages import Publication
+from penstock.redis_server import RedisServer
+from tests.integration import play
+from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
+from tests.integration.fake_engine import FakeEngine
+from tests.integration.worker_play import (
+    IDS,
+    admit,
+    all_in,
+    job,
+    letters,
+    make_config,
+    metas,
+    presence,
+    publish,
+    read_group,
+    states,
+    tended,
+    until,
+    working,
+)
+from workers import server as servers
+from workers.members import write_members
+from workers.routed_engine import RoutedEngine
+from workers.router import Router
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+LONG = {"max_new_tokens": 300, "ignore_eos": True}
+Make = Callable[..., Config]
+
+
+@pytest.fixture
+def routed(redis_server: RedisServer, keys: Keys, model_config: ModelConfig, tmp_path: Path) -> Make:
+    """Makes configurations of workers with a router before some engines."""
+    cpu_engine()  # skips where there is no environment of the engine
+
+    def make(*urls: str, **sections: Any) -> Config:
+        router = {"engines": [{"url": url} for url in urls], "policy": "round_robin"}
+        engine = {"python": ENGINE_PYTHON, "router": router, "start_timeout_s": 120.0} | sections.pop("engine", {})
+        return make_config(redis_server.url, keys, model_config, tmp_path, engine=engine, **sections)
+
+    return make
+
+
+def engines(client: redis.Redis, keys: Keys) -> dict[str, str]:
+    """State of each engine by its address, as the worker shows it."""
+    return {one["url"]: one["state"] for one in presence(client, keys)["engines"] or []}
+
+
+async def test_I9_engines_join_leave_and_die_under_load(
+    client: redis.Redis,
+    keys: Keys,
+    model_config: ModelConfig,
+    publications: list[Publication],
+    engine_url: str,
+    routed: Make,
+    tmp_path: Path,
+) -> None:
+    """One engine, a second is added, the first is taken out, the second is killed, the first is added again."""
+    settings = cpu_engine(**{"incremental-streaming-output": True})
+
+    def make() -> servers.Server:
+        return servers.spawn(settings, model_config, name="second", log_dir=tmp_path)
+
+    async with aiohttp.ClientSession() as session, tended(client, keys):
+        starting = asyncio.create_task(servers.start(make, session, settings.start_timeout_s))
+        publish(client, keys, publications[1])
+        jobs = admit(client, keys, [job(i, sampling=LONG) for i in range(6)])
+        # Prefixes are kept out of the token streams, which pass the router too.
+        async with working(routed(engine_url, worker={"checkpoint_tokens": 16})) as worker:
+            try:
+                await until(lambda: engines(client, keys) == {engine_url: "serving"}, limit_s=100)
+                second = await starting
+                there = [MemberConfig(url=engine_url), MemberConfig(url=second.url)]
+
+                # Added: it has version 1 before it is asked for anything.
+                write_members(client, keys, "w", there)
+                await until(lambda: engines(client, keys).get(second.url) == "serving")
+                jobs += admit(client, keys, [job(i, sampling=LONG) for i in range(6, 14)])
+                await until(lambda: worker.services.engine.num_running >= 4)
+                publish(client, keys, publications[2])
+                await until(lambda: worker.services.engine.version == 2)
+                assert [one["version"] for one in presence_engines(worker)] == [2, 2]
+
+                # Taken out: what runs there ends or goes on elsewhere.
+                write_members(client, keys, "w", there[1:])
+                await until(lambda: list(engines(client, keys)) == [second.url])
+                jobs += admit(client, keys, [job(i, sampling=LONG) for i in range(14, 18)])
+                publish(client, keys, publications[3])
+                await until(lambda: worker.services.engine.version == 3)
+                write_members(client, keys, "w", there)
+                await until(lambda: engines(client, keys).get(engine_url) == "serving")
+                await until(all_in(client, keys, jobs, "ready"), limit_s=100)
+
+                # Killed: the jobs that it held are charged and end elsewhere; the others see nothing.
+                crashes = play.counter(client, keys, "crashes")
+                more = admit(client, keys, [job(i, sampling=LONG) for i in range(18, 24)])
+                await until(lambda: worker.services.engine.num_running == 8)
+                os.kill(second.pid, signal.SIGKILL)
+                await until(all_in(client, keys, more, "ready"), limit_s=100)
+                assert 0 < play.counter(client, keys, "crashes") - crashes <= 4
+                assert engines(client, keys) == {engine_url: "serving", second.url: "joining"}
+                assert worker.services.tally.engine_restarts == 0
+                assert worker.services.tally.checkpoints > 0
+            finally:
+                await (await starting).stop()
+    assert_true_records(client, keys, jobs + more)
+    assert {payload.versions.max() for name in more for _, payload in read_group(client, keys, name)} == {3}
+    play.assert_conserved(client, keys)
+
+
+def presence_engines(worker: Any) -> list[dict[str, Any]]:
+    return list(worker.services.engine.describe())
+
+
+def assert_true_records(client: redis.Redis, keys: Keys, jobs: list[str]) -> None:
+    """I7: whole answers, versions only forward."""
+    for name in jobs:
+        for meta, payload in read_group(client, keys, name):
+            assert meta.num_generated == 300
+            drawn = payload.versions[payload.generated.astype(bool)].tolist()
+            assert drawn == sorted(drawn)
+            assert set(drawn) <= {1, 2, 3}
+
+
+# --- failures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def fakes() -> AsyncIterator[list[FakeEngine]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(FakeEngine().up()) for _ in range(2)]
+
+
+async def test_I9_a_restarted_engine_is_taken_out_until_it_has_the_weights(
+    client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], routed: Make
+) -> None:
+    one, two = fakes
+    publish(client, keys, publications[1])
+    async with tended(client, keys), working(routed(one.url, two.url)) as worker:
+        await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2, limit_s=60)
+        assert one.loads == two.loads == ["1"]
+
+        # Held at both; one dies with them: those are charged, the others are not, and the engine is not restarted.
+        one.open.clear()
+        two.open.clear()
+        jobs = admit(client, keys, [job(i) for i in range(4)])
+        await until(lambda: one.num_running == two.num_running == 4)
+        two.refuses_loads = "not now"
+        two.die()
+        await until(lambda: engines(client, keys)[two.url] == "joining")
+        await until(lambda: "not now" in str(presence_engines(worker)))
+        one.open.set()
+        two.open.set()
+        await until(all_in(client, keys, jobs, "ready"))
+        assert len(two.prompts) == 4, "nothing reaches an engine without weights"
+        assert worker.services.tally.engine_restarts == 0
+
+        # It loads what is current, and serves again.
+        publish(client, keys, publications[2])
+        await until(lambda: worker.services.engine.version == 2)
+        two.refuses_loads = ""
+        await until(lambda: engines(client, keys)[two.url] == "serving")
+        assert two.loads == ["1", "2"]
+        # Nobody tells when it is restarted while it is idle.
+        two.version = "default"
+        await until(lambda: two.loads == ["1", "2", "2"])
+
+        # One that refuses an update that another takes is out; both: the update is.
+        two.refuses_loads = "wrong shape"
+        publish(client, keys, publications[3])
+        await until(lambda: worker.services.engine.version == 3)
+        await until(lambda: engines(client, keys)[two.url] == "joining")
+        one.refuses_loads = "wrong shape"
+        publish(client, keys, publications[4])
+        await until(lambda: "wrong shape" in presence(client, keys)["why"])
+        assert worker.services.engine.version == 3
+    play.assert_conserved(client, keys)
+
+
+async def test_the_router_is_killed_and_its_samples_go_on(
+    client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], routed: Make
+) -> None:
+    one, two = fakes
+    publish(client, keys, publications[1])
+    async with working(routed(one.url, two.url)) as worker:
+        await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2, limit_s=60)
+        one.open.clear()
+        two.open.clear()
+        jobs = admit(client, keys, [job(i) for i in range(4)])
+        await until(lambda: one.num_running == two.num_running == 4)
+        engine = worker.services.engine
+        assert isinstance(engine, RoutedEngine)
+        os.kill(before := engine.router_pid, signal.SIGKILL)
+        await until(lambda: engine.router_pid not in (0, before))
+        one.open.set()
+        two.open.set()
+        await until(all_in(client, keys, jobs, "ready"), limit_s=60)
+        assert (play.counter(client, keys, "crashes"), worker.services.tally.failed_jobs) == (0, 0)
+        assert one.loads == two.loads == ["1"], "the engines were there all the time"
+    play.assert_conserved(client, keys)
+
+
+async def test_all_engines_away_is_one_lost_engine_and_charges_nobody_who_was_not_there(
+    client: redis.Redis, keys: Keys, publications: list[Publication], routed: Make
+) -> None:
+    publish(client, keys, publications[1])
+    async with AsyncExitStack() as stack, tended(client, keys):
+        fake = await stack.enter_async_context(FakeEngine().up())
+        url, port = fake.url, int(fake.url.rsplit(":", 1)[1])
+        async with working(routed(url)) as worker:
+            await until(lambda: list(engines(client, keys).values()) == ["serving"], limit_s=60)
+            await stack.aclose()
+            await until(lambda: presence(client, keys)["state"] == "engine away")
+            jobs = admit(client, keys, [job(i) for i in range(4)])
+            assert states(client, keys, jobs) == ["queued"] * 4
+            async with FakeEngine().up(port) as again:
+                await until(all_in(client, keys, jobs, "ready"), limit_s=60)
+                assert again.loads == ["1"]
+            assert play.counter(client, keys, "crashes") == 0
+            assert worker.services.tally.failed_jobs == 0
+    assert {meta.newest for name in jobs for meta in metas(client, keys, name)} == {1}
+    play.assert_conserved(client, keys)
+
+
+async def test_what_the_router_would_drop_is_refused_by_name(
+    client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], routed: Make
+) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.sampling: sglang-router drops stop_regex without a word"):
+        async with working(routed(fakes[0].url, rollout={"sampling": {"max_new_tokens": 4, "stop_regex": "a"}})):
+            pass
+    publish(client, keys, publications[1])
+    bad = admit(client, keys, [job(0, "z", sampling={"stop_regex": "a"})])
+    good = admit(client, keys, [job(1, sampling={"spaces_between_special_tokens": True, "stop": ["q"]})])
+    async with working(routed(fakes[0].url)):
+        await until(all_in(client, keys, good, "ready"), limit_s=60)
+        await until(all_in(client, keys, bad, "dead"))
+    assert "would drop sampling_params.stop_regex" in letters(client, keys)[bad[0]]["detail"]
+    assert IDS["z"] not in fakes[0].asked
+
+
+async def test_a_router_that_cannot_start_says_why(tmp_path: Path) -> None:
+    def make(**over: Any) -> Router:
+        config = RouterConfig.model_validate({"engines": [{"url": "http://127.0.0.1:9"}]} | over)
+        return Router(config, ENGINE_PYTHON, name="r", log_dir=tmp_path)
+
+    cpu_engine()
+    with pytest.raises(ConfigError, match="the router does not know an argument"):
+        await make(args={"polcy": "x"}).start()
+    with pytest.raises(ConfigError, match=r"router\.args\.policy cannot be set"):
+        await make(args={"policy": "x"}).start()
+    with pytest.raises(EngineError, match=r"did not answer within router\.start_timeout_s = 0\.01 s"):
+        await make(start_timeout_s=0.01).start()

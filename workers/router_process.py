@@ -1,0 +1,20 @@
+"""Runs sglang-router in the engines' environment: ``python -I router_process.py ARGUMENTS``; imports nothing of ours.
+
+The package's own launcher imports sglang with it, which takes seconds; this takes the router alone.
+"""
+
+import argparse
+
+
+def main() -> None:
+    from sglang_router.router import Router
+    from sglang_router.router_args import RouterArgs
+
+    parser = argparse.ArgumentParser(prog="sglang-router", allow_abbrev=False)
+    RouterArgs.add_cli_args(parser, use_router_prefix=False)
+    arguments = RouterArgs.from_cli_args(parser.parse_args(), use_router_prefix=False)
+    Router.from_args(arguments).start()
+
+
+if __name__ == "__main__":
+    main()
