@@ -103,8 +103,10 @@ def trainer(context: typer.Context, config: ConfigOption) -> None:
     _part("consumers", "trainer", config, context.args)
 
 
-def _part(package: str, part: str, path: Path, overrides: list[str], *arguments: str) -> NoReturn:
-    """Run ``PACKAGE.main:main(config, ...)`` as this process; its result is the exit code."""
+def _part(
+    package: str, part: str, path: Path, overrides: list[str], *arguments: str, module: str | None = None
+) -> NoReturn:
+    """Run ``main(config, ...)`` of ``module`` (PACKAGE.main) as this process; its result is the exit code."""
     from penstock.load_config import check_files, load_config
     from penstock.logs import set_up
     from penstock.redis_server import with_url
@@ -117,7 +119,7 @@ def _part(package: str, part: str, path: Path, overrides: list[str], *arguments:
         config = with_url(config)
     # Rewards and environments of the user's own; last, so that they hide nothing of ours.
     sys.path.append(os.getcwd())
-    main_ = import_module(f"{package}.main").main
+    main_ = import_module(module or f"{package}.main").main
     raise typer.Exit(main_(config, *arguments))
 
 

@@ -56,7 +56,7 @@ class RouterOptions(Section):
     """How a router spreads requests over engines."""
 
     policy: Literal["cache_aware", "round_robin", "random", "power_of_two", "manual"] = "cache_aware"
-    #: More arguments of sglang_router.launch_router, names without dashes; true stands for a bare flag.
+    #: More arguments of sglang-router, names without dashes; true stands for a bare flag.
     args: dict[str, Any] = Field(default_factory=dict)
     #: Interpreter that has sglang_router; None: engine.python.
     python: str | None = None
@@ -222,27 +222,6 @@ class NodeConfig(Section):
     num_gpus: Annotated[int, Field(ge=0)] = 0
 
 
-class AutoscaleConfig(Section):
-    """Between how many workers the fleet may move by itself, and on what."""
-
-    min_workers: Positive = 1
-    max_workers: Positive
-    #: What a worker draws when it is busy; None: the mean of what they show.
-    worker_tokens_per_s: Annotated[float, Field(gt=0)] | None = None
-    #: Wanted for so long before workers are added.
-    up_after_s: Seconds = 30.0
-    #: Unwanted for so long, or three starts of an engine if that is longer, before they are drained.
-    down_after_s: Seconds = 600.0
-    #: No change while wanted and present differ by no more than this share.
-    dead_band: Annotated[float, Field(ge=0, lt=1)] = 0.1
-
-    @model_validator(mode="after")
-    def _range_is_one(self) -> Self:
-        if self.min_workers > self.max_workers:
-            raise ValueError(f"min_workers {self.min_workers} is more than max_workers {self.max_workers}: swap them")
-        return self
-
-
 class FleetConfig(Section):
     """Engines of the run by groups, and who starts them: ``penstock fleet up``."""
 
@@ -257,7 +236,6 @@ class FleetConfig(Section):
     placement_timeout_s: Seconds = 120.0
     #: Ray's cluster; None: RAY_ADDRESS, or one of our own on this machine.
     ray_address: str | None = None
-    autoscale: AutoscaleConfig | None = None
 
     @field_validator("ports")
     @classmethod

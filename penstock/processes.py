@@ -109,6 +109,7 @@ class Child:
         #: Exit code of the last process that ended; negative: a signal.
         self.code: int | None = None
         self.num_starts = 0
+        self._started_at = 0.0
         self._deaths: deque[float] = deque()
         self._config_deaths = 0
         self._restart_at: float | None = None
@@ -118,6 +119,11 @@ class Child:
     def pid(self) -> int | None:
         return self.process.pid if self.process else None
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since its latest start."""
+        return time.monotonic() - self._started_at
+
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
@@ -125,6 +131,7 @@ class Child:
         """Start it; returns at once."""
         self._restart_at = None
         self.num_starts += 1
+        self._started_at = time.monotonic()
         with self.log_path.open("ab") as out:
             self._log_start = out.tell()
             self.process = subprocess.Popen(

@@ -353,6 +353,8 @@ class RoutedEngine(Engine):
         )
         self.reports_spans = all(engine.reports_spans for engine in engines)
         self._incremental = engines[0]._incremental
+        self.deterministic = any(engine.deterministic for engine in engines)
+        self.max_context = min(engine.max_context for engine in engines)
         self.saves_memory = all(engine.saves_memory for engine in engines)
         self._radix = any(engine._radix for engine in engines)
         self._window = max(engine._window for engine in engines)

@@ -1,0 +1,390 @@
+"""``penstock fleet up`` as a process: workers are kept up, added and drained, on this machine and on Ray.
+
+The engines are fakes that run already, so that what is tried is the fleet: real processes that really die.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+
+from penstock.config import ModelConfig
+from penstock.errors import ConfigError
+from penstock.fleet_config import NodeConfig
+from penstock.keys import Keys
+from penstock.launch import Stop
+from penstock.messages import Publication, pack, unpack
+from penstock.redis_server import RedisServer
+from tests.integration import play
+from tests.integration.engine_fixtures import cpu_engine
+from tests.integration.fake_engine import FakeEngine
+from tests.integration.processes import open_pidfds, wait_gone
+from tests.integration.worker_play import admit, all_in, job, make_config, metas, publish, tended, until
+from workers.fleet.kept import Spec, Status
+from workers.fleet.main import Fleet
+from workers.fleet.nodes import Node
+from workers.fleet.state import write_wanted
+from workers.members import read_members
+
+pytestmark = pytest.mark.timeout(300)
+
+LONG = {"max_new_tokens": 200, "ignore_eos": True}
+
+
+class FleetProcess:
+    """``penstock fleet up``."""
+
+    def __init__(self, config: Path, log: Path) -> None:
+        self.log = log
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.cli", "fleet", "up", "--config", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+
+Start = Callable[..., FleetProcess]
+
+
+@pytest.fixture
+async def fakes() -> AsyncIterator[list[FakeEngine]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(FakeEngine().up()) for _ in range(2)]
+
+
+@pytest.fixture
+def start(redis_server: RedisServer, keys: Keys, model_config: ModelConfig, tmp_path: Path) -> Iterator[Start]:
+    started: list[FleetProcess] = []
+
+    def make(fleet: dict[str, Any], **sections: Any) -> FleetProcess:
+        config = make_config(redis_server.url, keys, model_config, tmp_path, fleet=fleet, **sections)
+        path = tmp_path / "fleet.yaml"
+        path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+        started.append(FleetProcess(path, tmp_path / "fleet.log"))
+        return started[-1]
+
+    yield make
+    for fleet in started:
+        with contextlib.suppress(ProcessLookupError):
+            fleet.process.kill()
+        fleet.process.wait()
+
+
+def external(*urls: str, **over: Any) -> dict[str, Any]:
+    return {"models": [{"name": "policy", "server_groups": [{"name": "rollout", "urls": list(urls)}]}]} | over
+
+
+def shown(client: redis.Redis, keys: Keys) -> dict[str, Any]:
+    data = client.hget(keys.fleet, "state")
+    return unpack(data, "state") if data else {"processes": [], "groups": {}}
+
+
+def processes(client: redis.Redis, keys: Keys) -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in shown(client, keys)["processes"]}
+
+
+def present(client: redis.Redis, keys: Keys) -> set[str]:
+    return {name.decode().rsplit(".", 1)[0] for name in client.hkeys(keys.workers)}
+
+
+async def test_I4_workers_of_a_local_fleet_are_kept_up_and_end_with_it(
+    client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], start: Start
+) -> None:
+    publish(client, keys, publications[1])
+    fleet = start(external(*(fake.url for fake in fakes)))
+    names = {"policy.rollout.0", "policy.rollout.1"}
+    async with tended(client, keys):
+        await until(lambda: present(client, keys) == names, fleet.text(), limit_s=100)
+        jobs = admit(client, keys, [job(i) for i in range(8)])
+        await until(all_in(client, keys, jobs, "ready"), limit_s=60)
+        assert {one["url"] for one in records(client, keys).values()} == {fake.url for fake in fakes}
+
+        # kill -9 of a worker that holds jobs: it comes back, and they are done.
+        for fake in fakes:
+            fake.open.clear()
+        held = admit(client, keys, [job(i) for i in range(8, 12)])
+        await until(all_in(client, keys, held, "leased"))
+        pid = processes(client, keys)["policy.rollout.0"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: processes(client, keys)["policy.rollout.0"]["pid"] not in (0, pid), limit_s=60)
+        for fake in fakes:
+            fake.open.set()
+        await until(all_in(client, keys, held, "ready"), limit_s=60)
+        assert processes(client, keys)["policy.rollout.0"]["starts"] == 2
+        assert "signal SIGKILL" in processes(client, keys)["policy.rollout.0"]["why"]
+
+        # SIGTERM: workers drain, nothing is left.
+        alive = living(client, keys)
+        pids = [one["pid"] for one in processes(client, keys).values()]
+        gone = open_pidfds(pids)
+        fleet.process.send_signal(signal.SIGTERM)
+        await until(lambda: fleet.process.poll() is not None, limit_s=60)
+    assert fleet.process.returncode == 0, fleet.text()
+    assert await asyncio.to_thread(wait_gone, gone, 10) == []
+    assert not alive & set(client.hkeys(keys.workers)), "who drains takes its presence along"
+    assert client.hget(keys.fleet, "state") is None
+    play.assert_conserved(client, keys)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+async def test_a_fleet_of_real_engines_grows_and_shrinks_under_load(
+    client: redis.Redis, keys: Keys, publications: list[Publication], start: Start
+) -> None:
+    settings = cpu_engine().model_dump(mode="json", exclude_defaults=True)
+    group = {"name": "rollout", "num_engines": 1}
+    fleet = start({"models": [{"name": "policy", "server_groups": [group]}]}, engine=settings)
+    publish(client, keys, publications[1])
+    async with tended(client, keys):
+        jobs = admit(client, keys, [job(i, sampling=LONG) for i in range(12)])
+        await until(lambda: present(client, keys) == {"policy.rollout.0"}, limit_s=200)
+        say("scale", "2", keys, client)
+        await until(
+            lambda: (
+                all(one["state"] == "serving" for one in records(client, keys).values())
+                and len(present(client, keys)) == 2
+            ),
+            limit_s=200,
+        )
+        urls = {one["url"] for one in records(client, keys).values()}
+        assert len(urls) == 2, "engines of one node have ports of their own"
+        jobs += admit(client, keys, [job(i, sampling=LONG) for i in range(12, 24)])
+        await until(all_in(client, keys, jobs, "ready"), limit_s=200)
+        workers = {meta.worker.rsplit(".", 1)[0] for name in jobs for meta in metas(client, keys, name)}
+        assert workers == {"policy.rollout.0", "policy.rollout.1"}
+
+        more = admit(client, keys, [job(i, sampling=LONG) for i in range(24, 40)])
+        say("scale", "1", keys, client)
+        await until(lambda: len(present(client, keys)) == 1, limit_s=100)
+        await until(all_in(client, keys, more, "ready"), limit_s=200)
+        await until(lambda: shown(client, keys)["groups"]["policy.rollout"]["engines"] == 1)
+        assert play.counter(client, keys, "crashes") == 0, "who leaves drains"
+        fleet.process.send_signal(signal.SIGTERM)
+        await until(lambda: fleet.process.poll() is not None, limit_s=60)
+    assert fleet.process.returncode == 0, fleet.text()
+    play.assert_conserved(client, keys)
+
+
+def say(*arguments: Any) -> None:
+    """``penstock fleet ...`` on the run of the test."""
+    *words, keys, client = arguments
+    port = client.connection_pool.connection_kwargs["port"]
+    command = [sys.executable, "-m", "penstock.cli", "fleet", *words, "--run", keys.run]
+    subprocess.run([*command, "--redis", f"redis://127.0.0.1:{port}/0"], check=True, stdout=subprocess.DEVNULL)
+
+
+def records(client: redis.Redis, keys: Keys) -> dict[str, dict[str, Any]]:
+    """Presence of every worker by the name it was started with."""
+    found = (unpack(raw, "presence") for raw in client.hvals(keys.workers))
+    return {one["name"].rsplit(".", 1)[0]: one for one in found}
+
+
+class Notes:
+    """A launcher that starts nothing."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+        self.told: list[tuple[str, str]] = []
+        self.busy: set[int] = set()
+        self.no_place: set[str] = set()
+
+    def reserve(self, host: str, ports: list[int]) -> list[int]:
+        return sorted(self.busy & set(ports))
+
+    def release(self, host: str, ports: list[int]) -> None:
+        self.told += [("release", str(port)) for port in ports]
+
+    def start(self, spec: Spec) -> None:
+        if spec.name in self.no_place:
+            raise ConfigError(f"{spec.name} has no place")
+        self.states[spec.name] = "running"
+
+    def look(self) -> dict[str, Status]:
+        return {name: Status(state) for name, state in self.states.items()}
+
+    def bounce(self, name: str) -> None:
+        self.told.append(("bounce", name))
+
+    def terminate(self, name: str) -> None:
+        self.told.append(("terminate", name))
+
+    def forget(self, name: str) -> None:
+        self.states.pop(name, None)
+        self.told.append(("forget", name))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def make_fleet(redis_server: RedisServer, keys: Keys, model_config: ModelConfig, tmp_path: Path) -> Any:
+    def make(launcher: Notes, nodes: list[Node], *groups: dict[str, Any], **model: Any) -> Fleet:
+        fleet = {"models": [{"name": "policy", "server_groups": list(groups)} | model]}
+        config = make_config(redis_server.url, keys, model_config, tmp_path, fleet=fleet)
+        made = Fleet(config, launcher, nodes, Stop())
+        made._start_waiting()
+        made._keep()
+        return made
+
+    return make
+
+
+def show_worker(client: redis.Redis, keys: Keys, name: str, version: int, urls: dict[str, int] | None = None) -> None:
+    engines = [{"url": url, "version": v} for url, v in (urls or {}).items()]
+    client.hset(keys.workers, f"{name}.x", pack({"name": f"{name}.x", "version": version, "engines": engines}))
+
+
+def test_those_with_the_oldest_weights_leave_first(client: redis.Redis, keys: Keys, make_fleet: Any) -> None:
+    notes = Notes()
+    notes.busy = {20001, 20004}
+    fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1, 2))], {"name": "r", "num_gpus": 3})
+    assert not notes.busy & set(fleet.plan.ports("127.0.0.1"))
+    for name, version in (("policy.r.0", 5), ("policy.r.1", 3), ("policy.r.2", 5)):
+        show_worker(client, keys, name, version)
+    fleet.scale("policy", "r", 2)
+    assert ("terminate", "policy.r.1") in notes.told
+    assert "policy.r.1" in notes.states, "it drains"
+    fleet.scale("policy", "r", 2)
+    assert [told for told in notes.told if told[0] == "terminate"] == [("terminate", "policy.r.1")]
+    notes.states["policy.r.1"] = "ended"
+    fleet._keep()
+    assert ("forget", "policy.r.1") in notes.told
+    assert [worker.name for worker in fleet.plan.workers] == ["policy.r.0", "policy.r.2"]
+
+    # What it had is given to who comes next; more than there is, is refused by name.
+    write_wanted(client, keys, "policy.r", 4)
+    fleet._talk()
+    fleet._start_waiting()
+    assert {worker.name: worker.gpus for worker in fleet.plan.workers}["policy.r.1"] == (1,)
+    assert "what is free is: 127.0.0.1 0 of 3" in shown(client, keys)["groups"]["policy.r"]["refused"]
+
+
+def test_what_ray_cannot_place_is_refused_and_the_rest_goes_on(
+    client: redis.Redis, keys: Keys, make_fleet: Any
+) -> None:
+    notes = Notes()
+    fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1))], {"name": "r", "num_gpus": 1})
+    notes.no_place = {"policy.r.1"}
+    write_wanted(client, keys, "policy.r", 2)
+    for _ in range(3):
+        fleet._talk()
+        fleet._start_waiting()
+        fleet._keep()
+    assert [worker.name for worker in fleet.plan.workers] == ["policy.r.0"]
+    fleet._talk()
+    assert shown(client, keys)["groups"]["policy.r"]["refused"] == "policy.r.1 has no place"
+
+
+def test_an_engine_behind_a_router_leaves_it_before_it_ends(client: redis.Redis, keys: Keys, make_fleet: Any) -> None:
+    notes = Notes()
+    fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1))], {"name": "r", "num_gpus": 2}, router={})
+    first, second = (engine.url for engine in fleet.plan.engines)
+    fleet._tell_members()
+    show_worker(client, keys, "policy.routed", 4, {first: 3, second: 4})
+    fleet.scale("policy", "r", 1)
+    members = read_members(client, keys, "policy.routed")
+    assert members is not None
+    assert [member.url for member in members] == [second]
+    fleet._keep()
+    assert "policy.r.0.engine" in notes.states
+    show_worker(client, keys, "policy.routed", 4, {second: 4})
+    fleet._keep()
+    assert "policy.r.0.engine" not in notes.states
+
+
+def test_processes_of_one_engine_die_together(make_fleet: Any) -> None:
+    notes = Notes()
+    nodes = [Node("10.0.0.1", (0, 1)), Node("10.0.0.2", (0, 1))]
+    fleet = make_fleet(notes, nodes, {"name": "r", "num_gpus": 4, "num_gpus_per_engine": 4})
+    assert sorted(notes.states) == ["policy.r.0", "policy.r.0.n0.engine", "policy.r.0.n1.engine"]
+    notes.states["policy.r.0.n1.engine"] = "restarting"
+    fleet._keep()
+    assert notes.told == [("bounce", "policy.r.0.n0.engine")]
+
+
+def test_encoders_answer_before_anyone_is_told_of_them(make_fleet: Any) -> None:
+    notes = Notes()
+    groups = [{"name": name, "worker_type": name, "num_gpus": 1} for name in ("encoder", "prefill", "decode")]
+    fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1, 2))], *groups)
+    assert sorted(notes.states) == ["policy.encoder.0.engine"]
+    states = {one["name"]: one["state"] for one in fleet.record()["processes"]}
+    assert states["policy.prefill.0.engine"] == "waiting for encoders"
+
+
+async def test_ray_brings_a_killed_actor_back_and_the_queue_goes_on(
+    client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], start: Start
+) -> None:
+    pytest.importorskip("ray")
+    publish(client, keys, publications[1])
+    fleet = start(external(fakes[0].url, launcher="ray"))
+    async with tended(client, keys):
+        await until(lambda: present(client, keys) == {"policy.rollout.0"}, limit_s=150)
+        fakes[0].open.clear()
+        jobs = admit(client, keys, [job(i) for i in range(4)])
+        await until(all_in(client, keys, jobs, "leased"))
+        worker = processes(client, keys)["policy.rollout.0"]["pid"]
+        actor = parent_of(worker)
+        gone = open_pidfds([worker])
+        os.kill(actor, signal.SIGKILL)
+        assert await asyncio.to_thread(wait_gone, gone, 30) == [], "a worker never outlives its actor"
+        fakes[0].open.set()
+        await until(all_in(client, keys, jobs, "ready"), fleet.text(), limit_s=100)
+        await until(lambda: processes(client, keys)["policy.rollout.0"]["state"] == "running", limit_s=60)
+        assert processes(client, keys)["policy.rollout.0"]["pid"] not in (0, worker)
+        alive = living(client, keys)
+        fleet.process.send_signal(signal.SIGTERM)
+        await until(lambda: fleet.process.poll() is not None, limit_s=60)
+    assert fleet.process.returncode == 0, fleet.text()
+    assert not alive & set(client.hkeys(keys.workers)), "who drains takes its presence along"
+    play.assert_conserved(client, keys)
+
+
+def test_ray_says_what_is_missing_for_a_place(keys: Keys, model_config: ModelConfig, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    from ray.util.placement_group import placement_group
+
+    from workers.fleet.ray_fleet import RayLauncher
+
+    ray.init(num_gpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        others = placement_group([{"GPU": 1}])
+        assert others.wait(30)
+        fleet = external("http://127.0.0.1:9", placement_timeout_s=1.0)
+        config = make_config("redis://127.0.0.1:9", keys, model_config, tmp_path, fleet=fleet)
+        with RayLauncher(config) as launcher:
+            (node,) = launcher.nodes()
+            assert node.gpus == (0, 1)
+            spec = Spec("policy.r.0", "engine", node.host, (0, 1), ("json.tool",), {}, str(tmp_path / "log"))
+            with pytest.raises(ConfigError, match=r"needs 2 GPUs .* found none within .* = 1 s: .* 1 of them are free"):
+                launcher.start(spec)
+        nowhere = config.fleet.model_copy(update={"nodes": [NodeConfig(host="10.9.9.9")]})
+        launcher = RayLauncher(config.model_copy(update={"fleet": nowhere}))
+        with pytest.raises(ConfigError, match=r"fleet\.nodes names 10\.9\.9\.9, and Ray's nodes are"):
+            launcher.nodes()
+    finally:
+        ray.shutdown()
+
+
+def living(client: redis.Redis, keys: Keys) -> set[bytes]:
+    """Full names of the workers whose processes the fleet shows."""
+    pids = {one["pid"] for one in processes(client, keys).values()}
+    return {name for name, raw in client.hgetall(keys.workers).items() if unpack(raw, "presence")["pid"] in pids}
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

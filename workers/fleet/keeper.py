@@ -1,0 +1,164 @@
+"""A process that keeps one engine, or the router of a frozen model, up: ``python -m workers.fleet.keeper``.
+
+What to keep is JSON in the variable ``FLEET_KEEPER``, which the fleet sets. It ends with the reason when the engine
+does (the fleet starts it again, with back-off), and the engine with it, however it ends. SIGTERM: 0.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from penstock.config import EngineConfig, ModelConfig
+from penstock.errors import ConfigError, EngineError, PenstockError
+from penstock.fleet_config import RouterConfig
+from workers import server as servers
+from workers.engine_args import check_arguments
+from workers.router import Router
+
+VARIABLE = "FLEET_KEEPER"
+#: How often a router is looked at.
+LOOK_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+def engine_spec(name: str, engine: EngineConfig, model: ModelConfig, log_dir: Path, *, serves: bool, kind: str) -> str:
+    """Value of the variable for an engine.
+
+    Args:
+        serves: False on the further nodes of an engine, which answer nobody.
+        kind: its worker_type; encoders know fewer questions.
+    """
+    values = {"engine": engine.model_dump(mode="json"), "model": model.model_dump(mode="json")}
+    return json.dumps(values | {"name": name, "log_dir": str(log_dir), "serves": serves, "kind": kind})
+
+
+def router_spec(name: str, router: RouterConfig, python: str, log_dir: Path) -> str:
+    """Value of the variable for a router."""
+    return json.dumps(
+        {"name": name, "router": router.model_dump(mode="json"), "python": python, "log_dir": str(log_dir)}
+    )
+
+
+async def keep_engine(spec: dict[str, Any]) -> str:
+    """Start an engine and wait until it is lost; returns why.
+
+    Raises:
+        ConfigError, EngineError: it cannot be started.
+    """
+    config, model = EngineConfig.model_validate(spec["engine"]), ModelConfig.model_validate(spec["model"])
+    await asyncio.to_thread(check_arguments, config)
+    server = await asyncio.to_thread(
+        servers.spawn, config, model, name=str(spec["name"]), log_dir=Path(spec["log_dir"])
+    )
+    try:
+        if not spec["serves"]:
+            return _ended(server, await server.died())
+        async with aiohttp.ClientSession() as session:
+            await server.ready(session, config.start_timeout_s)
+            log.info("engine %s answers at %s", spec["name"], server.url)
+            # Encoders have no /server_info.
+            path = "/health" if spec["kind"] == "encoder" else "/server_info"
+            return await _lost(session, server, server.url + path, config)
+    finally:
+        await asyncio.shield(server.stop())
+
+
+async def _lost(session: aiohttp.ClientSession, server: servers.Server, url: str, config: EngineConfig) -> str:
+    """Its scheduler answers nobody while weights load, which others see to: it hangs only beyond that limit."""
+    died = asyncio.create_task(server.died())
+    limit = max(config.load_timeout_s, config.health_timeout_s * config.health_failures)
+    timeout = aiohttp.ClientTimeout(total=config.health_timeout_s)
+    answered = time.monotonic()
+    try:
+        while time.monotonic() - answered < limit:
+            await asyncio.wait({died}, timeout=config.health_interval_s)
+            if died.done():
+                return _ended(server, died.result())
+            try:
+                async with session.get(url, timeout=timeout) as response:
+                    if response.status == 200:
+                        answered = time.monotonic()
+            except (aiohttp.ClientError, TimeoutError):
+                continue
+    finally:
+        died.cancel()
+    return f"the engine at {server.url} has not answered for {limit:g} s; its log is {server.log}"
+
+
+def _ended(server: servers.Server, reason: str) -> str:
+    return f"the engine process {reason}; the end of {server.log}:\n{server.log_tail()}"
+
+
+async def keep_router(spec: dict[str, Any]) -> str:
+    """Keep a router up and its engines known to it, for ever. They are of frozen models: no weights to wait for.
+
+    Raises:
+        ConfigError, EngineError: it cannot be started.
+    """
+    config = RouterConfig.model_validate(spec["router"])
+    router = Router(config, str(spec["python"]), name=str(spec["name"]), log_dir=Path(spec["log_dir"]))
+    try:
+        await router.start()
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+            while True:
+                if not await router.healthy():
+                    await router.restart(router.starts)
+                known = await router.engines()
+                for member in config.engines:
+                    if member.url not in known and await _answers(session, member.url):
+                        await router.add(member)
+                        log.info("engine %s serves", member.url)
+                await asyncio.sleep(LOOK_S)
+    finally:
+        await asyncio.shield(router.stop())
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url + "/health") as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+async def _keep(spec: dict[str, Any]) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    kept = asyncio.create_task(keep_router(spec) if "router" in spec else keep_engine(spec))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({kept, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not kept.done():
+        kept.cancel()
+        await asyncio.gather(kept, return_exceptions=True)
+        return 0
+    stopped.cancel()
+    raise EngineError(kept.result())
+
+
+def main() -> int:
+    """Exit codes: 0 told to end, 1 what it kept was lost, 2 it cannot be configured so."""
+    from penstock.logs import set_up
+
+    set_up("keeper")
+    try:
+        return asyncio.run(_keep(json.loads(os.environ.pop(VARIABLE))))
+    except ConfigError as exc:
+        print(f"penstock: {exc}", file=sys.stderr)
+        return 2
+    except PenstockError as exc:
+        print(f"penstock: {exc}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

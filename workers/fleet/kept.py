@@ -1,0 +1,103 @@
+"""One process of a fleet on its node, started again whenever it dies; a crash loop is a state, not a spin."""
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from penstock.load_config import without_settings
+from penstock.processes import Child, python_command, python_environment
+
+#: A process that died too often is tried again so much later.
+LOOP_RETRY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to run. Travels to other nodes: plain values only."""
+
+    name: str
+    kind: Literal["worker", "engine", "encoder", "router"]
+    host: str
+    gpus: tuple[int, ...]
+    #: Module and arguments under the node's own interpreter.
+    arguments: tuple[str, ...]
+    #: Added to the node's environment; holds secrets.
+    environment: dict[str, str] = field(repr=False)
+    log_path: str
+    #: Processes of one engine over several nodes end and begin together.
+    tie: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a process stands."""
+
+    #: running | restarting | crash loop | ended (told to, or by itself with 0) | lost (its node or actor is away)
+    state: str
+    pid: int = 0
+    starts: int = 0
+    #: How it ended last, with its last words.
+    why: str = ""
+    host: str = ""
+
+
+class Kept:
+    """A process and its restarts. ``look`` has to be called now and then."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        path = Path(spec.log_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        environment = python_environment(without_settings(os.environ)) | spec.environment
+        self._child = Child(spec.name, python_command(*spec.arguments), environment, path)
+        self._retry_at = 0.0
+        self._looping = False
+        self._ended = False
+        self._why = ""
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        self._ended, self._retry_at = False, 0.0
+        self._child.start()
+
+    def look(self) -> Status:
+        """Restart what is due; how it stands. Does not block."""
+        child = self._child
+        if child.ended():
+            if child.code == 0:
+                self._ended = True
+            else:
+                words = child.last_words(3)
+                self._why = f"ended by {child.how()}" + (f": {words}" if words else "")
+                if child.schedule_restart() is not None:
+                    self._looping, self._retry_at = True, time.monotonic() + LOOP_RETRY_S
+        elif self._retry_at and time.monotonic() >= self._retry_at:
+            self.start()
+        child.restart_if_due()
+        if child.alive():
+            # It counts as out of its loop when it has lived longer than the wait for another try.
+            if self._looping and not self._retry_at and child.age_s > LOOP_RETRY_S:
+                self._looping = False
+            state = "crash loop" if self._looping else "running"
+            return Status(state, child.pid or 0, child.num_starts, self._why)
+        state = "ended" if self._ended else "crash loop" if self._looping else "restarting"
+        return Status(state, 0, child.num_starts, self._why)
+
+    def bounce(self) -> None:
+        """Kill it and start it again at once: another process of its engine died."""
+        self._child.kill()
+        self.start()
+
+    def terminate(self) -> None:
+        """SIGTERM, and no restart; a worker drains."""
+        self._retry_at = 0.0
+        if not self._child.alive():
+            self._ended = True
+        self._child.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL, and no restart; blocks until it is gone."""
+        self._retry_at, self._ended = 0.0, True
+        self._child.kill()

@@ -1,0 +1,390 @@
+"""``penstock fleet up``: start the processes of a plan, keep them up, and follow what is asked of the fleet.
+
+| every look   | does                                                                                        |
+|--------------|---------------------------------------------------------------------------------------------|
+| start        | encoders first; who needs their addresses when they answer                                  |
+| keep         | restarts what dies; all processes of an engine over several nodes together                  |
+| scale        | more: plan an engine beside what is there; fewer: drain, those with the oldest weights first |
+| show         | the hash ``fleet``: groups, processes, their states and reasons                             |
+
+The queue holds the work: a fleet that dies takes its engines with it, and loses nothing.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from penstock.config import Config
+from penstock.connect import connect
+from penstock.control import PASSING, Client
+from penstock.errors import ConfigError, PenstockError
+from penstock.keys import Keys
+from penstock.launch import Stop
+from penstock.load_config import redact
+from penstock.messages import unpack
+from workers.engine_args import check_arguments
+from workers.fleet.kept import Spec, Status
+from workers.fleet.local import LocalLauncher
+from workers.fleet.models import groups_of
+from workers.fleet.nodes import Node, local_nodes
+from workers.fleet.plan import Plan, engine_name, extend, plan
+from workers.fleet.specs import engine_process, specs_of
+from workers.fleet.state import clear_wanted, read_wanted, write_state
+from workers.members import write_members
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+#: Between two looks at Redis.
+SHOW_S = 1.0
+#: Longest wait for the end of everything but workers; workers have their drain on top.
+STOP_S = 10.0
+#: Tries to find ports that are nobody's.
+MAX_PLANS = 20
+
+
+class Launcher(Protocol):
+    """Who starts processes: on this machine, or by Ray."""
+
+    def reserve(self, host: str, ports: list[int]) -> list[int]: ...
+    def release(self, host: str, ports: list[int]) -> None: ...
+    def start(self, spec: Spec) -> None: ...
+    def look(self) -> dict[str, Status]: ...
+    def bounce(self, name: str) -> None: ...
+    def terminate(self, name: str) -> None: ...
+    def forget(self, name: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Fleet:
+    """One fleet. ``run`` blocks until ``stop`` is set.
+
+    Args:
+        config: with ``redis.url`` set.
+    """
+
+    def __init__(self, config: Config, launcher: Launcher, nodes: list[Node], stop: Stop) -> None:
+        assert config.redis.url is not None
+        self.config = config
+        self.nodes = nodes
+        self.launcher = launcher
+        self.stop = stop
+        self.keys = Keys(config.run)
+        self.client: Client = connect(config.redis.url)
+        self._taken: dict[str, frozenset[int]] = {}
+        self.plan = self._reserved(lambda: plan(config, nodes, self._taken), None)
+        self._specs = specs_of(config, self.plan)
+        self._waiting = dict(self._specs)
+        self._statuses: dict[str, Status] = {}
+        #: Engines that are on their way out, and since when.
+        self._leaving: dict[tuple[str, str, int], float] = {}
+        self._refused: dict[str, str] = {}
+        #: Groups for which there was no place, and why; asked for again when another number is wanted.
+        self._unplaced: dict[str, str] = {}
+        self._followed: dict[str, int] = {}
+        self._is_up = False
+        self._shown = 0.0
+
+    def run(self) -> int:
+        """Keep the fleet up until told to stop; the exit code. Blocks."""
+        clear_wanted(self.client, self.keys)
+        self._tell_members()
+        try:
+            while not self.stop:
+                self._start_waiting()
+                self._keep()
+                if time.monotonic() - self._shown >= SHOW_S:
+                    self._shown = time.monotonic()
+                    self._talk()
+                time.sleep(LOOK_S)
+            self._finish()
+            return 0
+        finally:
+            self.launcher.close()
+            with contextlib.suppress(*PASSING):
+                write_state(self.client, self.keys, {})
+            self.client.close()
+
+    # -- plan
+
+    def _reserved(self, lay_out: Any, old: Plan | None) -> Plan:
+        """A plan whose ports are all ours."""
+        for _ in range(MAX_PLANS):
+            new: Plan = lay_out()
+            refused = False
+            for node in self.nodes:
+                known = set(old.ports(node.host)) if old is not None else set()
+                if bad := self.launcher.reserve(node.host, [p for p in new.ports(node.host) if p not in known]):
+                    self._taken[node.host] = self._taken.get(node.host, frozenset()) | frozenset(bad)
+                    refused = True
+            if not refused:
+                return new
+            for node in self.nodes:
+                known = set(old.ports(node.host)) if old is not None else set()
+                self.launcher.release(node.host, [p for p in new.ports(node.host) if p not in known])
+        raise ConfigError(
+            f"fleet.ports {list(self.config.fleet.ports)}: others take its ports faster than they are planned."
+        )
+
+    def _adopt(self, new: Plan) -> None:
+        """Start what is new in a plan."""
+        self.plan = new
+        specs = specs_of(self.config, new)
+        self._waiting |= {name: spec for name, spec in specs.items() if name not in self._specs}
+        self._specs = specs
+        self._tell_members()
+
+    def _tell_members(self) -> None:
+        """Say which engines each worker has behind its router."""
+        leaving = {e.url for e in self.plan.engines if e.key in self._leaving}
+        for worker in self.plan.workers:
+            if worker.engine.router is not None:
+                members = [one for one in worker.engine.router.engines if one.url not in leaving]
+                write_members(self.client, self.keys, worker.name, members)
+
+    # -- keep
+
+    def _start_waiting(self) -> None:
+        """Start what waits for nothing: engines that name encoders wait until those answer."""
+        encoders = {e.model: False for e in self.plan.engines if e.worker_type == "encoder"}
+        for model in encoders:
+            urls = [e.url for e in self.plan.engines if e.model == model and e.worker_type == "encoder"]
+            encoders[model] = all(map(_answers, urls))
+        for name, spec in list(self._waiting.items()):
+            model = name.split(".", 1)[0]
+            if spec.kind == "encoder" or encoders.get(model, True):
+                del self._waiting[name]
+                self._start(spec)
+        self._is_up = True
+
+    def _start(self, spec: Spec) -> None:
+        try:
+            self.launcher.start(spec)
+        except ConfigError as exc:
+            if not self._is_up:
+                raise
+            # What was asked for later has no place; the rest of the fleet goes on.
+            key = next(
+                (e.key for e in self.plan.engines if spec.name in (engine_process(e), engine_name(*e.key))), None
+            )
+            if key is None:
+                raise
+            self._unplaced[f"{key[0]}.{key[1]}"] = str(exc)
+            self._leaving[key] = 0.0
+            self._tell_members()
+
+    def _keep(self) -> None:
+        before, self._statuses = self._statuses, self.launcher.look()
+        for name, status in self._statuses.items():
+            old = before.get(name)
+            if old is not None and old.state == "running" and status.state not in ("running", "ended"):
+                log.warning("%s %s: %s", name, status.state, redact(status.why))
+                self._bounce_tied(name)
+        self._let_go()
+
+    def _bounce_tied(self, name: str) -> None:
+        tie = self._specs[name].tie if name in self._specs else ""
+        for other, spec in self._specs.items():
+            if tie and spec.tie == tie and other != name and other not in self._waiting:
+                log.warning("%s is started again with %s", other, name)
+                self.launcher.bounce(other)
+
+    # -- scale
+
+    def scale(self, model: str, group: str, count: int) -> None:
+        """Have ``count`` engines in a group: start, or drain those with the oldest weights.
+
+        Raises:
+            ConfigError: it cannot grow so far; what could be started is.
+        """
+        there = [key for key in self._keys_of(model, group) if key not in self._leaving]
+        for _ in range(count - len(there)):
+            old = self.plan
+            self._adopt(
+                self._reserved(lambda old=old: extend(self.config, self.nodes, old, model, group, self._taken), old)
+            )
+        if count < len(there):
+            versions = self._versions()
+            stalest = sorted(there, key=lambda key: (versions.get(engine_name(*key), -1), -key[2]))
+            for key in stalest[: len(there) - count]:
+                self._drain(key)
+
+    def _grown(self, old: Plan, model: str, group: str) -> Plan:
+        return extend(self.config, self.nodes, old, model, group, self._taken)
+
+    def _keys_of(self, model: str, group: str) -> list[tuple[str, str, int]]:
+        return list(dict.fromkeys(e.key for e in self.plan.engines if e.key[:2] == (model, group)))
+
+    def _versions(self) -> dict[str, int]:
+        """Version of each engine, as workers show it; engines that show none are not there."""
+        found = {}
+        for record in self._presences():
+            found[str(record["name"]).rsplit(".", 1)[0]] = int(record["version"])
+            urls = {str(one["url"]): int(one["version"]) for one in record.get("engines") or []}
+            found |= {engine_name(*e.key): urls[e.url] for e in self.plan.engines if e.url in urls}
+        return found
+
+    def _presences(self) -> list[dict[str, Any]]:
+        return [unpack(raw, "presence of a worker") for raw in self.client.hvals(self.keys.workers)]
+
+    def _drain(self, key: tuple[str, str, int]) -> None:
+        """Let one engine leave: its worker drains, or the router's worker lets go of it."""
+        log.info("%s is drained", engine_name(*key))
+        self._leaving[key] = time.monotonic()
+        if (name := engine_name(*key)) in {worker.name for worker in self.plan.workers}:
+            self._waiting.pop(name, None)
+            if name in self._statuses:
+                self.launcher.terminate(name)
+        else:
+            self._tell_members()
+
+    def _let_go(self) -> None:
+        """End the processes of drained engines, and give back what they had."""
+        for key, since in list(self._leaving.items()):
+            name = engine_name(*key)
+            mine = [e for e in self.plan.engines if e.key == key]
+            if name in {worker.name for worker in self.plan.workers}:
+                status = self._statuses.get(name)
+                gone = status is None or status.state == "ended"
+            else:
+                gone = not self._is_behind_a_router({e.url for e in mine if e.url})
+            if not gone and time.monotonic() - since < self.config.worker.drain_timeout_s + 60 + STOP_S:
+                continue
+            for process in [name, *map(engine_process, mine)]:
+                self._waiting.pop(process, None)
+                self.launcher.forget(process)
+            old, self.plan = self.plan, self.plan.without(key)
+            for host in {e.host for e in mine if e.host}:
+                self.launcher.release(host, sorted(set(old.ports(host)) - set(self.plan.ports(host))))
+            self._specs = specs_of(self.config, self.plan)
+            del self._leaving[key]
+            log.info("%s has left", name)
+
+    def _is_behind_a_router(self, urls: set[str]) -> bool:
+        known = {str(one["url"]) for record in self._presences() for one in record.get("engines") or []}
+        return bool(urls & known)
+
+    # -- show
+
+    def _talk(self) -> None:
+        """Follow what is asked, show how it stands. A Redis that is away is tried again."""
+        try:
+            wanted = read_wanted(self.client, self.keys)
+            self._follow(wanted)
+            write_state(self.client, self.keys, self.record())
+        except PASSING as exc:
+            log.warning("Redis does not answer, the fleet goes on: %s", redact(str(exc)))
+        except PenstockError as exc:
+            log.error("%s", redact(str(exc)))
+
+    def _follow(self, wanted: dict[str, int]) -> None:
+        for name, count in wanted.items():
+            if self._followed.get(name) != count:
+                self._followed[name] = count
+                self._unplaced.pop(name, None)
+            if name in self._unplaced:
+                continue
+            model, _, group = name.partition(".")
+            try:
+                self.scale(model, group, count)
+            except ConfigError as exc:
+                if self._refused.get(name) != str(exc):
+                    log.error("%s is not scaled to %d: %s", name, count, exc)
+                self._refused[name] = str(exc)
+            else:
+                self._refused.pop(name, None)
+
+    def record(self) -> dict[str, Any]:
+        """The fleet as it stands, as plain values."""
+        groups: dict[str, dict[str, Any]] = {}
+        for model in groups_of(self.config):
+            for name, group in zip(model.names(), model.server_groups, strict=True):
+                keys = self._keys_of(model.name, name)
+                groups[f"{model.name}.{name}"] = {
+                    "worker_type": group.worker_type,
+                    "engines": len(keys),
+                    "leaving": sum(key in self._leaving for key in keys),
+                    "refused": self._refused.get(full := f"{model.name}.{name}") or self._unplaced.get(full, ""),
+                }
+        statuses = {name: Status("waiting for encoders") for name in self._waiting} | self._statuses
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "launcher": self.config.fleet.launcher,
+            "groups": groups,
+            "endpoints": {model: url for model in self.plan.paths if (url := self.plan.endpoint(model))},
+            "processes": [
+                {
+                    "name": name,
+                    "kind": self._specs[name].kind if name in self._specs else "",
+                    "host": status.host or (self._specs[name].host if name in self._specs else ""),
+                    "state": status.state,
+                    "pid": status.pid,
+                    "starts": status.starts,
+                    "why": redact(status.why),
+                }
+                for name, status in sorted(statuses.items())
+            ],
+        }
+
+    # -- end
+
+    def _finish(self) -> None:
+        """Drain the workers, then end the rest; a second signal hurries."""
+        workers = [name for name, spec in self._specs.items() if spec.kind == "worker" and name in self._statuses]
+        presses = self.stop.count
+        self._end(workers, self.config.worker.drain_timeout_s + STOP_S, presses)
+        self._end([name for name in self._statuses if name not in workers], STOP_S, presses)
+
+    def _end(self, names: Iterable[str], limit_s: float, presses: int) -> None:
+        left, began = list(names), time.monotonic()
+        for name in left:
+            self.launcher.terminate(name)
+        while left and time.monotonic() - began < limit_s and self.stop.count == presses:
+            self._statuses = self.launcher.look()
+            left = [name for name in left if self._statuses[name].state != "ended"]
+            time.sleep(LOOK_S / 4)
+        for name in left:
+            log.warning("%s did not end in time and is killed", name)
+            self.launcher.forget(name)
+
+
+def _answers(url: str) -> bool:
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(url + "/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def main(config: Config) -> int:
+    """Run the fleet of a configuration until SIGTERM or Ctrl-C. Blocks.
+
+    Raises:
+        ConfigError: its groups, arguments, nodes or ports cannot work.
+    """
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    stop = Stop()
+    if config.fleet.launcher == "ray":
+        from workers.fleet.ray_fleet import RayLauncher
+
+        with RayLauncher(config) as launcher, stop.installed():
+            _check_arguments(plan(config, launcher.nodes()))
+            return Fleet(config, launcher, launcher.nodes(), stop).run()
+    nodes = local_nodes(config)
+    _check_arguments(plan(config, nodes))
+    with stop.installed():
+        return Fleet(config, LocalLauncher(), nodes, stop).run()
+
+
+def _check_arguments(laid_out: Plan) -> None:
+    """Every argument of every engine against the installed SGLang, before anything starts."""
+    for engine in laid_out.engines:
+        if engine.engine is not None and engine.rank == 0:
+            check_arguments(engine.engine)

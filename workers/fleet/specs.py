@@ -1,0 +1,85 @@
+"""From a plan to what is run: arguments, configurations and environments of every process."""
+
+from pathlib import Path
+
+from penstock.config import Config, ModelConfig
+from penstock.fleet_config import FleetConfig
+from penstock.load_config import save_resolved, secret_environment
+from workers.fleet.keeper import VARIABLE, engine_spec, router_spec
+from workers.fleet.kept import Spec
+from workers.fleet.plan import EngineProcess, Plan, RouterProcess, WorkerProcess, engine_name
+
+
+def specs_of(config: Config, plan: Plan) -> dict[str, Spec]:
+    """Processes that the fleet starts, by name. Writes the configuration of every worker into the run's folder.
+
+    Args:
+        config: with ``redis.url`` set.
+    """
+    found = [_engine(config, plan, engine) for engine in plan.engines if engine.started_by == "fleet"]
+    found += [_router(config, router) for router in plan.routers if router.started_by == "fleet"]
+    found += [_worker(config, worker) for worker in plan.workers]
+    return {spec.name: spec for spec in found}
+
+
+def _logs(config: Config) -> Path:
+    return config.run_dir / "logs"
+
+
+def _engine(config: Config, plan: Plan, engine: EngineProcess) -> Spec:
+    assert engine.engine is not None
+    model = ModelConfig(name=engine.model, path=plan.paths[engine.model], dtype=config.model.dtype)
+    value = engine_spec(
+        engine.name, engine.engine, model, _logs(config), serves=engine.rank == 0, kind=engine.worker_type
+    )
+    return Spec(
+        name=engine_process(engine),
+        kind="encoder" if engine.worker_type == "encoder" else "engine",
+        host=engine.host,
+        gpus=engine.gpus,
+        arguments=("workers.fleet.keeper",),
+        environment={VARIABLE: value},
+        log_path=str(_logs(config) / f"keeper-{engine.name}.log"),
+        tie=engine_name(*engine.key) if engine.num_nodes > 1 else "",
+    )
+
+
+def engine_process(engine: EngineProcess) -> str:
+    """Name of the process that keeps an engine; a worker may have the engine's own."""
+    return f"{engine.name}.engine"
+
+
+def _router(config: Config, router: RouterProcess) -> Spec:
+    return Spec(
+        name=router.name,
+        kind="router",
+        host=router.host,
+        gpus=(),
+        arguments=("workers.fleet.keeper",),
+        environment={VARIABLE: router_spec(router.name, router.router, config.engine.python, _logs(config))},
+        log_path=str(_logs(config) / f"keeper-{router.name}.log"),
+    )
+
+
+def _worker(config: Config, worker: WorkerProcess) -> Spec:
+    slots = config.worker.slots if worker.slots is None else worker.slots
+    own = config.model_copy(
+        update={
+            "engine": worker.engine,
+            "worker": config.worker.model_copy(update={"slots": slots, "count": 1}),
+            "fleet": FleetConfig(),
+        }
+    )
+    folder = config.run_dir / "fleet"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{worker.name}.yaml"
+    save_resolved(own, path)
+    return Spec(
+        name=worker.name,
+        kind="worker",
+        host=worker.host,
+        gpus=worker.gpus,
+        arguments=("penstock.cli", "worker", "--config", str(path), "--name", worker.name),
+        environment=secret_environment(own),
+        log_path=str(_logs(config) / f"{worker.name}.log"),
+    )

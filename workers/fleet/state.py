@@ -1,0 +1,60 @@
+"""What a fleet shows in Redis, and what is asked of it there: fields ``state`` and ``wanted`` of the hash ``fleet``."""
+
+import time
+from typing import Any
+
+from penstock import scripts
+from penstock.control import Client
+from penstock.errors import ConfigError, ProtocolError
+from penstock.keys import Keys
+from penstock.messages import pack, unpack
+from penstock.scripts import run
+
+STATE, WANTED = "state", "wanted"
+#: A state older than this is of a fleet that is gone.
+GONE_S = 15.0
+#: Most engines of a group that may be asked for.
+MAX_WANTED = 100_000
+
+
+def write_state(client: Client, keys: Keys, record: dict[str, Any]) -> None:
+    """Show the fleet; an empty record takes it away."""
+    value = pack(record | {"at": time.time()}) if record else b""
+    run(client, scripts.note(keys, keys.fleet, STATE, value))
+
+
+def read_state(client: Client, keys: Keys) -> dict[str, Any]:
+    """The fleet as it showed itself last, with ``age_s``.
+
+    Raises:
+        ConfigError: no fleet runs.
+        ProtocolError: the record is none of penstock's.
+    """
+    data = client.hget(keys.fleet, STATE)
+    record = unpack(data, "the state of the fleet") if data else None
+    if record is None or time.time() - float(record.get("at", 0.0)) > GONE_S:
+        raise ConfigError(f"No fleet of run {keys.run} is running: start one with `penstock fleet up --config FILE`.")
+    if not isinstance(record, dict) or not isinstance(record.get("groups"), dict):
+        raise ProtocolError("The state of the fleet is not a record that penstock wrote.")
+    return record | {"age_s": time.time() - float(record["at"])}
+
+
+def write_wanted(client: Client, keys: Keys, group: str, count: int) -> None:
+    """Ask for so many engines of a group, ``MODEL.GROUP``; others stay as they were asked for."""
+    wanted = read_wanted(client, keys) | {group: count}
+    run(client, scripts.note(keys, keys.fleet, WANTED, pack(wanted)))
+
+
+def clear_wanted(client: Client, keys: Keys) -> None:
+    """Ask for nothing: the configuration counts."""
+    run(client, scripts.note(keys, keys.fleet, WANTED, b""))
+
+
+def read_wanted(client: Client, keys: Keys) -> dict[str, int]:
+    """Engines that are asked for, by ``MODEL.GROUP``. Raises ProtocolError for what is no such map."""
+    data = client.hget(keys.fleet, WANTED)
+    value = unpack(data, "what is wanted of the fleet") if data else {}
+    fine = isinstance(value, dict) and all(type(n) is int and 0 <= n <= MAX_WANTED for n in value.values())
+    if not fine:
+        raise ProtocolError("What is wanted of the fleet is no map of groups to numbers.")
+    return dict(value)
