@@ -34,6 +34,7 @@ from penstock.control import PASSING, Client, Control
 from penstock.errors import ConfigError, LeadershipLost, QueueUnavailable
 from penstock.keys import LANES, Keys
 from penstock.load_config import redact
+from penstock.payload_servers import seeds
 from penstock.scripts import Leadership, ensure_lanes
 from penstock.tokens import new_token
 from penstock.waits import Waiting
@@ -65,7 +66,7 @@ class Buffer:
         self._stopping = threading.Event()
         self._control = Control(config.redis.url, stopped=self._stopping.is_set)
         self._events: Client = connect_blocking(config.redis.url, BLOCK_MS / 1000)
-        self._servers = PayloadServers(config.redis, self._control.client)
+        self._servers = PayloadServers(config.redis, self._control.client, self._keys)
         self._filters = Filters(
             [name for name in (*config.trainer.filter.functions, *config.buffer.filters) if name not in BUILT_IN],
             config.buffer.filter_timeout_s,
@@ -90,6 +91,8 @@ class Buffer:
         """Lead whenever nobody else does. Blocks until ``stop``."""
         try:
             self._control.do(lambda client: ensure_lanes(client, self._keys))
+            for call in seeds(self._keys, self._config.redis):
+                self._control.call(call)
             while not self._stopping.is_set():
                 self._stand_by()
         except QueueUnavailable as exc:

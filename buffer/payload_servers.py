@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from penstock import connect
 from penstock.config import RedisConfig
 from penstock.control import Client
-from penstock.errors import ProtocolError
-from penstock.keys import CONTROL
+from penstock.keys import CONTROL, Keys
+from penstock.payload_servers import Directory, read
 from penstock.scripts import persist, run
 
 #: Keys per round trip; bounds the time one call takes on the server.
@@ -16,21 +16,20 @@ CHUNK = 2048
 class PayloadServers:
     """Clients by server name. The buffer sends keys, never payload bytes."""
 
-    def __init__(self, config: RedisConfig, control: Client) -> None:
+    def __init__(self, config: RedisConfig, control: Client, keys: Keys | None = None) -> None:
         self._clients = {CONTROL: control}
+        self._config = config
+        self._control = control
+        self._keys = keys
         for name, url in config.payload_servers.items():
             self._clients[name] = connect.connect(url)
 
     def client(self, server: str) -> Client:
-        """Raises ProtocolError for a server that the configuration does not name."""
-        try:
-            return self._clients[server]
-        except KeyError:
-            known = ", ".join(sorted(self._clients))
-            raise ProtocolError(
-                f"A sample lies on payload server {server!r}, which redis.payload_servers does not name "
-                f"(it names {known}): add its URL."
-            ) from None
+        """Raises ProtocolError for a server that neither the configuration nor the run names."""
+        if server not in self._clients:
+            directory = read(self._control, self._keys) if self._keys else Directory()
+            self._clients[server] = connect.connect(directory.url(server, self._config), check=False)
+        return self._clients[server]
 
     def persist(self, keys: Sequence[tuple[str, str]]) -> list[bool]:
         """Make (server, key) payloads permanent. Returns False where a payload is gone. Blocks."""

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from penstock import payload_servers
 from penstock.config import RedisConfig
 from penstock.control import Client, Control
-from penstock.errors import ConfigError, ProtocolError
+from penstock.errors import ConfigError
 from penstock.keys import CONTROL, Keys
 from penstock.messages import Row
+from penstock.payload_servers import Directory
 
 #: Most payload bytes asked for at once: an answer that fits the caches costs both sides half of one of 16 MB.
 CHUNK_BYTES = 2 * 1024 * 1024
@@ -25,12 +27,15 @@ class PayloadReader:
     def __init__(self, config: RedisConfig) -> None:
         if config.url is None:
             raise ConfigError("redis.url is not set.")
+        self._config = config
+        self._keys: Keys | None = None
         self._controls = {CONTROL: Control(config.url)}
         for name, url in config.payload_servers.items():
             self._controls[name] = Control(url)
 
     def read(self, keys: Keys, rows: Sequence[Row]) -> dict[str, Bytes | None]:
         """Bytes by sample id; None where a payload is gone. Blocks."""
+        self._keys = keys
         found: dict[str, Bytes | None] = {}
         by_key: dict[tuple[str, str], list[Row]] = {}
         for row in rows:
@@ -48,13 +53,12 @@ class PayloadReader:
         return found
 
     def control(self, server: str) -> Control:
-        """Connection to a payload server by name; ProtocolError for one that the configuration does not name."""
-        try:
-            return self._controls[server]
-        except KeyError:
-            raise ProtocolError(
-                f"A sample lies on payload server {server!r}, which redis.payload_servers does not name: add its URL."
-            ) from None
+        """Connection to a payload server by name; ProtocolError for one that nobody names. Blocks at its first use."""
+        if server not in self._controls:
+            keys = self._keys
+            directory = self._controls[CONTROL].do(partial(payload_servers.read, keys=keys)) if keys else Directory()
+            self._controls[server] = Control(directory.url(server, self._config))
+        return self._controls[server]
 
     def close(self) -> None:
         for control in self._controls.values():

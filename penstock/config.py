@@ -23,7 +23,8 @@ MODE_BOUND = {"sync": 0, "one_step": 1}
 STREAM_TOKENS = 16
 
 
-def _check_url(url: str) -> str:
+def check_url(url: str) -> str:
+    """``url`` if it may be the address of a Redis; else ValueError that says what to write."""
     if f":{MASK}@" in url or f"password={MASK}" in url:
         raise ValueError("has a masked password; set the real URL, for instance by PENSTOCK_REDIS__URL")
     if sentinel.is_sentinel(url):
@@ -51,12 +52,12 @@ class RedisConfig(Section):
     @field_validator("url")
     @classmethod
     def _url_is_redis(cls, url: str | None) -> str | None:
-        return url if url is None else _check_url(url)
+        return url if url is None else check_url(url)
 
     @field_validator("payload_servers")
     @classmethod
     def _urls_are_redis(cls, servers: dict[str, str]) -> dict[str, str]:
-        return {name: _check_url(url) for name, url in servers.items()}
+        return {name: check_url(url) for name, url in servers.items()}
 
     @model_validator(mode="after")
     def _one_redis(self) -> Self:

@@ -324,6 +324,9 @@ def _letter(entry: tuple[bytes, dict[bytes, bytes]]) -> dict[str, Any]:
 
 def register(app: typer.Typer) -> None:
     """Hang these commands under ``penstock``."""
+    from penstock import payloads_cli
+
+    payloads_cli.register(app)
     app.command()(status)
     app.command()(why)
     app.command()(audit)

@@ -187,6 +187,13 @@ class Keys:
         return self.of("counters")
 
     @property
+    def servers(self) -> str:
+        return self.of("servers")
+
+    def side(self, sample: str, token: str, name: str) -> str:
+        return self.of(f"side:{sample}:{token}:{name}")
+
+    @property
     def wake(self) -> str:
         return self.of("wake")
 

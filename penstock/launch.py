@@ -28,6 +28,7 @@ from penstock.live import Live
 from penstock.load_config import check_files, save_resolved, secret_environment, without_settings
 from penstock.logs import FORMAT
 from penstock.observer import Observer
+from penstock.payload_servers import read
 from penstock.preflight import check
 from penstock.processes import MAX_DEATHS, Child, last_lines, python_command, python_environment
 from penstock.redis_server import RedisServer, delete_run, holds_run, with_url, write_address
@@ -255,12 +256,16 @@ class _Run:
         self.observer = Observer(self.config, self.folder, self.live)
 
     def _clear_keys(self, *, clear: bool, resume: bool) -> None:
-        prefix = Keys(self.config.run).prefix
-        for url in [self.config.redis.url, *self.config.redis.payload_servers.values()] if clear else []:
-            assert url is not None
+        assert self.observer is not None
+        assert self.config.redis.url is not None
+        keys = Keys(self.config.run)
+        prefix = keys.prefix
+        # Those that were added while it ran first: the directory goes with the rest.
+        known = {server.name: server.url for server in read(self.observer.client, keys).servers.values()}
+        stores = known | self.config.redis.payload_servers
+        for url in [*stores.values(), self.config.redis.url] if clear else []:
             with connect(url) as client:
                 delete_run(client, prefix)
-        assert self.observer is not None
         if not clear and not resume and holds_run(self.observer.client, prefix):
             raise ConfigError(
                 f"Redis already holds a run {self.config.run}, and {self.folder.path} does not: "

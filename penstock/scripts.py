@@ -807,6 +807,11 @@ def lost(keys: Keys, samples: Iterable[tuple[str, int]]) -> Call[int]:
 # --- all --------------------------------------------------------------------------------------------------------
 
 
+def server(keys: Keys, name: str, record: bytes, *, only_new: bool = False) -> Call[int]:
+    """Make a payload server known, or change its state; the directory's revision, 0 where nothing was changed."""
+    return Call(script("server"), [keys.servers], [name, record, int(only_new)], int)
+
+
 def note(keys: Keys, records: str, field: str, record: bytes) -> Call[int]:
     """Show a small record in one of the hashes workers, trainers or waits; empty takes it away."""
     return Call(script("note"), [records], [keys.prefix, field, record], int)

@@ -8,20 +8,22 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from redis.exceptions import NoScriptError
 
-from penstock import payloads, scripts
+from penstock import payload_servers, payloads, scripts
 from penstock.config import Config
 from penstock.control import PASSING, AsyncControl, Client
 from penstock.errors import ConfigError, QueueFull
 from penstock.keys import CONTROL, Keys
 from penstock.messages import Sample
 from penstock.scripts import Call, Committed
-from penstock.waits import Waiting
+from penstock.waits import MOMENT_S, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +68,43 @@ class Commits:
         self._waiting = waiting
         self._worker = worker
         self._ttl_s = config.buffer.payload_ttl_s
+        self._redis = config.redis
         self._servers = {name: AsyncControl(url) for name, url in config.redis.payload_servers.items()}
-        self._servers = self._servers or {CONTROL: control}
-        self._names = list(self._servers)
-        self._memory = {name: _Memory(server) for name, server in {CONTROL: control, **self._servers}.items()}
+        #: Those that are written to now.
+        self._names = list(self._servers) or [CONTROL]
+        self._servers[CONTROL] = control
+        self._memory = {name: _Memory(server) for name, server in self._servers.items()}
+        self._directory = payload_servers.Directory(rev=-1)
+        #: Server -> samples handed over whose end is still open.
+        self._open: Counter[str] = Counter()
         self._pending: list[_Write] = []
         self._flusher: asyncio.Task[None] | None = None
+
+    async def look(self) -> None:
+        """See which payload servers there are by now. One round trip where nothing changed."""
+        rev = int(await self._control.do(lambda client: client.hget(self._keys.servers, "rev")) or 0)
+        if self._directory.rev < 0:
+            for call in payload_servers.seeds(self._keys, self._redis):
+                await self._control.call(call)
+        elif rev == self._directory.rev:
+            return
+        raw = await self._control.do(lambda client: client.hgetall(self._keys.servers))
+        directory = payload_servers.parse(raw)
+        for name in directory.live:
+            if name not in self._servers:
+                self._servers[name] = AsyncControl(directory.url(name, self._redis))
+                self._memory[name] = _Memory(self._servers[name])
+        names = directory.live or [CONTROL]
+        if names != sorted(self._names):
+            log.info("payloads go to %s from now on", ", ".join(names))
+        self._directory, self._names = directory, names
+
+    @property
+    def servers_rev(self) -> int:
+        """Revision of the directory that this worker acts by: it writes to no server that was not live in it."""
+        if any(count for name, count in self._open.items() if name not in self._names):
+            return 0
+        return max(0, self._directory.rev)
 
     async def commit(self, job: str, token: str, samples: Sequence[Sample], temperature: float, kind: str) -> Committed:
         """Write and commit finished samples of one job. Waits while Redis is full or gone; see ``submit``."""
@@ -96,10 +129,16 @@ class Commits:
         )
         write.payloads[server] = (self._keys.payload(samples[0].id, token), data)
         write.records = [(meta.k, meta.oldest, meta.to_bytes()) for meta in metas]
+        for name in write.payloads:
+            self._open[name] += 1
+        write.done.add_done_callback(partial(self._settle, tuple(write.payloads)))
         self._pending.append(write)
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush(), name="commits")
         return write.done
+
+    def _settle(self, servers: Sequence[str], _: object) -> None:
+        self._open.subtract(servers)
 
     async def _flush(self) -> None:
         """Write until nothing is pending."""
@@ -123,7 +162,9 @@ class Commits:
 
     async def _take(self) -> list[_Write]:
         """Pending writes whose servers have room, as many as travel at once."""
-        full = {name for name, memory in self._memory.items() if await memory.is_full()}
+        # Not those that nobody writes to: one that was drained may be gone.
+        wanted = {CONTROL, *(name for write in self._pending for name in write.payloads)}
+        full = {name for name in wanted if await self._memory[name].is_full()}
         batch: list[_Write] = []
         left: list[_Write] = []
         num_bytes = 0
@@ -152,7 +193,14 @@ class Commits:
 
     async def _write_payloads(self, server: str, writes: list[_Write]) -> None:
         pairs = [write.payloads[server] for write in writes]
-        answers = await self._servers[server].do(lambda client: _put_all(client, pairs, self._ttl_s))
+        # Told only where it takes longer than a moment; ended when something was written.
+        told = asyncio.get_running_loop().call_later(
+            MOMENT_S, self._waiting.for_, f"payload server {server} to take finished samples"
+        )
+        try:
+            answers = await self._servers[server].do(lambda client: _put_all(client, pairs, self._ttl_s))
+        finally:
+            told.cancel()
         for write, answer in zip(writes, answers, strict=True):
             if not _is_full(answer, "payload"):
                 del write.payloads[server]

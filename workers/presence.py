@@ -51,6 +51,7 @@ class Presence:
         before, at = 0, time.monotonic()
         while True:
             self._services.show.clear()
+            await self._services.commits.look()
             await self._note(pack(self.record()))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._services.show.wait(), PRESENCE_S)
@@ -115,6 +116,7 @@ class Presence:
             "groups": tally.committed_groups,
             "failed": tally.failed_jobs,
             "lost_leases": tally.lost_leases,
+            "servers_rev": services.commits.servers_rev,
             "engine_restarts": tally.engine_restarts,
             "external": engine.config.url is not None,
             "why": services.crash_loop or self._updates.cannot_load or self._updates.memory.cannot_offload,
