@@ -149,6 +149,7 @@ def _row(group: Group, record: Mapping[str, Any], ages: _Ages) -> Row:
         lost=lost,
         loss_versions=bearing if len(bearing) > 1 else [],
         shared=record.get("shared") or [],
+        sides=record.get("sides") or [],
         **{name: record[name] for name in _ROW_FIELDS},
     )
 

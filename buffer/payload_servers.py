@@ -1,11 +1,13 @@
 """Connections to the payload servers, by the names that sample metadata records."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from penstock import connect
 from penstock.config import RedisConfig
 from penstock.control import Client
 from penstock.keys import CONTROL, Keys
+from penstock.messages import stored
 from penstock.payload_servers import Directory, read
 from penstock.scripts import persist, run
 
@@ -51,6 +53,13 @@ class PayloadServers:
     def close(self) -> None:
         for client in self._clients.values():
             client.close()
+
+
+def keys_of(keys: Keys, job: str, record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(server, key) of a committed sample's payload, and of each side array beside it."""
+    sample, server, token = f"{job}/{record['k']}", record["server"], record["token"]
+    sides = [(server, keys.side(sample, token, name)) for name, *_ in record.get("sides") or ()]
+    return [(server, stored(keys, job, record)), *sides]
 
 
 def _by_server(keys: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

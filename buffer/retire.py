@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Collection
 
 from buffer.group import Group
-from buffer.payload_servers import PayloadServers
+from buffer.payload_servers import PayloadServers, keys_of
 from buffer.state import State
 from buffer.subscription import Subscription
 from penstock import scripts
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
-from penstock.messages import iter_maps, stored, unpack
+from penstock.messages import iter_maps, unpack
 from penstock.scripts import Leadership, run
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Retirement:
         for i, job in enumerate(jobs):
             n, meta = answers[2 * i], answers[2 * i + 1]
             for record in iter_maps(meta or b"", f"metadata of group {job}"):
-                payloads.append((record["server"], stored(self._keys, job, record)))
+                payloads += keys_of(self._keys, job, record)
             sizes.append((job, int(n or 0)))
         self._servers.unlink(payloads)
         gone = 0

@@ -10,14 +10,14 @@ from typing import Any
 from buffer.filters import Filters
 from buffer.group import Group, priorities
 from buffer.judging import Judge
-from buffer.payload_servers import PayloadServers
+from buffer.payload_servers import PayloadServers, keys_of
 from buffer.spent import Spent
 from buffer.subscription import Subscription, parse
 from penstock import scripts
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
-from penstock.messages import iter_maps, stored
+from penstock.messages import iter_maps
 from penstock.scripts import Leadership, run
 from penstock.staleness import Lineage
 
@@ -183,8 +183,10 @@ class State:
             versions: set[int] = set()
             records[job] = list(iter_maps(meta or b"", f"metadata of group {job}"))
             for record in records[job]:
-                payloads.append((record["server"], stored(self._keys, job, record)))
-                owners.append((group, record["k"]))
+                found = keys_of(self._keys, job, record)
+                payloads += found
+                owners += [(group, record["k"])] * len(found)
+                group.kept += 1
                 versions.update(v for v, _ in record["loss_by_version"])
                 versions.update(v for v in (record["oldest"], record["newest"]) if v >= 0)
                 group.tokens += record["length"]
@@ -203,8 +205,7 @@ class State:
 
     def _keep(self, groups: list[Group], payloads: list[tuple[str, str]], owners: list[tuple[Group, int]]) -> None:
         for (group, k), kept in zip(owners, self._servers.persist(payloads), strict=True):
-            group.kept += 1
-            if not kept:
+            if not kept and k not in group.lost:
                 group.lost = group.lost | {k}
                 log.warning("the payload of sample %s/%d is gone; it will be trained with mask 0", group.job, k)
         if not groups:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers import advantages, columns, layout
-from penstock import partition, payloads
+from penstock import partition, payloads, sides
 from penstock.collecting import collecting_later
 from penstock.errors import PayloadError, ProtocolError
 from penstock.messages import Manifest, Row
@@ -83,6 +83,7 @@ class Batch:
         advantage: advantages.Kind = "grpo",
         max_staleness: int | None = None,
         store: "columns.Store | None" = None,
+        read_sides: Callable[[Sequence[Row], str], Mapping[str, bytes | None]] | None = None,
     ) -> None:
         self.manifest = manifest
         self.digest = digest
@@ -98,6 +99,7 @@ class Batch:
         self._payloads = payloads
         #: What ``Trainer(prepare=...)`` made of it.
         self.prepared: Any = None
+        self._read_sides = read_sides
         self._advantage = advantage
         self._lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
         self._lags: dict[int, int] = {}
@@ -257,11 +259,36 @@ class Batch:
             advantage=self._advantage,
             max_staleness=self._max_staleness,
             store=self._store,
+            read_sides=self._read_sides,
         )
 
     def side(self, name: str) -> list[NDArray[Any] | None]:
-        """Side array ``name`` of each of this rank's samples, None where one has none. Decodes the batch."""
-        return [None if payload is None else payload.sides.get(name) for payload in self._decoded]
+        """Side array ``name`` of each of this rank's samples, None where one has none. Decodes the batch.
+
+        Those that lie in keys of their own (``sample.sides``) are read now, and not kept: blocks for their bytes.
+
+        Raises:
+            PayloadError: one that was committed is gone, or is not what was committed (T17).
+        """
+        inside = [None if payload is None else payload.sides.get(name) for payload in self._decoded]
+        if not any(side[0] == name for row in self.rows for side in row.sides):
+            return inside
+        if self._read_sides is None:
+            raise PayloadError(f"batch {self.n} was made without a way to read side arrays.")
+        alive = [row for row, payload in zip(self.rows, self._decoded, strict=True) if payload is not None]
+        found = self._read_sides(alive, name)
+        return [
+            array if array is not None else self._side_of(row, name, found)
+            for row, array in zip(self.rows, inside, strict=True)
+        ]
+
+    def _side_of(self, row: Row, name: str, found: Mapping[str, bytes | None]) -> NDArray[Any] | None:
+        if row.sample not in found:
+            return None
+        data = found[row.sample]
+        if data is None:
+            raise PayloadError(f"sample {row.sample}: its side array {name!r} is gone from its payload server (T17).")
+        return sides.unpack(name, data, row.sample, next(side[2] for side in row.sides if side[0] == name))
 
     @cached_property
     def _decoded(self) -> list[Payload | None]:

@@ -52,6 +52,17 @@ class PayloadReader:
                 found.update(control.do(partial(_ranges, chunk)))
         return found
 
+    def read_sides(self, keys: Keys, rows: Sequence[Row], name: str) -> dict[str, bytes | None]:
+        """Bytes of a side array by sample id; None where it is gone. Rows without it are left out. Blocks."""
+        self._keys = keys
+        found: dict[str, bytes | None] = {}
+        for row in rows:
+            if any(side[0] == name for side in row.sides):
+                key = keys.side(row.sample, row.token, name)
+                # One by one: each may be hundreds of megabytes.
+                found[row.sample] = self.control(row.server).do(partial(_get, key))
+        return found
+
     def control(self, server: str) -> Control:
         """Connection to a payload server by name; ProtocolError for one that nobody names. Blocks at its first use."""
         if server not in self._controls:
@@ -92,6 +103,11 @@ class _Stored:
 
 def _mget(names: list[str], client: Client) -> list[bytes | None]:
     return list(client.mget(names))
+
+
+def _get(key: str, client: Client) -> bytes | None:
+    value: bytes | None = client.get(key)
+    return value
 
 
 def _ranges(chunk: Sequence[_Stored], client: Client) -> dict[str, Bytes | None]:

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -331,6 +332,7 @@ class Trainer:
             dp_rank=self.dp_rank,
             dp_size=self.dp_size,
             advantage=self.config.trainer.advantage,
+            read_sides=partial(self._payloads.read_sides, self.keys),
             max_staleness=self.config.trainer.max_token_staleness,
             store=store,
         )

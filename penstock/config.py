@@ -117,6 +117,8 @@ class RolloutConfig(Section):
     max_context_tokens: Positive = 32768
     #: Most turns of a sample with an environment.
     max_turns: Positive = 8
+    #: Side arrays (``sample.sides``) that every sample must have; one without fails (T17).
+    sides: list[str] = Field(default_factory=list)
     #: A group takes too long when its first lease is so long ago; None: never.
     group_timeout_s: Seconds | None = None
     #: What becomes of it: wait (and say so), train with the samples that are there, or drop it.

@@ -169,6 +169,8 @@ class Sample:
     reward: float | None = None
     #: What the reward returned beside the number.
     reward_info: dict[str, Any] = field(default_factory=dict)
+    #: Name -> numpy array beside the tokens (routed experts, images), stored in a key of its own; see penstock.sides.
+    sides: dict[str, Any] = field(default_factory=dict)
     num_turns: int = 1
     num_aborts: int = 0
     cached_tokens: int = 0
@@ -222,6 +224,8 @@ class SampleMeta(Record):
     status: str
     finish_reason: str
     reward_info: dict[str, Any] = field(default_factory=dict)
+    #: [name, bytes, CRC-32] of each side array that lies beside the payload.
+    sides: list[list[Any]] = field(default_factory=list)
     worker: str = ""
     #: Where the bytes lie when samples that were committed together share one key: (k whose key it is, offset in
     #: bytes, bytes of all of them). Empty: they lie alone, under this sample's own key.
@@ -298,6 +302,8 @@ class Row(Record):
     loss_versions: list[list[int]] = field(default_factory=list)
     #: As of SampleMeta.
     shared: list[int] = field(default_factory=list)
+    #: [name, bytes, CRC-32] of each side array that lies beside the payload.
+    sides: list[list[Any]] = field(default_factory=list)
 
     @property
     def sample(self) -> str:

@@ -9,8 +9,10 @@ a process's own configuration gives a URL for a name, that one is used: machines
 """
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from penstock import scripts
@@ -126,6 +128,8 @@ class Drain:
     orphans: int
     #: Workers that may still write there.
     writers: list[str]
+    #: Of ``left``, those of buried jobs.
+    buried: int = 0
 
     @property
     def done(self) -> bool:
@@ -137,7 +141,8 @@ class Drain:
         if self.writers:
             parts.append(f"workers {', '.join(self.writers[:4])} to stop writing there")
         if self.left:
-            parts.append(f"{self.left} payloads to be trained and freed")
+            buried = f" ({self.buried} of them of buried jobs: requeue or cancel these)" if self.buried else ""
+            parts.append(f"{self.left} payloads to be trained and freed{buried}")
         return " and ".join(parts)
 
 
@@ -156,16 +161,12 @@ def drain(client: Client, store: Client, keys: Keys, server: Server) -> Drain:
         fresh = now - float(record.get("at", 0.0)) < GONE_S
         if fresh and int(record.get("servers_rev", 0)) < server.rev:
             writers.append(name.decode())
-    left = orphans = 0
+    found: Counter[str] = Counter()
     pattern = re.sub(r"([*?\[\]{}\\])", r"\\\1", keys.prefix) + "*"
-    batch: list[bytes] = []
-    for key in store.scan_iter(match=pattern, count=1000):
-        batch.append(key)
-        if len(batch) == 1000:
-            more, lost = _sort(client, store, keys, batch)
-            left, orphans, batch = left + more, orphans + lost, []
-    more, lost = _sort(client, store, keys, batch)
-    return Drain(left + more, orphans + lost, sorted(writers))
+    names = iter(store.scan_iter(match=pattern, count=1000))
+    while batch := list(islice(names, 1000)):
+        found.update(_sort(client, store, keys, batch))
+    return Drain(found["kept"] + found["held"] + found["buried"], found["orphan"], sorted(writers), found["buried"])
 
 
 def _now(client: Client) -> float:
@@ -173,29 +174,23 @@ def _now(client: Client) -> float:
     return float(seconds) + float(micros) / 1e6
 
 
-def _sort(client: Client, store: Client, keys: Keys, found: list[bytes]) -> tuple[int, int]:
-    """How many of these keys somebody may still read, and how many belong to leases that were lost."""
-    if not found:
-        return 0, 0
+def _sort(client: Client, store: Client, keys: Keys, found: list[bytes]) -> Iterator[str]:
+    """What each key is: kept (permanent), held (on its way to that), buried (its job is), or orphan (nobody's)."""
     pipe = store.pipeline(transaction=False)
     for key in found:
         pipe.pttl(key)
-    ages = pipe.execute()
-    fleeting = [key.decode() for key, ttl in zip(found, ages, strict=True) if ttl >= 0]
-    orphans = _orphans(client, keys, fleeting)
-    permanent = sum(1 for ttl in ages if ttl == -1)
-    return permanent + len(fleeting) - orphans, orphans
-
-
-def _orphans(client: Client, keys: Keys, fleeting: list[str]) -> int:
-    """Payloads under a lease that is neither held nor has committed them."""
-    parts = [_parts(keys, name) for name in fleeting]
+    ages = list(zip(found, pipe.execute(), strict=True))
+    yield from ("kept" for _, ttl in ages if ttl == -1)
+    parts = [_parts(keys, key.decode()) for key, ttl in ages if ttl >= 0]
     pipe = client.pipeline(transaction=False)
     for job, k, _ in parts:
-        pipe.hmget(keys.group(job), "tok", f"s:{k}")
-    return sum(
-        1 for (job, _, token), answer in zip(parts, pipe.execute(), strict=True) if job and token.encode() not in answer
-    )
+        pipe.hmget(keys.group(job), "st", "tok", f"s:{k}")
+    for (job, _, token), (state, *tokens) in zip(parts, pipe.execute(), strict=True):
+        # Under a lease that is neither held nor has committed it, nobody will ever read it.
+        if job and token.encode() not in tokens:
+            yield "orphan"
+        else:
+            yield "buried" if state == b"dead" else "held"
 
 
 def _parts(keys: Keys, name: str) -> tuple[str, str, str]:

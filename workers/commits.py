@@ -8,20 +8,22 @@ import asyncio
 import hashlib
 import logging
 import time
+import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from redis.exceptions import NoScriptError
 
-from penstock import payload_servers, payloads, scripts
+from penstock import payload_servers, payloads, scripts, sides
 from penstock.config import Config
 from penstock.control import PASSING, AsyncControl, Client
 from penstock.errors import ConfigError, QueueFull
 from penstock.keys import CONTROL, Keys
-from penstock.messages import Sample
+from penstock.messages import Sample, SampleMeta
 from penstock.scripts import Call, Committed
 from penstock.waits import MOMENT_S, Waiting
 
@@ -44,12 +46,12 @@ class _Write:
     done: "asyncio.Future[Committed]"
     #: (k, oldest version, metadata record) of each.
     records: list[tuple[int, int, bytes]] = field(default_factory=list)
-    #: Server -> (key, bytes) of what is not written yet; all samples of a write lie in one value.
-    payloads: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    #: Server -> (key, bytes) of what is not written yet; all samples of a write lie in one value, side arrays in more.
+    payloads: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
-        return sum(len(data) for _, data in self.payloads.values())
+        return sum(len(data) for pairs in self.payloads.values() for _, data in pairs)
 
 
 class Commits:
@@ -69,6 +71,7 @@ class Commits:
         self._worker = worker
         self._ttl_s = config.buffer.payload_ttl_s
         self._redis = config.redis
+        self._sides = config.rollout.sides
         self._servers = {name: AsyncControl(url) for name, url in config.redis.payload_servers.items()}
         #: Those that are written to now.
         self._names = list(self._servers) or [CONTROL]
@@ -120,14 +123,15 @@ class Commits:
             kind: scaled | original logprobs.
 
         Raises:
-            PayloadError: a sample's arrays contradict each other.
+            PayloadError: a sample's arrays contradict each other, or a side array that was asked for is not there.
         """
         write = _Write(job, token, asyncio.get_running_loop().create_future())
         server = choose_server(samples[0].id, self._names)
         data, metas = payloads.pack(
             samples, token=token, server=server, worker=self._worker, temperature=temperature, logprob_kind=kind
         )
-        write.payloads[server] = (self._keys.payload(samples[0].id, token), data)
+        write.payloads[server] = [(self._keys.payload(samples[0].id, token), data)]
+        metas = [self._pack_sides(write, sample, meta) for sample, meta in zip(samples, metas, strict=True)]
         write.records = [(meta.k, meta.oldest, meta.to_bytes()) for meta in metas]
         for name in write.payloads:
             self._open[name] += 1
@@ -136,6 +140,16 @@ class Commits:
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush(), name="commits")
         return write.done
+
+    def _pack_sides(self, write: _Write, sample: Sample, meta: SampleMeta) -> SampleMeta:
+        """Have the side arrays of a sample written beside its payload; the record that names them."""
+        if not sample.sides and not self._sides:
+            return meta
+        arrays = sides.pack_all(sample.sides, sample.id, self._sides)
+        write.payloads[meta.server] += [
+            (self._keys.side(sample.id, write.token, name), data) for name, data in arrays.items()
+        ]
+        return replace(meta, sides=[[name, len(data), zlib.crc32(data)] for name, data in arrays.items()])
 
     def _settle(self, servers: Sequence[str], _: object) -> None:
         self._open.subtract(servers)
@@ -192,7 +206,7 @@ class Commits:
         return len(refused) < len(batch)
 
     async def _write_payloads(self, server: str, writes: list[_Write]) -> None:
-        pairs = [write.payloads[server] for write in writes]
+        pairs = [pair for write in writes for pair in write.payloads[server]]
         # Told only where it takes longer than a moment; ended when something was written.
         told = asyncio.get_running_loop().call_later(
             MOMENT_S, self._waiting.for_, f"payload server {server} to take finished samples"
@@ -201,8 +215,11 @@ class Commits:
             answers = await self._servers[server].do(lambda client: _put_all(client, pairs, self._ttl_s))
         finally:
             told.cancel()
-        for write, answer in zip(writes, answers, strict=True):
-            if not _is_full(answer, "payload"):
+        rest = iter(answers)
+        for write in writes:
+            # Each is looked at: what is not for want of room is an error.
+            full = [_is_full(answer, "payload") for answer in islice(rest, len(write.payloads[server]))]
+            if not any(full):
                 del write.payloads[server]
 
     async def _commit(self, writes: list[_Write]) -> list[_Write]:

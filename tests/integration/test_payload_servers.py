@@ -12,7 +12,7 @@ import redis
 import safetensors.torch
 
 from consumers.trainer import Trainer
-from penstock import payload_servers
+from penstock import payload_servers, scripts
 from penstock.audit import audit
 from penstock.cli import _run
 from penstock.config import Config, ModelConfig, RedisConfig
@@ -21,6 +21,7 @@ from penstock.errors import ProtocolError, WaitTimeout
 from penstock.keys import Keys
 from penstock.messages import Publication, pack
 from penstock.redis_server import RedisServer
+from penstock.scripts import run
 from tests.integration import play, worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering, producing, waits
@@ -92,6 +93,8 @@ async def test_I4_a_server_is_added_and_another_drained_under_load_and_nothing_i
             data={"train": [{"name": "d", "path": str(tmp_path / "train.jsonl"), "shuffle": False}]},
             staleness={"mode": "async", "bound": 2},
             trainer={"batch_groups": 4},
+            # No lease is lost on a slow machine: what it wrote would be left behind for its time to live.
+            worker={"lease_s": 60.0},
         )
         training = Training(config, weights)
         with buffering(config), producing(config), Trainer(config) as trainer:
@@ -148,6 +151,10 @@ def test_a_drain_ends_when_nobody_writes_there_and_nothing_is_left_that_anybody_
         store.delete(keys.payload("d/0/9/0", "t"), keys.payload(f"{held.job}/0", held.token))
         client.hdel(keys.workers, "unaware")
         assert payload_servers.drain(client, store, keys, server).done
+        store.set(keys.payload(f"{held.job}/0", held.token), b"x", ex=600)
+        run(client, scripts.fail(keys, held.job, held.token, "w1", reason="r", detail="", max_attempts=0, retry_ms=1))
+        seen = payload_servers.drain(client, store, keys, server)
+        assert seen.words().endswith("(1 of them of buried jobs: requeue or cancel these)")
 
 
 def test_a_server_of_the_configuration_that_was_drained_stays_so_when_a_part_starts_again(
@@ -156,11 +163,11 @@ def test_a_server_of_the_configuration_that_was_drained_stays_so_when_a_part_sta
     config = RedisConfig(url="redis://h:1", payload_servers={"p1": "redis://h:2"})
     for _ in range(2):
         for call in payload_servers.seeds(keys, config):
-            payload_servers.run(client, call)
+            run(client, call)
         assert payload_servers.read(client, keys).live == ["p1"]
     payload_servers.set_state(client, keys, "p1", "drained")
     for call in payload_servers.seeds(keys, config):
-        payload_servers.run(client, call)
+        run(client, call)
     assert payload_servers.read(client, keys).live == []
     payload_servers.add(client, keys, "p1", "redis://h:2")
     assert payload_servers.read(client, keys).live == ["p1"], "taken back"
