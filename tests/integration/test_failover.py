@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def test_I4_what_a_failover_loses_is_told_and_the_rest_is_consistent(
 
 def show(client: redis.Redis, keys: Keys, version: int) -> None:
     """As a worker's presence."""
-    run(client, scripts.note(keys, keys.workers, "w1", pack({"name": "w1", "version": version, "at": 0.0})))
+    run(client, scripts.note(keys, keys.workers, "w1", pack({"name": "w1", "version": version, "at": time.time()})))
 
 
 def test_a_script_on_a_primary_that_was_demoted_is_tried_again_elsewhere(tmp_path: Path) -> None:
