@@ -33,6 +33,7 @@ from verl import DataProto
 from consumers.adapters.requests import Request, Requests
 from consumers.adapters.rows import RowArrays, rows_of
 from consumers.batch import Batch
+from consumers.scorer import Scorer
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
 
@@ -43,7 +44,7 @@ HANDED_ON = ("data_source", "extra_info", "index")
 
 
 class VerlRollout:
-    """Where verl has a rollout worker group: ``generate_sequences`` and ``update_weights`` on a run of penstock.
+    """Where verl has a rollout worker group: ``generate_sequences``, ``compute_log_prob``, ``update_weights``.
 
     Args:
         config, run: as of ``Trainer``; the run needs a buffer and workers, and no producer or trainer.
@@ -82,6 +83,7 @@ class VerlRollout:
         self._sampling = limits | dict(sampling or {})
         self._train = Requests(config, run=run, name=name)
         self._validation = Requests(self._train.config, name=f"{name}-validation", lane="eval")
+        self._scorer: Scorer | None = None
 
     def __enter__(self) -> Self:
         self._train.__enter__()
@@ -95,6 +97,8 @@ class VerlRollout:
 
     def close(self) -> None:
         """Give both subscriptions back. Blocks shortly."""
+        if self._scorer is not None:
+            self._scorer.close()
         self._validation.close()
         self._train.close()
 
@@ -136,6 +140,32 @@ class VerlRollout:
             output.non_tensor_batch["uid"] = prompts.non_tensor_batch["uid"]
         output.meta_info["timing"] = {"generate_sequences": time.monotonic() - began_s}
         return output
+
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """The engines' log-probabilities of given responses, by scoring jobs. Blocks until all are there.
+
+        Takes ``input_ids``, ``attention_mask`` and ``responses`` of any rows. Returns ``old_log_probs`` [B, R] float32
+        (0 on padding) and the column ``scored_version`` (-1: the weights that the engine started with). Observations
+        are scored too; ``response_mask`` says what bears loss.
+
+        Raises:
+            ConfigError: ``meta_info["temperature"]`` is not 1, at which scores are taken.
+            ScoreError: the engine refuses a sequence.
+            WaitTimeout: ``timeout`` is over.
+        """
+        if float(data.meta_info.get("temperature", 1.0)) != 1.0:
+            raise ConfigError("compute_log_prob is at temperature 1: engines score the policy itself.")
+        mask = data.batch["attention_mask"].bool()
+        width = data.batch["responses"].shape[1]
+        sequences = [row[seen].tolist() for row, seen in zip(data.batch["input_ids"], mask, strict=True)]
+        starts = mask[:, :-width].sum(dim=1).tolist()
+        if self._scorer is None:
+            self._scorer = Scorer(self._train.config)
+        scores = self._scorer.score(sequences, starts, timeout_s=self.timeout)
+        return DataProto.from_dict(
+            tensors={"old_log_probs": _right([score.logprobs for score in scores], width, 0.0, torch.float32)},
+            non_tensors={"scored_version": _objects([score.version for score in scores])},
+        )
 
     def _requests(self, prompts: DataProto) -> tuple[list[Request], list[list[int]]]:
         """What is asked, and the rows that each answers."""

@@ -88,6 +88,12 @@ def main() -> None:
         rollout.update_weights(weights_of(actor))
         data = rollout.generate_sequences(prompts_of(0))
         data.batch["old_log_probs"] = log_probs(actor, data)
+        scored = rollout.compute_log_prob(data)
+        result["scored"] = {
+            "difference": difference(data, scored.batch["old_log_probs"]),
+            "versions": sorted(set(scored.non_tensor_batch["scored_version"].tolist())),
+            "shape": list(scored.batch["old_log_probs"].shape),
+        }
         advantages, _ = compute_grpo_outcome_advantage(
             data.batch["rm_scores"], data.batch["response_mask"], data.non_tensor_batch["uid"]
         )
