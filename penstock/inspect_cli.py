@@ -220,6 +220,30 @@ def jobs_ls(
         _table(rows, ["job", *names], f"jobs (at most {limit})")
 
 
+@jobs_app.command("cancel")
+def jobs_cancel(
+    jobs: Annotated[list[str], typer.Argument(help="Job ids.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """Take jobs out, whatever state they are in; one in a batch that a trainer may still read stays."""
+    from penstock import scripts
+
+    target = Target(run, redis, directory)
+    subs = target.subs()
+    found = {job: scripts.run(target.client, scripts.cancel(target.keys, job, subs)) for job in jobs}
+    if as_json:
+        _print_json(found)
+    else:
+        for job, state in found.items():
+            says = {"": "there is no such job", "cut": "it stays: a batch that a trainer may read again holds it"}
+            typer.echo(f"{job}: {says.get(state, f'cancelled, it was {state}')}")
+    if any(state in ("", "cut") for state in found.values()):
+        raise typer.Exit(1)
+
+
 @dead_app.command("ls")
 def dead_ls(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False

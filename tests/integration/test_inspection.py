@@ -104,6 +104,32 @@ def test_jobs_are_listed_with_their_state_and_filtered(cli: Cli) -> None:
     assert (code, err) == (2, "penstock: --state lost: a job is queued, leased, delayed, dead, ready, retiring.\n")
 
 
+def test_I1_jobs_are_cancelled_in_whatever_state_they_are(cli: Cli, client: redis.Redis, keys: Keys) -> None:
+    every = [f"d/0/{i}" for i in range(5)]
+    assert cli.json("jobs", "cancel", *every) == {
+        "d/0/0": "ready",
+        "d/0/1": "dead",
+        "d/0/2": "leased",
+        "d/0/3": "delayed",
+        "d/0/4": "queued",
+    }
+    assert {play.state(client, keys, job) for job in every} == {"retiring"}
+    code, out, _ = cli("jobs", "cancel", "d/0/0")
+    assert (code, out) == (1, "d/0/0: there is no such job\n")
+    assert cli("audit")[0] == 0
+    play.assert_conserved(client, keys)
+
+
+def test_I4_a_job_in_a_batch_that_may_be_read_again_is_not_cancelled(cli: Cli, client: redis.Redis, keys: Keys) -> None:
+    leader = play.lead(client, keys)
+    play.keep(client, keys, leader, ["d/0/0"])
+    assert play.cut(client, keys, leader, 1, ["d/0/0"]).outcome == "cut"
+    code, out, _ = cli("jobs", "cancel", "d/0/0", "d/0/4")
+    assert code == 1
+    assert "d/0/0: it stays: a batch that a trainer may read again holds it" in out
+    assert "d/0/4: cancelled, it was queued" in out
+
+
 def test_dead_letters_are_listed_shown_and_dug_up(cli: Cli, client: redis.Redis, keys: Keys) -> None:
     (letter,) = cli.json("dead", "ls")
     assert (letter["job"], letter["reason"], letter["worker"]) == ("d/0/1", "reward_raised", "w1")
