@@ -123,6 +123,8 @@ class Engine:
         self.version = -1
         #: Revision of that publication.
         self.rev = 0
+        #: Ranges (first, last) of versions that were abandoned before it: tokens of theirs are not gone on from (T1).
+        self.abandoned: list[list[int]] = []
         #: Release of SGLang.
         self.server_version = ""
         #: What that release can do; None before the first start.
@@ -247,6 +249,7 @@ class Engine:
         self._server.exit_reason()  # takes in the pid, where nobody has asked yet
         self.url = self._server.url
         self._set_version(version, first.rev if first else 0)
+        self.abandoned = first.abandoned if first else []
 
     async def _probe(self) -> None:
         try:
@@ -587,6 +590,7 @@ class Engine:
             self._newest = self.version
             raise PublishError(f"the engine refused version {publication.version} and keeps {self.version}: {message}")
         self._set_version(publication.version, publication.rev)
+        self.abandoned = publication.abandoned
         return time.perf_counter() - started
 
     async def pause(self) -> None:

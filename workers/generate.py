@@ -198,6 +198,17 @@ class _Maker:
         if self.lease_tokens is not None:
             self.lease_end = len(sample.tokens) + self.lease_tokens
 
+    def leave_abandoned(self) -> None:
+        """A first turn that holds tokens of versions that a rewind left behind is begun anew: it would be dropped."""
+        sample = self.sample
+        gone = {v for v in set(sample.versions) if any(first <= v <= last for first, last in self.engine.abandoned)}
+        if not gone or sample.num_turns > 1:
+            return
+        log.info("sample %s begins anew: its version %d was abandoned", sample.id, max(gone))
+        self.begin_anew()
+        if self.lease_tokens is not None:
+            self.lease_end = len(sample.tokens) + self.lease_tokens
+
     def begin_anew(self) -> None:
         """The prompt alone."""
         sample, job = self.sample, self.sample.job
@@ -240,6 +251,7 @@ class _Maker:
         """Draw until the turn ends; sets ``finish_reason`` to stop or length. False: the lease's tokens are used up."""
         sample, idle = self.sample, 0
         while sample.finish_reason not in ("stop", "length"):
+            self.leave_abandoned()
             spent = len(sample.tokens) - self.turn_start
             budget = min(self.max_new - spent, self.max_context - len(sample.tokens))
             if budget <= 0:

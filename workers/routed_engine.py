@@ -162,6 +162,7 @@ class RoutedEngine(Engine):
             await self.verify(publication)
         self._publication = publication
         self._set_version(*((publication.version, publication.rev) if publication else (-1, 0)))
+        self.abandoned = publication.abandoned if publication else []
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self.config.request_timeout_s, sock_connect=10),
@@ -461,6 +462,7 @@ class RoutedEngine(Engine):
                 raise EngineDied(f"no engine has loaded version {publication.version}: {[str(f) for _, f in failed]}")
             self._publication = publication
             self._set_version(publication.version, publication.rev)
+            self.abandoned = publication.abandoned
             for replica, failure in failed:
                 await self._lose(replica, f"did not load version {publication.version}: {failure}")
             return max(result for result in results if isinstance(result, float))

@@ -44,6 +44,7 @@ class ScriptedEngine:
 
     eos_token_ids = frozenset({EOS})
     max_context = 1000
+    abandoned: tuple[tuple[int, int], ...] = ()
 
     def __init__(self, *answers: Segment | Exception | Callable[[], Any]) -> None:
         self.answers = list(answers)

@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import EnvironmentTimeout
 from penstock.messages import Job, Sample
 from tests.unit.test_generate import EOS, JOB, ROLLOUT, Echo, ScriptedEngine, make, segment
+from workers.engine import Segment
 from workers.environments import Observation
 from workers.partial import partial_from_bytes, partial_to_bytes
 
@@ -72,6 +73,33 @@ async def test_T8_a_sample_of_one_version_loses_nothing() -> None:
         ScriptedEngine(segment("uv", "stop"), segment("w", "stop")), rollout=rollout, environment=Echo()
     )
     assert sample.loss_mask == sample.generated == [0, 0, 0, 1, 1, 0, 1]
+
+
+async def test_T1_a_sample_is_not_gone_on_with_behind_versions_that_were_abandoned() -> None:
+    """A rewind came while it was aborted: its group would be dropped, so it is drawn anew."""
+    engine = ScriptedEngine(segment("uv", "abort", 2), segment("x", "stop", 4, eos=True))
+
+    async def rewound() -> Segment:
+        engine.abandoned = ((3, 3),)
+        engine.answers.insert(0, other)
+        return segment("w", "abort", 3)
+
+    async def again() -> Segment:
+        return segment("xyz", "abort", 4)
+
+    engine.answers.insert(1, rewound)
+    other = again
+    sample = await make(engine)
+    assert [ids for ids, _ in engine.asked] == [[1, 2, 3], [1, 2, 3, 21, 22], [1, 2, 3], [1, 2, 3, 24, 25, 26]]
+    assert [sampling["max_new_tokens"] for _, sampling in engine.asked] == [10, 8, 10, 7]
+    assert sample.versions == [-1] * 3 + [4] * 5
+
+
+async def test_T1_versions_beside_the_abandoned_ones_are_gone_on_from() -> None:
+    engine = ScriptedEngine(segment("uv", "abort", 2), segment("x", "stop", 5))
+    engine.abandoned = ((3, 4), (0, 1))
+    sample = await make(engine)
+    assert sample.versions == [-1] * 3 + [2, 2, 5]
 
 
 class Stuck(Echo):
