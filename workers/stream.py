@@ -70,7 +70,7 @@ class Answer:
     """One answer out of its events.
 
     Args:
-        incremental: events hold what is new, not all so far.
+        incremental: events hold what is new, not all so far, where they do not tell how many tokens there are.
         rid: named in errors.
     """
 
@@ -107,7 +107,7 @@ class Answer:
         meta, ids = self._meta, event.get("output_ids") or []
         entries = meta.get("output_token_logprobs") or []
         known = min(len(self._ids), len(self._entries))
-        if self._incremental:
+        if self._is_increment(ids):
             self._ids += ids
             self._entries += entries
         else:
@@ -124,6 +124,16 @@ class Answer:
         if new != drawn:
             raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it drew.")
         return new, logprobs
+
+    def _is_increment(self, ids: list[int]) -> bool:
+        """Whether an event holds what is new: its count of all tokens tells, which servers behind a router may differ
+        in; where it tells nothing, what the server is known for."""
+        count = self._meta.get("completion_tokens")
+        if self._ids and count == len(ids):
+            return False
+        if count == len(self._ids) + len(ids):
+            return True
+        return self._incremental
 
     def _raise_error(self, event: dict[str, Any]) -> None:
         """What would be a status without a stream is told in an event, after status 200."""

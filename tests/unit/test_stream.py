@@ -75,6 +75,20 @@ def test_an_answer_is_put_together_and_told_once(incremental: bool) -> None:
     assert [entry[1] for entry in answer.whole()["meta_info"]["output_token_logprobs"]] == [4, 5, 6, 7, 8]
 
 
+@pytest.mark.parametrize("incremental", [True, False])
+def test_a_stream_tells_by_its_counts_what_it_repeats(incremental: bool) -> None:
+    """Of servers behind a router one may repeat and another not, whatever the first of them said."""
+    answer = Answer("a/0/0/0", incremental=not incremental)
+    heard: list[int] = []
+    seen: list[int] = []
+    for new in ([4], [5, 6], [7], []):
+        seen += new
+        one = event(new if incremental else list(seen))
+        one["meta_info"]["completion_tokens"] = len(seen)
+        heard += answer.add(one)[0]
+    assert heard == answer.whole()["output_ids"] == [4, 5, 6, 7]
+
+
 def test_tokens_are_heard_no_sooner_than_their_logprobs() -> None:
     answer = Answer("a/0/0/0", incremental=True)
     assert answer.add(event([4, 5], entries=[[-0.5, 4, None]])) == ([4], [-0.5])
