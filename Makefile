@@ -5,7 +5,7 @@ PIP = .venv/bin/pip install -q --disable-pip-version-check
 CONFIG ?= examples/digits/run.yaml
 ARGS ?=
 
-.PHONY: setup venv engine adapters run test unit check bench clean
+.PHONY: setup venv engine adapters run test unit model check bench clean
 
 setup: venv engine
 
@@ -42,6 +42,10 @@ unit: venv
 
 test: setup
 	@.venv/bin/pytest tests $(ARGS)
+
+# 20,000 random histories of the buffer against its reference model (about half an hour).
+model: venv
+	@PENSTOCK_MODEL_HISTORIES=20000 .venv/bin/pytest tests/model -q -s $(ARGS)
 
 check: venv
 	@.venv/bin/ruff check .

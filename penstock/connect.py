@@ -118,13 +118,14 @@ def _client(kind: Any, url: str, timeout_s: float, retry: Any) -> Any:
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": TIMEOUT_S,
-        "socket_keepalive": True,
         "retry": retry,
         "retry_on_timeout": False,
         "health_check_interval": 0,
         "decode_responses": False,
         "protocol": 2,
     }
+    if not url.startswith("unix://"):  # nothing to be kept alive there
+        options["socket_keepalive"] = True
     try:
         if sentinel.is_sentinel(url):
             return sentinel.client(kind, url, options)
