@@ -143,6 +143,16 @@ class Reference:
             held = [n for n, (_, jobs, _) in sub.cut.items() if job in jobs]
             assert max(held, default=0) <= sub.ckpt, f"I4: {job} is gone, and {sub.name} may be restored before it"
 
+    def stock(self, sub: Sub, through: int) -> int:
+        """Complete groups that a driving subscription has neither given up nor consumed by a published version."""
+        first: dict[str, int] = {}
+        for n, (_, jobs, _) in sorted(sub.cut.items()):
+            for job in jobs:
+                first.setdefault(job, n)
+        given_up = self.disposed.get(sub.account, {})
+        unused = sum(job not in first and job not in given_up for job in self.ready)
+        return unused + sum(n > through for n in first.values())
+
     def gave_back(self, sub: Sub) -> int:
         """A member of a pool lost what it had not committed; how many groups that were."""
         lost = [n for n in sub.cut if n > sub.cursor]

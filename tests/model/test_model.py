@@ -93,8 +93,8 @@ class Histories(RuleBasedStateMachine):
     # --- the start --------------------------------------------------------------------------------------------------
 
     @initialize(
-        bound=st.integers(0, 2), on_expiry=st.sampled_from(["wait", "mask", "mask", "drop"]), sampler=SAMPLERS, size=UNITS,
-        reuse=st.integers(1, 2), per_version=st.integers(1, 2),
+        bound=st.integers(0, 2), on_expiry=st.sampled_from(["wait", "mask", "mask", "drop"]), sampler=SAMPLERS,
+        size=UNITS, reuse=st.integers(1, 2), per_version=st.integers(1, 2),
         others=st.sampled_from(["", "copy", "bounded", "pool", "bounded pool"]),
     )  # fmt: skip
     def start(
@@ -109,7 +109,7 @@ class Histories(RuleBasedStateMachine):
         self.names = 0
         self.restored = False
         drives = {"driving": 1, "model": play.MODEL, "bound": bound, "on_expiry": on_expiry, "per_version": per_version}
-        self.join("actor", sampler=sampler, unit=size[0], size=size[1], reuse=reuse, gb=2, **drives)
+        self.join("actor", sampler=sampler, unit=size[0], size=size[1], reuse=reuse, gb=6, **drives)
         if "copy" in others:
             self.join("critic", sampler="fifo", size=2)
         if "bounded" in others:
@@ -313,6 +313,15 @@ class Histories(RuleBasedStateMachine):
         if checkpoints:
             self.checkpointed(pick)
 
+    @rule(picks=st.lists(PICK, min_size=6, max_size=6), turns=st.integers(1, 3))
+    def overtake(self, picks: list[int], turns: int) -> None:
+        """Long groups are drawn over several versions, while short ones are trained."""
+        self.work(6, 2, picks, False)
+        for _ in range(turns):
+            self.drive()
+        while self.running:
+            self.finish(0, 3, True)
+
     @rule()
     def drive(self) -> None:
         """One turn of the loop of the trainer that publishes."""
@@ -392,7 +401,7 @@ class Histories(RuleBasedStateMachine):
         sub = self.one(pick)
         fields: dict[str, Any] = {"unit": size[0], "size": size[1], "sampler": sampler}
         if sub.driving and size[0] == "groups":
-            fields["gb"] = size[1] * sub.per_version
+            fields["gb"] = 4 + size[1] * sub.per_version
         run(self.client, scripts.subscribe(self.keys, sub.name, fields))
 
     @rule(newest=st.booleans())
@@ -481,12 +490,48 @@ class Histories(RuleBasedStateMachine):
                 self.happened["retired"] += 1
                 del self.model.ready[job]
 
+    @rule(pick=PICK, verb=st.sampled_from(["cut", "seal"]))
+    def leader_forgets(self, pick: int, verb: str) -> None:
+        """A leader whose memory is wrong: the verbs' guards stand alone."""
+        sub, jobs = self.one(pick), sorted(self.model.ready)
+        self.state.refresh()
+        if verb == "seal":
+            call = scripts.seal(
+                self.keys, self.leadership, revision=self.state.revision, subs=sorted(self.model.subs), jobs=jobs
+            )
+            for job in run(self.client, call):
+                self.model.was_retired(job)
+                del self.model.ready[job]
+                self.state.forget([job])
+            return
+        done = [job for job in jobs if self.model.is_done(sub, job)]
+        if done and not sub.driving:
+            answer = run(
+                self.client,
+                scripts.cut(
+                    self.keys, self.leadership, sub.name, revision=self.state.revision, n=sub.last + 1, manifest=b"",
+                    digest="", consumes=1, model="", version=0, oldest_allowed=-1, jobs=done[:1],
+                ),
+            )  # fmt: skip
+            assert (answer.outcome, answer.why) == ("group", "used"), "I5"
+            self.happened["cut by hand"] += 1
+
     # --- what is always true ----------------------------------------------------------------------------------------
 
     @invariant()
     def conserved(self) -> None:
         if hasattr(self, "keys"):
             assert run(self.client, scripts.recount(self.keys)).difference == 0, "I1"
+            if "actor" in self.trainers:
+                self.the_gate_counts_right()
+
+    def the_gate_counts_right(self) -> None:
+        actor = self.model.subs["actor"]
+        free, places = run(self.client, scripts.room(self.keys, [["actor"]]))["actor"]
+        under_way = sum(self.client.xlen(self.keys.jobs(lane)) for lane in ("train", "resume", "suspect"))
+        through = int(self.client.hget(self.keys.sub("actor"), "through") or 0)
+        stock = self.model.stock(actor, through)
+        assert places - free == under_way + stock, "T3: the gate's stock is what is there"
 
     def teardown(self) -> None:
         """Drain: whoever is left trains all that it may, one group at a time."""
