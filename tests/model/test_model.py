@@ -8,6 +8,7 @@ change, subscriptions come late and go. After each step invariant I1 is recounte
 every group must have entered as many batches of every subscription as was asked for, or have been given up rightly.
 """
 
+import contextlib
 import os
 import subprocess
 import time
@@ -464,14 +465,11 @@ class Histories(RuleBasedStateMachine):
         self.lead()
         trainer = self.trainers[sub.name]
         run(self.client, scripts.ask(self.keys, sub.name, sub.cursor + 1, trainer.owner, trainer.gen))
-        state.refresh()
         before = self.client.hgetall(self.keys.counters)
-        if sub.name in state.subs:
-            try:
-                cutter.try_cut(state.subs[sub.name])
-                retirement.seal()
-            except LeadershipLost:
-                pass
+        with contextlib.suppress(LeadershipLost):
+            state.refresh()
+            cutter.try_cut(state.subs[sub.name])
+            retirement.seal()
         self.see_batches(sub)
         assert self.client.hget(self.keys.counters, "cut") == before.get(b"cut")
 
