@@ -15,6 +15,7 @@ SIZES: dict[str, list[str]] = {
     "trajectory_path": [],
     "scale": [],
     "trainer_wait": ["--steps", "6"],
+    "buffer": ["--samples", "100000", "--count", "40"],
     "engine_overhead": [],
     "modes": [],
     "on_expiry": [],
