@@ -59,7 +59,7 @@ class Sub:
     reuse: int = 1
     per_version: int = 1
     since: int = 0
-    #: n -> (digest, jobs, train version) of every batch that was cut.
+    #: n -> (digest, jobs, train version) of every batch that was cut; below 0 those of members of the pool that left.
     cut: dict[int, tuple[str, list[str], int]] = field(default_factory=dict)
     cursor: int = 0
     ckpt: int = 0
@@ -68,7 +68,7 @@ class Sub:
 
     @property
     def last(self) -> int:
-        return max(self.cut, default=0)
+        return max((n for n in self.cut if n > 0), default=0)
 
 
 class Reference:
