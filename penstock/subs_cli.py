@@ -19,10 +19,7 @@ from penstock.inspect_cli import (
 subs_app = typer.Typer(help="Subscriptions of trainers.", no_args_is_help=True)
 
 #: Columns of the list.
-COLUMNS = (
-    "name", "share", "driving", "unit", "size", "sampler", "reuse", "bound", "cut", "cursor", "ckpt", "held_groups",
-    "held_bytes", "drops", "state",
-)  # fmt: skip
+COLUMNS = ("name", "state", "share", "batch", "sampler", "cut", "cursor", "ckpt", "held", "drops")
 
 
 @subs_app.command("ls")
@@ -39,6 +36,7 @@ def subs_ls(
         return
     for row in rows:
         row["state"] = "parked" if row["parked"] else "owned" if row["owned"] else "absent"
+        row["batch"], row["held"] = f"{row['size']} {row['unit']}", row["held_groups"]
         row["drops"] = ", ".join(f"{reason} {count}" for reason, count in sorted(row["drops"].items()))
     _table(rows, list(COLUMNS), "subscriptions")
 

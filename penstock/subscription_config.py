@@ -175,7 +175,10 @@ def checked(values: Mapping[str, Any], name: str) -> Definition:
 
 
 def _translated(exc: ValidationError, name: str) -> ConfigError:
-    parts = [f"{'.'.join(map(str, error['loc']))}: {error['msg']}".removeprefix(": ") for error in exc.errors()]
+    parts = [
+        f"{'.'.join(map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+        for error in exc.errors()
+    ]
     return ConfigError(f"Subscription {name!r} cannot work: {'; '.join(parts)}.")
 
 

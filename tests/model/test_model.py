@@ -234,8 +234,10 @@ class Histories(RuleBasedStateMachine):
 
     def cut_all(self, sub: Sub) -> str:
         """The leader's loop for one subscription; what it waits for in the end."""
-        why = ""
+        why, tries = "", 0
         while not why and (seen := self.state.subs[sub.name]).position.ask > seen.position.cut:
+            tries += 1
+            assert tries < 50, f"the leader cuts for {sub.name} and gets nowhere"
             why = self.cutter.try_cut(seen)
             self.see_disposals()
             self.see_batches(sub)
@@ -556,7 +558,8 @@ class Histories(RuleBasedStateMachine):
 
     def drain(self, sub: Sub) -> None:
         trainer = self.trainers[sub.name]
-        while True:
+        for turn in range(500):
+            assert turn < 499, f"{sub.name} never comes to an end"
             while self.may_train(sub):
                 self.train(sorted(self.model.subs).index(sub.name), False)
             if sub.driving and self.is_due(sub):
