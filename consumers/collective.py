@@ -37,6 +37,15 @@ class TransferFailed(PublishError):
     """A transfer did not reach every member; its version goes by disk."""
 
 
+def agree_with_engines() -> None:
+    """Set what NCCL must be told alike at both ends of a group, unless it is set.
+
+    SGLang turns cuMem off in its servers, and a group whose ends differ in it never comes to be. NCCL reads it once in
+    a process: say it before the first group on a GPU is made.
+    """
+    os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
+
+
 class SendGroup:
     """A process group whose rank 0 is this process and whose other ranks are engines. Not thread-safe.
 

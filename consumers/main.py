@@ -22,6 +22,7 @@ from torch import multiprocessing
 
 from consumers import checkpoint
 from consumers.batch import Batch
+from consumers.collective import agree_with_engines
 from consumers.evaluate import Evaluation
 from consumers.grpo import GRPO
 from consumers.ledger import Ledger
@@ -221,6 +222,8 @@ def _rank_main(rank: int, config: Config, store: str) -> None:
     if config.trainer.device == "cuda":
         # "cuda" names the present device: one for each rank, or all would share the first.
         torch.cuda.set_device(rank)
+    if config.trainer.transport == "nccl":
+        agree_with_engines()
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     try:
         code = _run_rank(config, rank, size)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from consumers import ipc, publish
-from consumers.collective import SendGroup, TransferFailed, flatten
+from consumers.collective import SendGroup, TransferFailed, agree_with_engines, flatten
 from consumers.publish import Written
 from consumers.sources import Source, buckets
 from penstock import transfers
@@ -66,6 +66,8 @@ class Publisher:
         self._ranks: dict[str, int] = {}
         #: Of the last publication.
         self.last: Sent | None = None
+        if self.transport == "nccl":
+            agree_with_engines()
 
     @property
     def transport(self) -> str:

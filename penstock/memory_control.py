@@ -4,7 +4,7 @@ The newest entry of ``memory:MODEL`` is the whole truth: a worker that is restar
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,9 +76,10 @@ def change(
     """
     newest = parse_wish(control.do(lambda client: client.xrevrange(keys.memory(model), count=1)))
     tags = check_tags(change_tags(set(newest.offloaded) if newest else set()))
+    before = control.do(lambda client: client.hgetall(keys.workers))
     control.call(wish(keys, model, MemoryWish(tags, by, time.time())))
     deadline = time.monotonic() + timeout_s
-    while (late := lagging(control, keys, tags)) is not None:
+    while (late := lagging(control, keys, tags, before)) is not None:
         tell(f"worker {late} to follow a change of memory")
         if time.monotonic() > deadline:
             raise WaitTimeout(f"Worker {late} did not follow a change of memory in {timeout_s:g} s.")
@@ -87,11 +88,20 @@ def change(
     return tags
 
 
-def lagging(control: Control, keys: Keys, tags: Collection[str]) -> str | None:
-    """A live worker whose engine holds other memory than it should, with its reason; None where there is none."""
+def lagging(
+    control: Control, keys: Keys, tags: Collection[str], before: Mapping[bytes, bytes] | None = None
+) -> str | None:
+    """A live worker whose engine holds other memory than it should, with its reason; None where there is none.
+
+    Args:
+        before: presence records as of the wish: what a worker said before it, it says of another time. A worker that
+            was about to serve then holds its memory by now.
+    """
     now = time.time()
     for name, raw in control.do(lambda client: client.hgetall(keys.workers)).items():
         record = unpack(raw, "worker")
+        if before is not None and before.get(name) == raw and now - float(record.get("at", 0)) <= FRESH_S:
+            return f"{name.decode()} (it has said nothing since it was asked)"
         if now - float(record.get("at", 0)) > FRESH_S or record.get("state") in ("starting", "restarting engine"):
             # An engine that is not there holds nothing, and does not start before all is wanted back.
             continue

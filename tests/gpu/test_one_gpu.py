@@ -71,7 +71,7 @@ async def publish(worker: Worker, trainer: Trainer, model: Any) -> None:
     version = await asyncio.to_thread(trainer.publish, model)
     engine = worker.services.engine
     await until(lambda: engine.version == version and not worker.services.gate.reason, limit_s=60)
-    assert far(await engine.score(PROMPT, 3), expected(model)) < TOLERANCE
+    assert far((await engine.score(PROMPT, 3)).logprobs, expected(model)) < TOLERANCE
 
 
 def test_two_policies_are_told_apart(gpu_models: list[Path]) -> None:
@@ -117,6 +117,6 @@ def test_offloaded_memory_is_free_and_comes_back_with_the_newest_weights(
         await asyncio.to_thread(trainer.onload_engines, tags)
         engine = worker.services.engine
         await until(lambda: engine.version == version and not worker.services.gate.reason, limit_s=60)
-        assert far(await engine.score(PROMPT, 3), expected(model)) < TOLERANCE
+        assert far((await engine.score(PROMPT, 3)).logprobs, expected(model)) < TOLERANCE
 
     play(make(), body)
