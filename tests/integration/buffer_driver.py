@@ -1,4 +1,7 @@
-"""A buffer process that is killed (-9) at one named point: ``python -m ... CONFIG.json [before|after VERB]``."""
+"""A buffer process that is killed (-9), or frozen, at one named point.
+
+``python -m ... CONFIG.json [before|after|freeze VERB]``; ``freeze`` stops it (SIGSTOP) right before the verb is sent.
+"""
 
 import json
 import os
@@ -12,10 +15,15 @@ from penstock.config import Config
 
 
 def die_at(when: str, verb: str) -> None:
-    """Kill this process right before, or right after, it sends ``verb`` for the first time."""
+    """Kill this process right before, or right after, it sends ``verb`` for the first time; or freeze it before."""
     send = scripts.run
+    frozen = False
 
     def run(client: Any, call: Any) -> Any:
+        nonlocal frozen
+        if call.script.name == verb and when == "freeze" and not frozen:
+            frozen = True
+            os.kill(os.getpid(), signal.SIGSTOP)
         if call.script.name == verb and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         answer = send(client, call)
