@@ -538,7 +538,7 @@ async def test_a_broken_publication_is_named_and_the_old_version_goes_on(
         jobs = admit(client, keys, [job(0)])
         await until(all_in(client, keys, jobs, "ready"))
         client.xadd(keys.weights("policy"), {"p": broken(publications[2]).to_bytes()}, id="2-0")
-        await until(lambda: "CRC-32 differs" in waits_of(client, keys, "weights"))
+        await until(lambda: "checksum differs" in waits_of(client, keys, "weights"))
         await until(lambda: presence(client, keys)["state"] == "cannot load")
         jobs += admit(client, keys, [job(1)])
         await until(all_in(client, keys, jobs, "ready"))
