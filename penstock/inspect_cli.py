@@ -39,6 +39,7 @@ class Target:
         url = url or read_address(directory / name)
         if url is None:
             raise ConfigError(f"No Redis is known for run {name!r}: give --redis URL, or --directory of its folder.")
+        self.url = url
         self.client: Any = connect(url)
         if not self.client.exists(self.keys.jobs("train"), self.keys.subs, self.keys.source, self.keys.clock):
             raise ConfigError(f"Redis at {redact(url)} knows no run {name!r}: correct --run, --redis or --directory.")
@@ -357,6 +358,8 @@ def register(app: typer.Typer) -> None:
     app.add_typer(jobs_app, name="jobs")
     app.add_typer(dead_app, name="dead")
     app.add_typer(workers_app, name="workers")
+    from penstock.engines_cli import engines_app
     from penstock.subs_cli import subs_app
 
     app.add_typer(subs_app, name="subs")
+    app.add_typer(engines_app, name="engines")

@@ -18,7 +18,7 @@ from penstock.scripts import Call, script
 TAGS = ("weights", "cuda_graph", "kv_cache")
 #: A presence record that is older is of a worker that is gone.
 FRESH_S = 10.0
-_LOOK_S = 0.05
+_LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
