@@ -100,12 +100,14 @@ def lagging(
     now = time.time()
     for name, raw in control.do(lambda client: client.hgetall(keys.workers)).items():
         record = unpack(raw, "worker")
-        if before is not None and before.get(name) == raw and now - float(record.get("at", 0)) <= FRESH_S:
-            return f"{name.decode()} (it has said nothing since it was asked)"
-        if now - float(record.get("at", 0)) > FRESH_S or record.get("state") in ("starting", "restarting engine"):
+        if now - float(record.get("at", 0)) > FRESH_S:
+            continue
+        heard = before is None or before.get(name) != raw
+        if heard and record.get("state") in ("starting", "restarting engine"):
             # An engine that is not there holds nothing, and does not start before all is wanted back.
             continue
         if set(record.get("offloaded", ())) != set(tags):
-            why = record.get("why") or record.get("state")
-            return f"{name.decode()} ({why})"
+            return f"{name.decode()} ({record.get('why') or record.get('state')})"
+        if not heard:
+            return f"{name.decode()} (it has said nothing since it was asked)"
     return None

@@ -67,7 +67,7 @@ async def test_memory_goes_and_comes_back_with_the_newest_weights(
             assert engine.num_running == 0
             await asyncio.to_thread(trainer.onload_engines)
             await until(all_in(client, keys, jobs + late, "ready"), limit_s=120)
-            logprobs = await engine.score(PROMPT, 3)
+            logprobs = (await engine.score(PROMPT, 3)).logprobs
             assert max(abs(a - b) for a, b in zip(logprobs, expected(models[2], PROMPT), strict=True)) < 1e-4
             assert worker.services.tally.engine_restarts == 0
 
