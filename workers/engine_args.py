@@ -102,7 +102,7 @@ def check_arguments(config: EngineConfig) -> Installation:
 def installation(config: EngineConfig) -> Installation:
     """The SGLang in the environment of ``engine.python``. Blocks as :func:`check_arguments`, and raises as it."""
     check_python(config)
-    which = _ask(config, _WHICH, 60.0)
+    which = _ask(config, _WHICH, 180.0)
     # Arguments may differ by platform, which the environment variables choose.
     choice = build_environment(config).get("SGLANG_USE_CPU_ENGINE", "")
     key = hashlib.sha256(f"{Path(config.python).absolute()} {which} {choice}".encode()).hexdigest()[:32]
