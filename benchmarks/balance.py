@@ -50,7 +50,7 @@ def measure(samples: int, ranks: int) -> dict[str, Any]:
         seconds.append(time.perf_counter() - began)
         after.append(imbalance(lengths, parts))
         before.append(imbalance(lengths, partition.karmarkar_karp(lengths, ranks)))
-        dealt.append(imbalance(lengths, partition.split(rows, ranks, seed, balance=False)))
+        dealt.append(imbalance(lengths, partition.split(rows, ranks, seed, "strided")))
     return {
         "samples": samples,
         "ranks": ranks,

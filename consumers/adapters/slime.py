@@ -2,7 +2,8 @@
 
 Keys and their meaning are slime's (``slime/ray/rollout.py``, Apache-2.0), with two differences on purpose: rewards are
 normalised by group id whatever the sizes of the groups, and a key that only some samples have is there for all of
-them (None where a sample has none), not only if the first one has it. Nothing here blocks or needs slime.
+them (None where a sample has none), not only if the first one has it. It needs no slime, and blocks only for side
+arrays that lie in keys of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -161,7 +162,7 @@ def _micro_batches(
     """Positions in ``rows`` by micro-batch, as many on every rank; empty ones where a rank has too few samples."""
     lengths = [row.row.length for row in rows]
     bins = partition.micro_batches(lengths, max_tokens, max_samples)
-    shares = partition.split(batch.all_rows, batch.dp_size, batch.manifest.seed)
+    shares = partition.split(batch.all_rows, batch.dp_size, batch.manifest.seed, batch.manifest.split)
     count = partition.num_micro_batches(batch.all_rows, shares, max_tokens, max_samples)
     while len(bins) < count:
         longest = max(bins, key=lambda members: (len(members) > 1, sum(lengths[i] for i in members)), default=[])

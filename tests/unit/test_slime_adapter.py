@@ -26,8 +26,9 @@ def samples() -> list[Sample]:
     return samples
 
 
-def shares(samples: list[Sample], dp_size: int, **options: Any) -> list[dict[str, Any]]:
-    return [train_data(make_batch(samples, dp_rank=rank, dp_size=dp_size), **options) for rank in range(dp_size)]
+def shares(samples: list[Sample], dp_size: int, split: str = "balanced", **options: Any) -> list[dict[str, Any]]:
+    batches = (make_batch(samples, dp_rank=rank, dp_size=dp_size, split=split) for rank in range(dp_size))
+    return [train_data(batch, **options) for batch in batches]
 
 
 def test_every_key_holds_what_the_sample_has(samples: list[Sample]) -> None:
@@ -87,10 +88,11 @@ def test_rewards_stay_raw_where_normalisation_is_off(samples: list[Sample]) -> N
 
 @pytest.mark.parametrize("dp_size", [1, 2, 3, 4, 12])
 @pytest.mark.parametrize("limits", [{}, {"max_tokens": 40}, {"max_tokens": 5}, {"max_samples": 1}])
+@pytest.mark.parametrize("split", ["balanced", "tokens", "strided"])
 def test_T10_ranks_divide_the_batch_into_equally_many_micro_batches(
-    samples: list[Sample], dp_size: int, limits: dict[str, int]
+    samples: list[Sample], dp_size: int, limits: dict[str, int], split: str
 ) -> None:
-    every = shares(samples, dp_size, **limits)
+    every = shares(samples, dp_size, split, **limits)
     assert len({data["num_microbatches"][0] for data in every}) == 1
     real = [place for data in every for place in data["partition"] if place < len(samples)]
     assert sorted(real) == list(range(len(samples)))
