@@ -138,6 +138,7 @@ def test_I4_what_a_killed_process_had_asked_is_let_go_by_the_next(
         until(lambda: client.hget(keys.sub("requests"), "cut") == b"1", "the batch to be cut for nobody")
     kill(requests, client)
     with Requests(config) as requests:
+        until(lambda: live(client, keys) == 0, "all of it to go, before anything new is asked")
         assert publish(requests) == 2
         found = together(lambda: requests.answer(prompts("c", "d"), timeout=PATIENCE_S), answering(worker, 2))
         assert not {group[0].row.job for group in found} & set(jobs)
