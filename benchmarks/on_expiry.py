@@ -83,7 +83,7 @@ def outcome(folder: Path, fate: Fate) -> dict[str, float]:
 
 def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 12,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.")] = 10,
     groups: Annotated[int, typer.Option(help="Groups of 8 per batch.")] = 12,
     bound: Annotated[int, typer.Option(help="Most versions between drawing and training.")] = 1,
     seeds: Annotated[int, typer.Option(help="Runs of each choice.")] = 1,

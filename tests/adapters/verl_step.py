@@ -108,7 +108,7 @@ def main() -> None:
             "positions_as_verl": bool((positions == data.batch["position_ids"]).all()),
             "versions": versions(data),
             "rewards": data.batch["rm_scores"].sum(-1).tolist(),
-            "lengths": data.batch["response_mask"].sum(-1).tolist(),
+            "sums": (data.batch["input_ids"] * data.batch["attention_mask"]).sum(-1).tolist(),
         }
         result["metrics"] = {name: np.asarray(value).mean().item() for name, value in update(actor, data).items()}
         after = log_probs(actor, data)

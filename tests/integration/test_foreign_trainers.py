@@ -38,7 +38,8 @@ def config(
             pytest.fail(f"{PYTHON} is missing: run make adapters")
         pytest.skip(f"{PYTHON} is missing: run make adapters")
     engine = {"url": engine_url, "health_timeout_s": 20.0}
-    return make_config(redis_server.url, keys, model_config, tmp_path, engine=engine)
+    reward = {"function": "tests.adapters.rewards:last_digit"}
+    return make_config(redis_server.url, keys, model_config, tmp_path, engine=engine, reward=reward)
 
 
 @contextlib.contextmanager
@@ -87,7 +88,7 @@ def test_verl_takes_a_step_on_generated_sequences_and_draws_from_the_new_weights
     assert first["prompts"][::3] == [[0, 0, 0, 2, 3, 4], [0, 5, 6, 7, 8, 9], [0, 0, 0, 0, 12, 13]]
     assert first["uid"] == [f"u0-{i}" for i in range(3) for _ in range(3)]
     assert first["positions_as_verl"]
-    assert first["rewards"] == first["lengths"], "the reward of these tests is the length of the answer"
+    assert first["rewards"] == [total % 10 for total in first["sums"]], "rm_scores are what the run's reward gave"
     # T6: verl's own pass over its own padding gives what the engine drew with.
     assert first["difference"] < 2e-3
     assert first["versions"] == [1]

@@ -1,0 +1,8 @@
+"""Rewards for trainers in tests."""
+
+from penstock.messages import Sample
+
+
+def last_digit(sample: Sample) -> float:
+    """Of the sum of all token ids: a number that answers to one prompt seldom share."""
+    return float(sum(sample.tokens) % 10)
