@@ -58,6 +58,8 @@ def list_(
     groups = [{"group": name, **group} for name, group in state["groups"].items()]
     _table(groups, ["group", "worker_type", "engines", "leaving", "refused"], f"fleet on {state['host']}")
     _table(state["processes"], ["name", "kind", "host", "state", "pid", "starts", "why"], "processes")
+    if auto := state.get("autoscale"):
+        typer.echo(f"autoscaler: {auto['engines']} of {auto['group']}; wanted {auto['wanted']}, {auto['binds']} binds")
     for model, url in state["endpoints"].items():
         typer.echo(f"model {model} answers at {url}")
 

@@ -222,6 +222,27 @@ class NodeConfig(Section):
     num_gpus: Annotated[int, Field(ge=0)] = 0
 
 
+class AutoscaleConfig(Section):
+    """Between how many workers the fleet may move by itself, and on what."""
+
+    min_workers: Positive = 1
+    max_workers: Positive
+    #: What a worker draws when it is busy; None: the mean of what they show.
+    worker_tokens_per_s: Annotated[float, Field(gt=0)] | None = None
+    #: Wanted for so long before workers are added.
+    up_after_s: Seconds = 30.0
+    #: Unwanted for so long before they are drained; set it to three starts of an engine where that is longer.
+    down_after_s: Seconds = 600.0
+    #: No change while wanted and present differ by no more than this share.
+    dead_band: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+    @model_validator(mode="after")
+    def _range_is_one(self) -> Self:
+        if self.min_workers > self.max_workers:
+            raise ValueError(f"min_workers {self.min_workers} is more than max_workers {self.max_workers}: swap them")
+        return self
+
+
 class FleetConfig(Section):
     """Engines of the run by groups, and who starts them: ``penstock fleet up``."""
 
@@ -236,6 +257,8 @@ class FleetConfig(Section):
     placement_timeout_s: Seconds = 120.0
     #: Ray's cluster; None: RAY_ADDRESS, or one of our own on this machine.
     ray_address: str | None = None
+    #: Have the fleet choose how many engines its one regular group of the trained model has; None: as configured.
+    autoscale: AutoscaleConfig | None = None
 
     @field_validator("ports")
     @classmethod

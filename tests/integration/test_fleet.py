@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import redis
 import yaml
@@ -26,10 +27,10 @@ from penstock.launch import Stop
 from penstock.messages import Publication, pack, unpack
 from penstock.redis_server import RedisServer
 from tests.integration import play
-from tests.integration.engine_fixtures import cpu_engine
+from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.processes import open_pidfds, wait_gone
-from tests.integration.worker_play import admit, all_in, job, make_config, metas, publish, tended, until
+from tests.integration.worker_play import admit, all_in, job, make_config, publish, read_group, tended, until
 from workers.fleet.kept import Spec, Status
 from workers.fleet.main import Fleet
 from workers.fleet.nodes import Node
@@ -89,6 +90,18 @@ def external(*urls: str, **over: Any) -> dict[str, Any]:
     return {"models": [{"name": "policy", "server_groups": [{"name": "rollout", "urls": list(urls)}]}]} | over
 
 
+async def answers(url: str) -> None:
+    """Wait until a model answers there."""
+    body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 4}, "rid": "r"}
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.post(url + "/generate", json=body) as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.1)
+
+
 def shown(client: redis.Redis, keys: Keys) -> dict[str, Any]:
     data = client.hget(keys.fleet, "state")
     return unpack(data, "state") if data else {"processes": [], "groups": {}}
@@ -102,17 +115,24 @@ def present(client: redis.Redis, keys: Keys) -> set[str]:
     return {name.decode().rsplit(".", 1)[0] for name in client.hkeys(keys.workers)}
 
 
+@pytest.mark.engine
 async def test_I4_workers_of_a_local_fleet_are_kept_up_and_end_with_it(
     client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], start: Start
 ) -> None:
     publish(client, keys, publications[1])
-    fleet = start(external(*(fake.url for fake in fakes)))
+    urls = [fake.url for fake in fakes]
+    models = [*external(*urls)["models"], {"name": "reward", "server_groups": [{"urls": urls}]}]
+    fleet = start({"models": models}, engine={"python": ENGINE_PYTHON})
     names = {"policy.rollout.0", "policy.rollout.1"}
     async with tended(client, keys):
         await until(lambda: present(client, keys) == names, fleet.text(), limit_s=100)
         jobs = admit(client, keys, [job(i) for i in range(8)])
         await until(all_in(client, keys, jobs, "ready"), limit_s=60)
         assert {one["url"] for one in records(client, keys).values()} == {fake.url for fake in fakes}
+
+        # A frozen model has one address.
+        await until(lambda: "reward" in shown(client, keys)["endpoints"])
+        await answers(shown(client, keys)["endpoints"]["reward"])
 
         # kill -9 of a worker that holds jobs: it comes back, and they are done.
         for fake in fakes:
@@ -147,33 +167,30 @@ async def test_a_fleet_of_real_engines_grows_and_shrinks_under_load(
     client: redis.Redis, keys: Keys, publications: list[Publication], start: Start
 ) -> None:
     settings = cpu_engine().model_dump(mode="json", exclude_defaults=True)
-    group = {"name": "rollout", "num_engines": 1}
-    fleet = start({"models": [{"name": "policy", "server_groups": [group]}]}, engine=settings)
+    model = {"name": "policy", "router": {}, "server_groups": [{"name": "rollout", "num_engines": 1}]}
+    fleet = start({"models": [model]}, engine=settings)
     publish(client, keys, publications[1])
     async with tended(client, keys):
         jobs = admit(client, keys, [job(i, sampling=LONG) for i in range(12)])
-        await until(lambda: present(client, keys) == {"policy.rollout.0"}, limit_s=200)
+        await until(lambda: behind_router(client, keys) == ["serving"], limit_s=200)
         say("scale", "2", keys, client)
-        await until(
-            lambda: (
-                all(one["state"] == "serving" for one in records(client, keys).values())
-                and len(present(client, keys)) == 2
-            ),
-            limit_s=200,
-        )
-        urls = {one["url"] for one in records(client, keys).values()}
-        assert len(urls) == 2, "engines of one node have ports of their own"
-        jobs += admit(client, keys, [job(i, sampling=LONG) for i in range(12, 24)])
+        await until(lambda: behind_router(client, keys) == ["serving"] * 2, limit_s=200)
         await until(all_in(client, keys, jobs, "ready"), limit_s=200)
-        workers = {meta.worker.rsplit(".", 1)[0] for name in jobs for meta in metas(client, keys, name)}
-        assert workers == {"policy.rollout.0", "policy.rollout.1"}
 
-        more = admit(client, keys, [job(i, sampling=LONG) for i in range(24, 40)])
+        # kill -9 of the process that keeps an engine: the engine ends with it, and serves again with weights only.
+        publish(client, keys, publications[2])
+        await until(lambda: {one["version"] for one in records(client, keys)["policy.routed"]["engines"]} == {2})
+        more = admit(client, keys, [job(i, sampling=LONG) for i in range(12, 36)])
+        os.kill(processes(client, keys)["policy.rollout.0.engine"]["pid"], signal.SIGKILL)
+        await until(lambda: processes(client, keys)["policy.rollout.0.engine"]["starts"] == 2)
+        await until(lambda: behind_router(client, keys) == ["serving"] * 2, limit_s=200)
+
         say("scale", "1", keys, client)
-        await until(lambda: len(present(client, keys)) == 1, limit_s=100)
+        await until(lambda: behind_router(client, keys) == ["serving"], limit_s=100)
         await until(all_in(client, keys, more, "ready"), limit_s=200)
         await until(lambda: shown(client, keys)["groups"]["policy.rollout"]["engines"] == 1)
-        assert play.counter(client, keys, "crashes") == 0, "who leaves drains"
+        versions = {v for name in jobs + more for _, p in read_group(client, keys, name) for v in p.versions.tolist()}
+        assert versions == {-1, 1, 2}
         fleet.process.send_signal(signal.SIGTERM)
         await until(lambda: fleet.process.poll() is not None, limit_s=60)
     assert fleet.process.returncode == 0, fleet.text()
@@ -186,6 +203,11 @@ def say(*arguments: Any) -> None:
     port = client.connection_pool.connection_kwargs["port"]
     command = [sys.executable, "-m", "penstock.cli", "fleet", *words, "--run", keys.run]
     subprocess.run([*command, "--redis", f"redis://127.0.0.1:{port}/0"], check=True, stdout=subprocess.DEVNULL)
+
+
+def behind_router(client: redis.Redis, keys: Keys) -> list[str]:
+    """States of the engines behind the router of the fleet's worker."""
+    return [one["state"] for one in records(client, keys).get("policy.routed", {}).get("engines", [])]
 
 
 def records(client: redis.Redis, keys: Keys) -> dict[str, dict[str, Any]]:
@@ -233,8 +255,8 @@ class Notes:
 
 @pytest.fixture
 def make_fleet(redis_server: RedisServer, keys: Keys, model_config: ModelConfig, tmp_path: Path) -> Any:
-    def make(launcher: Notes, nodes: list[Node], *groups: dict[str, Any], **model: Any) -> Fleet:
-        fleet = {"models": [{"name": "policy", "server_groups": list(groups)} | model]}
+    def make(launcher: Notes, nodes: list[Node], *groups: dict[str, Any], autoscale: Any = None, **model: Any) -> Fleet:
+        fleet = {"models": [{"name": "policy", "server_groups": list(groups)} | model], "autoscale": autoscale}
         config = make_config(redis_server.url, keys, model_config, tmp_path, fleet=fleet)
         made = Fleet(config, launcher, nodes, Stop())
         made._start_waiting()
@@ -317,6 +339,27 @@ def test_processes_of_one_engine_die_together(make_fleet: Any) -> None:
     assert notes.told == [("bounce", "policy.r.0.n0.engine")]
 
 
+def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
+    client: redis.Redis, keys: Keys, make_fleet: Any
+) -> None:
+    notes = Notes()
+    limits = {"min_workers": 1, "max_workers": 2, "up_after_s": 1e-3}
+    groups = [{"name": "r", "num_gpus": 1}]
+    fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1, 2))], *groups, autoscale=limits)
+    admit(client, keys, [job(i) for i in range(100)])
+    fleet._talk()
+    fleet._talk()
+    fleet._start_waiting()
+    assert sorted(notes.states) == ["policy.r.0", "policy.r.1"]
+    assert shown(client, keys)["autoscale"] == {"group": "policy.r", "wanted": 2, "binds": "max", "engines": 2}
+    write_wanted(client, keys, "policy.r", 3)
+    fleet._talk()
+    fleet._talk()
+    assert len(fleet.plan.workers) == 3
+    with pytest.raises(ConfigError, match=r"fleet\.autoscale scales one regular group of policy, and there are 2"):
+        make_fleet(notes, [Node("h", (0, 1))], {"num_gpus": 1}, {"num_gpus": 1}, autoscale=limits)
+
+
 def test_encoders_answer_before_anyone_is_told_of_them(make_fleet: Any) -> None:
     notes = Notes()
     groups = [{"name": name, "worker_type": name, "num_gpus": 1} for name in ("encoder", "prefill", "decode")]
@@ -354,12 +397,15 @@ async def test_ray_brings_a_killed_actor_back_and_the_queue_goes_on(
     play.assert_conserved(client, keys)
 
 
-def test_ray_says_what_is_missing_for_a_place(keys: Keys, model_config: ModelConfig, tmp_path: Path) -> None:
+def test_ray_says_what_is_missing_for_a_place(
+    keys: Keys, model_config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray")
     from ray.util.placement_group import placement_group
 
     from workers.fleet.ray_fleet import RayLauncher
 
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     ray.init(num_gpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         others = placement_group([{"GPU": 1}])

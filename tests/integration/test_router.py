@@ -6,6 +6,7 @@ The truth is tried on real SGLang servers, the failures on fakes that can be tol
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -96,7 +97,7 @@ async def test_I9_engines_join_leave_and_die_under_load(
                 there = [MemberConfig(url=engine_url), MemberConfig(url=second.url)]
 
                 # Added: it has version 1 before it is asked for anything.
-                write_members(client, keys, "w", there)
+                await say(client, keys, "--add", second.url)
                 await until(lambda: engines(client, keys).get(second.url) == "serving")
                 jobs += admit(client, keys, [job(i, sampling=LONG) for i in range(6, 14)])
                 await until(lambda: worker.services.engine.num_running >= 4)
@@ -105,7 +106,7 @@ async def test_I9_engines_join_leave_and_die_under_load(
                 assert [one["version"] for one in presence_engines(worker)] == [2, 2]
 
                 # Taken out: what runs there ends or goes on elsewhere.
-                write_members(client, keys, "w", there[1:])
+                await say(client, keys, "--remove", engine_url)
                 await until(lambda: list(engines(client, keys)) == [second.url])
                 jobs += admit(client, keys, [job(i, sampling=LONG) for i in range(14, 18)])
                 publish(client, keys, publications[3])
@@ -129,6 +130,16 @@ async def test_I9_engines_join_leave_and_die_under_load(
     assert_true_records(client, keys, jobs + more)
     assert {payload.versions.max() for name in more for _, payload in read_group(client, keys, name)} == {3}
     play.assert_conserved(client, keys)
+
+
+async def say(client: redis.Redis, keys: Keys, *words: str) -> None:
+    """``penstock fleet engines w ...`` on the run of the test."""
+    port = client.connection_pool.connection_kwargs["port"]
+    command = [sys.executable, "-m", "penstock.cli", "fleet", "engines", "w", *words, "--run", keys.run]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--redis", f"redis://127.0.0.1:{port}/0", stdout=asyncio.subprocess.DEVNULL
+    )
+    assert await process.wait() == 0
 
 
 def presence_engines(worker: Any) -> list[dict[str, Any]]:
@@ -187,6 +198,17 @@ async def test_I9_a_restarted_engine_is_taken_out_until_it_has_the_weights(
         # Nobody tells when it is restarted while it is idle.
         two.version = "default"
         await until(lambda: two.loads == ["1", "2", "2"])
+
+        # Taken out and wanted again while it leaves: it is back in the end.
+        two.open.clear()
+        held = admit(client, keys, [job(i) for i in range(4, 8)])
+        await until(lambda: two.num_running > 0)
+        write_members(client, keys, "w", [MemberConfig(url=one.url)])
+        await until(lambda: engines(client, keys)[two.url] == "leaving")
+        write_members(client, keys, "w", [MemberConfig(url=fake.url) for fake in fakes])
+        two.open.set()
+        await until(lambda: engines(client, keys).get(two.url) == "serving")
+        await until(all_in(client, keys, held, "ready"))
 
         # One that refuses an update that another takes is out; both: the update is.
         two.refuses_loads = "wrong shape"

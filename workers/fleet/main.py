@@ -32,6 +32,7 @@ from workers.fleet.local import LocalLauncher
 from workers.fleet.models import groups_of
 from workers.fleet.nodes import Node, local_nodes
 from workers.fleet.plan import Plan, engine_name, extend, plan
+from workers.fleet.pressure import Scaling
 from workers.fleet.specs import engine_process, specs_of
 from workers.fleet.state import clear_wanted, read_wanted, write_state
 from workers.members import write_members
@@ -88,6 +89,7 @@ class Fleet:
         self._followed: dict[str, int] = {}
         self._is_up = False
         self._shown = 0.0
+        self._scaling = Scaling(config, self.client, self.keys) if config.fleet.autoscale is not None else None
 
     def run(self) -> int:
         """Keep the fleet up until told to stop; the exit code. Blocks."""
@@ -275,11 +277,17 @@ class Fleet:
         try:
             wanted = read_wanted(self.client, self.keys)
             self._follow(wanted)
+            if self._scaling is not None and self._scaling.group not in wanted:
+                self._follow({self._scaling.group: self._scaling.decide(self._count(self._scaling.group))})
             write_state(self.client, self.keys, self.record())
         except PASSING as exc:
             log.warning("Redis does not answer, the fleet goes on: %s", redact(str(exc)))
         except PenstockError as exc:
             log.error("%s", redact(str(exc)))
+
+    def _count(self, group: str) -> int:
+        """Engines of ``MODEL.GROUP`` that are there or on their way in."""
+        return sum(key not in self._leaving for key in self._keys_of(*group.split(".", 1)))
 
     def _follow(self, wanted: dict[str, int]) -> None:
         for name, count in wanted.items():
@@ -316,6 +324,7 @@ class Fleet:
             "pid": os.getpid(),
             "launcher": self.config.fleet.launcher,
             "groups": groups,
+            "autoscale": self._scaling.record if self._scaling is not None else {},
             "endpoints": {model: url for model in self.plan.paths if (url := self.plan.endpoint(model))},
             "processes": [
                 {

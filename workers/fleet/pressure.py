@@ -1,0 +1,101 @@
+"""What a snapshot of a run says of the load on its workers, and how many of them the autoscaler makes of that."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.config import Config
+from penstock.control import Client
+from penstock.errors import ConfigError
+from penstock.keys import Keys
+from penstock.snapshot import snapshot
+from workers.autoscaler import Autoscaler, Load, wanted
+from workers.fleet.models import groups_of
+
+#: What trainers eat is taken over so long.
+WINDOW_S = 60.0
+#: Below so long it is not known yet.
+LEAST_S = 10.0
+
+
+class Pressure:
+    """Sees snapshots one after the other, because consumption is a difference of two."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._cut: deque[tuple[float, float]] = deque()
+
+    def load(self, now: float, state: Mapping[str, Any]) -> Load:
+        """The load as of a snapshot (``penstock.snapshot``) taken at ``now`` (seconds, any origin)."""
+        config, workers = self._config, state["workers"]
+        open_jobs = sum(lane["queued"] + lane["leased"] for lane in state["lanes"].values()) + state["delayed"]
+        samples = sum(one.get("samples", 0) for one in workers)
+        tokens = sum(one.get("generated_tokens", 0) for one in workers)
+        mean_tokens = tokens / samples if samples else 0.0
+        busy = [one["tokens_per_s"] for one in workers if one.get("running") and one.get("tokens_per_s")]
+        assert config.fleet.autoscale is not None
+        given = config.fleet.autoscale.worker_tokens_per_s
+        driving = [sub for sub in state["subs"] if sub.get("driving") and sub.get("unit", "groups") == "groups"]
+        return Load(
+            open_samples=open_jobs * config.rollout.n,
+            slots=config.worker.slots,
+            trainer_tokens_per_s=self._eaten(now, driving) * config.rollout.n * mean_tokens,
+            worker_tokens_per_s=given or (sum(busy) / len(busy) if busy else 0.0),
+            bound=max((int(sub.get("bound", 0)) for sub in driving), default=0),
+            samples_per_version=config.rollout.n
+            * sum(int(sub.get("size", 0)) * int(sub.get("per_version", 1)) for sub in driving),
+        )
+
+    def _eaten(self, now: float, driving: list[dict[str, Any]]) -> float:
+        """Groups per second that went into batches; 0: not known."""
+        cut = float(sum(int(sub.get("cut", 0)) * int(sub.get("size", 0)) for sub in driving))
+        if self._cut and cut < self._cut[-1][1]:
+            self._cut.clear()  # another subscription, or one that left
+        self._cut.append((now, cut))
+        while now - self._cut[0][0] > WINDOW_S:
+            self._cut.popleft()
+        first, before = self._cut[0]
+        return (cut - before) / (now - first) if now - first >= LEAST_S else 0.0
+
+
+class Scaling:
+    """The autoscaler of a fleet's one regular group of the trained model. Reads Redis; starts nothing.
+
+    Raises:
+        ConfigError: there is no such group, or more than one.
+    """
+
+    def __init__(self, config: Config, client: Client, keys: Keys) -> None:
+        assert config.fleet.autoscale is not None
+        self.group = the_group(config)
+        self._config = config.fleet.autoscale
+        self._pressure = Pressure(config)
+        self._autoscaler = Autoscaler(self._config)
+        self._client, self._keys = client, keys
+        #: What was decided last and which term binds, for people.
+        self.record: dict[str, Any] = {}
+
+    def decide(self, present: int) -> int:
+        """How many engines there should be, where ``present`` are. Blocks for a few round trips."""
+        now = time.monotonic()
+        want = wanted(self._pressure.load(now, snapshot(self._client, self._keys)), self._config)
+        count = self._autoscaler.decide(now, want.count, present)
+        self.record = {"group": self.group, "wanted": want.count, "binds": want.binds, "engines": count}
+        return count
+
+
+def the_group(config: Config) -> str:
+    """``MODEL.GROUP`` that is scaled; see :class:`Scaling`."""
+    (model,) = [one for one in groups_of(config) if one.name == config.model.name]
+    able = [
+        f"{model.name}.{name}"
+        for name, group in zip(model.names(), model.server_groups, strict=True)
+        if group.worker_type == "regular" and not group.urls and group.gpus is None
+    ]
+    if len(able) != 1:
+        raise ConfigError(
+            f"fleet.autoscale scales one regular group of {model.name}, and there are {len(able)} that can grow: "
+            "leave autoscale away, or have exactly one (without urls and gpus)."
+        )
+    return able[0]
