@@ -236,13 +236,18 @@ class Requests(Trainer):
         return sorted(field.decode()[4:] for field in raw if field.startswith(b"sub:"))
 
     def _clean(self) -> None:
-        """Let go of whatever an earlier call or process left: cut batches, then live jobs. Blocks for a scan."""
-        for batch in self._cut():
-            self._done(batch)
+        """Let go of whatever an earlier call or process left: cut batches, then live jobs. Blocks for a scan each."""
         subs = self._live_subs()
-        for job in self._subscriber.control.do(lambda client: list(scan_groups(client, self.keys))):
-            if job.startswith(f"{self.name}/0/"):
-                self._subscriber.control.call(scripts.cancel(self.keys, job, subs))
+        while True:
+            for batch in self._cut():
+                self._done(batch)
+            mine = f"{self.name}/0/"
+            found = self._subscriber.control.do(lambda client: list(scan_groups(client, self.keys)))
+            calls = [scripts.cancel(self.keys, job, subs) for job in found if job.startswith(mine)]
+            # What was asked before stands: the buffer may have cut a batch of these jobs since, and none again
+            # once that is read.
+            if "cut" not in [self._subscriber.control.call(call) for call in calls]:
+                return
 
     def _cut(self) -> Iterator[Batch]:
         """Batches that were cut and not committed."""

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from consumers.adapters.requests import Request, Requests
+from consumers.batch import Batch
 from consumers.trainer import Trainer
 from penstock import scripts
 from penstock.audit import audit
@@ -55,7 +56,8 @@ def together(answer: Callable[[], Any], work: Callable[[], None]) -> Any:
 
 def live(client: redis.Redis, keys: Keys) -> int:
     """Jobs that are anywhere but on their way out."""
-    return sum(1 for key in client.scan_iter("*group:requests/*") if client.hget(key, "st") not in (None, b"retiring"))
+    groups = client.scan_iter(keys.group("requests/*"))
+    return sum(1 for key in groups if client.hget(key, "st") not in (None, b"retiring"))
 
 
 def test_answers_come_in_the_order_of_the_prompts_and_are_retired(
@@ -143,6 +145,31 @@ def test_I4_what_a_killed_process_had_asked_is_let_go_by_the_next(
         found = together(lambda: requests.answer(prompts("c", "d"), timeout=PATIENCE_S), answering(worker, 2))
         assert not {group[0].row.job for group in found} & set(jobs)
         until(lambda: live(client, keys) == 0)
+    assert audit(client, keys).ok
+
+
+def test_I4_a_batch_cut_while_a_killed_process_is_tidied_up_is_let_go_too(
+    config: Config, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Player(client, keys)
+    requests = Requests(config).__enter__()
+    publish(requests)
+    requests._admit(prompts("a", "b"), float("inf"))
+    requests._subscriber.define({"size": 2})
+    requests._subscriber.ask(1)
+    worker.answer(worker.lease(1, version=1)[0], [1])
+    kill(requests, client)
+    cut = Requests._cut
+
+    def cut_behind_its_back(self: Requests) -> Iterator[Batch]:
+        """The next process has the size of one group when it begins, so the buffer cuts what was asked before."""
+        found = list(cut(self))
+        until(lambda: client.hget(keys.sub("requests"), "cut") == b"1", "the batch to be cut for nobody")
+        return iter(found)
+
+    monkeypatch.setattr(Requests, "_cut", cut_behind_its_back)
+    with Requests(config) as requests:
+        until(lambda: live(client, keys) == 0, "all of it to go, before anything new is asked")
     assert audit(client, keys).ok
 
 
