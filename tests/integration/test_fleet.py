@@ -29,7 +29,7 @@ from penstock.redis_server import RedisServer
 from tests.integration import play
 from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
 from tests.integration.fake_engine import FakeEngine
-from tests.integration.processes import open_pidfds, wait_gone
+from tests.integration.processes import descendants, open_pidfds, wait_gone
 from tests.integration.worker_play import admit, all_in, job, make_config, publish, read_group, tended, until
 from workers.fleet.kept import Spec, Status
 from workers.fleet.main import Fleet
@@ -177,16 +177,21 @@ async def test_a_fleet_of_real_engines_grows_and_shrinks_under_load(
         await until(lambda: behind_router(client, keys) == ["serving"] * 2, limit_s=200)
         await until(all_in(client, keys, jobs, "ready"), limit_s=200)
 
-        # kill -9 of the process that keeps an engine: the engine ends with it, and serves again with weights only.
+        # kill -9 of the process that keeps an engine: the engine ends with it, and is the first to leave.
         publish(client, keys, publications[2])
         await until(lambda: {one["version"] for one in records(client, keys)["policy.routed"]["engines"]} == {2})
         more = admit(client, keys, [job(i, sampling=LONG) for i in range(12, 36)])
-        os.kill(processes(client, keys)["policy.rollout.0.engine"]["pid"], signal.SIGKILL)
+        killed = processes(client, keys)["policy.rollout.0.engine"]["pid"]
+        first = records(client, keys)["policy.routed"]["engines"][0]["url"]
+        served_by = engine_at(first)
+        gone = open_pidfds([killed, served_by, *descendants(served_by)])
+        os.kill(killed, signal.SIGKILL)
+        assert await asyncio.to_thread(wait_gone, gone, 30) == []
         await until(lambda: processes(client, keys)["policy.rollout.0.engine"]["starts"] == 2)
-        await until(lambda: behind_router(client, keys) == ["serving"] * 2, limit_s=200)
-
+        await until(lambda: behind_router(client, keys) == ["joining", "serving"])
         say("scale", "1", keys, client)
         await until(lambda: behind_router(client, keys) == ["serving"], limit_s=100)
+        await until(lambda: "policy.rollout.0.engine" not in processes(client, keys))
         await until(all_in(client, keys, more, "ready"), limit_s=200)
         await until(lambda: shown(client, keys)["groups"]["policy.rollout"]["engines"] == 1)
         versions = {v for name in jobs + more for _, p in read_group(client, keys, name) for v in p.versions.tolist()}
@@ -203,6 +208,18 @@ def say(*arguments: Any) -> None:
     port = client.connection_pool.connection_kwargs["port"]
     command = [sys.executable, "-m", "penstock.cli", "fleet", *words, "--run", keys.run]
     subprocess.run([*command, "--redis", f"redis://127.0.0.1:{port}/0"], check=True, stdout=subprocess.DEVNULL)
+
+
+def engine_at(url: str) -> int:
+    """Pid of the server that was started for an address."""
+    port = url.rsplit(":", 1)[1]
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            # Its supervisor has the same words behind its own.
+            if words[1:3] == [b"-m", b"sglang.launch_server"] and words[words.index(b"--port") + 1] == port.encode():
+                return int(entry.name)
+    raise AssertionError(f"nothing was started for {url}")
 
 
 def behind_router(client: redis.Redis, keys: Keys) -> list[str]:
