@@ -4,6 +4,8 @@ PYTHON ?= python3
 PIP = .venv/bin/pip install -q --disable-pip-version-check
 CONFIG ?= examples/digits/run.yaml
 ARGS ?=
+# Processes that run tests side by side; tests of one engine stay together (tests/conftest.py).
+TEST_PROCESSES ?= 2
 
 .PHONY: setup venv engine adapters run test unit model check bench clean
 
@@ -41,7 +43,7 @@ unit: venv
 	@.venv/bin/pytest tests/unit -q $(ARGS)
 
 test: setup
-	@.venv/bin/pytest tests $(ARGS)
+	@.venv/bin/pytest tests -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 # 20,000 random histories of the buffer against its reference model (about half an hour).
 model: venv

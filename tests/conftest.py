@@ -1,5 +1,21 @@
-"""Fixtures that all tests share."""
+"""Fixtures that all tests share, and which tests stay together when several processes run them."""
+
+import pytest
 
 from tests.integration.redis_fixtures import client, keys, redis_server
 
 __all__ = ["client", "keys", "redis_server"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the session's engine go to one process, which starts it once; so do tests of a module's fixtures."""
+    for item in items:
+        if "engine_url" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("engine"))
+        elif _has_module_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+
+
+def _has_module_fixture(item: pytest.Item) -> bool:
+    found = getattr(item, "_fixtureinfo", None)
+    return found is not None and any(one.scope == "module" for defs in found.name2fixturedefs.values() for one in defs)
