@@ -5,7 +5,7 @@ advantages (T11), the denominators of the loss (T10), and how many micro-batches
 or reads Redis; the bytes are handed in.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,15 @@ def rank_rows(manifest: Manifest, dp_rank: int, dp_size: int) -> list[Row]:
     """The rows of one rank: those whose payloads it has to fetch before it makes its ``Batch``, lost ones left out."""
     rows = manifest.samples()
     return [rows[i] for i in partition.split(rows, dp_size, manifest.seed, manifest.split)[dp_rank] if not rows[i].lost]
+
+
+def wanted_keys(keys: Collection[str] | None) -> Collection[str]:
+    """Token keys to make, all if None; ProtocolError where there is no such key."""
+    if keys is None:
+        return TOKEN_KEYS
+    if foreign := sorted(set(keys) - TOKEN_KEYS.keys()):
+        raise ProtocolError(f"There is no array {', '.join(foreign)} in a batch: keys are {', '.join(TOKEN_KEYS)}.")
+    return keys
 
 
 class Batch:
@@ -140,8 +149,12 @@ class Batch:
     def __repr__(self) -> str:
         return f"Batch(n={self.n}, samples={len(self)} of {len(self.all_rows)}, rank={self.dp_rank}/{self.dp_size})"
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self, keys: Collection[str] | None = None) -> dict[str, Any]:
         """This rank's samples as numpy arrays; no torch needed.
+
+        Args:
+            keys: which of the [B, L] arrays to make (``TOKEN_KEYS``), for a loss that needs only some: what is not
+                made costs nothing. None makes all. What is checked does not depend on it.
 
         Returns:
             ``tokens`` int64, ``loss_mask``, ``generated`` bool, ``logprobs``, ``advantages`` float32, ``versions``,
@@ -153,14 +166,17 @@ class Batch:
 
         Raises:
             PayloadError: a payload is not what its row says.
+            ProtocolError: there is no such key.
         """
-        return self._padded(range(len(self.rows)))
+        return self._padded(range(len(self.rows)), wanted_keys(keys))
 
-    def padded(self, device: "str | torch.device | None" = None) -> dict[str, Any]:
-        """``arrays()`` as torch tensors, on ``device`` (host memory if None); ``counts`` stay plain numbers."""
-        return layout.tensors(self.arrays(), device)
+    def padded(self, device: "str | torch.device | None" = None, keys: Collection[str] | None = None) -> dict[str, Any]:
+        """``arrays(keys)`` as torch tensors, on ``device`` (host memory if None); ``counts`` stay plain numbers."""
+        return layout.tensors(self.arrays(keys), device)
 
-    def packed(self, max_tokens: int, device: "str | torch.device | None" = None) -> list[dict[str, Any]]:
+    def packed(
+        self, max_tokens: int, device: "str | torch.device | None" = None, keys: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
         """Micro-batches of at most ``max_tokens`` tokens, samples laid end to end, no padding.
 
         Every rank gets equally many; the missing ones are fillers of one token with mask 0 (T10). A sample longer than
@@ -170,18 +186,20 @@ class Batch:
             dicts as of ``padded()``, but token keys are [T], beside ``cu_seqlens`` int32 [B + 1] (where each sample
             begins, and T), ``position_ids`` int64 [T] (from 0 in each sample) and ``max_length`` (a number).
         """
-        split = self._members(max_tokens, None, padded=False)
-        return [layout.tensors(self._packed(members), device) for members in split]
+        split, wanted = self._members(max_tokens, None, padded=False), wanted_keys(keys)
+        return [layout.tensors(self._packed(members, wanted), device) for members in split]
 
     def micro_batches(
         self,
         max_tokens: int | None = None,
         max_samples: int | None = None,
         device: "str | torch.device | None" = None,
+        keys: Collection[str] | None = None,
     ) -> Iterator[dict[str, Any]]:
         """As ``padded()``, in micro-batches; ``max_tokens`` counts padding too. Every rank gets equally many."""
+        wanted = wanted_keys(keys)
         for members in self._members(max_tokens, max_samples, padded=True):
-            yield layout.tensors(self._padded(members), device)
+            yield layout.tensors(self._padded(members, wanted), device)
 
     def decode(self) -> None:
         """Check and open the payloads now, in the thread that calls, instead of when arrays are first wanted."""
@@ -318,7 +336,7 @@ class Batch:
         by_version = row.loss_versions or [[row.oldest_loss, row.num_loss]]
         return sum(count for version, count in by_version if self._lag(version) <= self._max_staleness)
 
-    def _flat(self, members: Sequence[int]) -> tuple[dict[str, Any], NDArray[np.int64]]:
+    def _flat(self, members: Sequence[int], keys: Collection[str]) -> tuple[dict[str, Any], NDArray[np.int64]]:
         """Token arrays [T] of ``members`` laid end to end, checked, and their lengths [B]; no member: one filler.
 
         Made for the whole batch at once: an array's worth of work per key, not per sample and key.
@@ -328,30 +346,34 @@ class Batch:
         pairs = zip(found, lengths.tolist(), strict=True)
         runs = [run for payload, length in pairs for run in layout.runs(payload, length)]
         counts = [count for count, _ in runs]
-        versions = np.repeat(np.array([version for _, version in runs], np.int32), counts)
         mask = np.concatenate([_NOTHING if payload is None else payload.mask for payload in found])
         generated, loss = (mask & payloads.GENERATED).view(np.bool_), (mask >> 1).view(np.bool_)
-        if self.manifest.mask_below >= 0:
-            loss &= versions >= self.manifest.mask_below
-        self._check(members, lengths, runs, generated, loss)
-        staleness = np.repeat(np.array([self._lag(version) for _, version in runs], np.int32), counts)
-        if self._max_staleness is not None:
-            loss &= staleness <= self._max_staleness
-            self._check_masked(members, int(np.count_nonzero(loss)))
-        given = np.array([self._advantages[self._indices[i]] for i in members] or [0.0], np.float32)
-        return {
-            "tokens": np.concatenate(
+        #: Made where it is looked at: an array of the whole batch costs as much as reading its payloads.
+        make: dict[str, Callable[[], NDArray[Any]]] = {
+            "versions": lambda: np.repeat(np.array([version for _, version in runs], np.int32), counts),
+            "staleness": lambda: np.repeat(np.array([self._lag(version) for _, version in runs], np.int32), counts),
+            "tokens": lambda: np.concatenate(
                 [_NOTHING if payload is None else payload.tokens for payload in found], dtype=np.int64
             ),
-            "loss_mask": loss,
-            "generated": generated,
-            "logprobs": np.concatenate(
+            "logprobs": lambda: np.concatenate(
                 [_NOTHING if payload is None else payload.logprobs for payload in found], dtype=np.float32
             ),
-            "advantages": np.multiply(generated, np.repeat(given, lengths), dtype=np.float32),
-            "versions": versions,
-            "staleness": staleness,
-        }, lengths
+            "advantages": lambda: np.multiply(
+                generated,
+                np.repeat(
+                    np.array([self._advantages[self._indices[i]] for i in members] or [0.0], np.float32), lengths
+                ),
+                dtype=np.float32,
+            ),
+        }
+        if self.manifest.mask_below >= 0:
+            loss &= make["versions"]() >= self.manifest.mask_below
+        self._check(members, lengths, runs, generated, loss)
+        if self._max_staleness is not None:
+            loss &= make["staleness"]() <= self._max_staleness
+            self._check_masked(members, int(np.count_nonzero(loss)))
+        make |= {"generated": lambda: generated, "loss_mask": lambda: loss}
+        return {key: make[key]() for key in TOKEN_KEYS if key in keys}, lengths
 
     def _check(
         self,
@@ -408,14 +430,14 @@ class Batch:
                 f"{self.n} was cut with {row.oldest_loss}."
             )
 
-    def _padded(self, members: Sequence[int]) -> dict[str, Any]:
-        flat, lengths = self._flat(members)
+    def _padded(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
+        flat, lengths = self._flat(members, keys)
         return {key: layout.pad(array, lengths, TOKEN_KEYS[key][0]) for key, array in flat.items()} | self._per_sample(
             lengths, members
         )
 
-    def _packed(self, members: Sequence[int]) -> dict[str, Any]:
-        flat, lengths = self._flat(members)
+    def _packed(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
+        flat, lengths = self._flat(members, keys)
         out: dict[str, Any] = flat | self._per_sample(lengths, members)
         out["cu_seqlens"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         out["position_ids"] = np.arange(lengths.sum()) - np.repeat(out["cu_seqlens"][:-1], lengths)

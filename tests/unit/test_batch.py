@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from consumers.advantages import group_advantages
-from consumers.batch import Batch, rank_rows
+from consumers.batch import TOKEN_KEYS, Batch, rank_rows
 from penstock import payloads
 from penstock.errors import PayloadError, ProtocolError
 from penstock.messages import Job, Manifest, Row, Sample
@@ -63,6 +63,22 @@ def test_padded_is_the_same_as_tensors() -> None:
             np.testing.assert_array_equal(value.numpy(), arrays[key])
     assert (tensors["tokens"].dtype, tensors["loss_mask"].dtype) == (torch.int64, torch.bool)
     assert (tensors["logprobs"].dtype, tensors["versions"].dtype) == (torch.float32, torch.int32)
+
+
+def test_only_the_arrays_that_are_asked_for_are_made_and_they_are_the_same() -> None:
+    batch = make_batch(three_groups())
+    whole = batch.arrays()
+    for keys in (["tokens"], ["loss_mask", "versions"], ["advantages", "staleness"], []):
+        some = batch.arrays(keys)
+        assert whole.keys() - some.keys() == TOKEN_KEYS.keys() - set(keys)
+        for key in some.keys() - {"counts"}:
+            np.testing.assert_array_equal(some[key], whole[key])
+    (packed,) = batch.packed(10_000, keys=["tokens"])
+    assert torch.equal(packed["tokens"], batch.packed(10_000)[0]["tokens"])
+    assert "logprobs" not in packed
+    assert all("logprobs" not in micro for micro in batch.micro_batches(max_samples=1, keys=["tokens"]))
+    with pytest.raises(ProtocolError, match="There is no array ids in a batch: keys are tokens"):
+        batch.arrays(["ids"])
 
 
 def test_arrays_need_no_torch() -> None:
