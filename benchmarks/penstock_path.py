@@ -1,8 +1,10 @@
 """The leg of ``trajectory_path`` that goes through penstock: its own processes, verbs, buffer and trainer client.
 
-    writer:  lease ─> the worker's ``Commits``: pack, SET NX EX of the payloads, fenced commit; 2 x 8 groups at a time
+    writer:  lease ─> the worker's ``Commits``: pack, SET NX EX of the payloads, fenced commit; 2 x 8 groups at a time;
+             several writers share the jobs as workers do
     buffer:  ``penstock buffer``, a process of its own: payloads made permanent, batches of 64 groups, retirement
-    reader:  Trainer: manifest, payloads, checks, ``padded()`` torch tensors, commit; a checkpoint every 4 batches
+    reader:  Trainer: manifest, payloads, checks, ``padded`` torch tensors of the fields that the other legs carry,
+             commit; a checkpoint every 4 batches; every subscription is a process that reads every group
 
 Jobs are admitted and the first version is published before the clock starts. ``source`` is what the writer holds:
 ``arrays``, as the other legs do, or ``lists`` of numbers, as an engine's JSON gives them to a worker.
@@ -41,6 +43,8 @@ BATCH_GROUPS = 64
 #: what is finished while other answers are on their way to Redis.
 LEASED = 8
 AT_ONCE = 2
+#: What the other legs carry too: ids, logprobs, a mask, versions.
+KEYS = ("tokens", "logprobs", "loss_mask", "versions")
 #: Batches per checkpoint of the reader.
 CHECKPOINT_EVERY = 4
 
@@ -69,26 +73,29 @@ def make_values(tokens: int, source: Source) -> dict[str, Any]:
     return dict(values) if source == "arrays" else {name: array.tolist() for name, array in values.items()}
 
 
-def writer(barrier: Barrier, *, config_file: str, groups: int, tokens: int, source: Source) -> "Part":
-    """Lease, pack and commit ``groups`` groups."""
-    return asyncio.run(_write(barrier, load(config_file), groups, make_values(tokens, source)))
+def writer(barrier: Barrier, *, config_file: str, share: "Share", tokens: int, source: Source) -> "Part":
+    """Lease, pack and commit this writer's share of the groups."""
+    return asyncio.run(_write(barrier, load(config_file), share, make_values(tokens, source)))
 
 
-async def _write(barrier: Barrier, config: Config, groups: int, values: dict[str, Any]) -> "Part":
+async def _write(barrier: Barrier, config: Config, share: "Share", values: dict[str, Any]) -> "Part":
     url, keys = str(config.redis.url), Keys(config.run)
     sync = Control(url)
     control = await AsyncControl(url).open()
-    commits = Commits(config, keys, control, Waiting(sync.client, keys, "bench"), "bench")
-    barrier.wait()  # the subscription is there, and version 1
+    name = f"bench{share.index}"
+    commits = Commits(config, keys, control, Waiting(sync.client, keys, name), name)
+    barrier.wait()  # the subscriptions are there, and version 1
     prompt = [1] * PROMPT_TOKENS
-    admit(sync, config, [Job(f"{DATASET}/0/{i}", GROUP, prompt_ids=prompt) for i in range(groups)], position=0)
+    if share.index == 0:
+        jobs = [Job(f"{DATASET}/0/{i}", GROUP, prompt_ids=prompt) for i in range(share.groups * share.of)]
+        admit(sync, config, jobs, position=0)
     barrier.wait()
     began_s, cpu_s = time.monotonic(), time.process_time()
-    turns = iter(range(groups // LEASED))
+    turns = iter(range(share.groups // LEASED))
 
     async def work() -> None:
         for turn in turns:
-            leases = await control.call(scripts.lease(keys, "bench", f"bench.{turn}", most=LEASED, version=1))
+            leases = await control.call(scripts.lease(keys, name, f"{name}.{turn}", most=LEASED, version=1))
             await asyncio.gather(*(_write_group(commits, held, values) for held in leases))
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
@@ -107,8 +114,11 @@ async def _write_group(commits: Commits, held: scripts.RawLease, values: dict[st
         raise RuntimeError(f"The commit of {job.id} answered {done}.")
 
 
-def reader(barrier: Barrier, *, config_file: str, groups: int, buffer: int) -> "Part":
-    """Train nothing: batches to tensors, commit, checkpoint. ``buffer`` is the pid of the buffer process."""
+def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, buffer: int) -> "Part":
+    """Train nothing: batches to tensors, commit, checkpoint. ``buffer`` is the pid of the buffer process.
+
+    The reader of the run's own subscription drives; ``name`` of another makes one that reads beside it.
+    """
     import torch
 
     from consumers.trainer import Trainer
@@ -117,14 +127,16 @@ def reader(barrier: Barrier, *, config_file: str, groups: int, buffer: int) -> "
     seen: list[int] = []
     config = load(config_file)
     client = redis.Redis.from_url(str(config.redis.url))
-    with Trainer(config, prefetch=1) as trainer:
-        trainer.publish({"weight": torch.zeros(1)})
+    drives = name == config.trainer.name
+    with Trainer(config, name=name, prefetch=1, subscription={"driving": drives}) as trainer:
+        if drives:
+            trainer.publish({"weight": torch.zeros(1)})
         barrier.wait()
         barrier.wait()
         before = cpu_s_of_all(client, buffer)
         for _ in range(groups // BATCH_GROUPS):
             batch = trainer.next(timeout=60)
-            data = batch.padded()
+            data = batch.padded(keys=KEYS)
             ended_s = time.monotonic()
             seen.extend(data["tokens"][:, 0].tolist())
             trainer.commit(batch)
@@ -137,6 +149,16 @@ def reader(barrier: Barrier, *, config_file: str, groups: int, buffer: int) -> "
 
 def load(config_file: str) -> Config:
     return Config.model_validate(json.loads(Path(config_file).read_text()))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one of several writers does."""
+
+    index: int
+    of: int
+    #: Groups that it commits.
+    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,18 +177,22 @@ class Part:
 class Round:
     """One measured round."""
 
-    #: From the first lease to the last tensor.
+    #: From the first lease to the last tensor of the last reader.
     seconds: float
-    #: Tags of the samples that came.
-    seen: list[int]
-    #: Process -> CPU time it took, in us per sample: what limits when there are fewer cores than processes.
+    #: Tags of the samples that came, of each reader.
+    seen: list[list[int]]
+    #: Process -> CPU time it took, in us per sample; writers together, and readers. What limits when there are fewer
+    #: cores than processes.
     cpu_us: dict[str, float]
 
 
-def run(url: str, groups: int, tokens: int, source: Source) -> Round:
+def run(url: str, groups: int, tokens: int, source: Source, *, writers: int = 1, subscriptions: int = 1) -> Round:
     """Measure one round. Blocks."""
-    if groups % BATCH_GROUPS:
-        raise SystemExit(f"--groups must be a multiple of {BATCH_GROUPS}: the reader takes whole batches.")
+    if groups % BATCH_GROUPS or groups % (LEASED * writers):
+        raise SystemExit(
+            f"--groups must be a multiple of {BATCH_GROUPS} and of {LEASED} for each of {writers} writers: "
+            "readers take whole batches, writers whole leases."
+        )
     redis.Redis.from_url(url).flushall()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         (Path(name) / "model").mkdir()
@@ -174,17 +200,39 @@ def run(url: str, groups: int, tokens: int, source: Source) -> Round:
         config = make_config(url, Path(name), trainer={"batch_groups": BATCH_GROUPS, "batches_per_version": 1_000_000})
         config_file = Path(name) / "config.json"
         config_file.write_text(config.model_dump_json())
-        both: dict[str, Any] = {"config_file": str(config_file), "groups": groups}
         with part(config, "buffer") as pid:
-            done = run_together(
-                {
-                    "writer": (writer, {**both, "tokens": tokens, "source": source}),
-                    "reader": (reader, {**both, "buffer": pid}),
-                }
+            parts = run_together(
+                _writers(str(config_file), groups, writers, {"tokens": tokens, "source": source})
+                | _readers(config, str(config_file), groups, subscriptions, pid)
             )
-    first, last = done["writer"], done["reader"]
-    spent = {**first.cpu_s, **last.cpu_s}
-    return Round(last.at_s - first.at_s, last.seen, {k: 1e6 * v / (groups * GROUP) for k, v in spent.items()})
+    return _round(parts, groups * GROUP)
+
+
+def _writers(config_file: str, groups: int, count: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    shares = [Share(i, count, groups // count) for i in range(count)]
+    return {f"writer{one.index}": (writer, {"config_file": config_file, "share": one, **arguments}) for one in shares}
+
+
+def _readers(config: Config, config_file: str, groups: int, count: int, buffer: int) -> dict[str, Any]:
+    names = [config.trainer.name, *(f"copy{i}" for i in range(1, count))]
+    both = {"config_file": config_file, "groups": groups, "buffer": buffer}
+    return {f"reader{i}": (reader, {**both, "name": name}) for i, name in enumerate(names)}
+
+
+def _round(parts: "dict[str, Part]", samples: int) -> Round:
+    writers = [one for name, one in parts.items() if name.startswith("writer")]
+    readers = [one for name, one in parts.items() if name.startswith("reader")]
+    cpu_s = {
+        "writer": sum(one.cpu_s["writer"] for one in writers),
+        "reader": sum(one.cpu_s["reader"] for one in readers),
+        # What the others took meanwhile, as one reader saw it.
+        **{name: parts["reader0"].cpu_s[name] for name in ("redis", "buffer")},
+    }
+    return Round(
+        max(one.at_s for one in readers) - min(one.at_s for one in writers),
+        [one.seen for one in readers],
+        {name: 1e6 * value / samples for name, value in cpu_s.items()},
+    )
 
 
 def cpu_s_of_all(client: redis.Redis, buffer: int) -> dict[str, float]:

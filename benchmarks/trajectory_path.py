@@ -1,12 +1,15 @@
 """Samples per second from the writer of a trajectory to tensors at the reader, against a bare loop and a peer.
 
-One writer process and one reader process; groups of 8 samples x 2,560 tokens: int32 ids, float32 logprobs, a uint8
-mask, versions as spans. Legs, alternated over several rounds in one run on one machine; the median counts:
+One writer process and one reader process, then more of both; groups of 8 samples x 2,560 tokens: int32 ids, float32
+logprobs, a uint8 mask, versions as spans. Legs, alternated over several rounds in one run on one machine; the median
+counts:
 
     bare            XADD of one group's packed arrays per entry; XREADGROUP, decode to torch tensors, XACK and XDEL
     transferqueue   put, get_meta, get_data, clear_samples at batches of 1, 8 and 64 samples (peer_transfer_queue.py)
     penstock        fenced commit by a worker's lease -> buffer process -> Trainer batches of 64 groups, commits
                     (penstock_path.py)
+    penstock W x S  the same with W writers and S subscriptions that read everything each, of --writers and
+                    --subscriptions; samples/s counts a sample once, however many read it
 
 Redis is one server of ours for the first and third, AOF with fsync every second; TransferQueue keeps all in memory.
 Every leg ends when the last sample is a torch tensor in the reader's memory, and refuses a lost or doubled sample.
@@ -42,17 +45,23 @@ PEER_SAMPLES = {1: 256, 8: 1024, 64: 4096, 512: 4096}
 GROUP = 8
 #: int32 id, float32 logprob, uint8 mask.
 TOKEN_BYTES = 9
+#: Name, batch, writers, subscriptions.
+Leg = tuple[str, int, int, int]
+
 STREAM, READERS = "bare:groups", "readers"
 
 #: What the table shows for each leg: column -> heading.
 COLUMNS = {
     "leg": "leg",
+    "writers": "writers",
+    "subscriptions": "subs",
     "batch": "samples at once",
     "samples": "samples",
     "samples_per_s": "samples/s",
     "mb_per_s": "MB/s",
     "spread": "spread",
     "ratio": "penstock over it",
+    "ratio_transferqueue_best": "it over the peer's best",
 }
 
 
@@ -135,6 +144,9 @@ class Figure:
     batch: int
     samples: int
     samples_per_s: float
+    writers: int = 1
+    #: Readers that read everything each.
+    subscriptions: int = 1
     #: Process -> CPU time, in us per sample, where it was taken.
     cpu_us: dict[str, float] = field(default_factory=dict)
 
@@ -174,13 +186,16 @@ def transfer_queue(tokens: int, peers: dict[str, str]) -> list[Figure]:
     return [Figure("transferqueue", row["batch"], row["samples"], row["samples_per_s"]) for row in result["rows"]]
 
 
-def through_penstock(url: str, groups: int, tokens: int, source: penstock_path.Source) -> list[Figure]:
+def through_penstock(
+    url: str, groups: int, tokens: int, source: penstock_path.Source, writers: int = 1, subscriptions: int = 1
+) -> list[Figure]:
     """One round through penstock."""
-    done = penstock_path.run(url, groups, tokens, source)
+    done = penstock_path.run(url, groups, tokens, source, writers=writers, subscriptions=subscriptions)
     samples = groups * GROUP
-    check_all(done.seen, samples, "penstock")
+    for seen in done.seen:
+        check_all(seen, samples, "penstock")
     leg = "penstock" if source == "arrays" else f"penstock from {source}"
-    return [Figure(leg, GROUP, samples, samples / done.seconds, done.cpu_us)]
+    return [Figure(leg, GROUP, samples, samples / done.seconds, writers, subscriptions, done.cpu_us)]
 
 
 def main(
@@ -188,20 +203,28 @@ def main(
     groups: Annotated[int, typer.Option(help="Groups of 8 samples per round.")] = 1536,
     tokens: Annotated[int, typer.Option(help="Tokens of a sample.")] = 2560,
     rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 3,
-    legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,lists,transferqueue",
+    legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,several,lists,transferqueue",
+    writers: Annotated[str, typer.Option(help="Numbers of writers of the leg several.")] = "1,2,4",
+    subscriptions: Annotated[str, typer.Option(help="Numbers of subscriptions of the leg several.")] = "1,2",
 ) -> None:
     """Samples per second from a worker's commit to trainer tensors, beside a bare loop and TransferQueue."""
     peers: dict[str, str] = {}
     figures: list[Figure] = []
+    chosen = legs.split(",")
+    several = [(int(w), int(s)) for s in subscriptions.split(",") for w in writers.split(",")]
     with redis_server() as url:
         for _ in range(rounds):
-            if "bare" in legs:
+            if "bare" in chosen:
                 figures += bare(url, groups, tokens)
-            if "penstock" in legs:
+            if "penstock" in chosen:
                 figures += through_penstock(url, groups, tokens, "arrays")
-            if "lists" in legs:
+            if "several" in chosen:
+                for many, read in several:
+                    if (many, read) != (1, 1):
+                        figures += through_penstock(url, groups, tokens, "arrays", many, read)
+            if "lists" in chosen:
                 figures += through_penstock(url, groups, tokens, "lists")
-            if "transferqueue" in legs:
+            if "transferqueue" in chosen:
                 figures += transfer_queue(tokens, peers)
         seen_versions = versions(redis.Redis.from_url(url), **peers)
     report(figures, tokens, seen_versions).finish(json_file)
@@ -209,33 +232,36 @@ def main(
 
 def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) -> Report:
     """Medians over the rounds, and the ratios."""
-    rounds: dict[tuple[str, int], list[Figure]] = {}
+    rounds: dict[Leg, list[Figure]] = {}
     for figure in figures:
-        rounds.setdefault((figure.leg, figure.batch), []).append(figure)
+        rounds.setdefault((figure.leg, figure.batch, figure.writers, figure.subscriptions), []).append(figure)
     rates = {leg: median([figure.samples_per_s for figure in of_leg]) for leg, of_leg in rounds.items()}
-    best = max((rate for (leg, batch), rate in rates.items() if leg == "transferqueue" and batch <= 64), default=None)
-    mine, plain = rates.get(("penstock", GROUP)), rates.get(("bare", GROUP))
+    best = max((rate for leg, rate in rates.items() if leg[0] == "transferqueue" and leg[1] <= 64), default=None)
+    mine, plain = rates.get(("penstock", GROUP, 1, 1)), rates.get(("bare", GROUP, 1, 1))
     rows = [
         {
-            "leg": leg,
-            "batch": batch,
-            "samples": rounds[leg, batch][0].samples,
+            "leg": leg[0],
+            "batch": leg[1],
+            "writers": leg[2],
+            "subscriptions": leg[3],
+            "samples": rounds[leg][0].samples,
             "samples_per_s": rate,
             "mb_per_s": rate * tokens * TOKEN_BYTES / 1e6,
-            "spread": spread([figure.samples_per_s for figure in rounds[leg, batch]]),
+            "spread": spread([figure.samples_per_s for figure in rounds[leg]]),
             "ratio": mine / rate if mine else None,
-            "cpu_us": median_cpu(rounds[leg, batch]),
-            "rounds": [figure.samples_per_s for figure in rounds[leg, batch]],
+            "ratio_transferqueue_best": rate / best if best and leg[0].startswith("penstock") else None,
+            "cpu_us": median_cpu(rounds[leg]),
+            "rounds": [figure.samples_per_s for figure in rounds[leg]],
         }
-        for (leg, batch), rate in rates.items()
+        for leg, rate in rates.items()
     ]
     notes = [
-        f"CPU of {leg}, us per sample: {format_value(cpu_us)}; sum {sum(cpu_us.values()):.0f}."
-        for (leg, _), of_leg in rounds.items()
+        f"CPU of {leg[0]} {leg[2]} x {leg[3]}, us per sample: {format_value(cpu_us)}; sum {sum(cpu_us.values()):.0f}."
+        for leg, of_leg in rounds.items()
         if (cpu_us := median_cpu(of_leg))
     ]
     return Report(
-        title=f"trajectory path: groups of {GROUP} x {tokens} tokens, one writer, one reader",
+        title=f"trajectory path: groups of {GROUP} x {tokens} tokens",
         columns=COLUMNS,
         rows=rows,
         keys={
