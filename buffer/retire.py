@@ -168,7 +168,7 @@ class Retirement:
         """Remove what dead processes left: presence and waits an hour old, consumers without a lease. Blocks."""
         now = time.time()
         removed = 0
-        for records in (self._keys.workers, self._keys.trainers, self._keys.waits):
+        for records in (self._keys.workers, self._keys.trainers, self._keys.waits, self._keys.verifiers):
             found = [(name.decode(), raw) for name, raw in self._client.hgetall(records).items()]
             stale = [(name, raw) for name, raw in found if now - _told_at(name, raw) > STALE_S]
             consumers = records == self._keys.workers

@@ -98,6 +98,19 @@ def buffer(context: typer.Context, config: ConfigOption) -> None:
 
 
 @app.command(context_settings=OVERRIDES)
+def verifiers(
+    context: typer.Context,
+    config: ConfigOption,
+    name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
+) -> None:
+    """Compute rewards for the workers (reward.pool.kind: rq). Any number of these may join and leave."""
+    from penstock.keys import check_name
+
+    name = check_name("--name", name or f"{socket.gethostname()[:48]}-{os.getpid()}")
+    _part("workers", "verifiers", config, context.args, name, module="workers.verifiers")
+
+
+@app.command(context_settings=OVERRIDES)
 def trainer(context: typer.Context, config: ConfigOption) -> None:
     """Run the reference GRPO trainer."""
     _part("consumers", "trainer", config, context.args)

@@ -9,6 +9,7 @@ from penstock import sentinel
 from penstock.errors import ConfigError
 from penstock.fleet_config import FleetConfig, RouterConfig
 from penstock.keys import check_name
+from penstock.pool_config import PoolConfig
 from penstock.section import Positive, Seconds, Section
 from penstock.subscription_config import SubscriptionConfig
 
@@ -304,8 +305,10 @@ class RewardConfig(Section):
     max_attempts: Positive = 2
     #: CPU time of one math_verify check; an answer that needs more is worth 0 (T11).
     check_cpu_s: Positive = 5
-    #: Verifier processes of math_verify per worker.
+    #: Verifier processes of math_verify per worker, with pool.kind process.
     processes: Positive = 2
+    #: Where rewards are computed.
+    pool: PoolConfig = PoolConfig()
 
 
 class FilterConfig(Section):

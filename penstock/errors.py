@@ -90,7 +90,7 @@ class RewardError(PenstockError):
     """A reward could not be computed.
 
     Args:
-        outcome: one of ``reward_raised``, ``reward_timeout``, ``reward_not_a_number``.
+        outcome: one of ``reward_raised``, ``reward_timeout``, ``reward_not_a_number``, ``reward_too_large``.
         message: what happened, with the sample's id.
     """
 

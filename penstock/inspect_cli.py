@@ -114,6 +114,9 @@ def status(
     columns = ["name", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "age_s"]
     _table(state["workers"], columns, "workers")
     _whys(state["workers"])
+    if state["verifiers"] or state["checks"]:
+        _table(state["verifiers"], ["name", "host", "state", "checks", "killed", "age_s"], "verifiers")
+        console.print(f"checks queued for verifiers: {state['checks']}")
     _table(state["subs"], ["name", "mode", "bound", "cut", "cursor", "ckpt", "disposed", "gen"], "subscriptions")
     for line in ledger_lines(state["subs"]):
         console.print(line, soft_wrap=True)

@@ -167,6 +167,21 @@ class Keys:
         return self.of("workers")
 
     @property
+    def verifiers(self) -> str:
+        return self.of("verifiers")
+
+    @property
+    def checks(self) -> str:
+        """Name of the rq queue of checks; rq puts its own prefix before it."""
+        return self.of("checks")
+
+    def asker(self, worker: str) -> str:
+        return self.of(f"asker:{worker}")
+
+    def verdicts(self, worker: str) -> str:
+        return self.of(f"verdicts:{worker}")
+
+    @property
     def fleet(self) -> str:
         return self.of("fleet")
 

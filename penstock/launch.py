@@ -203,6 +203,8 @@ class _Run:
         self.folder.write(self.record)
         environment = self._environment()
         parts: list[tuple[str, list[str]]] = [("buffer", []), ("trainer", []), ("producer", [])]
+        if self.config.reward.pool.kind == "rq":
+            parts.append(("verifiers", ["--name", "verifiers"]))
         workers = [("worker", ["--name", f"worker-{index}"]) for index in range(self.config.worker.count)]
         for command, arguments in [*parts, *workers]:
             name = arguments[-1] if arguments else command
@@ -352,8 +354,10 @@ class _Run:
         return EXIT_OK
 
     def _stop_children(self, *, drain: bool) -> None:
-        first = [child for child in self.children if child.name != "buffer"]
-        last = [child for child in self.children if child.name == "buffer"]
+        # Workers that drain need both.
+        served_by = ("buffer", "verifiers")
+        first = [child for child in self.children if child.name not in served_by]
+        last = [child for child in self.children if child.name in served_by]
         limit_s = self.config.worker.drain_timeout_s + STOP_S if drain else STOP_S
         presses = self.stop.count
         self._stop_some(first, limit_s, presses, hurry=not drain)

@@ -122,12 +122,17 @@ def _waits(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _waits_line(snapshot: dict[str, Any]) -> str:
-    # Between two evaluations that side has nothing to do; the rest is for `penstock why`.
-    waits = [wait for wait in _waits(snapshot) if not str(wait.get("who")).endswith(":eval")]
+    # Between two evaluations that side has nothing to do, nor have verifiers while tokens are drawn; the rest is for
+    # `penstock why`.
+    waits = [wait for wait in _waits(snapshot) if not _is_idle(str(wait.get("who")))]
     told = [f"{wait.get('who')} {_wait_text(wait)}" for wait in waits[:WAITS_TOLD]]
     if len(waits) > WAITS_TOLD:
         told.append(f"{len(waits) - WAITS_TOLD} more wait")
     return " | " + "; ".join(told) if told else ""
+
+
+def _is_idle(who: str) -> bool:
+    return who.endswith(":eval") or who.startswith("verifiers:")
 
 
 def _wait_text(wait: dict[str, Any]) -> str:

@@ -22,11 +22,12 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     pipe.xlen(keys.dead)
     pipe.zcard(keys.ready)
     pipe.zcard(keys.inflight)
-    for name in (keys.counters, keys.clock, keys.subs, keys.workers, keys.trainers, keys.leader):
+    for name in (keys.counters, keys.clock, keys.subs, keys.workers, keys.trainers, keys.leader, keys.verifiers):
         pipe.hgetall(name)
+    pipe.llen(f"rq:queue:{keys.checks}")
     answers = pipe.execute()
     lengths, answers = answers[: len(LANES)], answers[len(LANES) :]
-    delayed, dead, ready, inflight, counters, clock, subs, workers, trainers, leader = answers
+    delayed, dead, ready, inflight, counters, clock, subs, workers, trainers, leader, verifiers, checks = answers
     versions = {k[8:].decode(): int(v) for k, v in clock.items() if k.startswith(b"version:")}
     definitions = _subs(client, keys, subs)
     driving = next((sub for sub in definitions if sub.get("driving")), {})
@@ -45,6 +46,8 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "counters": {name.decode(): int(value) for name, value in sorted(counters.items())},
         "workers": _present(workers, "worker"),
         "trainers": _present(trainers, "trainer"),
+        "verifiers": _present(verifiers, "verifier"),
+        "checks": checks,
         "leader": {"epoch": int(leader.get(b"epoch", 0))} if leader else None,
         "waits": [
             {"who": wait.who, "what": wait.what, "since_s": max(0.0, time.time() - wait.since_s)}

@@ -8,6 +8,7 @@
 | weights | a publication; running samples (drain); the cohort (one_step) | the stream `weights:MODEL` |
 | engine | the engine's death | see caretaker.py: its restart with the newest publication (I9) |
 | members | the list of a router's engines | `penstock fleet` |
+| checks | verdicts of the verifier pool, with reward.pool.kind rq | see checks.py |
 | presence | time | - |
 
 The first task to die takes the process down with its reason. SIGTERM drains: no new lease, running samples may end for
@@ -21,7 +22,7 @@ import signal
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock import scripts
 from penstock.config import Config, EngineConfig
@@ -47,6 +48,9 @@ from workers.services import Services
 from workers.stops import Tokenizer
 from workers.stream import with_streams
 from workers.updates import Updates
+
+if TYPE_CHECKING:
+    from workers.checks import Checks
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +93,7 @@ class Worker:
             control=self.control,
             engine=make_engine(config, name, log_dir),
             gate=Gate(),
-            rewards=Rewards(config.reward),
+            rewards=Rewards(config.reward, self._checks()),
             tokenizer=load_tokenizer(config.model.path),
             commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),
             slots=asyncio.Semaphore(config.worker.slots),
@@ -111,6 +115,14 @@ class Worker:
             draining=self._draining,
             metrics_url=self.metrics.url if self.metrics else "",
         )
+
+    def _checks(self) -> "Checks | None":
+        """The way to the verifier pool, where rewards are computed there."""
+        if self.config.reward.pool.kind == "process":
+            return None
+        from workers.checks import Checks
+
+        return Checks(self.config, self.keys, self.name, self._waiting("rewards"))
 
     def _waiting(self, what: str) -> Waiting:
         if what not in self._waits:
@@ -161,6 +173,9 @@ class Worker:
         if isinstance(engine := self.services.engine, RoutedEngine):
             work.append(follow_members(self.services.control, self.keys, engine))
             names.append("members")
+        if (checks := self.services.rewards.checks) is not None:
+            work.append(checks.run())
+            names.append("checks")
         async with asyncio.TaskGroup() as group:
             for name, task in zip(names, work, strict=True):
                 group.create_task(task, name=name)

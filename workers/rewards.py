@@ -1,7 +1,7 @@
 """Rewards of samples behind one async interface; one that fails has a named outcome, never a number (T11).
 
 A reward is ``exact_match``, ``math_verify``, or ``module:function`` of the user's. A job's own reward goes before the
-run's.
+run's. With ``reward.pool.kind: rq`` all but exact_match are asked of the verifier pool (checks.py).
 """
 
 import asyncio
@@ -9,21 +9,19 @@ import contextlib
 import importlib
 import inspect
 import logging
-import math
-import numbers
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError, RewardError
 from penstock.messages import Sample
 from workers.math_verifier import MathVerifier
+from workers.outcomes import RAISED, TIMEOUT, number_of, too_long, words
 
-RAISED = "reward_raised"
-TIMEOUT = "reward_timeout"
-NOT_A_NUMBER = "reward_not_a_number"
+if TYPE_CHECKING:
+    from workers.checks import Checks
 
 #: Scores one sample: a number, or a dict with one under ``RewardConfig.key``.
 RewardFunction = Callable[[Sample], Awaitable[Any]]
@@ -34,81 +32,70 @@ log = logging.getLogger(__name__)
 class Rewards:
     """Scores samples of one worker.
 
+    Args:
+        checks: the way to the verifier pool; None: rewards are computed here.
+
     Raises:
         ConfigError: the run's reward is not there.
     """
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, checks: "Checks | None" = None) -> None:
         self.config = config
+        self.checks = checks
         self._verifier: MathVerifier | None = None
         self._functions: dict[str, RewardFunction] = {}
         self._find(config.function)
 
     async def score(self, sample: Sample) -> None:
-        """Set ``reward``, ``reward_info`` and ``reward_s`` of the sample. Waits for at most ``timeout_s`` per try.
+        """Set ``reward``, ``reward_info`` and ``reward_s`` of the sample.
+
+        Waits for at most ``timeout_s`` per try; with a verifier pool, beside the wait for a free verifier.
 
         A bool counts as 1 or 0. A reward that raises is tried ``max_attempts`` times; one that hangs, or gives no
         finite number, is not tried again.
 
         Raises:
-            RewardError: ``outcome`` is reward_raised, reward_timeout or reward_not_a_number; the sample is unchanged
-                but for ``reward_s``.
+            RewardError: ``outcome`` is reward_raised, reward_timeout, reward_not_a_number or reward_too_large; the
+                sample is unchanged but for ``reward_s``.
         """
         name = sample.job.reward or self.config.function
         started = time.monotonic()
         try:
             function = self._find(name)
             value = await self._try(function, sample, name)
-            sample.reward, sample.reward_info = self._number(value, sample, name)
+            sample.reward, sample.reward_info = number_of(value, sample.id, name, self.config.key)
         except ConfigError as exc:
             raise RewardError(RAISED, f"sample {sample.id}: {exc}") from exc
         finally:
             sample.reward_s = time.monotonic() - started
 
     async def close(self) -> None:
-        """End the verifier's processes."""
+        """End the verifier's processes; checks that the pool still has are withdrawn."""
+        if self.checks is not None:
+            await self.checks.close()
         if self._verifier is not None:
             await self._verifier.close()
             self._verifier = None
 
     async def _try(self, function: RewardFunction, sample: Sample, name: str) -> Any:
+        # A verifier's time begins when it does.
+        limit_s = self.config.timeout_s if self._is_local(name) else None
         for attempt in range(1, self.config.max_attempts + 1):
             try:
-                async with asyncio.timeout(self.config.timeout_s) as limit:
+                async with asyncio.timeout(limit_s) as limit:
                     return await function(sample)
             except RewardError:
                 raise
             except Exception as exc:
                 if limit.expired():
-                    raise RewardError(
-                        TIMEOUT, f"sample {sample.id}: reward {name} took longer than {self.config.timeout_s:g} s."
-                    ) from exc
+                    raise RewardError(TIMEOUT, too_long(sample.id, name, self.config.timeout_s)) from exc
                 if attempt == self.config.max_attempts:
-                    raise RewardError(
-                        RAISED, f"sample {sample.id}: reward {name} raised {type(exc).__name__}: {exc}"
-                    ) from exc
+                    raise RewardError(RAISED, f"sample {sample.id}: reward {name} {words(exc)}") from exc
                 log.warning("sample %s: reward %s raised and is tried again", sample.id, name, exc_info=exc)
         raise AssertionError("unreachable")
 
-    def _number(self, value: Any, sample: Sample, name: str) -> tuple[float, dict[str, Any]]:
-        info: dict[str, Any] = {}
-        if isinstance(value, dict):
-            if self.config.key not in value:
-                raise RewardError(
-                    NOT_A_NUMBER,
-                    f"sample {sample.id}: reward {name} gave a dict without {self.config.key!r}, "
-                    f"with {sorted(map(str, value))}; set reward.key.",
-                )
-            info = {str(key): _plain(entry) for key, entry in value.items() if key != self.config.key}
-            value = value[self.config.key]
-        # numpy's bool is no number.
-        if type(value).__name__ == "bool":
-            value = bool(value)
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise RewardError(
-                NOT_A_NUMBER, f"sample {sample.id}: reward {name} gave {value!r:.80}, not a finite number."
-            )
-        return float(value), info
+    def _is_local(self, name: str) -> bool:
+        return self.checks is None or name == "exact_match"
 
     def _find(self, name: str) -> RewardFunction:
         if name not in self._functions:
@@ -118,9 +105,11 @@ class Rewards:
     def _load(self, name: str) -> RewardFunction:
         if name == "exact_match":
             return exact_match
+        if self.checks is not None:
+            return self.checks.asking(name)
         if name == "math_verify":
             return self._math_verify
-        return _async(_import(name), name)
+        return _async(import_reward(name), name)
 
     async def _math_verify(self, sample: Sample) -> dict[str, Any]:
         if self._verifier is None:
@@ -134,7 +123,8 @@ async def exact_match(sample: Sample) -> float:
     return float(sample.text.strip() == sample.job.label.strip())
 
 
-def _import(name: str) -> Callable[[Sample], Any]:
+def import_reward(name: str) -> Callable[[Sample], Any]:
+    """The reward ``module:function``. Raises ConfigError."""
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
         raise ConfigError(f"reward.function {name!r} is no reward: use exact_match, math_verify or module:function.")
@@ -199,16 +189,3 @@ async def _in_thread(function: Callable[[Sample], Any], sample: Sample, name: st
     except asyncio.CancelledError:
         log.warning("sample %s: reward %s still runs in its thread, which cannot be killed", sample.id, name)
         raise
-
-
-def _plain(value: Any) -> Any:
-    """``value`` as something that msgpack carries: arrays as lists, what is unknown as text."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if callable(tolist := getattr(value, "tolist", None)):
-        return _plain(tolist())
-    return repr(value)[:1000]

@@ -122,8 +122,10 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 def test_a_run_ends_when_the_trainer_is_done_and_leaves_its_report(desk: Desk) -> None:
     desk.do("trainer", "exit-when go")
+    desk.settings["reward"] = {"pool": {"kind": "rq"}}
     process = desk.start(PENSTOCK_TEST_DRAW="1")
     desk.up()
+    until(lambda: desk.pids("verifiers"))
     (desk.folder / "go").touch()
     out, err = process.communicate(timeout=60)
 
@@ -133,13 +135,13 @@ def test_a_run_ends_when_the_trainer_is_done_and_leaves_its_report(desk: Desk) -
         ["config.yaml", "logs", "queue.jsonl", "redis", "redis.json", "run.json", "run.png", "summary.json"]
     )
     logs = sorted(path.name for path in (desk.run_dir / "logs").iterdir())
-    assert logs == sorted([f"{name}.log" for name in (*PARTS, "launcher")])
+    assert logs == sorted([f"{name}.log" for name in (*PARTS, "launcher", "verifiers")])
     assert json.loads((desk.run_dir / "summary.json").read_text())["audit"] == "ok"
     assert (desk.run_dir / "run.png").read_bytes().startswith(b"\x89PNG")
     ended = (desk.folder / "ended").read_text().split()
     assert ended[0] == "trainer"
-    assert ended[-1] == "buffer"
-    assert set(ended) == set(PARTS)
+    assert set(ended[-2:]) == {"buffer", "verifiers"}, "workers that drain need them"
+    assert set(ended) == {*PARTS, "verifiers"}
     assert "step" in out
     assert desk.nothing_lives()
 
