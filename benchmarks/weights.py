@@ -1,9 +1,11 @@
 """What an update of weights costs an engine under load: seconds without a token, and tokens that were not drawn.
 
 One SGLang server. For each policy and transport: a real ``penstock worker`` and buffer, jobs for the whole leg admitted
-at once, a trainer that consumes batches and publishes the model in between. ``pause_s`` is what the worker measures per
-update (median leg: mean); ``tokens_lost`` is what the engine would have drawn in the time that the leg took longer than
-one without updates, per update: pauses, prefixes computed anew, and slots that stood empty while samples were drained.
+at once, a trainer that consumes batches and publishes the model in between. Answers have half to one and a half times
+``--new-tokens``, so that groups end one after the other and every update meets a busy engine. ``pause_s`` is what the
+worker measures per update; ``tokens_lost`` is what the engine would have drawn in the time that the last commit of a
+leg came later than in one without updates, per update: pauses, prefixes computed anew, slots that stood empty while
+samples were drained, and what the trainer's writing takes from the worker on the same machine.
 
     python -m benchmarks.weights --json FILE
     python -m benchmarks.weights --device cuda --shape 1.5b --concurrency 512 --new-tokens 512 \\
@@ -11,6 +13,7 @@ one without updates, per update: pauses, prefixes computed anew, and slots that 
 """
 
 import shutil
+import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
 from consumers.trainer import Trainer
 from penstock.control import Control
+from penstock.errors import WaitTimeout
 from penstock.messages import Job
 
 POLICIES = ("in_place", "abort", "drain")
@@ -58,7 +62,7 @@ def run_leg(url: str, engine: RunningEngine, model: Any, load: Load, leg: Leg, d
         run=leg.name,
         model={"path": str(engine.model)},
         engine={"url": engine.url},
-        rollout={"n": GROUP, "max_context_tokens": load.prompt_tokens + load.new_tokens + 1},
+        rollout={"n": GROUP, "max_context_tokens": load.prompt_tokens + 2 * load.new_tokens + 1},
         worker={"slots": load.concurrency, "apply": leg.policy, "drain_timeout_s": 0.0},
         staleness={"mode": "async", "bound": 64},
         trainer={
@@ -86,11 +90,13 @@ def run_leg(url: str, engine: RunningEngine, model: Any, load: Load, leg: Leg, d
 def _measure(control: Control, trainer: Trainer, model: Any, load: Load, leg: Leg, groups: int) -> dict[str, Any]:
     keys, config = trainer.keys, trainer.config
     before = _counters(control, keys.counters)
+    lengths = [answer_length(load, i) for i in range(groups)]
     jobs = [
-        Job(f"{DATASET}/0/{i}", GROUP, prompt_ids=prompt, sampling=load.sampling)
+        Job(f"{DATASET}/0/{i}", GROUP, prompt_ids=prompt, sampling={**load.sampling, "max_new_tokens": lengths[i]})
         for i, prompt in enumerate(load.prompts(0, groups))
     ]
     began_s = time.monotonic()
+    watch = LastCommit(control.url, keys.counters, groups)
     admit(control, config, jobs, 0)
     samples = tokens = published = 0
     publish_s, failures, sent_s = 0.0, [], []
@@ -108,13 +114,15 @@ def _measure(control: Control, trainer: Trainer, model: Any, load: Load, leg: Le
             if sent is not None:
                 sent_s.append(sent.send_s)
                 failures += [sent.failure] if sent.failure or not sent.workers else []
-    ended_s = time.monotonic()
-    if tokens != groups * GROUP * load.new_tokens:
-        raise RuntimeError(f"{tokens} tokens came of {groups * GROUP * load.new_tokens}; the figure is void.")
+    ended_s = watch.wait()
+    if tokens != GROUP * sum(lengths):
+        raise RuntimeError(f"{tokens} tokens came of {GROUP * sum(lengths)}; the figure is void.")
     if failures:
         raise RuntimeError(f"{len(failures)} of {leg.updates} updates by {leg.transport} went by disk: {failures[0]!r}")
     after = _counters(control, keys.counters)
     updates = after["weight_updates"] - before["weight_updates"]
+    if updates != leg.updates:
+        raise RuntimeError(f"{updates} of {leg.updates} updates met a busy engine: raise --groups.")
     return {
         "policy": leg.policy,
         "transport": leg.transport,
@@ -125,6 +133,33 @@ def _measure(control: Control, trainer: Trainer, model: Any, load: Load, leg: Le
         "publish_s": publish_s / max(1, leg.updates),
         "send_s": sum(sent_s) / len(sent_s) if sent_s else None,
     }
+
+
+def answer_length(load: Load, index: int) -> int:
+    """Tokens of the answers to a prompt: half to one and a half times the mean, the same in every leg."""
+    return max(1, load.new_tokens * (50 + index * 7919 % 101) // 100)
+
+
+class LastCommit:
+    """Watches for the commit of the last of ``groups`` groups: the trainer may be busy publishing then."""
+
+    def __init__(self, url: str, key: str, groups: int) -> None:
+        self._at = 0.0
+        self._thread = threading.Thread(target=self._watch, args=(url, key, groups), daemon=True)
+        self._thread.start()
+
+    def _watch(self, url: str, key: str, groups: int) -> None:
+        with redis.Redis.from_url(url) as client:
+            while int(client.hget(key, "completed") or 0) < groups:
+                time.sleep(0.01)
+        self._at = time.monotonic()
+
+    def wait(self) -> float:
+        """When it was, on the monotonic clock. Blocks."""
+        self._thread.join(BATCH_TIMEOUT_S)
+        if not self._at:
+            raise WaitTimeout(f"The last group was not committed in {BATCH_TIMEOUT_S:g} s.")
+        return self._at
 
 
 def _counters(control: Control, key: str) -> dict[str, int]:
@@ -152,7 +187,7 @@ def main(
     groups: Annotated[int, typer.Option(help="Prompts of each leg, 8 answers each.")] = 64,
     concurrency: Annotated[int, typer.Option(help="Requests at once.")] = 64,
     prompt_tokens: Annotated[int, typer.Option()] = 32,
-    new_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
+    new_tokens: Annotated[int, typer.Option(help="Mean length of an answer.")] = 64,
     engine_python: Annotated[str | None, typer.Option(help="Interpreter that has sglang; None: by device.")] = None,
     engine_arg: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of sglang.launch_server; repeat.")] = None,
     engine_env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the server; repeat.")] = None,
@@ -191,7 +226,7 @@ def report(
         keys[figure] = {f"{row['policy']}/{row['transport']}": row[figure] for row in rows}
     return Report(
         title=f"updates of weights: a model of {SHAPES[shape].num_parameters / 1e6:.1f} M parameters, "
-        f"{load.concurrency} answers of {load.new_tokens} tokens at once, {rate:,.0f} tokens/s without updates",
+        f"{load.concurrency} answers of about {load.new_tokens} tokens at once, {rate:,.0f} tokens/s without updates",
         columns={
             "policy": "policy",
             "transport": "transport",
