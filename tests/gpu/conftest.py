@@ -2,21 +2,27 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.engine import ARGS, engine_env
 from benchmarks.random_model import Shape, make_model
-from penstock.config import EngineConfig, ModelConfig
+from penstock.config import Config, EngineConfig, ModelConfig
+from penstock.keys import Keys
+from penstock.redis_server import RedisServer
+from tests.integration import worker_play
 from workers import server as servers
 
 #: Heads of 64, which every attention kernel can do.
 SHAPE = Shape(hidden=256, layers=2, heads=4, kv_heads=2, mlp=512, vocab=512, context=2048, dtype="bfloat16")
 #: Spread of the weights: two seeds differ by whole units of log-probability.
 SPREAD = 0.1
+Make = Callable[..., Config]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,22 +41,47 @@ def gpu_models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [root / f"w{seed}" for seed in range(3)]
 
 
-@pytest.fixture(scope="session")
-def gpu_engine(gpu_models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server on the first GPU that can give memory back."""
-    log_dir = tmp_path_factory.mktemp("gpu-engine")
-    args = ARGS["cuda"] | {"enable-memory-saver": True, "mem-fraction-static": 0.3, "max-running-requests": 64}
-    config = EngineConfig(python=sys.executable, args=args, env=engine_env("cuda", sys.executable, {}))
-    model = ModelConfig(path=str(gpu_models[0]), dtype=SHAPE.dtype)
+@contextmanager
+def serving(model: Path, log_dir: Path, **args: object) -> Iterator[str]:
+    """Address of a server of this very Python on the first GPU, while the block runs."""
+    settings = ARGS["cuda"] | {"mem-fraction-static": 0.3, "max-running-requests": 64} | args
+    config = EngineConfig(python=sys.executable, args=settings, env=engine_env("cuda", sys.executable, {}))
 
     async def up() -> servers.Server:
         import aiohttp
 
+        served = ModelConfig(path=str(model), dtype=SHAPE.dtype)
         async with aiohttp.ClientSession() as session:
             return await servers.start(
-                lambda: servers.spawn(config, model, name="gpu", log_dir=log_dir), session, config.start_timeout_s
+                lambda: servers.spawn(config, served, name="gpu", log_dir=log_dir), session, config.start_timeout_s
             )
 
     server = asyncio.run(up())
-    yield server.url
-    asyncio.run(server.stop())
+    try:
+        yield server.url
+    finally:
+        asyncio.run(server.stop())
+
+
+@pytest.fixture(scope="session")
+def gpu_engine(gpu_models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server on the first GPU that can give memory back."""
+    with serving(gpu_models[0], tmp_path_factory.mktemp("gpu-engine"), **{"enable-memory-saver": True}) as url:
+        yield url
+
+
+@pytest.fixture
+def make(redis_server: RedisServer, keys: Keys, gpu_models: list[Path], gpu_engine: str, tmp_path: Path) -> Make:
+    """Makes configurations of a worker of that server; ``trainer`` settings are given."""
+
+    def make(**trainer: Any) -> Config:
+        return worker_play.make_config(
+            redis_server.url,
+            keys,
+            ModelConfig(path=str(gpu_models[0]), dtype=SHAPE.dtype),
+            tmp_path,
+            engine={"url": gpu_engine},
+            trainer={"device": "cuda", "bucket_bytes": 1_000_000, "batch_groups": 1, **trainer},
+        )
+
+    return make

@@ -11,33 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from consumers.trainer import Trainer
-from penstock.config import Config, ModelConfig
+from penstock.config import Config
 from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from tests.gpu.conftest import SHAPE
-from tests.integration import worker_play
+from tests.gpu.conftest import Make
 from tests.integration.worker_play import presence, until, working
 from workers.main import Worker
 
 PROMPT = [5, 6, 7, 8, 9, 20, 33, 47, 81, 12]
 #: bfloat16 kernels against bfloat16 torch; two seeds differ by units.
 TOLERANCE = 0.15
-Make = Callable[..., Config]
-
-
-@pytest.fixture
-def make(redis_server: RedisServer, keys: Keys, gpu_models: list[Path], gpu_engine: str, tmp_path: Path) -> Make:
-    def make(**trainer: Any) -> Config:
-        return worker_play.make_config(
-            redis_server.url,
-            keys,
-            ModelConfig(path=str(gpu_models[0]), dtype=SHAPE.dtype),
-            tmp_path,
-            engine={"url": gpu_engine},
-            trainer={"device": "cuda", "bucket_bytes": 1_000_000, "batch_groups": 1, **trainer},
-        )
-
-    return make
 
 
 def load(folder: Path) -> Any:
