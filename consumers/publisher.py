@@ -6,6 +6,7 @@
 Every step after the announcement may fail without harm: the folder is there, and who missed the transfer loads it.
 """
 
+import json
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from consumers import ipc, publish
+from consumers.checkpoint_engine import ParameterServers, check_installed, gpu_ids
 from consumers.collective import SendGroup, TransferFailed, agree_with_engines, flatten
 from consumers.publish import Written
 from consumers.sources import Source, buckets
@@ -66,16 +68,21 @@ class Publisher:
         self._ranks: dict[str, int] = {}
         #: Of the last publication.
         self.last: Sent | None = None
+        self._servers: ParameterServers | None = None
         if self.transport == "nccl":
             agree_with_engines()
+        if self.transport == "checkpoint_engine":
+            check_installed()
 
     @property
     def transport(self) -> str:
         return self._config.trainer.transport
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Leave the process group, end the parameter servers."""
         self._drop_group()
+        if self._servers is not None:
+            self._servers.close()
 
     # --- ranks of a sharded source ----------------------------------------------------------------------------------
 
@@ -127,6 +134,16 @@ class Publisher:
         """Let workers enroll for a version that is about to be announced: they hear of it only then."""
         if self.transport != "disk":
             self._control.call(transfers.open_(self._keys, self._model, transfers.id_of(publication)))
+        if self.transport == "checkpoint_engine":
+            self.servers.begin(transfers.id_of(publication), Path(publication.path))
+
+    @property
+    def servers(self) -> ParameterServers:
+        """The parameter servers of checkpoint-engine. Raises ConfigError."""
+        if self._servers is None:
+            trainer = self._config.trainer
+            self._servers = ParameterServers(gpu_ids(trainer.parameter_server_gpus), trainer.bucket_bytes)
+        return self._servers
 
     def send(self, source: Source, publication: Publication) -> Sent | None:
         """Send an announced version to the workers that are ready; whatever fails is told and goes by disk.
@@ -142,7 +159,10 @@ class Publisher:
         failure = ""
         if ready:
             try:
-                self._deliver(source, publication, id_, ready)
+                if self.transport == "checkpoint_engine":
+                    self._deliver_by_servers(id_, ready, began + self._config.trainer.transfer_timeout_s)
+                else:
+                    self._deliver(source, publication, id_, ready)
             except TransferFailed as exc:
                 failure = str(exc)
                 log.warning("version %d goes by disk: %s", publication.version, exc)
@@ -231,16 +251,72 @@ class Publisher:
 
     def _await_frozen(self, id_: str, ready: dict[str, Enrollment]) -> dict[str, Enrollment]:
         """cuda_ipc: engines are written to only while their workers hold them still."""
+        frozen = self._await_reports(id_, "f", ready, "to hold its engine still")
+        return {name: one for name, one in ready.items() if name in frozen}
+
+    def _deliver_by_servers(self, id_: str, ready: dict[str, Enrollment], deadline: float) -> None:
+        """Parameter servers hand the folder's tensors to engines; whatever fails, nobody waits for it afterwards."""
+        decision = Decision(id_)
+        try:
+            self._check_served(ready)
+            self.servers.loaded(deadline - time.monotonic())
+            decision = Decision(id_, dict.fromkeys(ready, 0), self.transport)
+        except TransferFailed:
+            self.servers.abandon()
+            raise
+        finally:
+            decided = self._control.call(transfers.decide(self._keys, self._model, decision))
+        try:
+            if not decided:
+                raise TransferFailed("another version took its place")
+            self._hand_over(id_, ready)
+        except TransferFailed as exc:
+            self.servers.abandon()
+            for worker in ready:
+                self._control.call(transfers.report(self._keys, self._model, id_, "s", worker, str(exc)))
+            raise
+
+    def _check_served(self, ready: dict[str, Enrollment]) -> None:
+        """Every parameter server has exactly one process of an engine, on this machine, or it would wait for ever."""
+        for one in ready.values():
+            ipc.check_local(one.url)
+        num_ranks, num_gpus = sum(one.num_ranks for one in ready.values()), len(self.servers.gpus)
+        if num_ranks != num_gpus:
+            raise TransferFailed(
+                f"engines that are ready have {num_ranks} processes, and there are parameter servers on {num_gpus} "
+                "GPUs (trainer.parameter_server_gpus): checkpoint-engine serves one process on each"
+            )
+
+    def _hand_over(self, id_: str, ready: dict[str, Enrollment]) -> None:
+        timeout_s = self._config.trainer.transfer_timeout_s
+        if missing := ready.keys() - self._await_reports(id_, "f", ready, "to hold its engine still").keys():
+            raise TransferFailed(f"worker {min(missing)} did not hold its engine still in time")
+        handles = json.dumps(self.servers.update(timeout_s))
+        for worker in ready:
+            self._control.call(transfers.report(self._keys, self._model, id_, "h", worker, handles))
+        took = self._await_reports(id_, "r", ready, "to take the weights", stop_at_failure=True)
+        failed = [(worker, why) for worker, why in took.items() if why]
+        failed += [(worker, "it did not answer in time") for worker in ready if worker not in took]
+        if failed:
+            raise TransferFailed(f"worker {failed[0][0]} did not take the weights: {failed[0][1]}")
+        self.servers.finish(timeout_s)
+
+    def _await_reports(
+        self, id_: str, what: str, ready: dict[str, Enrollment], until: str, *, stop_at_failure: bool = False
+    ) -> dict[str, str]:
+        """What workers report, once all have or the time is over."""
         deadline = time.monotonic() + self._config.trainer.transfer_timeout_s
+        fields = [f"{what}:{name}" for name in ready]
         while True:
-            state = self._control.do(lambda client: client.hgetall(self._keys.transfer(self._model)))
-            frozen = {name: one for name, one in ready.items() if f"f:{name}".encode() in state}
-            if len(frozen) == len(ready) or time.monotonic() > deadline:
+            values = self._control.do(lambda client: client.hmget(self._keys.transfer(self._model), fields))
+            said = {name: text.decode() for name, text in zip(ready, values, strict=True) if text is not None}
+            missing = ready.keys() - said.keys()
+            if not missing or time.monotonic() > deadline or (stop_at_failure and any(said.values())):
                 break
-            self._waiting.for_(f"worker {min(ready.keys() - frozen.keys())} to hold its engine still")
+            self._waiting.for_(f"worker {min(missing)} {until}")
             time.sleep(_LOOK_S)
         self._waiting.end()
-        return frozen
+        return said
 
     def _send_buckets(self, source: Source, publication: Publication, id_: str, ready: dict[str, Enrollment]) -> None:
         """Walk through the weights again and send them. A failure waits for the end: other ranks are in the walk."""

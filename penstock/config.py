@@ -390,11 +390,15 @@ class TrainerConfig(Section):
     keep_versions: Annotated[int, Field(ge=2)] = 3
     #: Folder of published weights; None: runs/NAME/weights.
     weights_dir: str | None = None
-    #: How new weights reach engines that are ready: disk, nccl or gloo (a process group of trainer and engines), or
-    #: cuda_ipc (engines on the trainer's GPU). The folder is written first either way; who misses a transfer loads it.
+    #: How new weights reach engines that are ready: disk, nccl or gloo (a process group of trainer and engines),
+    #: cuda_ipc (engines on the trainer's GPU), or checkpoint_engine (its parameter servers on the engines' GPUs). The
+    #: folder is written first either way; who misses a transfer loads it.
     transport: Literal["disk", "nccl", "gloo", "cuda_ipc", "checkpoint_engine"] = "disk"
     #: Longest wait for workers to be ready for a transfer, and longest transfer; after it that version goes by disk.
     transfer_timeout_s: Seconds = 30.0
+    #: checkpoint_engine: the GPUs, as the trainer counts them, on which engines run, one engine process on each; None:
+    #: the trainer's own.
+    parameter_server_gpus: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
     #: Address of this machine at which engines meet the trainer; its port is a free one.
     transfer_address: str = "127.0.0.1"
     #: Most bytes gathered for one file, and sent at once.
@@ -494,11 +498,15 @@ class Config(Section):
     @model_validator(mode="after")
     def _transport_can_work(self) -> Self:
         transport, on_cpu = self.trainer.transport, self.engine.args.get("device") == "cpu"
-        if transport == "checkpoint_engine":
+        gpus = self.trainer.parameter_server_gpus
+        if gpus is not None and transport != "checkpoint_engine":
             raise ValueError(
-                "trainer.transport checkpoint_engine is not built in: use nccl between GPUs, cuda_ipc on one, or disk"
+                f"trainer.parameter_server_gpus is for trainer.transport checkpoint_engine, and that is {transport}: "
+                "leave it away"
             )
-        if transport in ("nccl", "cuda_ipc") and (on_cpu or self.trainer.device == "cpu"):
+        if gpus is not None and len(set(gpus)) < len(gpus):
+            raise ValueError(f"trainer.parameter_server_gpus {gpus} names a GPU twice: one parameter server is on each")
+        if transport in ("nccl", "cuda_ipc", "checkpoint_engine") and (on_cpu or self.trainer.device == "cpu"):
             raise ValueError(
                 f"trainer.transport {transport} moves weights between GPUs, and trainer.device is "
                 f"{self.trainer.device}{' and engine.args.device cpu' if on_cpu else ''}: use disk, or gloo on CPUs"

@@ -402,7 +402,8 @@ class Publication(Record):
 
     model: str
     version: int
-    #: disk | nccl | gloo | cuda_ipc: how workers that are ready at once may take it. The folder is there either way.
+    #: disk | nccl | gloo | cuda_ipc | checkpoint_engine: how workers that are ready at once may take it. The folder is
+    #: there either way.
     transport: str
     #: Folder with config, tokenizer, safetensors and index.
     path: str

@@ -42,9 +42,9 @@ class Decision(Record):
     id: str
     #: Worker -> its first rank in the group. Whoever is not here loads the folder.
     ranks: dict[str, int] = field(default_factory=dict)
-    #: nccl | gloo | cuda_ipc
+    #: nccl | gloo | cuda_ipc | checkpoint_engine
     transport: str = ""
-    #: Process group and where it meets; '' for cuda_ipc.
+    #: Process group and where it meets; '' for the others.
     group: str = ""
     address: str = ""
     port: int = 0
@@ -77,7 +77,8 @@ def decide(keys: Keys, model: str, decision: Decision) -> Call[bool]:
 
 
 def report(keys: Keys, model: str, id_: str, what: str, worker: str, text: str) -> Call[bool]:
-    """``what``: ``f`` its engine is frozen and waits, ``r`` what came of it ('' is fine)."""
+    """``what``: ``f`` its engine is frozen and waits, ``r`` what came of it ('' is fine), by the worker; ``h`` where it
+    meets parameter servers, ``s`` that it was sent to ('' or what went wrong), by the trainer."""
     args: list[Value] = [keys.prefix, id_, f"{what}:{worker}", text]
     return Call(script("transfer_report"), [keys.transfer(model)], args, bool)
 

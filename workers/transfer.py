@@ -1,7 +1,8 @@
 """The worker's side of weights that come without the disk (penstock/transfers.py).
 
     prepare   enroll, wait for the decision; the engine goes on generating (drain: it has ended)
-    receive   the engine is held still: it joins the group where that is a new one, and takes bucket after bucket
+    receive   the engine is held still: it joins the group where that is a new one, and takes bucket after bucket; or
+              the trainer writes to it; or it meets parameter servers of checkpoint-engine
 
 Whatever goes wrong before the first bucket costs nothing; after it the engine's weights are mixed, and the folder is
 loaded before it goes on. An engine that does not answer at all sits in a collective whose trainer or other member is
@@ -10,11 +11,14 @@ dead: it is lost, and its successor loads the folder.
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from penstock import transfers
 from penstock.control import AsyncControl, Client
@@ -35,6 +39,10 @@ _BLOCK_MS = 200
 _LOOK_S = 0.003
 #: The trainer gives up first, so that a member is not lost for being slow.
 _MARGIN_S = 5.0
+#: Names of GPUs, and of the sockets of their parameter servers on this machine.
+_GPU = re.compile(r"GPU-[\w.:-]{1,100}")
+_SOCKET = re.compile(r"ipc://@checkpoint-engine-[\w.:-]{1,200}\.sock")
+_MAX_HANDLES = 1024
 
 
 async def _read(streams: dict[str, bytes], client: Client) -> Any:
@@ -91,9 +99,11 @@ class Receiver:
         decision = await self._decided(stream, after, id_)
         if decision is None or self._worker not in decision.ranks:
             return None
-        index = await asyncio.to_thread(read_index, Path(publication.path), publication.index)
         if decision.transport == "cuda_ipc":
             return lambda: self._receive_handles(publication, id_)
+        if decision.transport == "checkpoint_engine":
+            return lambda: self._receive_from_servers(publication, id_)
+        index = await asyncio.to_thread(read_index, Path(publication.path), publication.index)
         return lambda: self._receive_buckets(publication, decision, index.entries())
 
     def _joined(self) -> str:
@@ -166,31 +176,91 @@ class Receiver:
 
     async def _told(self, path: str, body: dict[str, Any], what: str) -> bool:
         """Whether the engine did as it was told. Raises EngineDied when it does not answer."""
+        if refusal := await self._refusal(path, body):
+            log.warning("the engine refused %s: %s", what, refusal)
+        return not refusal
+
+    async def _refusal(self, path: str, body: dict[str, Any]) -> str:
+        """Why the engine did not do as it was told; '' where it did. Raises EngineDied when it does not answer."""
         try:
             answer = await self._engine.post(path, body, timeout_s=self._timeout_s + _MARGIN_S)
         except EngineDied:
             raise
         except EngineError as exc:
             raise EngineDied(f"the engine is stuck in a transfer of weights: {exc}") from exc
-        if answer.get("success"):
-            return True
-        log.warning("the engine refused %s: %s", what, str(answer.get("message", answer))[:500])
-        return False
+        return "" if answer.get("success") else (str(answer.get("message", answer))[:500] or "no reason was given")
 
     # --- memory of the trainer ----------------------------------------------------------------------------------------
 
     async def _receive_handles(self, publication: Publication, id_: str) -> bool:
         """The trainer writes to the engine; the worker says when, and waits."""
-        model = publication.model
+        said = await self._frozen_until(publication, id_, ("s",))
+        if said is None:
+            log.warning("version %s is loaded from its folder: the trainer did not send it in time", id_)
+        elif said[1]:
+            log.warning("version %s is loaded from its folder: %s", id_, said[1])
+        return said is not None and not said[1]
+
+    async def _receive_from_servers(self, publication: Publication, id_: str) -> bool:
+        """The engine meets checkpoint-engine's parameter servers, at sockets that the trainer names."""
+        said = await self._frozen_until(publication, id_, ("h", "s"))
+        if said is None or said[0] == "s":
+            log.warning("version %s is loaded from its folder: %s", id_, said[1] if said else "the trainer is silent")
+            return False
+        try:
+            handles = read_handles(said[1])
+        except ProtocolError as exc:
+            return await self._report(publication, id_, str(exc))
+        body = {"zmq_handles": handles, "flush_cache": False, "weight_version": str(publication.version)}
+        try:
+            refusal = await self._refusal("/update_weights_from_ipc", body)
+        except EngineDied as exc:
+            await self._report(publication, id_, f"its engine is lost: {exc}"[:500])
+            raise
+        return await self._report(publication, id_, refusal)
+
+    async def _report(self, publication: Publication, id_: str, failure: str) -> bool:
+        """Tell the trainer what came of it; whether it went well."""
+        if failure:
+            log.warning("version %s is loaded from its folder: %s", id_, failure)
+        await self._control.call(transfers.report(self._keys, publication.model, id_, "r", self._worker, failure))
+        return not failure
+
+    async def _frozen_until(
+        self, publication: Publication, id_: str, fields: tuple[str, ...]
+    ) -> tuple[str, str] | None:
+        """Say that the engine is held still, and wait for the first of the trainer's fields; None: it was silent."""
+        model, names = publication.model, [f"{field}:{self._worker}" for field in fields]
         await self._control.call(transfers.report(self._keys, model, id_, "f", self._worker, ""))
-        field, key = f"s:{self._worker}", self._keys.transfer(model)
+        key = self._keys.transfer(model)
         deadline = time.monotonic() + 2 * self._timeout_s + _MARGIN_S
         while time.monotonic() < deadline:
-            sent = await self._control.do(lambda client: client.hget(key, field))
-            if sent is not None:
-                if sent:
-                    log.warning("version %s is loaded from its folder: %s", id_, sent.decode(errors="replace"))
-                return not sent
+            said = await self._control.do(lambda client: client.hmget(key, names))
+            for field, text in zip(fields, said, strict=True):
+                if text is not None:
+                    return field, text.decode(errors="replace")
             await asyncio.sleep(_LOOK_S)
-        log.warning("version %s is loaded from its folder: the trainer did not send it in time", id_)
-        return False
+        return None
+
+
+def read_handles(text: str) -> dict[str, str]:
+    """GPU -> socket of its parameter server, as a trainer wrote it.
+
+    The engine unpickles what comes out of these sockets: only checkpoint-engine's own names on this machine will do.
+
+    Raises:
+        ProtocolError: it is anything else.
+    """
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        found = None
+    if (
+        not isinstance(found, dict)
+        or not 0 < len(found) <= _MAX_HANDLES
+        or not all(_GPU.fullmatch(gpu) and isinstance(at, str) and _SOCKET.fullmatch(at) for gpu, at in found.items())
+    ):
+        raise ProtocolError(
+            f"what should name parameter servers of checkpoint-engine on this machine does not: {text[:200]!r}"
+        )
+    return found

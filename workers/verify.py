@@ -15,7 +15,7 @@ from penstock.weights_index import read_index
 __all__ = ["Tensors", "has_tied_embeddings", "read_folder", "verify_publication"]
 
 #: Ways in which a publication may come.
-TRANSPORTS = ("disk", "nccl", "gloo", "cuda_ipc")
+TRANSPORTS = ("disk", "nccl", "gloo", "cuda_ipc", "checkpoint_engine")
 
 
 def verify_publication(publication: Publication, reference: Tensors, *, tied: bool = False, files: bool = True) -> None:

@@ -1,6 +1,7 @@
--- transfer_report: a worker says that its engine is frozen and may be written to, or what came of it (worker, driver).
+-- transfer_report: a worker says that its engine is frozen and may be written to, or what came of it; the trainer's
+-- driver where the engine finds the weights, or that they were sent (worker, driver).
 -- KEYS: transfer:MODEL
--- ARGV: prefix, id (VERSION-REV), field (f:WORKER frozen | r:WORKER received), text
+-- ARGV: prefix, id (VERSION-REV), field (f:WORKER frozen | h:WORKER where | s:WORKER sent | r:WORKER received), text
 -- Returns: 1, or 0 when it is of another version by now
 -- Atomic because a late report must not be taken for one of the next version.
 freeing(ARGV[1])

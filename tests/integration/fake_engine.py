@@ -5,7 +5,7 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -55,6 +55,9 @@ class FakeEngine:
         #: First tokens of prompts that were there together when it died.
         self.victims: list[list[int]] = []
         self.refuses_loads = ""
+        #: Bodies of updates by checkpoint-engine, and what takes the weights at its sockets: '' or what went wrong.
+        self.handles: list[dict[str, Any]] = []
+        self.take: Callable[[dict[str, str]], str] = lambda handles: ""
         #: Set: every connection is cut, as if nobody were there.
         self.is_away = False
         #: Tokens drawn for nobody, to see that it serves.
@@ -89,6 +92,7 @@ class FakeEngine:
                 web.post("/continue_generation", self._fine),
                 web.post("/flush_cache", self._fine),
                 web.post("/update_weights_from_disk", self._load),
+                web.post("/update_weights_from_ipc", self._load_handles),
             ]
         )
         self._server = TestServer(app, port=port)
@@ -139,6 +143,14 @@ class FakeEngine:
         self.version = body["weight_version"]
         self.loads.append(self.version)
         return web.json_response({"success": True})
+
+    async def _load_handles(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.handles.append(body)
+        if failure := await asyncio.to_thread(self.take, body["zmq_handles"]):
+            return web.json_response({"success": False, "message": failure}, status=400)
+        self.version = body["weight_version"]
+        return web.json_response({"success": True, "message": "fine"})
 
     async def _abort(self, request: web.Request) -> web.Response:
         body = await request.json()
