@@ -7,22 +7,25 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 import redis
+import torch
 
+from consumers.scorer import Scorer
 from penstock.config import Config, ModelConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.fleet_config import MemberConfig, RouterConfig
 from penstock.keys import Keys
-from penstock.messages import Publication
+from penstock.messages import Job, Publication
 from penstock.redis_server import RedisServer
-from tests.integration import play
+from tests.integration import oracle, play
 from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.worker_play import (
@@ -42,7 +45,9 @@ from tests.integration.worker_play import (
     working,
 )
 from workers import server as servers
+from workers.engine import Engine, Segment
 from workers.members import write_members
+from workers.partial import partial_from_bytes
 from workers.routed_engine import RoutedEngine
 from workers.router import Router
 
@@ -74,12 +79,16 @@ async def test_I9_engines_join_leave_and_die_under_load(
     client: redis.Redis,
     keys: Keys,
     model_config: ModelConfig,
+    models: list[Path],
     publications: list[Publication],
     engine_url: str,
     routed: Make,
     tmp_path: Path,
 ) -> None:
-    """One engine, a second is added, the first is taken out, the second is killed, the first is added again."""
+    """One engine, a second is added, the first is taken out and added again, the second is killed.
+
+    Tokens stream through the router, so prefixes are kept; scoring and abort pass it too.
+    """
     settings = cpu_engine(**{"incremental-streaming-output": True})
 
     def make() -> servers.Server:
@@ -115,12 +124,21 @@ async def test_I9_engines_join_leave_and_die_under_load(
                 await until(lambda: engines(client, keys).get(engine_url) == "serving")
                 await until(all_in(client, keys, jobs, "ready"), limit_s=100)
 
-                # Killed: the jobs that it held are charged and end elsewhere; the others see nothing.
+                await assert_scores_are_true(worker.config, models[3])
+                await assert_an_abort_ends_its_own_request_only(worker.services.engine)
+
+                # Killed: the jobs that it held are charged and go on elsewhere; the others see nothing.
                 crashes = play.counter(client, keys, "crashes")
-                more = admit(client, keys, [job(i, sampling=LONG) for i in range(18, 24)])
-                await until(lambda: worker.services.engine.num_running == 8)
+                last = [job(i, sampling=LONG) for i in range(18, 24)]
+                more = admit(client, keys, last)
+                await until(lambda: len(prefixes(client, keys, last)) == 8)
+                kept = prefixes(client, keys, last)
                 os.kill(second.pid, signal.SIGKILL)
                 await until(all_in(client, keys, more, "ready"), limit_s=100)
+                for name, tokens in kept.items():
+                    group, _, k = name.rpartition("/")
+                    _, payload = read_group(client, keys, group)[int(k)]
+                    assert payload.tokens[: len(tokens)].tolist() == tokens, f"{name} was drawn anew"
                 assert 0 < play.counter(client, keys, "crashes") - crashes <= 4
                 assert engines(client, keys) == {engine_url: "serving", second.url: "joining"}
                 assert worker.services.tally.engine_restarts == 0
@@ -130,6 +148,44 @@ async def test_I9_engines_join_leave_and_die_under_load(
     assert_true_records(client, keys, jobs + more)
     assert {payload.versions.max() for name in more for _, payload in read_group(client, keys, name)} == {3}
     play.assert_conserved(client, keys)
+
+
+def prefixes(client: redis.Redis, keys: Keys, jobs: list[Job]) -> dict[str, list[int]]:
+    """Tokens so far of the samples of which a prefix is kept."""
+    found = {}
+    for one in jobs:
+        for k in range(one.n):
+            if data := client.get(keys.partial(f"{one.id}/{k}")):
+                found[f"{one.id}/{k}"] = partial_from_bytes(data, one, k).tokens
+    return found
+
+
+async def assert_scores_are_true(config: Config, model: Path) -> None:
+    """Scoring jobs through the router, on both engines: the oracle's logprobs, of the version that both have."""
+    sequences = [[5, 6, 7, 8 + i, 9, 20, 33, 41 - i] for i in range(8)]
+    with Scorer(config) as scorer:
+        scores = await scorer.ascore(sequences, [3] * 8, timeout_s=60)
+    for tokens, one in zip(sequences, scores, strict=True):
+        assert one.version == 3
+        logprobs = torch.log_softmax(oracle.load_model(model)(torch.tensor([tokens])).logits[0].detach(), -1)
+        expected = [float(logprobs[place - 1, tokens[place]]) for place in range(3, len(tokens))]
+        np.testing.assert_allclose(one.logprobs, expected, atol=1e-4)
+
+
+async def assert_an_abort_ends_its_own_request_only(engine: Engine) -> None:
+    """It goes to every engine, and finds its request on the one that the router chose."""
+    drawing = {name: asyncio.Event() for name in ("x/0/0/1", "x/0/0/10")}
+
+    def run(name: str) -> Coroutine[Any, Any, Segment]:
+        return engine.generate([5, 6, 7], LONG, rid=name, heard=lambda *_: drawing[name].set())
+
+    running = {name: asyncio.create_task(run(name)) for name in drawing}
+    await asyncio.gather(*(event.wait() for event in drawing.values()))
+    await engine.abort("x/0/0/1")
+    ended = await running["x/0/0/1"]
+    assert ended.finish_reason == "abort"
+    assert 0 < len(ended.output_ids) == len(ended.logprobs) < 300
+    assert (await running["x/0/0/10"]).finish_reason == "length"
 
 
 async def say(client: redis.Redis, keys: Keys, *words: str) -> None:
