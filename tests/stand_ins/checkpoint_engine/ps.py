@@ -77,6 +77,7 @@ def receive(where: str) -> dict[str, bytes]:
     """What an engine process does: take everything from the server at ``where``. Raises what the server says."""
     got: dict[str, bytes] = {}
     with zmq.Context() as context, context.socket(zmq.REP) as peer:
+        peer.rcvtimeo = 60_000  # the real one waits for ever
         peer.connect(where)
         first = peer.recv_pyobj()
         if not isinstance(first, tuple):
