@@ -77,6 +77,8 @@ class DatasetConfig(Section):
     #: Column of the prompt: text, or a list of chat messages.
     input_key: str = "prompt"
     label_key: str = "label"
+    #: Column of answers that are given: text, token ids, or a list of those; None: all are drawn.
+    answer_key: str | None = None
     #: Column handed through to rewards; None: none.
     metadata_key: str | None = None
     #: Render chat messages with the model's chat template.

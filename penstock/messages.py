@@ -124,6 +124,8 @@ class Job(Record):
     reward: str | None = None
     #: Import path of an environment; None: a single turn.
     environment: str | None = None
+    #: Answers that are given, as text or token ids: those of samples 0, 1, ... The rest of the ``n`` are drawn.
+    answers: list[Any] = field(default_factory=list)
 
     @property
     def dataset(self) -> str:
@@ -158,9 +160,9 @@ class Sample:
     #: [L] weight version the token was drawn with; -1 where nothing was drawn (T8).
     versions: list[int] = field(default_factory=list)
     prompt_length: int = 0
-    #: pending | completed | truncated | aborted | failed
+    #: pending | completed | truncated | aborted | failed | given
     status: str = "pending"
-    #: stop | length | abort, as the engine said.
+    #: stop | length | abort, as the engine said; given.
     finish_reason: str = ""
     #: All generated text, special tokens left out.
     text: str = ""

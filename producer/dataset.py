@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class Prompt:
     ids: list[int] | None
     label: str
     metadata: dict[str, Any]
+    #: Given answers: text or token ids.
+    answers: list[Any] = field(default_factory=list)
 
     @property
     def digest(self) -> bytes:
@@ -75,14 +77,27 @@ class Dataset:
         metadata = row.get(config.metadata_key) if config.metadata_key else None
         if metadata is not None and not isinstance(metadata, dict):
             raise ConfigError(f"{where}: {config.metadata_key!r} is not a map.")
-        return Prompt(index, text, ids, label if isinstance(label, str) else json.dumps(label), metadata or {})
+        label = label if isinstance(label, str) else json.dumps(label)
+        return Prompt(index, text, ids, label, metadata or {}, self._answers(row, where))
+
+    def _answers(self, row: dict[str, Any], where: str) -> list[Any]:
+        key = self.config.answer_key
+        if key is None:
+            return []
+        if key not in row:
+            raise ConfigError(f"{where}: there is no {key!r}; set the dataset's answer_key, or give null for none.")
+        value = row[key] if row[key] is not None else []
+        answers = [value] if isinstance(value, str) or _is_ids(value) else value
+        if not isinstance(answers, list) or not all(isinstance(one, str) or _is_ids(one) for one in answers):
+            raise ConfigError(f"{where}: {key!r} is no answer: it is text, a list of token ids, or a list of those.")
+        return answers
 
     def _render(self, value: Any, where: str) -> tuple[str | None, list[int] | None]:
         if isinstance(value, str):
             if not self.config.apply_chat_template:
                 return value, None
             value = [{"role": "user", "content": value}]
-        if isinstance(value, list) and value and all(isinstance(v, int) for v in value):
+        if _is_ids(value):
             return None, value
         if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
             if self._template is None:
@@ -107,6 +122,7 @@ class Dataset:
             lane=lane,
             reward=config.reward,
             environment=config.environment,
+            answers=prompt.answers,
         )
 
 
@@ -147,7 +163,13 @@ class Mixture:
             digest.update(f"{dataset.config.name}\0{len(dataset)}\0".encode())
             for prompt in dataset.prompts:
                 digest.update(b"%d\0" % prompt.index + prompt.digest)
+                if prompt.answers:
+                    digest.update(json.dumps(prompt.answers).encode())
         return digest.hexdigest()
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(v) is int for v in value)
 
 
 def parse_path(text: str) -> tuple[Path, int, int]:

@@ -81,6 +81,16 @@ def _refuse_hidden(job: Job, sampling: dict[str, Any]) -> None:
         raise ConfigError(f"job {job.id}: sampling.temperature = {temperature!r} cannot be trained on: set it above 0.")
 
 
+def prompt_ids(job: Job, tokenizer: Tokenizer) -> list[int]:
+    """[P] the prompt of a job. Raises ConfigError where it has none."""
+    if job.prompt_ids is not None:
+        return list(job.prompt_ids)
+    if job.prompt is None:
+        raise ConfigError(f"job {job.id} has neither prompt nor prompt_ids: give one of them.")
+    # The text has its template applied, and with it every special token it wants.
+    return list(tokenizer.encode(job.prompt, add_special_tokens=False))
+
+
 async def generate_sample(
     engine: Engine,
     gate: Gate,
@@ -212,13 +222,7 @@ class _Maker:
     def begin_anew(self) -> None:
         """The prompt alone."""
         sample, job = self.sample, self.sample.job
-        if job.prompt_ids is not None:
-            prompt = list(job.prompt_ids)
-        elif job.prompt is not None:
-            # The text has its template applied, and with it every special token it wants.
-            prompt = list(self.tokenizer.encode(job.prompt, add_special_tokens=False))
-        else:
-            raise ConfigError(f"job {job.id} has neither prompt nor prompt_ids: give one of them.")
+        prompt = prompt_ids(job, self.tokenizer)
         if not 0 < len(prompt) < self.max_context:
             raise ConfigError(
                 f"job {job.id}: its prompt has {len(prompt)} tokens; rollout.max_context_tokens and the engine's own "

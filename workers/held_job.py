@@ -36,6 +36,8 @@ from penstock.errors import (
 from penstock.messages import Job, Sample
 from penstock.scripts import Committed, RawLease
 from workers.generate import generate_sample, sampling_for
+from workers.given import STATUS as GIVEN
+from workers.given import check_answers, give_sample
 from workers.partial import partial_from_bytes
 from workers.prefixes import Prefix
 from workers.scoring import score_sample
@@ -96,6 +98,7 @@ class HeldJob:
     def _read(self) -> Job:
         job = read_job(self.lease)
         sampling = sampling_for(job, self._services.config.rollout)  # refused before anything is drawn
+        check_answers(job)
         temperature = sampling.get("temperature", 1.0)
         if not isinstance(temperature, int | float):
             raise ConfigError(f"job {job.id}: sampling.temperature = {temperature!r} is not a number.")
@@ -244,7 +247,7 @@ class HeldJob:
             async with services.slots:
                 services.num_running += 1
                 try:
-                    if self._job.lane == score_jobs.LANE:
+                    if self._job.lane == score_jobs.LANE or sample.k < len(self._job.answers):
                         sample = await self._score(sample.k)
                     else:
                         await self._generate(sample, prefix)
@@ -253,7 +256,8 @@ class HeldJob:
         finally:
             self._undrawn.discard(sample.k)
             services.room.set()
-            services.tally.generated_tokens += max(0, sum(sample.generated) - resumed)
+            if sample.status != GIVEN:
+                services.tally.generated_tokens += max(0, sum(sample.generated) - resumed)
         await prefix.settle()
         if sample.status == "aborted":
             return  # its tokens of this lease are used up
@@ -262,11 +266,23 @@ class HeldJob:
         await self._commit(sample)
 
     async def _score(self, k: int) -> Sample:
+        """Sample ``k`` of what is given: a sequence of a scoring job, or an answer."""
         services, birth = self._services, self._services.births
         try:
-            return await score_sample(services.engine, services.gate, self._job, k)
-        except EngineDied:
-            services.lose_engine(birth)
+            if self._job.lane == score_jobs.LANE:
+                return await score_sample(services.engine, services.gate, self._job, k)
+            return await give_sample(
+                services.engine,
+                services.gate,
+                self._job,
+                k,
+                tokenizer=services.tokenizer,
+                max_context=services.config.rollout.max_context_tokens,
+            )
+        except ReplicaDied:
+            raise  # the other engines go on
+        except EngineDied as exc:
+            services.lose_engine(birth, str(exc))
             raise
 
     async def _generate(self, sample: Sample, prefix: Prefix) -> None:
@@ -291,9 +307,10 @@ class HeldJob:
 
     async def _commit(self, sample: Sample) -> None:
         services = self._services
-        write = services.commits.submit(
-            self.job, self.lease.token, [sample], self._temperature, services.engine.logprob_kind
-        )
+        # What the engine scored is at temperature 1, whatever it draws at.
+        drawn = self._temperature, services.engine.logprob_kind
+        temperature, kind = (1.0, "scaled") if sample.status == GIVEN else drawn
+        write = services.commits.submit(self.job, self.lease.token, [sample], temperature, kind)
         self._writes[write] = sample.k
         self._is_committed(write, await asyncio.shield(write))
 

@@ -32,7 +32,7 @@ async def score_sample(engine: Engine, gate: Gate, job: Job, k: int) -> Sample:
     sample = Sample(job, k, started_s=time.time())
     started = time.monotonic()
     async with gate.sample():
-        logprobs, version = await _score(engine, gate, given.tokens, given.start, sample.id)
+        logprobs, version = await score_tokens(engine, gate, given.tokens, given.start, sample.id)
     sample.append(given.tokens)
     sample.prompt_length = given.start
     sample.logprobs[given.start :] = logprobs
@@ -42,8 +42,11 @@ async def score_sample(engine: Engine, gate: Gate, job: Job, k: int) -> Sample:
     return sample
 
 
-async def _score(engine: Engine, gate: Gate, tokens: list[int], start: int, rid: str) -> tuple[list[float], int]:
-    """Logprobs under one version: a prefill that weights changed under is thrown away."""
+async def score_tokens(engine: Engine, gate: Gate, tokens: list[int], start: int, rid: str) -> tuple[list[float], int]:
+    """Logprobs from ``start`` on under one version: a prefill that weights changed under is thrown away.
+
+    Blocks; raises as ``Engine.score``.
+    """
     for _ in range(MAX_TRIES):
         async with gate.requests:
             scores = await engine.score(tokens, start, rid=rid)

@@ -44,6 +44,18 @@ def test_prompts_may_be_token_ids_or_messages(tmp_path: Path) -> None:
     assert [one.text for one in made.prompts[1:]] == ["<user>hi", "<user>plain"]
 
 
+def test_answers_may_be_given(tmp_path: Path) -> None:
+    values = ["text", [5, 6], ["text", "other"], [[5], "x", [6, 7]], None]
+    made = dataset(tmp_path, [{"prompt": "p", "answer": value} for value in values], answer_key="answer")
+    assert [one.answers for one in made.prompts] == [["text"], [[5, 6]], ["text", "other"], [[5], "x", [6, 7]], []]
+    assert made.job(made.prompts[1], 0, n=1, lane="train", sampling={}).answers == [[5, 6]]
+    other = dataset(tmp_path, [{"prompt": "p", "answer": "another"}] * 5, answer_key="answer")
+    assert Mixture([made], 0).fingerprint() != Mixture([other], 0).fingerprint()
+    for row, says in (({"prompt": "p"}, "there is no 'answer'"), ({"prompt": "p", "answer": {"x": 1}}, "is no answer")):
+        with pytest.raises(ConfigError, match=f"line 1: .*{says}|line 1: {says}"):
+            dataset(tmp_path, [row], answer_key="answer")
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
