@@ -7,7 +7,8 @@
              commit; a checkpoint every 4 batches; every subscription is a process that reads every group
 
 Jobs are admitted and the first version is published before the clock starts. ``source`` is what the writer holds:
-``arrays``, as the other legs do, or ``lists`` of numbers, as an engine's JSON gives them to a worker.
+``arrays``, as the other legs do, or ``lists`` of numbers, as an engine's JSON gives them to a worker. Payloads lie in
+Redis, or in files of a folder.
 """
 
 import asyncio
@@ -186,8 +187,17 @@ class Round:
     cpu_us: dict[str, float]
 
 
-def run(url: str, groups: int, tokens: int, source: Source, *, writers: int = 1, subscriptions: int = 1) -> Round:
-    """Measure one round. Blocks."""
+def run(
+    url: str,
+    groups: int,
+    tokens: int,
+    source: Source,
+    *,
+    writers: int = 1,
+    subscriptions: int = 1,
+    folder: bool = False,
+) -> Round:
+    """Measure one round; ``folder``: payloads are files of a folder beside Redis' own files. Blocks."""
     if groups % BATCH_GROUPS or groups % (LEASED * writers):
         raise SystemExit(
             f"--groups must be a multiple of {BATCH_GROUPS} and of {LEASED} for each of {writers} writers: "
@@ -197,7 +207,12 @@ def run(url: str, groups: int, tokens: int, source: Source, *, writers: int = 1,
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         (Path(name) / "model").mkdir()
         (Path(name) / "model" / "config.json").write_text("{}")
-        config = make_config(url, Path(name), trainer={"batch_groups": BATCH_GROUPS, "batches_per_version": 1_000_000})
+        config = make_config(
+            url,
+            Path(name),
+            redis={"url": url, "payload_servers": {"folder": f"file://{name}/payloads"} if folder else {}},
+            trainer={"batch_groups": BATCH_GROUPS, "batches_per_version": 1_000_000},
+        )
         config_file = Path(name) / "config.json"
         config_file.write_text(config.model_dump_json())
         with part(config, "buffer") as pid:

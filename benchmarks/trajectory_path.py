@@ -8,6 +8,8 @@ counts:
     transferqueue   put, get_meta, get_data, clear_samples at batches of 1, 8 and 64 samples (peer_transfer_queue.py)
     penstock        fenced commit by a worker's lease -> buffer process -> Trainer batches of 64 groups, commits
                     (penstock_path.py)
+    penstock, folder  the same with payloads as files of a shared folder (redis.payload_servers: file:///...), synced
+                    to the disk every second as the append-only file is
     penstock W x S  the same with W writers and S subscriptions that read everything each, of --writers and
                     --subscriptions; samples/s counts a sample once, however many read it
 
@@ -187,14 +189,21 @@ def transfer_queue(tokens: int, peers: dict[str, str]) -> list[Figure]:
 
 
 def through_penstock(
-    url: str, groups: int, tokens: int, source: penstock_path.Source, writers: int = 1, subscriptions: int = 1
+    url: str,
+    groups: int,
+    tokens: int,
+    source: penstock_path.Source,
+    writers: int = 1,
+    subscriptions: int = 1,
+    *,
+    folder: bool = False,
 ) -> list[Figure]:
     """One round through penstock."""
-    done = penstock_path.run(url, groups, tokens, source, writers=writers, subscriptions=subscriptions)
+    done = penstock_path.run(url, groups, tokens, source, writers=writers, subscriptions=subscriptions, folder=folder)
     samples = groups * GROUP
     for seen in done.seen:
         check_all(seen, samples, "penstock")
-    leg = "penstock" if source == "arrays" else f"penstock from {source}"
+    leg = "penstock, folder" if folder else "penstock" if source == "arrays" else f"penstock from {source}"
     return [Figure(leg, GROUP, samples, samples / done.seconds, writers, subscriptions, done.cpu_us)]
 
 
@@ -203,7 +212,7 @@ def main(
     groups: Annotated[int, typer.Option(help="Groups of 8 samples per round.")] = 1536,
     tokens: Annotated[int, typer.Option(help="Tokens of a sample.")] = 2560,
     rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 3,
-    legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,several,lists,transferqueue",
+    legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,folder,several,lists,transferqueue",
     writers: Annotated[str, typer.Option(help="Numbers of writers of the leg several.")] = "1,2,4",
     subscriptions: Annotated[str, typer.Option(help="Numbers of subscriptions of the leg several.")] = "1,2",
 ) -> None:
@@ -218,6 +227,8 @@ def main(
                 figures += bare(url, groups, tokens)
             if "penstock" in chosen:
                 figures += through_penstock(url, groups, tokens, "arrays")
+            if "folder" in chosen:
+                figures += through_penstock(url, groups, tokens, "arrays", folder=True)
             if "several" in chosen:
                 for many, read in several:
                     if (many, read) != (1, 1):
@@ -237,6 +248,7 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
         rounds.setdefault((figure.leg, figure.batch, figure.writers, figure.subscriptions), []).append(figure)
     rates = {leg: median([figure.samples_per_s for figure in of_leg]) for leg, of_leg in rounds.items()}
     best = max((rate for leg, rate in rates.items() if leg[0] == "transferqueue" and leg[1] <= 64), default=None)
+    files = rates.get(("penstock, folder", GROUP, 1, 1))
     mine, plain = rates.get(("penstock", GROUP, 1, 1)), rates.get(("bare", GROUP, 1, 1))
     rows = [
         {
@@ -268,6 +280,8 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
             "samples_per_s": mine,
             "ratio_bare": mine / plain if mine and plain else None,
             "ratio_transferqueue_best": mine / best if mine and best else None,
+            "ratio_bare_folder": files / plain if files and plain else None,
+            "ratio_transferqueue_best_folder": files / best if files and best else None,
         },
         versions=seen_versions,
         notes=[*notes, "TransferQueue's best is that of batches 1, 8 and 64; 512 is shown beside them."],

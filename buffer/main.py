@@ -169,6 +169,7 @@ class Buffer:
                 partial.tend()
             if house.tidy.is_due():
                 retirement.tidy()
+                retirement.expire(self._config.buffer.payload_ttl_s)
         scripts.run(self.client, scripts.resign(self._keys, lead))
 
     def _renew(self, lead: Leadership, started: str) -> None:

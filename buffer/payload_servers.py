@@ -8,6 +8,7 @@ from penstock.config import RedisConfig
 from penstock.control import Client
 from penstock.keys import CONTROL, Keys
 from penstock.messages import stored
+from penstock.payload_folder import PayloadFolder, is_folder
 from penstock.payload_servers import Directory, read
 from penstock.scripts import persist, run
 
@@ -24,13 +25,14 @@ class PayloadServers:
         self._control = control
         self._keys = keys
         for name, url in config.payload_servers.items():
-            self._clients[name] = connect.connect(url)
+            self._clients[name] = PayloadFolder(url) if is_folder(url) else connect.connect(url)
 
     def client(self, server: str) -> Client:
         """Raises ProtocolError for a server that neither the configuration nor the run names."""
         if server not in self._clients:
             directory = read(self._control, self._keys) if self._keys else Directory()
-            self._clients[server] = connect.connect(directory.url(server, self._config), check=False)
+            url = directory.url(server, self._config)
+            self._clients[server] = PayloadFolder(url) if is_folder(url) else connect.connect(url, check=False)
         return self._clients[server]
 
     def persist(self, keys: Sequence[tuple[str, str]]) -> list[bool]:
@@ -40,7 +42,9 @@ class PayloadServers:
             client = self.client(server)
             for start in range(0, len(names), CHUNK):
                 chunk = names[start : start + CHUNK]
-                done_all: list[bool] = run(client, persist(chunk))
+                done_all: list[bool] = (
+                    client.keep(chunk) if isinstance(client, PayloadFolder) else run(client, persist(chunk))
+                )
                 kept.update(((server, name), done) for name, done in zip(chunk, done_all, strict=True))
         return [kept[key] for key in keys]
 
@@ -49,6 +53,11 @@ class PayloadServers:
         for server, names in _by_server(keys).items():
             for start in range(0, len(names), CHUNK):
                 self.client(server).unlink(*names[start : start + CHUNK])
+
+    def expire(self, prefix: str, ttl_s: float) -> int:
+        """Remove from folders what nobody committed in time, which servers do by themselves; how many. Blocks."""
+        folders = [client for client in self._clients.values() if isinstance(client, PayloadFolder)]
+        return sum(folder.expire(prefix, ttl_s) for folder in folders)
 
     def close(self) -> None:
         for client in self._clients.values():

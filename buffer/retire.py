@@ -164,6 +164,10 @@ class Retirement:
             self._servers.unlink([_place(place) for place in places])
             self._client.zrem(listed, *places)
 
+    def expire(self, ttl_s: float) -> int:
+        """Remove payloads of folders that nobody committed in ``ttl_s``; how many. Blocks for a listing of them."""
+        return self._servers.expire(self._keys.prefix, ttl_s)
+
     def tidy(self) -> int:
         """Remove what dead processes left: presence and waits an hour old, consumers without a lease. Blocks."""
         now = time.time()

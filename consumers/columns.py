@@ -1,6 +1,7 @@
 """Columns: arrays that one role writes for the samples of a batch, and another role of it reads (T13).
 
     critic   batch.put("values", values)   announce (control, fenced) ─> a value per row, on the row's payload server
+                                           (on the control Redis where that is a folder)
     actor    batch.get("values")           waits by name until every row of its own share is there
 
 A value is per token ([length] or [length, width]) or per sample (one number); rows are found by their place in the
@@ -21,12 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock import scripts
-from penstock.control import Client, Control
+from penstock.control import Client
 from penstock.errors import PayloadError, ProtocolError, WaitTimeout
 from penstock.keys import check_name
 from penstock.messages import Row
 
 if TYPE_CHECKING:
+    from consumers.fetch import PayloadReader
     from consumers.subscriber import Subscriber
 
 Array = NDArray[Any]
@@ -86,7 +88,7 @@ class RedisColumns:
 
     Args:
         subscriber: whose batch it is; announces and waits in its name.
-        control_of: connection to a payload server by name.
+        servers: connections to the payload servers.
         rows: of the whole batch.
         ttl_s: columns that nobody frees vanish after so long.
         redone: True for a batch that all roles had committed before this one was restored: nothing is written, and
@@ -96,7 +98,7 @@ class RedisColumns:
     def __init__(
         self,
         subscriber: "Subscriber",
-        control_of: Callable[[str], Control],
+        servers: "PayloadReader",
         rows: Sequence[Row],
         n: int,
         digest: str,
@@ -105,7 +107,7 @@ class RedisColumns:
         redone: bool = False,
     ) -> None:
         self._subscriber = subscriber
-        self._control_of = control_of
+        self._servers = servers
         self._rows = rows
         self._n = n
         self._digest = digest
@@ -129,7 +131,7 @@ class RedisColumns:
         for server, rows in by_server.items():
             for start in range(0, len(rows), CHUNK):
                 part = {row: values[row] for row in rows[start : start + CHUNK]}
-                other = self._control_of(server).call(scripts.write_column(key, self._ttl_s, part))
+                other = self._servers.control(server).call(scripts.write_column(key, self._ttl_s, part))
                 if other:
                     raise ProtocolError(
                         f"Column {name!r} of batch {self._n} holds another value for sample "
@@ -203,7 +205,7 @@ class RedisColumns:
         def ask(client: Client) -> Any:
             return client.hmget(key, rows)
 
-        values = self._control_of(server).do(ask)
+        values = self._servers.control(server).do(ask)
         return {row: bytes(value) for row, value in zip(rows, values, strict=True) if value is not None}
 
     def _newest_gen(self, name: str) -> int:
@@ -228,7 +230,7 @@ class RedisColumns:
     def _by_server(self, rows: "Mapping[int, bytes] | Sequence[int]") -> dict[str, list[int]]:
         grouped: dict[str, list[int]] = {}
         for row in rows:
-            grouped.setdefault(self._rows[row].server, []).append(row)
+            grouped.setdefault(self._servers.column_home(self._rows[row].server), []).append(row)
         return grouped
 
 

@@ -1,4 +1,4 @@
-"""Payload bytes from their servers: a rank reads its own rows, one MGET per server and chunk.
+"""Payload bytes from their servers: a rank reads its own rows, one MGET per server and chunk, or files of a folder.
 
 Where samples share a key and all of them are this rank's, the key is read whole; else only the rank's ranges of it.
 """
@@ -13,6 +13,7 @@ from penstock.control import Client, Control
 from penstock.errors import ConfigError
 from penstock.keys import CONTROL, Keys
 from penstock.messages import Row
+from penstock.payload_folder import PayloadFolder
 from penstock.payload_servers import Directory
 
 #: Most payload bytes asked for at once: an answer that fits the caches costs both sides half of one of 16 MB.
@@ -24,11 +25,11 @@ Bytes = bytes | memoryview
 class PayloadReader:
     """Connections to the payload servers; survives their restarts. One per process, not thread-safe."""
 
-    def __init__(self, config: RedisConfig) -> None:
+    def __init__(self, config: RedisConfig, keys: Keys | None = None) -> None:
         if config.url is None:
             raise ConfigError("redis.url is not set.")
         self._config = config
-        self._keys: Keys | None = None
+        self._keys = keys
         self._controls = {CONTROL: Control(config.url)}
         for name, url in config.payload_servers.items():
             self._controls[name] = Control(url)
@@ -71,6 +72,10 @@ class PayloadReader:
             self._controls[server] = Control(directory.url(server, self._config))
         return self._controls[server]
 
+    def column_home(self, server: str) -> str:
+        """Server that has the columns of rows whose payloads are on ``server``: folders keep payloads alone."""
+        return CONTROL if isinstance(self.control(server).client, PayloadFolder) else server
+
     def close(self) -> None:
         for control in self._controls.values():
             control.close()
@@ -102,17 +107,21 @@ class _Stored:
 
 
 def _mget(names: list[str], client: Client) -> list[bytes | None]:
+    if isinstance(client, PayloadFolder):
+        return [client.read(name) for name in names]
     return list(client.mget(names))
 
 
 def _get(key: str, client: Client) -> bytes | None:
-    value: bytes | None = client.get(key)
+    value: bytes | None = client.read(key) if isinstance(client, PayloadFolder) else client.get(key)
     return value
 
 
 def _ranges(chunk: Sequence[_Stored], client: Client) -> dict[str, Bytes | None]:
     """Bytes by sample id, each range asked for by itself; a key that is gone has only empty ranges."""
     rows = [(one.name, row) for one in chunk for row in one.rows]
+    if isinstance(client, PayloadFolder):
+        return {row.sample: client.read(name, row.shared[1], row.num_bytes) or None for name, row in rows}
     pipe = client.pipeline(transaction=False)
     for name, row in rows:
         pipe.getrange(name, row.shared[1], row.shared[1] + row.num_bytes - 1)

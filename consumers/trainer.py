@@ -133,7 +133,7 @@ class Trainer:
         self._prepare = prepare
         self._payloads = PayloadReader(config.redis)
         #: Connections of its own: payloads are read by the thread that looks ahead.
-        self._columns = PayloadReader(config.redis)
+        self._columns = PayloadReader(config.redis, Keys(config.run))
         self._next = 1
         self._stated: int | None = None
         self._last_version = 0
@@ -318,7 +318,7 @@ class Trainer:
             recording.save(template, delivery.manifest, delivery.digest, payloads, rank=self.dp_rank, size=self.dp_size)
         store = RedisColumns(
             self._subscriber,
-            self._columns.control,
+            self._columns,
             delivery.manifest.samples(),
             delivery.manifest.n,
             delivery.digest,

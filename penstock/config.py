@@ -9,6 +9,7 @@ from penstock import sentinel
 from penstock.errors import ConfigError
 from penstock.fleet_config import FleetConfig, RouterConfig
 from penstock.keys import check_name
+from penstock.payload_folder import is_folder, path_of
 from penstock.pool_config import PoolConfig
 from penstock.section import Positive, Seconds, Section
 from penstock.subscription_config import SubscriptionConfig
@@ -35,6 +36,14 @@ def check_url(url: str) -> str:
     return url
 
 
+def check_store_url(url: str) -> str:
+    """``url`` if payloads may be stored there, a Redis or a folder; else ValueError that says what to write."""
+    if is_folder(url):
+        path_of(url)
+        return url
+    return check_url(url)
+
+
 class RedisConfig(Section):
     """The control Redis, and the payload servers beside it."""
 
@@ -47,7 +56,8 @@ class RedisConfig(Section):
     appendfsync: Literal["everysec", "always"] = "everysec"
     #: maxmemory of our own server in bytes; 0 sets none.
     max_memory_bytes: Annotated[int, Field(ge=0)] = 0
-    #: Name -> URL of payload servers; empty: payloads live on the control Redis, under the name "control".
+    #: Name -> URL of payload servers, redis://... or file:///FOLDER, a folder that all machines share; empty: payloads
+    #: live on the control Redis, under the name "control".
     payload_servers: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("url")
@@ -57,8 +67,8 @@ class RedisConfig(Section):
 
     @field_validator("payload_servers")
     @classmethod
-    def _urls_are_redis(cls, servers: dict[str, str]) -> dict[str, str]:
-        return {name: check_url(url) for name, url in servers.items()}
+    def _urls_are_stores(cls, servers: dict[str, str]) -> dict[str, str]:
+        return {name: check_store_url(url) for name, url in servers.items()}
 
     @model_validator(mode="after")
     def _one_redis(self) -> Self:

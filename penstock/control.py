@@ -15,6 +15,7 @@ import redis.asyncio
 from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError
 
 from penstock import connect
+from penstock.payload_folder import PayloadFolder, is_folder
 from penstock.scripts import Call, run, run_async
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ class Control:
         self.url = url
         self.patience_s = patience_s
         self.stopped = stopped
-        self.client: Client = connect.connect(url)
+        self.client: Client = PayloadFolder(url) if is_folder(url) else connect.connect(url)
 
     def call(self, call: Call[T]) -> T:
         """Send a verb until it is answered. Blocks."""
@@ -92,7 +93,7 @@ class AsyncControl:
     def __init__(self, url: str, *, patience_s: float = float("inf"), block_s: float = 0.0) -> None:
         self.url = url
         self.patience_s = patience_s
-        self.client: Client = connect.connect_async(url, block_s=block_s)
+        self.client: Client = PayloadFolder(url) if is_folder(url) else connect.connect_async(url, block_s=block_s)
         #: Times the connection was lost; who holds leases looks for what a dead socket swallowed.
         self.losses = 0
 
@@ -115,4 +116,7 @@ class AsyncControl:
                 await asyncio.sleep(patience.next_wait(exc))
 
     async def close(self) -> None:
-        await connect.close_async(self.client)
+        if isinstance(self.client, PayloadFolder):
+            await asyncio.to_thread(self.client.close)
+        else:
+            await connect.close_async(self.client)

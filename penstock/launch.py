@@ -28,6 +28,7 @@ from penstock.live import Live
 from penstock.load_config import check_files, save_resolved, secret_environment, without_settings
 from penstock.logs import FORMAT
 from penstock.observer import Observer
+from penstock.payload_folder import PayloadFolder, is_folder
 from penstock.payload_servers import read
 from penstock.preflight import check
 from penstock.processes import MAX_DEATHS, Child, last_lines, python_command, python_environment
@@ -266,6 +267,9 @@ class _Run:
         known = {server.name: server.url for server in read(self.observer.client, keys).servers.values()}
         stores = known | self.config.redis.payload_servers
         for url in [*stores.values(), self.config.redis.url] if clear else []:
+            if is_folder(url):
+                PayloadFolder(url).delete(prefix)
+                continue
             with connect(url) as client:
                 delete_run(client, prefix)
         if not clear and not resume and holds_run(self.observer.client, prefix):

@@ -21,6 +21,7 @@ from penstock.control import Client
 from penstock.errors import ConfigError, ProtocolError
 from penstock.keys import CONTROL, Keys, check_name
 from penstock.messages import pack, unpack
+from penstock.payload_folder import PayloadFolder
 from penstock.scripts import run
 from penstock.snapshot import GONE_S
 
@@ -162,10 +163,9 @@ def drain(client: Client, store: Client, keys: Keys, server: Server) -> Drain:
         if fresh and int(record.get("servers_rev", 0)) < server.rev:
             writers.append(name.decode())
     found: Counter[str] = Counter()
-    pattern = re.sub(r"([*?\[\]{}\\])", r"\\\1", keys.prefix) + "*"
-    names = iter(store.scan_iter(match=pattern, count=1000))
+    names = _kept(store, keys)
     while batch := list(islice(names, 1000)):
-        found.update(_sort(client, store, keys, batch))
+        found.update(_sort(client, keys, batch))
     return Drain(found["kept"] + found["held"] + found["buried"], found["orphan"], sorted(writers), found["buried"])
 
 
@@ -174,14 +174,24 @@ def _now(client: Client) -> float:
     return float(seconds) + float(micros) / 1e6
 
 
-def _sort(client: Client, store: Client, keys: Keys, found: list[bytes]) -> Iterator[str]:
+def _kept(store: Client, keys: Keys) -> Iterator[tuple[str, bool]]:
+    """(key, is it permanent) of all that lies on a server."""
+    if isinstance(store, PayloadFolder):
+        yield from store.names(keys.prefix)
+        return
+    pattern = re.sub(r"([*?\[\]{}\\])", r"\\\1", keys.prefix) + "*"
+    found = iter(store.scan_iter(match=pattern, count=1000))
+    while batch := list(islice(found, 1000)):
+        pipe = store.pipeline(transaction=False)
+        for key in batch:
+            pipe.pttl(key)
+        yield from ((key.decode(), ttl == -1) for key, ttl in zip(batch, pipe.execute(), strict=True) if ttl >= -1)
+
+
+def _sort(client: Client, keys: Keys, found: list[tuple[str, bool]]) -> Iterator[str]:
     """What each key is: kept (permanent), held (on its way to that), buried (its job is), or orphan (nobody's)."""
-    pipe = store.pipeline(transaction=False)
-    for key in found:
-        pipe.pttl(key)
-    ages = list(zip(found, pipe.execute(), strict=True))
-    yield from ("kept" for _, ttl in ages if ttl == -1)
-    parts = [_parts(keys, key.decode()) for key, ttl in ages if ttl >= 0]
+    yield from ("kept" for _, kept in found if kept)
+    parts = [_parts(keys, key) for key, kept in found if not kept]
     pipe = client.pipeline(transaction=False)
     for job, k, _ in parts:
         pipe.hmget(keys.group(job), "st", "tok", f"s:{k}")

@@ -1,5 +1,6 @@
 """``penstock payloads``: the payload servers of a run, one added or drained while it runs."""
 
+import contextlib
 import time
 from typing import Annotated, Any
 
@@ -40,9 +41,13 @@ def _row(server: Any) -> dict[str, Any]:
     from penstock.connect import connect
     from penstock.errors import PenstockError
     from penstock.load_config import redact
+    from penstock.payload_folder import PayloadFolder, is_folder
 
     row = {"name": server.name, "state": server.state, "url": redact(server.url), "answers": "yes"}
     try:
+        if is_folder(server.url):
+            used, total = PayloadFolder(server.url).usage()
+            return row | {"used_mb": used // 2**20, "max_mb": total // 2**20}
         with connect(server.url, timeout_s=2.0) as store:
             info: Any = store.info("memory")
         return row | {"used_mb": info["used_memory"] // 2**20, "max_mb": info["maxmemory"] // 2**20}
@@ -53,18 +58,18 @@ def _row(server: Any) -> dict[str, Any]:
 @app.command("add")
 def add(
     name: Annotated[str, typer.Argument(help="Its name; samples record it.")],
-    url: Annotated[str, typer.Argument(help="redis://[:PASSWORD@]HOST:PORT/DB, as workers and trainers reach it.")],
+    url: Annotated[str, typer.Argument(help="redis://[:PASSWORD@]HOST:PORT/DB or file:///FOLDER, as all reach it.")],
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
 ) -> None:
     """Let workers write to one more server; one that was drained is taken back."""
     from penstock import payload_servers
-    from penstock.config import check_url
-    from penstock.connect import connect
+    from penstock.config import check_store_url
+    from penstock.control import Control
 
     try:
-        connect(check_url(url)).close()
+        Control(check_store_url(url)).close()
     except ValueError as exc:
         raise ConfigError(f"The URL {exc}.") from exc
     target = Target(run, redis, directory)
@@ -82,15 +87,15 @@ def drain(
 ) -> None:
     """Write to a server no more, and wait until all that lies there is trained and freed. It may be stopped then."""
     from penstock import payload_servers
-    from penstock.connect import connect
+    from penstock.control import Control
 
     target = Target(run, redis, directory)
     server = payload_servers.set_state(target.client, target.keys, name, "draining")
     typer.echo(f"Payload server {name} is draining; what lies there is still read.")
     said = ""
-    with connect(server.url) as store:
+    with contextlib.closing(Control(server.url)) as store:
         while wait:
-            state = payload_servers.drain(target.client, store, target.keys, server)
+            state = payload_servers.drain(target.client, store.client, target.keys, server)
             if state.done:
                 payload_servers.set_state(target.client, target.keys, name, "drained")
                 typer.echo(f"Payload server {name} is empty and may be stopped.")

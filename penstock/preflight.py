@@ -9,6 +9,7 @@ from penstock.config import Config
 from penstock.connect import connect
 from penstock.errors import ConfigError
 from penstock.load_config import redact
+from penstock.payload_folder import PayloadFolder, is_folder
 
 PACKAGES = ("producer", "workers", "buffer", "consumers")
 
@@ -28,7 +29,7 @@ def check(config: Config) -> None:
     if config.prepare is not None and not Path(config.prepare[0]).is_file():
         raise ConfigError(f"prepare: there is no script {config.prepare[0]}; correct the path, or remove the key.")
     for url in filter(None, [config.redis.url, *config.redis.payload_servers.values()]):
-        connect(url).close()
+        (PayloadFolder(url) if is_folder(url) else connect(url)).close()
 
 
 def check_engine(python: str) -> None:

@@ -23,7 +23,9 @@ from penstock.config import Config
 from penstock.control import PASSING, AsyncControl, Client
 from penstock.errors import ConfigError, QueueFull
 from penstock.keys import CONTROL, Keys
+from penstock.load_config import redact
 from penstock.messages import Sample, SampleMeta
+from penstock.payload_folder import PayloadFolder
 from penstock.scripts import Call, Committed
 from penstock.waits import MOMENT_S, Waiting
 
@@ -271,20 +273,28 @@ class _Memory:
     async def is_full(self) -> bool:
         now = time.monotonic()
         if now - self._looked >= FULL_WAIT_S:
-            info = await self._control.do(lambda client: client.info("memory"))
-            full = bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]
+            full = await self._control.do(_has_no_room)
             if full and not self._full:
-                log.warning("finished samples are kept here: Redis at %s has no room for them", self._control.url)
+                log.warning("finished samples are kept here: %s has no room for them", redact(self._control.url))
             self._full, self._looked = full, now
         return self._full
+
+
+async def _has_no_room(client: Client) -> bool:
+    if isinstance(client, PayloadFolder):
+        return await asyncio.to_thread(client.is_full)
+    info = await client.info("memory")
+    return bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]
 
 
 async def _put_all(client: Client, pairs: Sequence[tuple[str, bytes]], ttl_s: int) -> list[Any]:
     """- -> written: SET NX EX of each; an error of one stands in its place.
 
-    No script: a plain SET keeps the very bytes that came in, a script copies them twice. The key carries the lease's
-    token, so saying it twice writes the same bytes, or nothing.
+    In a folder: a file of each. On a server no script: a plain SET keeps the very bytes that came in, a script copies
+    them twice. The key carries the lease's token, so saying it twice writes the same bytes, or nothing.
     """
+    if isinstance(client, PayloadFolder):
+        return list(await asyncio.to_thread(client.put, pairs))
     pipe = client.pipeline(transaction=False)
     for key, data in pairs:
         pipe.set(key, data, nx=True, ex=ttl_s)
@@ -318,7 +328,8 @@ def _answers(answers: list[Any]) -> list[Any]:
 def _is_full(answer: Any, verb: str) -> bool:
     if not isinstance(answer, Exception):
         return False
-    if isinstance(translated := scripts.translate(answer, verb), QueueFull):
+    translated = answer if isinstance(answer, QueueFull) else scripts.translate(answer, verb)
+    if isinstance(translated, QueueFull):
         log.warning("a finished sample is kept here: %s", translated)
         return True
     if verb == "payload":

@@ -20,6 +20,7 @@ from penstock.connect import connect
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.keys import Keys
 from penstock.messages import Publication, pack
+from penstock.payload_folder import PayloadFolder
 from penstock.redis_server import RedisServer
 from penstock.scripts import run
 from tests.integration import play, worker_play
@@ -39,7 +40,20 @@ def stores(tmp_path: Path) -> Iterator[list[RedisServer]]:
         yield made
 
 
-def payloads_on(server: RedisServer, keys: Keys) -> int:
+class FolderServer:
+    """A folder in the place of a payload server."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"file://{path}"
+
+    def kill(self) -> None:
+        self.path.rename(self.path.with_suffix(".gone"))
+
+
+def payloads_on(server: RedisServer | FolderServer, keys: Keys) -> int:
+    if isinstance(server, FolderServer):
+        return len(list(PayloadFolder(server.url).names(keys.prefix)))
     with connect(server.url) as store:
         return len(list(store.scan_iter(match=keys.of("payload:*").replace("{", "[{]"))))
 
@@ -69,6 +83,7 @@ class Training:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("folder", [0, 1], ids=["folder drained", "folder added"])
 async def test_I4_a_server_is_added_and_another_drained_under_load_and_nothing_is_lost(
     redis_server: RedisServer,
     client: redis.Redis,
@@ -78,8 +93,11 @@ async def test_I4_a_server_is_added_and_another_drained_under_load_and_nothing_i
     publications: list[Publication],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    folder: int,
 ) -> None:
-    first, second = stores
+    both: list[RedisServer | FolderServer] = [*stores]
+    both[folder] = FolderServer(tmp_path / "a folder")
+    first, second = both
     weights = safetensors.torch.load_file(Path(publications[1].path) / "model.safetensors")
     target = ["--run", keys.run, "--redis", redis_server.url]
     async with FakeEngine().up() as fake:
@@ -122,7 +140,8 @@ async def test_I4_a_server_is_added_and_another_drained_under_load_and_nothing_i
     assert _run(["payloads", "ls", "--json", *target]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert (rows["p1"]["state"], rows["p2"]["state"]) == ("drained", "live")
-    assert (rows["p1"]["answers"] == "yes", rows["p2"]["answers"] == "yes") == (False, True)
+    assert rows["p2"]["answers"] == "yes"
+    assert (rows["p1"]["answers"] == "yes") == (folder == 0), "a folder that is gone is made anew, and is empty"
     assert audit(client, keys).ok
 
 

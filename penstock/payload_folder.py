@@ -1,0 +1,289 @@
+"""Payloads as files: a payload server without a process, for workers, buffer and trainers that share a folder.
+
+    put      NAME%new, by a rename of what is whole          worker   (SET NX EX of a server)
+    keep     NAME%new ─rename─> NAME                         leader   (PERSIST)
+    read     NAME or NAME%new, whole or a range of it        trainer  (GET, GETRANGE)
+    free     unlink of both                                  leader   (UNLINK)
+    expire   NAME%new that nobody committed in time is gone  leader   (a server does it by itself)
+
+The address is ``file:///FOLDER``; a run's files lie in ``FOLDER/RUN/xx/``. What makes a payload count stays in Redis,
+with all its fences: names carry the lease's token, so a worker that lost its lease writes a file that nobody reads.
+Processes that die lose nothing. A machine that dies may lose what was written in its last second, as an append-only
+file with fsync every second does; such a payload is missed or fails its checksum, and is a counted loss.
+
+Errors of the file system pass for a server that does not answer (``redis.ConnectionError``), so that everybody waits
+and asks again as they do for one; a full one is QueueFull.
+"""
+
+import ctypes
+import errno
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from redis.exceptions import ConnectionError as NoAnswer
+
+from penstock.errors import ConfigError, QueueFull
+
+SCHEME = "file://"
+#: Endings of files; no quoted name has such an ending, for a percent sign is followed by two hex digits there.
+PENDING, WRITING = "%new", "%tmp"
+#: What makes a file system full.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+#: Longest time that what was written is not on the disk.
+SYNC_S = 1.0
+#: Share of a file system above which nothing is written any more.
+FULL_SHARE = 0.97
+
+log = logging.getLogger(__name__)
+
+
+def is_folder(url: str) -> bool:
+    """Is this the address of a folder, not of a Redis?"""
+    return url.startswith(SCHEME)
+
+
+def path_of(url: str) -> Path:
+    """Folder of an address; ValueError that says what to write where it names none."""
+    path = Path(unquote(url.removeprefix(SCHEME)))
+    if not path.is_absolute():
+        raise ValueError(f"names no folder: write {SCHEME}/FOLDER, an absolute path that all machines share")
+    return path
+
+
+class PayloadFolder:
+    """One shared folder of payloads. All methods block for the file system alone; safe to use from several threads.
+
+    Args:
+        url: ``file:///FOLDER``; it is made when it is not there (ConfigError where that fails).
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            self.path = path_of(url)
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as exc:
+            raise ConfigError(f"The folder of payloads {url} is not to be had: {exc}.") from exc
+        self._lock = threading.Lock()
+        self._dirty = threading.Event()
+        self._syncer: threading.Thread | None = None
+
+    # --- worker -----------------------------------------------------------------------------------------------------
+
+    def put(self, pairs: Sequence[tuple[str, bytes]]) -> list[QueueFull | None]:
+        """Write (key, bytes) that nobody has committed yet; again with the same: nothing changes.
+
+        Returns:
+            None for each that is written, QueueFull for each that found no room.
+        """
+        answers: list[QueueFull | None] = []
+        with self._answering():
+            for name, data in pairs:
+                try:
+                    self._put(self._file(name), data)
+                    answers.append(None)
+                except OSError as exc:
+                    if exc.errno not in FULL:
+                        raise
+                    answers.append(QueueFull(f"The folder of payloads {self.path} has no room: {exc.strerror}."))
+        self._sync_soon()
+        return answers
+
+    def _put(self, path: str, data: bytes) -> None:
+        temporary = f"{path}{WRITING}{secrets.token_hex(4)}"
+        try:
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            try:
+                _write_all(file, data)
+            finally:
+                os.close(file)
+            os.rename(temporary, path + PENDING)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def is_full(self) -> bool:
+        """Is there hardly any room left?"""
+        with self._answering():
+            found = os.statvfs(self.path)
+        return found.f_bavail < (1 - FULL_SHARE) * found.f_blocks
+
+    # --- leader -----------------------------------------------------------------------------------------------------
+
+    def keep(self, names: Sequence[str]) -> list[bool]:
+        """Make committed payloads permanent; False where one is gone.
+
+        Raises:
+            ConfigError: this process sees nothing of the run at all: it has another folder than the workers.
+        """
+        with self._answering():
+            kept = [self._keep(self._file(name)) for name in names]
+        if names and not any(kept):
+            self._check_shared(names[0])
+        return kept
+
+    def _keep(self, path: str) -> bool:
+        try:
+            os.rename(path + PENDING, path)
+        except FileNotFoundError:
+            return os.path.exists(path)
+        return True
+
+    def _check_shared(self, name: str) -> None:
+        folder = self._run(name)
+        if not folder.exists():
+            raise ConfigError(
+                f"Samples were committed whose payloads lie in {self.path}, but here that folder has no {folder.name}: "
+                "give it to this machine too, at the same path or as redis.payload_servers.NAME of its own."
+            )
+
+    def unlink(self, *names: str) -> None:
+        """Free payloads; what is gone does not matter."""
+        with self._answering():
+            for name in names:
+                path = self._file(name)
+                for file in (path, path + PENDING):
+                    with suppress(FileNotFoundError):
+                        os.unlink(file)
+
+    def expire(self, prefix: str, ttl_s: float) -> int:
+        """Remove what nobody committed in ``ttl_s``, and what was never finished; the number of files."""
+        gone, now = 0, time.time()
+        with self._answering():
+            for file in self._files(prefix):
+                if not file.path.endswith(PENDING) and WRITING not in file.name:
+                    continue
+                with suppress(FileNotFoundError):
+                    if now - file.stat().st_mtime > ttl_s:
+                        os.unlink(file.path)
+                        gone += 1
+        return gone
+
+    # --- trainer ----------------------------------------------------------------------------------------------------
+
+    def read(self, name: str, begin: int = 0, num_bytes: int = -1) -> bytes | None:
+        """Bytes of a payload, or of a range of it; None where it is gone.
+
+        Raises:
+            ConfigError: as of ``keep``.
+        """
+        with self._answering():
+            data = self._read(self._file(name), begin, num_bytes)
+        if data is None:
+            self._check_shared(name)
+        return data
+
+    def _read(self, path: str, begin: int, num_bytes: int) -> bytes | None:
+        # In this order: the leader may rename it between the two looks.
+        for file in (path, path + PENDING, path):
+            with suppress(FileNotFoundError):
+                opened = os.open(file, os.O_RDONLY)
+                try:
+                    return os.pread(opened, os.fstat(opened).st_size if num_bytes < 0 else num_bytes, begin)
+                finally:
+                    os.close(opened)
+        return None
+
+    # --- operator ---------------------------------------------------------------------------------------------------
+
+    def names(self, prefix: str) -> Iterator[tuple[str, bool]]:
+        """(key, is it permanent) of all payloads of a run; ``prefix`` is that of its keys."""
+        with self._answering():
+            for file in self._files(prefix):
+                if WRITING not in file.name:
+                    name = file.name.removesuffix(PENDING)
+                    yield prefix + unquote(name), name == file.name
+
+    def delete(self, prefix: str) -> int:
+        """Delete all files of a run; how many."""
+        with self._answering():
+            count = sum(1 for _ in self._files(prefix))
+            shutil.rmtree(self._run(prefix), ignore_errors=True)
+        return count
+
+    def usage(self) -> tuple[int, int]:
+        """(used, total) bytes of the file system."""
+        with self._answering():
+            found = shutil.disk_usage(self.path)
+        return found.used, found.total
+
+    def close(self) -> None:
+        """Bring what was written to the disk. Blocks."""
+        if self._syncer is not None and self._dirty.is_set():
+            self._sync()
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def _run(self, name: str) -> Path:
+        """Folder of the run that a key belongs to: its name stands in braces."""
+        return self.path / name[name.index("{") + 1 : name.index("}")]
+
+    def _file(self, name: str) -> str:
+        run, _, rest = name.partition("{")[2].partition("}:")
+        file = quote(rest, safe=":")
+        return f"{self.path}/{run}/{zlib.crc32(file.encode()) & 255:02x}/{file}"
+
+    def _files(self, prefix: str) -> Iterator[os.DirEntry[str]]:
+        folder = self._run(prefix)
+        for part in sorted(folder.iterdir()) if folder.exists() else []:
+            with os.scandir(part) as found:
+                yield from found
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise NoAnswer(f"the folder of payloads {self.path} does not answer: {exc}") from exc
+
+    # --- to the disk ------------------------------------------------------------------------------------------------
+
+    def _sync_soon(self) -> None:
+        self._dirty.set()
+        if self._syncer is None:
+            with self._lock:
+                if self._syncer is None:
+                    self._syncer = threading.Thread(target=self._keep_synced, name="payload folder", daemon=True)
+                    self._syncer.start()
+
+    def _keep_synced(self) -> None:
+        while True:
+            self._dirty.wait()
+            self._dirty.clear()
+            self._sync()
+            time.sleep(SYNC_S)
+
+    def _sync(self) -> None:
+        """Write back the file system of the folder, and no other where the system can tell them apart."""
+        try:
+            folder = os.open(self.path, os.O_RDONLY)
+            try:
+                syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+                if syncfs is None:
+                    os.sync()
+                elif syncfs(folder):
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            finally:
+                os.close(folder)
+        except OSError as exc:
+            log.warning("payloads in %s may not be on the disk: %s", self.path, exc)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
