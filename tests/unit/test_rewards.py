@@ -200,7 +200,7 @@ async def test_a_jobs_reward_that_is_not_there_is_reward_raised() -> None:
 
 @pytest.fixture
 async def maths() -> AsyncIterator[Rewards]:
-    rewards = Rewards(RewardConfig(function="math_verify", check_cpu_s=1, processes=1, timeout_s=30))
+    rewards = Rewards(RewardConfig(function="math_verify", check_cpu_s=1, processes=1, timeout_s=120))
     yield rewards
     await rewards.close()
 
