@@ -127,10 +127,13 @@ class Verifier(Worker):
     def check(self, job: CheckJob) -> None:
         """In the fork: make the check and tell the worker; nothing where nobody waits for it, or it is withdrawn."""
         asker, name, text = job.question()
-        if not self.connection.exists(self.keys.asker(asker)) or not self.connection.hexists(job.key, "data"):
-            return
-        self._tell(asker, job.id, STARTED, self.name)
-        self._tell(asker, job.id, VERDICT, self._bounded(self._judge(name, text)))
+        with self.connection.pipeline(transaction=False) as pipe:
+            pipe.exists(self.keys.asker(asker))
+            pipe.hexists(job.key, "data")
+            is_wanted = all(pipe.execute())
+        if is_wanted:
+            self._tell(asker, job.id, STARTED, self.name)
+            self._tell(asker, job.id, VERDICT, self._bounded(self._judge(name, text)))
 
     def _judge(self, name: str, text: str) -> Verdict:
         pool = self.config.pool
@@ -179,7 +182,7 @@ class Verifier(Worker):
         stream, deadline = self.keys.verdicts(asker), time.monotonic() + TELL_S
         while True:
             try:
-                with self.connection.pipeline() as pipe:
+                with self.connection.pipeline(transaction=False) as pipe:
                     pipe.xadd(stream, {"id": id_, "kind": kind, "body": body})
                     pipe.expire(stream, STREAM_TTL_S)
                     pipe.execute()
