@@ -77,6 +77,8 @@ class Buffer:
         self._pause_s = PAUSE_S
         self._reclaimer = f"buffer-{self._token}"
         self._waits: dict[str, Waiting] = {}
+        #: When (monotonic) a batch was last cut for a subscription.
+        self._served: dict[str, float] = {}
         self._rollback = Rollback(self._control.client, self._keys)
 
     @property
@@ -152,7 +154,8 @@ class Buffer:
             last, kinds = self._take_events(state, last)
             if kinds - {"completed"}:
                 state.refresh()
-            for sub in list(state.subs.values()):
+            # Who was served longest ago comes first, or the first of a pool would take all that comes one by one.
+            for sub in sorted(state.subs.values(), key=lambda sub: self._served.get(sub.name, 0.0)):
                 self._cut_for(cutter, state, sub.name)
             self._pause_s = PAUSE_S
             self._waiting("buffer:servers").end()
@@ -221,6 +224,7 @@ class Buffer:
             if why:
                 waiting.for_(why)
                 return
+            self._served[name] = time.monotonic()
         waiting.end()
 
     def _housekeep(self, retirement: Retirement, last: str) -> None:

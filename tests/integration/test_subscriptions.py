@@ -91,6 +91,34 @@ def test_I5_members_of_a_pool_divide_the_groups_and_a_copy_sees_them_all(
     assert audit(client, keys).ok
 
 
+def test_members_of_a_pool_that_wait_are_served_in_turn(client: redis.Redis, keys: Keys, config: Config) -> None:
+    with (
+        buffering(config),
+        Trainer(config) as actor,
+        beside(config, "left", share="pool") as left,
+        beside(config, "right", share="pool") as right,
+    ):
+        publish(actor)
+        members, served = {"left": left, "right": right}, []
+
+        def has_a_batch() -> str:
+            rows = [sub_of(client, keys, name) for name in members]
+            return next((str(row["name"]) for row in rows if row["cut"] > row["cursor"]), "")
+
+        for _ in range(6):
+            for member in members.values():
+                assert member.next_nowait() is None  # it asks, and waits
+            for name in members:
+                until_waits(client, keys, f"buffer:{name}", "more groups")
+            admit(client, keys, 2)
+            Player(client, keys).work(2, 1)
+            name = str(until(has_a_batch))
+            take(members[name])
+            served.append(name)
+    assert sorted(served[:2]) == ["left", "right"]
+    assert served == served[:2] * 3
+
+
 def test_I5_what_a_dead_member_had_in_hand_goes_to_the_others_once_its_seat_is_free(
     client: redis.Redis, keys: Keys, config: Config
 ) -> None:
