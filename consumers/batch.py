@@ -114,6 +114,9 @@ class Batch:
         self._lags: dict[int, int] = {}
         self._max_staleness = max_staleness
         self._store = store if store is not None else columns.LocalColumns()
+        #: Column -> rows that it says nothing of, and all rows that it was read for.
+        self._hollow: dict[str, set[int]] = {}
+        self._got: dict[str, set[int]] = {}
         num_loss = [self._num_loss(row) for row in self.all_rows]
         #: Denominators of the loss over all ranks (T10).
         self._counts = {
@@ -230,8 +233,8 @@ class Batch:
             timeout: seconds.
 
         Returns:
-            [B, L] (or [B, L, W]) or [B], as it was put; 0 on padding, fillers and lost payloads. A numpy array;
-            ``torch.from_numpy`` shares it.
+            [B, L] (or [B, L, W]) or [B], as it was put; 0 on padding, fillers and lost payloads, those too that only
+            the writer had lost: ``no_value`` tells which rows. A numpy array; ``torch.from_numpy`` shares it.
 
         Raises:
             WaitTimeout: it was not there in time. OwnershipLost: the batch was given up. PayloadError: damaged.
@@ -239,7 +242,30 @@ class Batch:
         of = self._layout(micro)
         wanted = [row for row in of.rows if row >= 0]
         values = self._store.read(name, wanted, timeout) if wanted else {}
-        return columns.join(values, of, self.all_rows, self._lost, name)
+        out = columns.join(values, of, self.all_rows, self._lost, name)
+        self._got.setdefault(name, set()).update(wanted)
+        if hollow := columns.hollow(values) - self._lost:
+            self._hollow.setdefault(name, set()).update(hollow)
+            self._store.tell_lost(name, sorted(hollow))
+        return out
+
+    def no_value(self, name: str, *, micro: Mapping[str, Any] | None = None) -> NDArray[np.bool_]:
+        """[B] True on rows of which column ``name`` says nothing, so that 0 stands there: leave them out of the loss.
+
+        These are fillers, samples whose payload is lost here, and those whose payload the writer had lost (counted as
+        ``column_lost``).
+
+        Args:
+            micro: as for ``get``, which must have been called before.
+
+        Raises:
+            ProtocolError: the column was not read.
+        """
+        rows = self._layout(micro).rows
+        if name not in self._got or not self._got[name].issuperset(row for row in rows if row >= 0):
+            raise ProtocolError(f"Column {name!r} of batch {self.n} was not read yet: call get({name!r}) first.")
+        missing = self._lost | self._hollow.get(name, set()) | {-1}
+        return np.array([row in missing for row in rows])
 
     def _layout(self, micro: Mapping[str, Any] | None) -> columns.Layout:
         if micro is None:

@@ -79,13 +79,16 @@ def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dic
     return path
 
 
-def latest(folder: str | Path, map_location: str = "cpu") -> Checkpoint | None:
+def latest(folder: str | Path, map_location: str = "cpu", at_most: int | None = None) -> Checkpoint | None:
     """The newest checkpoint that is whole, or None where there is none at all; a damaged one is passed over, logged.
+
+    Args:
+        at_most: none of a later step.
 
     Raises:
         PenstockError: there are checkpoints, and every one is damaged.
     """
-    files = _files(Path(folder))
+    files = [path for path in _files(Path(folder)) if at_most is None or _step(path) <= at_most]
     for path in reversed(files):
         try:
             return _load(path, map_location)

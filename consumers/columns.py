@@ -63,12 +63,22 @@ class Store(Protocol):
 
     def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]: ...
 
+    def tell_lost(self, name: str, rows: Sequence[int]) -> None:
+        """The writer had lost the payloads of these rows, and has nothing to say of them."""
+
 
 class LocalColumns:
-    """Columns of a batch that no queue stands behind (a replayed one): what this process put it gets."""
+    """Columns of a batch that no queue stands behind (a replayed one): what this process put it gets.
 
-    def __init__(self) -> None:
-        self._values: dict[str, dict[int, bytes]] = {}
+    Args:
+        values: what is there already, by column and row.
+    """
+
+    def __init__(self, values: Mapping[str, Mapping[int, bytes]] | None = None) -> None:
+        self._values: dict[str, dict[int, bytes]] = {name: dict(of) for name, of in (values or {}).items()}
+
+    def tell_lost(self, name: str, rows: Sequence[int]) -> None:
+        """Nobody counts."""
 
     def write(self, name: str, values: Mapping[int, bytes]) -> None:
         self._values.setdefault(name, {}).update(values)
@@ -170,6 +180,20 @@ class RedisColumns:
             time.sleep(pause_s)
         waiting.end()
         return found
+
+    def tell_lost(self, name: str, rows: Sequence[int]) -> None:
+        """Count, and say, that the writer had no payload for these rows. Blocks for one round trip."""
+        subscriber = self._subscriber
+        values = [f"{self._digest}/{name}/{row}" for row in rows]
+        call = scripts.column_lost(subscriber.keys, subscriber.name, self._ttl_s, values)
+        if new := subscriber.control.call(call):
+            log.warning(
+                "column %s of batch %d has no value for %d samples, as of %s: who puts it has lost their payloads",
+                name,
+                self._n,
+                new,
+                self._rows[rows[0]].sample,
+            )
 
     def _announce(self, name: str, places: list[tuple[str, str]]) -> None:
         subscriber = self._subscriber
@@ -323,6 +347,11 @@ def join(values: Mapping[int, bytes], layout: Layout, rows: Sequence[Row], lost:
             target[...] = decoded[row][1]
         start += length
     return out
+
+
+def hollow(values: Mapping[int, bytes]) -> set[int]:
+    """Rows of whose payload the writer had nothing to say. The values were checked by ``join``."""
+    return {row for row, data in values.items() if data[len(_MAGIC)] == _LOST}
 
 
 def _encode(values: Array, kind: int, row: int, name: str) -> bytes:

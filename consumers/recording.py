@@ -7,7 +7,8 @@
 
 One file per batch and rank: the path is a template with ``{rollout_id}`` (the number of the batch) and, where there are
 several ranks, ``{rank}``. Nothing is unpickled; bounds are checked, and each payload against its checksum when it is
-opened. Files are written beside their name, flushed, and renamed.
+opened. Files are written beside their name, flushed, and renamed. Columns that the rank read lie in a file beside its
+own (column_files.py).
 """
 
 import os
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from consumers import column_files
 from penstock.errors import ConfigError, PayloadError
 from penstock.messages import MAX_RECORD_BYTES, Manifest, pack, unpack
 
@@ -37,6 +39,8 @@ class Recorded:
     digest: str
     #: Bytes by sample id, of all ranks whose files are there; None where the payload was lost.
     payloads: dict[str, Bytes | None]
+    #: Columns that ranks read, by name and row.
+    columns: dict[str, dict[int, bytes]]
 
 
 def check_template(template: str, ranks: int = 1) -> str:
@@ -53,7 +57,7 @@ def save(
     template: str, manifest: Manifest, digest: str, payloads: Mapping[str, Bytes | None], rank: int = 0, size: int = 1
 ) -> Path:
     """Write one rank's share of a batch; safe on disk when this returns. Raises ConfigError, OSError. Blocks."""
-    path = Path(check_template(template, size).format(rollout_id=manifest.n, rank=rank))
+    path = path_of(template, manifest.n, rank, size)
     entries: list[list[Any]] = []
     at = 0
     for sample, data in payloads.items():
@@ -73,10 +77,17 @@ def save(
                     file.write(bytes(-len(data) % 8))
             file.flush()
             os.fsync(file.fileno())
+        # Columns of an earlier delivery are not this one's.
+        column_files.path_of(path).unlink(missing_ok=True)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+def path_of(template: str, n: int, rank: int = 0, size: int = 1) -> Path:
+    """File of one rank's share of batch ``n``."""
+    return Path(check_template(template, size).format(rollout_id=n, rank=rank))
 
 
 def numbers(template: str) -> list[int]:
@@ -100,12 +111,15 @@ def load(template: str, n: int) -> Recorded:
     """
     first = _load(Path(template.format(rollout_id=n, rank=0)), n)
     merged = dict(first.payloads)
+    columns = column_files.load(path_of(template, n))
     for rank in range(1, first.size):
         other = _load(Path(template.format(rollout_id=n, rank=rank)), n)
         if other.recorded.digest != first.recorded.digest:
             raise PayloadError(f"The files of batch {n} by {template!r} are of different runs: record it anew.")
         merged |= other.payloads
-    return Recorded(first.recorded.manifest, first.recorded.digest, merged)
+        for name, values in column_files.load(path_of(template, n, rank)).items():
+            columns.setdefault(name, {}).update(values)
+    return Recorded(first.recorded.manifest, first.recorded.digest, merged, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +153,7 @@ def _load(path: Path, n: int) -> _File:
         raise PayloadError(f"{path} lacks what a recorded batch has ({exc}).") from exc
     if manifest.n != n or not 1 <= size <= 1_000_000:
         raise PayloadError(f"{path} holds batch {manifest.n}, not {n}.")
-    return _File(Recorded(manifest, str(record["digest"]), payloads), size)
+    return _File(Recorded(manifest, str(record["digest"]), payloads, {}), size)
 
 
 def _part(body: memoryview, at: int, size: int, path: Path) -> Bytes | None:

@@ -75,7 +75,7 @@ class Replay:
             dp_size=self._size,
             advantage=trainer.advantage if trainer else "grpo",
             max_staleness=trainer.max_token_staleness if trainer else None,
-            store=LocalColumns(),
+            store=LocalColumns(found.columns),
         )
 
     def next_nowait(self) -> Batch | None:

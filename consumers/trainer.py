@@ -24,13 +24,14 @@ from consumers import recording
 from consumers.agreement import Circle, agree, meet
 from consumers.ahead import Ahead
 from consumers.batch import Batch, rank_rows
-from consumers.columns import RedisColumns
+from consumers.column_files import RecordedColumns
+from consumers.columns import RedisColumns, Store
 from consumers.fetch import Bytes, PayloadReader
 from consumers.roles import Seat
 from consumers.subscriber import Delivery, Subscriber
 from penstock import scripts
 from penstock.config import Config
-from penstock.errors import ConfigError, ProtocolError, PublishError, WaitTimeout
+from penstock.errors import ConfigError, ProtocolError, PublishError, RolesApart, WaitTimeout
 from penstock.keys import Keys
 from penstock.memory_control import TAGS, change, check_tags
 from penstock.messages import Publication, Row, pack, unpack
@@ -234,6 +235,7 @@ class Trainer:
             WaitTimeout: it was not there in ``timeout`` seconds; asking again goes on with the same batch.
             OwnershipLost: another trainer has this subscription.
             ProtocolError: a restored trainer has not published its weights yet.
+            RolesApart: this role was restored to a later batch than the driving one.
         """
         if self._must_publish:
             raise ProtocolError(
@@ -264,9 +266,10 @@ class Trainer:
         self._subscriber.await_driver(timeout)
         cursor = self._subscriber.cursor
         if self._position > cursor:
-            raise ProtocolError(
+            raise RolesApart(
+                cursor,
                 f"Role {self.seat.role} has trained batch {self._position}, but role {self.seat.roles[0]} goes on from "
-                f"batch {cursor}: restore a checkpoint of batch {cursor} or before."
+                f"batch {cursor}: restore a checkpoint of batch {cursor} or before.",
             )
         if not self._restored:
             self._position = cursor
@@ -314,9 +317,7 @@ class Trainer:
         missing = [(row.job, row.k) for row in rows if not row.lost and payloads[row.sample] is None]
         if missing:
             self._subscriber.lost(missing)
-        if (template := self.config.debug.save_batches) is not None and self.seat.replica == 0 and self.seat.drives:
-            recording.save(template, delivery.manifest, delivery.digest, payloads, rank=self.dp_rank, size=self.dp_size)
-        store = RedisColumns(
+        store: Store = RedisColumns(
             self._subscriber,
             self._columns,
             delivery.manifest.samples(),
@@ -325,6 +326,11 @@ class Trainer:
             ttl_s=self.config.buffer.payload_ttl_s,
             redone=delivery.manifest.n <= self._redone,
         )
+        if (template := self.config.debug.save_batches) is not None and self.seat.replica == 0 and self.seat.drives:
+            file = recording.save(
+                template, delivery.manifest, delivery.digest, payloads, rank=self.dp_rank, size=self.dp_size
+            )
+            store = RecordedColumns(store, file)
         return Batch(
             delivery.manifest,
             digest=delivery.digest,

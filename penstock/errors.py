@@ -9,6 +9,7 @@ PenstockError
 │   ├── LeadershipLost     another buffer leads
 │   └── OwnershipLost      another trainer owns the subscription, or it was rewound
 ├── ProtocolError          a step was asked for in a state that does not allow it
+│   └── RolesApart         a role has trained batches that the driving one gave up; ``batch`` is where that goes on
 ├── PayloadError           bytes of a sample cannot be what they claim to be; names the sample
 ├── EngineError            the engine refused, died, or answered what it may not
 │   ├── EngineRefused      the request can never be answered (too long, for instance); trying again is in vain
@@ -56,6 +57,18 @@ class OwnershipLost(Fenced):
 
 class ProtocolError(PenstockError):
     """A step was asked for in a state that does not allow it."""
+
+
+class RolesApart(ProtocolError):
+    """A role has trained batches behind the one from which the driving role goes on: restore an earlier checkpoint.
+
+    Args:
+        batch: the last batch that a checkpoint may hold.
+    """
+
+    def __init__(self, batch: int, message: str) -> None:
+        super().__init__(message)
+        self.batch = batch
 
 
 class PayloadError(PenstockError):

@@ -75,6 +75,9 @@ class Keys:
     def column(self, sub: str, n: int, digest: str, gen: int, name: str) -> str:
         return self.of(f"column:{sub}:{n}:{digest}:{gen}:{name}")
 
+    def columns_lost(self, sub: str) -> str:
+        return self.of(f"columns_lost:{sub}")
+
     def agree(self, sub: str) -> str:
         return self.of(f"agree:{sub}")
 

@@ -726,6 +726,11 @@ def write_column(key: str, ttl_s: int, values: Mapping[int, bytes]) -> Call[list
     return Call(script("write_column"), [key], [ttl_s, *flat], lambda answer: [int(row) for row in answer])
 
 
+def column_lost(keys: Keys, sub: str, ttl_s: int, values: Iterable[str]) -> Call[int]:
+    """Count values (DIGEST/COLUMN/ROW) that a column does not have because its writer lost the payload; new ones."""
+    return Call(script("column_lost"), [keys.columns_lost(sub), keys.counters], [keys.prefix, ttl_s, *values], int)
+
+
 def agree(
     keys: Keys, sub: str, *, owner: str, gen: int, number: int, role: str, rank: int, ranks: int, word: str, ttl_s: int
 ) -> Call[list[str] | None]:

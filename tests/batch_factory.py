@@ -131,6 +131,7 @@ def make_batch(
     dp_rank: int = 0,
     dp_size: int = 1,
     row_changes: dict[int, Any] | None = None,
+    store: Any = None,
     **changes: Any,
 ) -> Batch:
     """One rank's share of a batch of ``samples``; ``row_changes`` falsifies rows by index."""
@@ -147,6 +148,7 @@ def make_batch(
         payloads=dict(data),
         dp_rank=dp_rank,
         dp_size=dp_size,
+        store=store,
     )
 
 

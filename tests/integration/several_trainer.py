@@ -13,7 +13,7 @@ import numpy as np
 
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.errors import OwnershipLost, ProtocolError, WaitTimeout
+from penstock.errors import OwnershipLost, RolesApart, WaitTimeout
 
 AGAIN = 3
 
@@ -35,7 +35,7 @@ def save(folder: Path, state: dict[str, Any], jobs: list[str]) -> None:
 
 def restore(trainer: Trainer, folder: Path, at_most: int | None) -> list[str]:
     """What the weights have seen at the newest checkpoint, or at the newest that another role allows."""
-    found = [(n, path) for n, path in checkpoints(folder) if at_most is None or n < at_most]
+    found = [(n, path) for n, path in checkpoints(folder) if at_most is None or n <= at_most]
     if not found:
         trainer.load_state_dict({"run": trainer.config.run, "subscription": trainer.name, "batch": 0})
         return []
@@ -74,11 +74,9 @@ def train(trainer: Trainer, settings: dict[str, Any], folder: Path) -> None:
             batch = trainer.next(timeout=0.3)
         except WaitTimeout:
             continue
-        except ProtocolError as exc:
-            if "restore a checkpoint of batch" not in str(exc):
-                raise
-            at_most = trainer.state_dict()["batch"]
-            print(f"went back before batch {at_most}", file=sys.stderr, flush=True)
+        except RolesApart as exc:
+            at_most = exc.batch
+            print(f"went back to batch {at_most}", file=sys.stderr, flush=True)
             jobs = restore(trainer, folder, at_most)
             continue
         exchange(settings["role"], batch)

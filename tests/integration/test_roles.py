@@ -204,6 +204,41 @@ def test_a_damaged_column_is_refused(config: Config, client: redis.Redis, keys: 
 
 
 @pytest.mark.usefixtures("buffer")
+def test_T13_what_the_writer_of_a_column_lost_is_named_and_counted(
+    config: Config, client: redis.Redis, keys: Keys, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    template = str(tmp_path / "{rollout_id}.bin")
+    recorded = config.model_copy(update={"debug": config.debug.model_copy(update={"save_batches": template})})
+    with actor(recorded) as one, critic(config) as other:
+        begin(one, client, keys, 1)
+        batch = one.next(timeout=PATIENCE_S)
+        batch.decode()
+        gone = batch.rows[0].job
+        assert client.delete(*client.scan_iter(match=keys.of(f"payload:{gone}/*")))
+        mine = other.next(timeout=PATIENCE_S)
+        assert mine.lost == [row.sample for row in mine.rows if row.job == gone]
+        mine.put("values", values_of(mine))
+
+        expected = np.where([[row.job == gone] for row in batch.rows], 0, wanted_by(batch))
+        with pytest.raises(ProtocolError, match="was not read yet"):
+            batch.no_value("values")
+        np.testing.assert_array_equal(batch.get("values"), expected)
+        assert batch.no_value("values").tolist() == [row.job == gone for row in batch.rows]
+        for micro in batch.packed(20):
+            batch.get("values", micro=micro)
+            rows = [batch.all_rows[i].job if i >= 0 else gone for i in micro["rows"].tolist()]
+            assert batch.no_value("values", micro=micro).tolist() == [job == gone for job in rows]
+        assert batch.lost == []
+    assert play.counter(client, keys, "column_lost") == 2, "once, however often it is read"
+    assert f"column values of batch 1 has no value for 2 samples, as of {gone}/0" in caplog.text
+
+    with Trainer.replay(template) as replay:  # what was read is recorded with the batch
+        again = replay.next()
+        np.testing.assert_array_equal(again.get("values"), expected)
+        assert again.no_value("values").tolist() == batch.no_value("values").tolist()
+
+
+@pytest.mark.usefixtures("buffer")
 def test_T13_columns_of_an_older_generation_are_not_read_and_their_writer_is_told(
     config: Config, client: redis.Redis, keys: Keys
 ) -> None:

@@ -58,6 +58,13 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert [path.name[:12] for path in sorted(tmp_path.iterdir())] == ["step00000010", "step00000015"]
 
 
+def test_one_of_a_step_at_most_is_found_where_a_later_one_is_of_no_use(tmp_path: Path) -> None:
+    for step in (5, 10):
+        checkpoint.save(tmp_path, step=step, learner={}, trainer={})
+    steps = {most: (found := checkpoint.latest(tmp_path, at_most=most)) and found.step for most in (4, 5, 9, 10, None)}
+    assert steps == {4: None, 5: 5, 9: 5, 10: 10, None: 10}
+
+
 @pytest.mark.parametrize("kind", ["flipped", "truncated", "empty"])
 def test_a_damaged_newest_one_falls_back_and_says_so(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from consumers import recording
+from consumers import column_files, recording
 from consumers.batch import Batch
+from consumers.column_files import RecordedColumns
+from consumers.columns import LocalColumns
 from consumers.replay import RecordingOver, Replay
 from consumers.trainer import Trainer
 from penstock.errors import ConfigError, PayloadError, ProtocolError, WaitTimeout
@@ -38,6 +40,40 @@ def test_a_recording_is_replayed_at_any_number_of_ranks(tmp_path: Path, size: in
             assert (first.n, second.n, second.digest) == (1, 2, live.digest)
             for key, value in second.arrays().items():
                 np.testing.assert_array_equal(value, live.arrays()[key])
+
+
+def test_columns_that_were_read_come_back_at_any_number_of_ranks(tmp_path: Path) -> None:
+    template, samples = record(tmp_path, batches=1)
+    whole = make_batch(samples)
+    values = np.arange(whole.arrays()["tokens"].size, dtype=np.float32).reshape(whole.arrays()["tokens"].shape)
+    writer = make_batch(samples, store=(store := LocalColumns()))
+    writer.put("values", values)
+    writer.put("score", np.arange(len(writer)))
+    for rank in range(2):
+        file = recording.path_of(template, 1, rank, 2)
+        reader = make_batch(samples, dp_rank=rank, dp_size=2, store=RecordedColumns(store, file))
+        for _ in range(2):  # recorded once
+            reader.get("values")
+        for micro in reader.packed(16):
+            reader.get("score", micro=micro)
+    (again,) = list(Trainer.replay(template))
+    np.testing.assert_array_equal(again.get("values"), writer.get("values"))
+    np.testing.assert_array_equal(again.get("score"), writer.get("score"))
+    size = column_files.path_of(file).stat().st_size
+    assert size < 2 * sum(len(value) + 40 for of in store._values.values() for value in of.values())
+
+    # A torn end is left out; damage is not.
+    data = column_files.path_of(file).read_bytes()
+    column_files.path_of(file).write_bytes(data[:-3])
+    (again,) = list(Trainer.replay(template))
+    with pytest.raises(WaitTimeout, match="'score' was not put for 1 of"):
+        again.get("score")
+    for bad in (data[:20] + bytes([data[20] ^ 1]) + data[21:], struct.pack("<II", 2**31, 0) + data):
+        column_files.path_of(file).write_bytes(bad)
+        with pytest.raises(PayloadError, match="is damaged"):
+            list(Trainer.replay(template))
+    record(tmp_path, batches=1)  # delivered again: columns of before are gone
+    assert not column_files.path_of(file).exists()
 
 
 def test_a_replay_goes_on_where_a_state_was_taken_and_ends(tmp_path: Path) -> None:
