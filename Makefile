@@ -7,7 +7,7 @@ ARGS ?=
 # Processes that run tests side by side; tests of one engine stay together (tests/conftest.py).
 TEST_PROCESSES ?= 2
 
-.PHONY: setup venv engine adapters run test unit model check bench clean
+.PHONY: setup venv engine adapters run several test unit model check bench clean
 
 setup: venv engine
 
@@ -38,6 +38,10 @@ adapters: .adapters/.ready
 
 run: setup
 	@.venv/bin/penstock run $(CONFIG) $(ARGS)
+
+# Five trainers on one buffer, each a process (examples/several/README.md).
+several: setup
+	@examples/several/run.sh $(ARGS)
 
 unit: venv
 	@.venv/bin/pytest tests/unit -q $(ARGS)
