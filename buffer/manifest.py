@@ -44,6 +44,8 @@ class _Ages:
     counts: bool
     #: Tokens of versions below this bear no loss.
     floor: int
+    #: Nor do those that are older than the newest of their sample.
+    newest_only: bool = False
     lags: dict[int, int] = field(default_factory=dict)
     loss_tokens: int = 0
     weighted: int = 0
@@ -60,9 +62,10 @@ class _Ages:
             self.lags[version] = self.lineage.lag(version, self.train_version) if self.counts else 0
         return self.lags[version]
 
-    def add(self, loss_by_version: list[list[int]]) -> list[list[int]]:
+    def add(self, loss_by_version: list[list[int]], newest_drawn: int) -> list[list[int]]:
         """Take a sample in; the pairs (version, tokens) of it that bear loss."""
-        versions = [[version, tokens] for version, tokens in loss_by_version if version >= self.floor]
+        floor = max(self.floor, newest_drawn) if self.newest_only else self.floor
+        versions = [[version, tokens] for version, tokens in loss_by_version if version >= floor]
         if not versions:
             return []
         oldest, newest = min(versions)[0], max(versions)[0]
@@ -82,7 +85,9 @@ def make_manifest(client: Client, keys: Keys, state: State, sub: Subscription, p
     definition, lineage = sub.definition, sub.position.lineage
     bounded = bool(definition.model)
     masks = definition.on_expiry == "mask" and bounded
-    ages = _Ages(lineage, plan.train_version, bounded, plan.floor if masks else -1)
+    ages = _Ages(
+        lineage, plan.train_version, bounded, plan.floor if masks else -1, newest_only=definition.mask_offpolicy
+    )
     rows, oldest = _rows(plan, ages, client.mget([keys.meta(group.job) for group in plan.groups]))
     return Manifest(
         sub=sub.name,
@@ -92,6 +97,7 @@ def make_manifest(client: Client, keys: Keys, state: State, sub: Subscription, p
         on_expiry=definition.on_expiry,
         mode=definition.mode,
         mask_below=plan.floor if masks else -1,
+        mask_offpolicy=definition.mask_offpolicy,
         rows=rows,
         num_loss_tokens=ages.loss_tokens,
         num_samples=len(rows),
@@ -140,7 +146,7 @@ def _rows(plan: Plan, ages: _Ages, metas: list[bytes | None]) -> tuple[list[Row]
 
 def _row(group: Group, record: Mapping[str, Any], ages: _Ages) -> Row:
     lost = record["k"] in group.lost
-    bearing = ages.add([] if lost else record["loss_by_version"])
+    bearing = ages.add([] if lost else record["loss_by_version"], record["newest"])
     return Row(
         job=group.job,
         k=record["k"],

@@ -21,6 +21,8 @@ class Definition:
     mode: str = "async"
     bound: int = 0
     on_expiry: str = "mask"
+    #: Tokens older than the newest one of their sample bear no loss.
+    mask_offpolicy: bool = False
     sampler: str = "fifo"
     #: Batch size in ``unit``.
     size: int = 1
@@ -108,6 +110,7 @@ def parse(name: str, raw: Mapping[bytes, bytes]) -> tuple[Definition, Position]:
         mode=text("mode", "async"),
         bound=number("bound"),
         on_expiry=text("on_expiry", "mask"),
+        mask_offpolicy=number("mask_offpolicy") == 1,
         sampler=text("sampler", "fifo"),
         size=number("size", 1),
         per_version=number("per_version", 1),

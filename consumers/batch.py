@@ -394,6 +394,9 @@ class Batch:
         }
         if self.manifest.mask_below >= 0:
             loss &= make["versions"]() >= self.manifest.mask_below
+        if self.manifest.mask_offpolicy:
+            newest = np.array([self.rows[i].newest for i in members] or [-1], np.int32)
+            loss &= make["versions"]() == np.repeat(newest, lengths)
         self._check(members, lengths, runs, generated, loss)
         if self._max_staleness is not None:
             loss &= make["staleness"]() <= self._max_staleness

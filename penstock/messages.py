@@ -359,6 +359,8 @@ class Manifest(Record):
     staleness_steps: int = -1
     #: How its rows are split over ranks: balanced | tokens | strided.
     split: str = "balanced"
+    #: True: tokens older than the newest one of their sample bear no loss.
+    mask_offpolicy: bool = False
 
     def samples(self) -> list[Row]:
         return self.rows

@@ -69,6 +69,8 @@ class SubscriptionConfig(BaseModel):
     #: drive.
     bound: NotNegative | None = None
     on_expiry: OnExpiry | None = None
+    #: Only tokens of the newest version in their sample bear loss (partial rollouts); all keep versions and logprobs.
+    mask_offpolicy: bool = False
     #: Split over ranks: equal counts balanced on tokens (Karmarkar-Karp), tokens alone, or strided.
     split: Split = "balanced"
 

@@ -187,6 +187,38 @@ def test_T4_mask_trains_the_newer_tokens_and_batch_and_manifest_agree(
         until(lambda: client.hget(keys.sub("actor"), "drop:stale") == b"1")
 
 
+def test_loss_on_the_newest_version_only_is_one_subscriptions_choice(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    """Two trainers of the same groups: one trains all tokens, the other those of the newest version of each sample."""
+    config = make_config(redis_server.url, keys.run, tmp_path, staleness={"mode": "async", "bound": 4})
+    worker = Player(client, keys)
+    beside = {"driving": False, "bound": 4, "mask_offpolicy": True}
+    with buffering(config), Trainer(config) as trainer, Trainer(config, name="newest", subscription=beside) as other:
+        publish(trainer)
+        admit(client, keys, 4)
+        mixed, plain, *short = worker.lease(4, version=1)
+        for held in short:
+            worker.answer(held, [1])
+        step(trainer)
+        other.commit(other.next(timeout=30))
+        worker.answer(mixed, [1, 2], length=3)
+        worker.answer(plain, [1], length=3)
+        whole, newest = step(trainer), other.next(timeout=30)
+    assert jobs_of(whole) == jobs_of(newest) == [mixed.job, plain.job]
+    for batch in (whole, newest):
+        data = {key: np.asarray(value) for key, value in batch.padded().items() if key != "counts"}
+        wanted = data["generated"].copy()
+        if batch is newest:
+            last = np.array([row.newest for row in batch.rows])[:, None]
+            assert sorted(last[:, 0]) == [1, 1, 2, 2]
+            wanted &= data["versions"] == last
+        assert (data["loss_mask"] == wanted).all()
+        assert int(wanted.sum()) == batch.manifest.num_loss_tokens == sum(row.num_loss for row in batch.rows)
+    assert whole.manifest.num_loss_tokens == newest.manifest.num_loss_tokens + 2 * 3
+    assert newest.manifest.staleness_mean == 1.5, "of those that bear loss"
+
+
 def test_T4_drop_gives_up_what_is_too_old_and_frees_its_place(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
