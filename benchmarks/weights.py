@@ -121,8 +121,8 @@ def _measure(control: Control, trainer: Trainer, model: Any, load: Load, leg: Le
         raise RuntimeError(f"{len(failures)} of {leg.updates} updates by {leg.transport} went by disk: {failures[0]!r}")
     after = _counters(control, keys.counters)
     updates = after["weight_updates"] - before["weight_updates"]
-    if updates != leg.updates:
-        raise RuntimeError(f"{updates} of {leg.updates} updates met a busy engine: raise --groups.")
+    if leg.updates and not updates:
+        raise RuntimeError(f"none of {leg.updates} updates met a busy engine: raise --groups.")
     return {
         "policy": leg.policy,
         "transport": leg.transport,
@@ -241,7 +241,10 @@ def report(
         rows=rows,
         keys=keys,
         versions=seen,
-        notes=["tokens lost: against legs without updates (before, after); where legs are short their noise is in it."],
+        notes=[
+            "tokens lost: against legs without updates (before, after); where legs are short their noise is in it.",
+            "updates: those that met a busy engine; a worker that is behind takes the newest of several at once.",
+        ],
     )
 
 

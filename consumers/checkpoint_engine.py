@@ -14,6 +14,7 @@ all of them waiting.
 import importlib.util
 import json
 import logging
+import math
 import os
 import queue
 import socket
@@ -75,7 +76,8 @@ class ParameterServers:
 
     Args:
         gpus: ``GPU-UUID`` of each.
-        bucket_bytes: most bytes broadcast at once; a server takes three times as much of its GPU meanwhile.
+        bucket_bytes: most bytes broadcast at once, in whole GiB; a server takes three times as much of its GPU
+            meanwhile.
     """
 
     def __init__(self, gpus: Sequence[str], bucket_bytes: int) -> None:
@@ -144,7 +146,7 @@ class ParameterServers:
                 "WORLD_SIZE": str(len(self.gpus)),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(listener.getsockname()[1] - 1),  # it takes the next one
-                "PS_MAX_BUCKET_SIZE_GB": str(self._bucket_bytes / 2**30),
+                "PS_MAX_BUCKET_SIZE_GB": str(math.ceil(self._bucket_bytes / 2**30)),  # 0.1.2 reads whole ones only
                 "NCCL_SOCKET_IFNAME": "lo",
                 "LOGURU_LEVEL": "WARNING",
                 LISTENER: str(listener.fileno()),

@@ -1,7 +1,8 @@
 """What each release of SGLang can do: one table, read from the released packages 0.5.17 to 0.5.23.
 
-Seen running: 0.5.20 on CPU, 0.5.17 on a GPU. The release is that which ``/server_info`` reports, so the table holds for
-external servers as for spawned ones.
+Seen running: 0.5.20 in CI on CPU, 0.5.17 on a GPU, and in tests/integration/test_engine.py on CPU 0.5.17, 0.5.19,
+0.5.21 and 0.5.23, all with torch 2.13.0 (0.5.17 and 0.5.23 pin others). 0.5.18 and 0.5.22 were read. The release is
+that which ``/server_info`` reports, so the table holds for external servers as for spawned ones.
 
 | from   | what changed for penstock                                                                             |
 |--------|-------------------------------------------------------------------------------------------------------|

@@ -1,6 +1,6 @@
 """Client of one SGLang server: tokens with their logprobs and weight versions, and the controls of its weights.
 
-The only module that knows SGLang's HTTP interface; tried on 0.5.17 and 0.5.20. Knows nothing of Redis.
+The only module that knows SGLang's HTTP interface; tried on releases 0.5.17 to 0.5.23. Knows nothing of Redis.
 """
 
 import asyncio
