@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 ALONE = Seat()
 #: Ownership ends when its leader rank has not renewed it for so long.
 OWNER_LEASE_S = 6.0
+#: Between two looks at whether others have committed what a rank that is ahead has behind it.
+AHEAD_S = 0.01
 #: Longest blocking read; how late a stop, a lost ownership or a time-out is seen.
 BLOCK_S = 0.5
 
@@ -272,13 +274,28 @@ class Subscriber:
         with collecting_later():
             return Delivery(Manifest.from_bytes(data, f"manifest {n} of {self.name}"), digest)
 
-    def commit(self, n: int, digest: str) -> str:
+    def commit(self, n: int, digest: str, *, behind: int | None = None) -> str:
         """This rank has batch ``n`` behind it; who has not yet, in words, and '' when all have.
 
-        Idempotent. Blocks for one round trip. Raises OwnershipLost, ProtocolError.
+        Idempotent. Blocks for one round trip; with roles also until others have committed what this rank has behind it.
+
+        Args:
+            behind: the last batch that this rank committed; None: not told.
+
+        Raises:
+            OwnershipLost, ProtocolError.
         """
-        while (answer := self._commit(n, digest)).outcome == "owner":
-            self._refollow()
+        waited = False
+        while (answer := self._commit(n, digest)).outcome == "owner" or self._is_ahead(n, behind, answer):
+            if answer.outcome == "owner":
+                self._refollow()
+                continue
+            waited = True
+            who = missing(self.seat, answer.bits)
+            self.waiting.for_(f"other ranks to commit batch {answer.cursor + 1}: {who}")
+            time.sleep(AHEAD_S)
+        if waited:
+            self.waiting.end()
         if answer.outcome in ("committed", "waiting", "already"):
             self.cursor = max(self.cursor, answer.cursor)
             self._bound = True
@@ -296,6 +313,14 @@ class Subscriber:
             "role": f"the subscription has no role {self.seat.role!r}: give every trainer of it the same roles",
         }[answer.outcome]
         raise ProtocolError(f"Batch {n} of subscription {self.name!r} cannot be committed: {why}.")
+
+    def _is_ahead(self, n: int, behind: int | None, answer: scripts.BatchCommit) -> bool:
+        """True where this rank has committed all before ``n``, and others have not: then it waits for them.
+
+        Roles train by themselves (T13); the ranks of a trainer with one role go in step (T14), so there it is an error.
+        """
+        is_next = behind == n - 1 and self.cursor <= answer.cursor < n - 1
+        return bool(self.seat.roles) and answer.outcome == "order" and is_next
 
     def _commit(self, n: int, digest: str) -> scripts.BatchCommit:
         call = scripts.commit_batch(

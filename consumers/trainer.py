@@ -408,15 +408,15 @@ class Trainer:
     def commit(self, batch: Batch) -> None:
         """This rank has trained ``batch``; the last rank to say so moves the cursor. Idempotent.
 
-        Blocks for one round trip. Raises OwnershipLost, ProtocolError (out of order, cut anew meanwhile, or of
-        another subscription).
+        Blocks for one round trip; a role that is a batch ahead of others waits for them, and says so. Raises
+        OwnershipLost, ProtocolError (out of order, cut anew meanwhile, or of another subscription).
         """
         if batch.manifest.sub != self.name:
             raise ProtocolError(
                 f"Batch {batch.n} is of subscription {batch.manifest.sub!r}; commit it to its own trainer, not to "
                 f"{self.name!r}."
             )
-        self._subscriber.commit(batch.n, batch.digest)
+        self._subscriber.commit(batch.n, batch.digest, behind=self._position)
         self._committed = (batch.n, batch.digest)
         self._position = batch.n
 

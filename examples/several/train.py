@@ -118,7 +118,9 @@ class Learner:
             if scored
             else AutoModelForCausalLM.from_pretrained(config.model.path, local_files_only=True)
         )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.trainer.lr)
+        # What scores begins with a head that knows nothing.
+        lr = config.trainer.lr * (10 if scored else 1)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
 
     def step(self, batch: Batch) -> Figures:
         loss, figures = STEPS[self.who](self.model, batch)

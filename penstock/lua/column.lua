@@ -12,7 +12,9 @@ if not has_role(s[3] or '', role) then return 'role' end
 local found = redis.call('XRANGE', KEYS[2], n .. '-0', n .. '-0')
 if #found == 0 then return 'unknown' end
 if field(found[1][2], 'dg') ~= ARGV[5] then return 'diverged' end
-if n <= tonumber(s[1] or 0) or string.sub(role_bits(s[2])[role] or '', rank + 1, rank + 1) == '1' then
+-- the bits are of the batch after the cursor; a role may be further ahead
+local next = tonumber(s[1] or 0) + 1
+if n < next or (n == next and string.sub(role_bits(s[2])[role] or '', rank + 1, rank + 1) == '1') then
   return 'committed'
 end
 for i = 10, #ARGV do redis.call('ZADD', KEYS[3], n, ARGV[i]) end

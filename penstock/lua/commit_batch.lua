@@ -2,7 +2,8 @@
 -- KEYS: sub:NAME, batches:NAME
 -- ARGV: prefix, owner, gen, n, manifest's digest, rank, ranks, role ('' where the subscription has none)
 -- Returns: {'committed' | 'waiting' | 'already' | 'owner' | 'order' | 'diverged' | 'unknown' | 'role', cursor, bits};
---          bits: 'ROLE:0110,ROLE:' of every role, 1 for each rank that has the batch behind it
+--          bits: 'ROLE:0110,ROLE:' of every role, 1 for each rank that has the batch behind it; with 'order' those of
+--          the batch after the cursor, which has to be committed first
 -- Atomic because the cursor moves once per batch, when every rank of every role has it behind it (T13, T15).
 local prefix, n = ARGV[1], tonumber(ARGV[4])
 freeing(prefix)
@@ -15,7 +16,7 @@ local found = redis.call('XRANGE', KEYS[2], n .. '-0', n .. '-0')
 if #found == 1 and field(found[1][2], 'dg') ~= ARGV[5] then return {'diverged', cursor, ''} end
 if n <= cursor then return {'already', cursor, ''} end
 if #found == 0 then return {'unknown', cursor, ''} end
-if n ~= cursor + 1 then return {'order', cursor, ''} end
+if n ~= cursor + 1 then return {'order', cursor, s[2] or ''} end
 local rank, ranks, sets = tonumber(ARGV[6]), tonumber(ARGV[7]), role_bits(s[2])
 local set = sets[mine] or ''
 if #set ~= ranks then set = string.rep('0', ranks) end

@@ -145,6 +145,33 @@ def test_T13_columns_reach_the_other_role_whatever_its_split(config: Config, cli
 
 
 @pytest.mark.usefixtures("buffer")
+def test_T13_a_role_that_is_ahead_waits_for_the_others_to_commit_what_it_has_behind_it(
+    config: Config, client: redis.Redis, keys: Keys
+) -> None:
+    with actor(config, prefetch=1) as one, critic(config) as other, ThreadPoolExecutor(1) as pool:
+        begin(one, client, keys, 2)
+        slow = one.next(timeout=PATIENCE_S)  # the second is cut ahead of it
+        fast = other.next(timeout=PATIENCE_S)
+        fast.put("values", values_of(fast))
+        other.commit(fast)
+        ahead = other.next(timeout=PATIENCE_S)
+        ahead.put("values", values_of(ahead))
+        committed = pool.submit(other.commit, ahead)
+        until_waits(client, keys, "trainer:actor/critic", "other ranks to commit batch 1: every rank of role actor")
+        assert not committed.done()
+        np.testing.assert_array_equal(slow.get("values"), wanted_by(slow))
+        one.commit(slow)
+        committed.result(PATIENCE_S)
+        publish(one)
+        last = one.next(timeout=PATIENCE_S)
+        np.testing.assert_array_equal(last.get("values"), wanted_by(last))
+        with pytest.raises(ProtocolError, match="put every column before the commit"):
+            ahead.put("late", values_of(ahead))
+        one.commit(last)
+        assert client.hget(keys.sub("actor"), "cursor") == b"2"
+
+
+@pytest.mark.usefixtures("buffer")
 def test_T13_what_cannot_be_a_column_is_refused(config: Config, client: redis.Redis, keys: Keys) -> None:
     with actor(config) as one, critic(config) as other:
         begin(one, client, keys, 2)
