@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -220,7 +221,11 @@ async def test_T11_a_verifier_that_hangs_is_stopped_and_the_next_check_is_made(
 ) -> None:
     config = verifying(timeout_s=1.0, pool={"workers": 1, "max_bytes": 20_000, "memory_bytes": 1024**3})
     async with asking(config, client, keys) as rewards:
+        asked = time.monotonic()
+        early = asyncio.create_task(outcome(rewards, "length"))
+        await until(lambda: time.monotonic() > asked + 1.5 * config.reward.timeout_s)
         start(config)
+        assert await early == (3.0, "{}"), "waiting for a verifier is not its time"
         hanging = asyncio.create_task(outcome(rewards, "hangs", folder=tmp_path))
         await until(lambda: tries(tmp_path))
         queued = asyncio.create_task(outcome(rewards, "length"))
@@ -228,7 +233,7 @@ async def test_T11_a_verifier_that_hangs_is_stopped_and_the_next_check_is_made(
 
         assert await hanging == ("reward_timeout", f"sample d/0/1/1: reward {PARTS}:hangs took longer than 1 s.")
         assert await asyncio.to_thread(wait_gone, gone, 10) == []
-        assert await queued == (3.0, "{}"), "waiting for a free verifier is not its time"
+        assert await queued == (3.0, "{}")
         assert len(tries(tmp_path)) == 1, "not tried again"
 
         # One that is cancelled (its lease is lost, say) is stopped too.
@@ -276,7 +281,7 @@ async def test_what_lies_in_redis_is_json_and_what_is_forged_is_not_run(
             lambda: queue.enqueue(ENTRY, "w.1", f"os:system touch {marker}", "{}", at_front=True),
             lambda: queue.enqueue(ENTRY, "no/name", f"{PARTS}:length", text, at_front=True),
             lambda: queue.enqueue(ENTRY, "w.1", f"{PARTS}:length", "[" * 100_000, at_front=True),
-            lambda: queue.enqueue(ENTRY, 1, at_front=True, on_success=Callback("os.abort")),
+            lambda: queue.enqueue(ENTRY, str(marker), at_front=True, on_failure=Callback(f"{PARTS}.callback")),
         ):
             forge()
         bomb = queue.enqueue(ENTRY, at_front=True)
