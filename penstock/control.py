@@ -87,6 +87,21 @@ class Control:
         self.client.close()
 
 
+def _times_cancelled() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
+
+
+def _end_if_cancelled(before: int) -> None:
+    """Be cancelled where that was asked for since ``before``, and lost on the way.
+
+    redis-py sends through ``asyncio.wait_for``, which before Python 3.12 forgets a cancellation that comes in the
+    moment in which the send ends: the task would go on for ever.
+    """
+    if _times_cancelled() > before:
+        raise asyncio.CancelledError
+
+
 class AsyncControl:
     """The control Redis for asyncio; ``await open()`` checks the server."""
 
@@ -108,12 +123,17 @@ class AsyncControl:
     async def do(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Do idempotent ``work`` until Redis answers it."""
         patience = _Patience(self.url, self.patience_s)
+        asked = _times_cancelled()
         while True:
             try:
-                return await work(self.client)
+                done = await work(self.client)
             except PASSING as exc:
                 self.losses += 1
+                _end_if_cancelled(asked)
                 await asyncio.sleep(patience.next_wait(exc))
+            else:
+                _end_if_cancelled(asked)
+                return done
 
     async def close(self) -> None:
         if isinstance(self.client, PayloadFolder):

@@ -54,7 +54,8 @@ class Presence:
             await self._services.commits.look()
             await self._note(pack(self.record()))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._services.show.wait(), PRESENCE_S)
+                async with asyncio.timeout(PRESENCE_S):
+                    await self._services.show.wait()
             now = time.monotonic()
             tokens = self._services.tally.generated_tokens
             rate = (tokens - before) / (now - at)
@@ -66,7 +67,8 @@ class Presence:
     async def end(self) -> None:
         """Take the record away; a Redis that is gone is not an error here."""
         try:
-            await asyncio.wait_for(self._note(b""), END_S)
+            async with asyncio.timeout(END_S):
+                await self._note(b"")
         except Exception as exc:
             log.warning("presence could not be removed: %r", exc)
 

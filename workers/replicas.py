@@ -149,7 +149,8 @@ class TendedEngines(Engine):
             self._note_quorum()
             wait_s = min(self.config.health_interval_s, _RETRY_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
 
     def _note_quorum(self) -> None:
         if self._quorum and self._router.alive and not self._evicting and self._router.starts == self._seen_starts:
