@@ -26,6 +26,8 @@ MAX_TEXT = 16 * 1024
 #: Checks after which a process is replaced: sympy caches without bound.
 MAX_CHECKS = 2000
 _MAX_LINE = 1024 * 1024
+#: Longest wait for a process to end that has closed its output.
+_END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class MathVerifier:
                 await process.kill()
                 raise
             if answer is None:
-                code = await process.kill()
+                code = await process.end()
                 if code == -signal.SIGXCPU:
                     return Verdict(correct=False, out_of_time=True)
                 raise RuntimeError(f"the verifier process ended with code {code}")
@@ -107,6 +109,17 @@ class _Process:
             await self.process.stdin.drain()
         line = await self.process.stdout.readline()
         return json.loads(line) if line.endswith(b"\n") else None
+
+    async def end(self) -> int:
+        """Exit code of a process that closed its output; one that does not end by itself is killed.
+
+        ``asyncio`` loses the code of a dead process that is killed once more: it says 255 then.
+        """
+        try:
+            async with asyncio.timeout(_END_S):
+                return await self.process.wait()
+        except TimeoutError:
+            return await self.kill()
 
     async def kill(self) -> int:
         with contextlib.suppress(ProcessLookupError):
