@@ -31,6 +31,7 @@ from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.processes import descendants, open_pidfds, wait_gone
 from tests.integration.worker_play import admit, all_in, job, make_config, publish, read_group, tended, until
+from workers.fleet import main as fleet_main
 from workers.fleet.kept import Spec, Status
 from workers.fleet.main import Fleet
 from workers.fleet.nodes import Node
@@ -377,13 +378,18 @@ def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
         make_fleet(notes, [Node("h", (0, 1))], {"num_gpus": 1}, {"num_gpus": 1}, autoscale=limits)
 
 
-def test_encoders_answer_before_anyone_is_told_of_them(make_fleet: Any) -> None:
+def test_encoders_answer_before_anyone_is_told_of_them(make_fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering: set[str] = set()
+    monkeypatch.setattr(fleet_main, "_answers", answering.__contains__)
     notes = Notes()
     groups = [{"name": name, "worker_type": name, "num_gpus": 1} for name in ("encoder", "prefill", "decode")]
     fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1, 2))], *groups)
     assert sorted(notes.states) == ["policy.encoder.0.engine"]
     states = {one["name"]: one["state"] for one in fleet.record()["processes"]}
     assert states["policy.prefill.0.engine"] == "waiting for encoders"
+    answering.update(engine.url for engine in fleet.plan.engines if engine.worker_type == "encoder")
+    fleet._start_waiting()
+    assert {f"policy.{name}.0.engine" for name in ("encoder", "prefill", "decode")} <= set(notes.states)
 
 
 async def test_ray_brings_a_killed_actor_back_and_the_queue_goes_on(

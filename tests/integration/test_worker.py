@@ -1,8 +1,10 @@
 """The worker on real engines: weights before work, true samples, and what kills, stops and signals leave behind."""
 
 import asyncio
+import json
 import os
 import signal
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,12 @@ def external(
         return make_config(url, keys, model_config, tmp_path, engine={"url": engine_url}, **sections)
 
     return make
+
+
+def num_running(engine_url: str) -> int:
+    """Requests that the engine has drawn tokens for, and goes on with."""
+    with urllib.request.urlopen(f"{engine_url}/v1/loads?include=core", timeout=10) as answer:
+        return int(sum(load["num_running_reqs"] for load in json.load(answer)["loads"]))
 
 
 async def test_one_worker_through_its_life(
@@ -131,7 +139,12 @@ async def test_one_worker_through_its_life(
 
 
 async def test_sigterm_drains_and_what_is_left_goes_on_from_its_prefix(
-    client: redis.Redis, keys: Keys, publications: list[Publication], start: Start, external: Callable[..., Config]
+    client: redis.Redis,
+    keys: Keys,
+    publications: list[Publication],
+    start: Start,
+    external: Callable[..., Config],
+    engine_url: str,
 ) -> None:
     publish(client, keys, publications[1])
     short = admit(client, keys, [job(0, sampling=LONG)])
@@ -146,6 +159,8 @@ async def test_sigterm_drains_and_what_is_left_goes_on_from_its_prefix(
     long = admit(client, keys, [job(1, sampling=LONG | {"max_new_tokens": 450})])
     hurried = start(external(worker={"drain_timeout_s": 1000}), "hurried")
     await until(all_in(client, keys, long, "leased"), limit_s=60)
+    # Each sample has a token, at least.
+    await until(lambda: num_running(engine_url) == 2)
     hurried.signal(signal.SIGTERM)
     await until(lambda: "draining" in hurried.text())
     hurried.signal(signal.SIGTERM)

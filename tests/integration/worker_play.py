@@ -74,7 +74,7 @@ async def working(config: Config, name: str = "w") -> AsyncIterator[Worker]:
         await asyncio.wait_for(task, 60)
 
 
-async def until(condition: Callable[[], Any], what: str = "", limit_s: float = 30.0) -> Any:
+async def until(condition: Callable[[], Any], what: str = "", limit_s: float = 60.0) -> Any:
     """Wait until ``condition`` is true; its value."""
     deadline = time.monotonic() + limit_s
     while not (value := condition()):

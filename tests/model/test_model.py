@@ -188,7 +188,7 @@ class Histories(RuleBasedStateMachine):
                 loss_by_version=[[v, drawn[v]] for v in sorted(drawn)], reward=float(tokens), status="completed",
                 finish_reason="stop", temperature=1.0,
             )  # fmt: skip
-            self.client.set(self.keys.payload(f"{held.job}/{k}", held.token), b"x", ex=600)
+            self.client.set(self.keys.payload(f"{held.job}/{k}", held.token), b"x", ex=3600)
             records.append((k, min(drawn), meta.to_bytes()))
         if run(self.client, scripts.commit(self.keys, held.job, held.token, records)).outcome == "ready":
             place = int(self.client.zscore(self.keys.ready, held.job))
