@@ -63,7 +63,7 @@ class Cutter:
         return why
 
     def _cut(self, sub: Subscription, planned: Plan) -> str:
-        manifest = make_manifest(self._client, self._keys, self._state, sub, planned)
+        manifest = make_manifest(self._state, sub, planned)
         data = manifest.to_bytes()
         if len(data) > MAX_RECORD_BYTES:
             return f"a smaller batch: the record of these {len(planned.groups)} groups has {len(data):,} bytes"

@@ -12,7 +12,7 @@ from penstock import scripts
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
-from penstock.messages import iter_maps, unpack
+from penstock.messages import unpack
 from penstock.scripts import Leadership, run
 
 log = logging.getLogger(__name__)
@@ -124,14 +124,11 @@ class Retirement:
         pipe = self._client.pipeline(transaction=False)
         for job in jobs:
             pipe.hget(self._keys.group(job), "n")
-            pipe.get(self._keys.meta(job))
-        answers = pipe.execute()
+        counts = pipe.execute()
         payloads: list[tuple[str, str]] = []
         sizes: list[tuple[str, int]] = []
-        for i, job in enumerate(jobs):
-            n, meta = answers[2 * i], answers[2 * i + 1]
-            for record in iter_maps(meta or b"", f"metadata of group {job}"):
-                payloads += keys_of(self._keys, job, record)
+        for job, n, records in zip(jobs, counts, self._state.records.read(jobs), strict=True):
+            payloads += [place for record in records for place in keys_of(self._keys, job, record)]
             sizes.append((job, int(n or 0)))
         self._servers.unlink(payloads)
         gone = 0
@@ -141,6 +138,8 @@ class Retirement:
                 raise LeadershipLost("Another buffer leads; this one stops changing anything.")
             gone += swept
         self._state.forget(jobs)
+        for job in jobs:
+            self._state.records.forget(job)
         return gone
 
     def trim(self, last_event: str) -> None:

@@ -11,13 +11,13 @@ from buffer.filters import Filters
 from buffer.group import Group, priorities
 from buffer.judging import Judge
 from buffer.payload_servers import PayloadServers, keys_of
+from buffer.records import Records
 from buffer.spent import Spent
 from buffer.subscription import Subscription, parse
 from penstock import scripts
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
-from penstock.messages import iter_maps
 from penstock.scripts import Leadership, run
 from penstock.staleness import Lineage
 
@@ -58,6 +58,7 @@ class State:
         self.spent = Spent()
         #: Numbers of the metadata that samplers look at.
         self._fields: frozenset[str] = frozenset()
+        self.records = Records(client, keys)
         #: Model -> version -> batches behind it.
         self._steps: dict[str, dict[int, int]] = {}
         #: Place in the order of completion up to which every group was looked at.
@@ -145,11 +146,8 @@ class State:
         for start in range(0, len(waiting), CHUNK):
             self._alive()
             chunk = waiting[start : start + CHUNK]
-            metas = self._client.mget([self._keys.meta(group.job) for group in chunk])
-            records = {
-                group.job: list(iter_maps(meta or b"", f"metadata of group {group.job}"))
-                for group, meta in zip(chunk, metas, strict=True)
-            }
+            jobs = [group.job for group in chunk]
+            records = dict(zip(jobs, self.records.read(jobs), strict=True))
             self._judge.judge(sub, chunk, records)
 
     def ingest(self, jobs: Iterable[str]) -> int:
@@ -181,7 +179,7 @@ class State:
                 continue
             group = _group_of(job, raw, int(place))
             versions: set[int] = set()
-            records[job] = list(iter_maps(meta or b"", f"metadata of group {job}"))
+            records[job] = self.records.put(job, meta)
             for record in records[job]:
                 found = keys_of(self._keys, job, record)
                 payloads += found
