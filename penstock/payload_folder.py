@@ -3,10 +3,10 @@
     put      NAME%new, by a rename of what is whole          worker   (SET NX EX of a server)
     keep     NAME%new ─rename─> NAME                         leader   (PERSIST)
     read     NAME or NAME%new, whole or a range of it        trainer  (GET, GETRANGE)
-    free     unlink of both                                  leader   (UNLINK)
+    free     out of the way by a rename, unlinked later      leader   (UNLINK)
     expire   NAME%new that nobody committed in time is gone  leader   (a server does it by itself)
 
-The address is ``file:///FOLDER``; a run's files lie in ``FOLDER/RUN/xx/``. What makes a payload count stays in Redis,
+The address is ``file:///FOLDER``; a run's files lie in ``FOLDER/RUN/x/``. What makes a payload count stays in Redis,
 with all its fences: names carry the lease's token, so a worker that lost its lease writes a file that nobody reads.
 Processes that die lose nothing. A machine that dies may lose what was written in its last second, as an append-only
 file with fsync every second does; such a payload is missed or fails its checksum, and is a counted loss.
@@ -17,8 +17,10 @@ and asks again as they do for one; a full one is QueueFull.
 
 import ctypes
 import errno
+import itertools
 import logging
 import os
+import queue
 import secrets
 import shutil
 import threading
@@ -35,7 +37,7 @@ from penstock.errors import ConfigError, QueueFull
 
 SCHEME = "file://"
 #: Endings of files; no quoted name has such an ending, for a percent sign is followed by two hex digits there.
-PENDING, WRITING = "%new", "%tmp"
+PENDING, WRITING, FREED = "%new", "%tmp", "%old"
 #: What makes a file system full.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Longest time that what was written is not on the disk.
@@ -76,6 +78,12 @@ class PayloadFolder:
         self._lock = threading.Lock()
         self._dirty = threading.Event()
         self._syncer: threading.Thread | None = None
+        #: What this process names files by until they have their own name.
+        self._me = f"{os.getpid():x}-{secrets.token_hex(4)}-"
+        self._numbers = itertools.count()
+        #: Files to be unlinked; None ends the thread that does it.
+        self._freed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._freeing: threading.Thread | None = None
 
     # --- worker -----------------------------------------------------------------------------------------------------
 
@@ -99,12 +107,8 @@ class PayloadFolder:
         return answers
 
     def _put(self, path: str, data: bytes) -> None:
-        temporary = f"{path}{WRITING}{secrets.token_hex(4)}"
-        try:
-            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        temporary = f"{path}{WRITING}{self._me}{next(self._numbers)}"
+        file = self._open(temporary)
         try:
             try:
                 _write_all(file, data)
@@ -115,6 +119,14 @@ class PayloadFolder:
             with suppress(OSError):
                 os.unlink(temporary)
             raise
+
+    def _open(self, path: str) -> int:
+        """A new file."""
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
     def is_full(self) -> bool:
         """Is there hardly any room left?"""
@@ -152,20 +164,40 @@ class PayloadFolder:
             )
 
     def unlink(self, *names: str) -> None:
-        """Free payloads; what is gone does not matter."""
+        """Free payloads; what is gone does not matter. They are gone at once, and their bytes soon.
+
+        A file whose bytes are on their way to the disk is not deleted before they are there: a thread waits for that.
+        """
         with self._answering():
             for name in names:
                 path = self._file(name)
                 for file in (path, path + PENDING):
                     with suppress(FileNotFoundError):
-                        os.unlink(file)
+                        freed = f"{file}{FREED}"
+                        os.rename(file, freed)
+                        self._freed.put(freed)
+        if self._freeing is None:
+            with self._lock:
+                if self._freeing is None:
+                    self._freeing = threading.Thread(target=self._free, name="payload folder frees", daemon=True)
+                    self._freeing.start()
+
+    def _free(self) -> None:
+        while (file := self._freed.get()) is not None:
+            try:
+                os.unlink(file)
+            except FileNotFoundError:
+                continue
+            except OSError as exc:
+                # ``expire`` finds it again.
+                log.warning("a payload that is not needed any more stays in %s: %s", self.path, exc)
 
     def expire(self, prefix: str, ttl_s: float) -> int:
-        """Remove what nobody committed in ``ttl_s``, and what was never finished; the number of files."""
+        """Remove what nobody committed in ``ttl_s``, and what a process that died left half done; how many files."""
         gone, now = 0, time.time()
         with self._answering():
             for file in self._files(prefix):
-                if not file.path.endswith(PENDING) and WRITING not in file.name:
+                if not file.name.endswith((PENDING, FREED)) and WRITING not in file.name:
                     continue
                 with suppress(FileNotFoundError):
                     if now - file.stat().st_mtime > ttl_s:
@@ -204,7 +236,8 @@ class PayloadFolder:
         """(key, is it permanent) of all payloads of a run; ``prefix`` is that of its keys."""
         with self._answering():
             for file in self._files(prefix):
-                if WRITING not in file.name:
+                # What begins with a dot is of the file system (NFS keeps what is open and deleted so).
+                if WRITING not in file.name and not file.name.endswith(FREED) and file.name[0] != ".":
                     name = file.name.removesuffix(PENDING)
                     yield prefix + unquote(name), name == file.name
 
@@ -222,7 +255,11 @@ class PayloadFolder:
         return found.used, found.total
 
     def close(self) -> None:
-        """Bring what was written to the disk. Blocks."""
+        """Bring what was written to the disk, and free what was to be freed. Blocks."""
+        if self._freeing is not None:
+            self._freed.put(None)
+            self._freeing.join()
+            self._freeing = None
         if self._syncer is not None and self._dirty.is_set():
             self._sync()
 
@@ -235,7 +272,7 @@ class PayloadFolder:
     def _file(self, name: str) -> str:
         run, _, rest = name.partition("{")[2].partition("}:")
         file = quote(rest, safe=":")
-        return f"{self.path}/{run}/{zlib.crc32(file.encode()) & 255:02x}/{file}"
+        return f"{self.path}/{run}/{zlib.crc32(file.encode()) & 15:x}/{file}"
 
     def _files(self, prefix: str) -> Iterator[os.DirEntry[str]]:
         folder = self._run(prefix)

@@ -43,6 +43,7 @@ def test_a_payload_is_written_kept_read_and_freed(folder: PayloadFolder, tmp_pat
     assert files(folder)[0].stat().st_mode & 0o777 == 0o600
     folder.unlink(NAME, NAME)
     assert folder.read(NAME) is None
+    folder.close()
     assert files(folder) == []
 
 
