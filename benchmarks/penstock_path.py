@@ -195,22 +195,25 @@ def run(
     *,
     writers: int = 1,
     subscriptions: int = 1,
-    folder: bool = False,
+    folder: Path | None = None,
 ) -> Round:
-    """Measure one round; ``folder``: payloads are files of a folder beside Redis' own files. Blocks."""
+    """Measure one round; payloads are files below ``folder`` where one is given. Blocks."""
     if groups % BATCH_GROUPS or groups % (LEASED * writers):
         raise SystemExit(
             f"--groups must be a multiple of {BATCH_GROUPS} and of {LEASED} for each of {writers} writers: "
             "readers take whole batches, writers whole leases."
         )
     redis.Redis.from_url(url).flushall()
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
+        tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=folder) as files,
+    ):
         (Path(name) / "model").mkdir()
         (Path(name) / "model" / "config.json").write_text("{}")
         config = make_config(
             url,
             Path(name),
-            redis={"url": url, "payload_servers": {"folder": f"file://{name}/payloads"} if folder else {}},
+            redis={"url": url, "payload_servers": {"folder": f"file://{files}"} if folder else {}},
             trainer={"batch_groups": BATCH_GROUPS, "batches_per_version": 1_000_000},
         )
         config_file = Path(name) / "config.json"

@@ -8,8 +8,8 @@ counts:
     transferqueue   put, get_meta, get_data, clear_samples at batches of 1, 8 and 64 samples (peer_transfer_queue.py)
     penstock        fenced commit by a worker's lease -> buffer process -> Trainer batches of 64 groups, commits
                     (penstock_path.py)
-    penstock, folder  the same with payloads as files of a shared folder (redis.payload_servers: file:///...), synced
-                    to the disk every second as the append-only file is
+    penstock, folder  the same with payloads as files of a shared folder (redis.payload_servers: file:///...), in
+                    memory unless --folder names another: they outlive every process, but not the machine
     penstock W x S  the same with W writers and S subscriptions that read everything each, of --writers and
                     --subscriptions; samples/s counts a sample once, however many read it
 
@@ -196,7 +196,7 @@ def through_penstock(
     writers: int = 1,
     subscriptions: int = 1,
     *,
-    folder: bool = False,
+    folder: Path | None = None,
 ) -> list[Figure]:
     """One round through penstock."""
     done = penstock_path.run(url, groups, tokens, source, writers=writers, subscriptions=subscriptions, folder=folder)
@@ -213,6 +213,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="Tokens of a sample.")] = 2560,
     rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 3,
     legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,folder,several,lists,transferqueue",
+    folder: Annotated[Path, typer.Option(help="Where the leg folder keeps payloads.")] = Path("/dev/shm"),
     writers: Annotated[str, typer.Option(help="Numbers of writers of the leg several.")] = "1,2,4",
     subscriptions: Annotated[str, typer.Option(help="Numbers of subscriptions of the leg several.")] = "1,2",
 ) -> None:
@@ -228,7 +229,7 @@ def main(
             if "penstock" in chosen:
                 figures += through_penstock(url, groups, tokens, "arrays")
             if "folder" in chosen:
-                figures += through_penstock(url, groups, tokens, "arrays", folder=True)
+                figures += through_penstock(url, groups, tokens, "arrays", folder=folder)
             if "several" in chosen:
                 for many, read in several:
                     if (many, read) != (1, 1):
