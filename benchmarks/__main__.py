@@ -12,12 +12,12 @@ from benchmarks.common import run_cli
 
 #: Name -> arguments, in the order they run.
 SIZES: dict[str, list[str]] = {
-    "trajectory_path": ["--rounds", "2"],
+    "trajectory_path": ["--rounds", "2", "--groups", "1024"],
     "scale": ["--jobs", "100000", "--groups", "10000"],
     "trainer_wait": ["--steps", "6"],
     "buffer": ["--samples", "100000", "--count", "40"],
     "engine_overhead": ["--rounds", "2"],
-    "modes": ["--accuracy", "0.6"],
+    "modes": ["--accuracy", "0.5"],
     "on_expiry": ["--steps", "8"],
     "balance": [],
 }

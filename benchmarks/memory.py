@@ -131,7 +131,7 @@ def main(
 
 
 def report(measured: dict[str, list[dict[str, float]]], shape: str, device: str, seen: dict[str, str]) -> Report:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"tags": name, **{figure: median([one[figure] for one in rounds]) for figure in rounds[0]}}
         for name, rounds in measured.items()
     ]

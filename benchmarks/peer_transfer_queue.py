@@ -12,6 +12,7 @@ Prints one line of JSON: ``{"versions": {...}, "rows": [{"batch": 8, "samples_pe
 import argparse
 import contextlib
 import json
+import logging
 import os
 import sys
 import time
@@ -91,7 +92,7 @@ def cluster(storage_units: int) -> Iterator[tuple[Any, Any]]:
     }
     ray.init(
         num_cpus=8, include_dashboard=False, object_store_memory=100 * 1024 * 1024, log_to_driver=False,
-        logging_level="ERROR", configure_logging=False,
+        logging_level=logging.ERROR, configure_logging=False,
     )  # fmt: skip
     try:
         tq.init(OmegaConf.create(config))

@@ -130,7 +130,7 @@ def commit(queue: Queue, held: scripts.RawLease) -> Call[scripts.Committed]:
     """All samples of a job at once."""
     meta = SampleMeta(
         k=0, token=held.token, server="control", checksum=1, num_bytes=9 * TOKENS, length=TOKENS, prompt_length=64,
-        num_generated=TOKENS - 64, loss_by_version=[[1, TOKENS - 64]], oldest=1, newest=1, reward=1.0,
+        num_generated=TOKENS - 64, temperature=1.0, loss_by_version=[[1, TOKENS - 64]], oldest=1, newest=1, reward=1.0,
         status="completed", finish_reason="stop", worker=WORKER,
     )  # fmt: skip
     record = meta.to_bytes()
