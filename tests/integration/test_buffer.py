@@ -201,10 +201,10 @@ def test_loss_on_the_newest_version_only_is_one_subscriptions_choice(
         for held in short:
             worker.answer(held, [1])
         step(trainer)
-        other.commit(other.next(timeout=30))
+        other.commit(other.next(timeout=60))
         worker.answer(mixed, [1, 2], length=3)
         worker.answer(plain, [1], length=3)
-        whole, newest = step(trainer), other.next(timeout=30)
+        whole, newest = step(trainer), other.next(timeout=60)
     assert jobs_of(whole) == jobs_of(newest) == [mixed.job, plain.job]
     for batch in (whole, newest):
         data = {key: np.asarray(value) for key, value in batch.padded().items() if key != "counts"}
@@ -296,7 +296,7 @@ def test_retention_lets_groups_go_without_a_checkpoint_and_says_what_that_costs(
         admit(client, keys, 4)
         Player(client, keys).work(4, 1)
         step(trainer)
-        trainer.next(timeout=10)  # in hand, and not committed: it stays
+        trainer.next(timeout=60)  # in hand, and not committed: it stays
         until(lambda: play.counter(client, keys, "evicted") == 2)
         until(lambda: len(payloads_left(client, keys)) == 4)
         assert play.counter(client, keys, "retired") == 0
@@ -338,7 +338,7 @@ def test_I5_every_copy_subscription_sees_every_group_and_the_last_one_lets_it_go
         trained = [*jobs_of(step(actor)), *jobs_of(step(actor))]
         actor.state_dict()
         actor.checkpointed()
-        batch = critic.next(timeout=20)
+        batch = critic.next(timeout=60)
         assert sorted(jobs_of(batch)) == sorted(trained)
         assert play.counter(client, keys, "retired") == 0
         critic.commit(batch)
@@ -355,10 +355,10 @@ def test_a_cancelled_group_leaves_the_pool_and_one_in_a_batch_stays(
         publish(trainer)
         admit(client, keys, 5)
         Player(client, keys).work(5, 1)
-        assert jobs_of(trainer.next(timeout=20)) == ["d/0/0", "d/0/1"]
+        assert jobs_of(trainer.next(timeout=60)) == ["d/0/0", "d/0/1"]
         assert run(client, scripts.cancel(keys, "d/0/0", ["actor"])) == "cut"
         assert run(client, scripts.cancel(keys, "d/0/2", ["actor"])) == "ready"
-        assert jobs_of(trainer.next(timeout=20)) == ["d/0/3", "d/0/4"]
+        assert jobs_of(trainer.next(timeout=60)) == ["d/0/3", "d/0/4"]
     assert play.counter(client, keys, "cancelled") == 1
     assert audit(client, keys).ok
 
@@ -397,7 +397,7 @@ def test_T10_a_payload_that_is_lost_becomes_a_row_without_loss_and_is_counted_on
                 until(lambda: client.hget(keys.group("d/0/1"), "kept") == b"2")
                 until_leading_over(client, keys)
         with buffering(config):
-            batch = trainer.next(timeout=20)
+            batch = trainer.next(timeout=60)
             assert [row.num_loss for row in batch.all_rows] == [2, 2, 0, 2]
             assert [row.lost for row in batch.all_rows] == [False, False, True, False]
             assert batch.manifest.num_loss_tokens == 6
@@ -422,12 +422,12 @@ def test_a_payload_that_vanishes_after_the_cut_bears_no_loss_and_is_counted(
         publish(trainer)
         admit(client, keys, 2)
         Player(client, keys).work(2, 1)
-        first = trainer.next(timeout=20)
+        first = trainer.next(timeout=60)
         client.delete(next(key for key in payloads_left(client, keys) if b"d/0/0/1:" in key))
         for _ in range(2):
             trainer.load_state_dict({"run": keys.run, "subscription": "actor", "batch": 0})
             publish(trainer)
-            again = trainer.next(timeout=20)
+            again = trainer.next(timeout=60)
             assert again.digest == first.digest
             assert np.asarray(again.padded()["loss_mask"]).sum(axis=1).tolist() == [2, 0, 2, 2]
     assert play.counter(client, keys, "payload_lost") == 1

@@ -110,7 +110,7 @@ def test_filters_are_a_subscriptions_own_and_a_later_batch_tells_only_what_is_ne
         assert [*jobs_of(first), *jobs_of(second)] == ["d/0/0", "d/0/2", "d/0/3", "d/0/4"]
         assert ledger.metrics(first.manifest)["rollout/dynamic_filter/drop_all_wrong"] == 1
         assert ledger.metrics(second.manifest) == {}
-        assert "d/0/1" in jobs_of(reader.next(timeout=20)), "the other one has no filter"
+        assert "d/0/1" in jobs_of(reader.next(timeout=60)), "the other one has no filter"
 
 
 def test_I4_a_filters_drops_are_not_lost_or_doubled_with_the_leader(

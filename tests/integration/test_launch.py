@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.launch import STOP_S
 from penstock.redis_server import RedisServer, read_address
 
 DRIVER = Path(__file__).with_name("launch_driver.py")
@@ -26,7 +28,7 @@ def alive(pid: int) -> bool:
     return False
 
 
-def until(condition: Callable[[], Any], limit_s: float = 30.0) -> None:
+def until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -106,6 +108,11 @@ class Desk:
     def nothing_lives(self) -> bool:
         return not any(map(alive, [*self.all_pids(), self.redis_pid()]))
 
+    def killed_after_s(self) -> list[float]:
+        """How long the launcher waited for each part that it killed then."""
+        log = (self.run_dir / "logs" / "launcher.log").read_text()
+        return [float(said) for said in re.findall(r"did not end in ([0-9.]+) s and is killed", log)]
+
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
@@ -150,12 +157,11 @@ def test_ctrl_c_stops_everything_within_seconds_and_the_run_goes_on_later(desk: 
     desk.do("trainer", "exit-when go")
     process = desk.start()
     desk.up()
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
 
     assert process.returncode == 130
-    assert time.monotonic() - began < 5
+    assert desk.killed_after_s() == [], "all ended when they were told to"
     assert desk.state() == "stopped"
     assert desk.nothing_lives()
 
@@ -175,9 +181,10 @@ def test_ctrl_c_kills_what_does_not_listen(desk: Desk) -> None:
     process.send_signal(signal.SIGINT)
     until(lambda: (desk.folder / "ended").exists())
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=5)
+    process.communicate(timeout=60)
 
     assert process.returncode == 130
+    assert 0 < max(desk.killed_after_s()) < STOP_S, "the second one was not waited for"
     assert desk.nothing_lives()
 
 
@@ -189,7 +196,7 @@ def test_I4_kill_9_of_the_launcher_takes_everything_along_and_the_run_goes_on(de
     process.kill()
     process.communicate()
 
-    until(lambda: not any(map(alive, [*parts, desk.redis_pid()])), limit_s=5)
+    until(lambda: not any(map(alive, [*parts, desk.redis_pid()])))
     (desk.folder / "go").touch()
     assert desk.run("--resume")[0] == 0
 
@@ -205,7 +212,7 @@ def test_a_part_that_is_killed_is_started_again_and_what_it_left_is_ended(desk: 
     until(lambda: len(desk.pids(part)) >= 4)
     assert not alive(left)
     (desk.folder / "go").touch()
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert f"{part} ended by signal SIGKILL and is started again" in out
 
@@ -220,7 +227,7 @@ def test_redis_that_is_killed_is_back_on_its_port_with_its_data(desk: Desk) -> N
     rows = (desk.run_dir / "queue.jsonl").read_text().count("\n")
     until(lambda: (desk.run_dir / "queue.jsonl").read_text().count("\n") > rows)
     (desk.folder / "go").touch()
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
 
     assert process.returncode == 0
     assert "Redis died and is started again" in out
@@ -257,7 +264,7 @@ def test_a_worker_that_leaves_is_not_called_back(desk: Desk) -> None:
     log = desk.run_dir / "logs" / "launcher.log"
     until(lambda: "worker-1 is done and left" in log.read_text())
     (desk.folder / "go").touch()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
 
     assert process.returncode == 0
     assert len(desk.pids("worker-1")) == 2
@@ -291,7 +298,7 @@ def test_fresh_starts_anew_and_resume_needs_a_run(desk: Desk) -> None:
     process = desk.start()
     desk.up()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     desk.do("trainer", "exit 0")
 
     assert desk.run("--fresh")[0] == 0
@@ -358,7 +365,7 @@ def test_ctrl_c_while_preparing_leaves_nothing(desk: Desk) -> None:
     process = desk.start()
     until(lambda: (desk.folder / "begun").exists())
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
 
     assert process.returncode == 130
     assert not desk.run_dir.exists()

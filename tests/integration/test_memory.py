@@ -51,7 +51,7 @@ async def test_memory_goes_and_comes_back_with_the_newest_weights(
         async with working(config) as worker:
             engine = worker.services.engine
             await publish(1)
-            await until(lambda: presence(client, keys)["state"] == "serving", limit_s=60)
+            await until(lambda: presence(client, keys)["state"] == "serving", limit_s=150)
             jobs = admit(client, keys, [job(index, sampling=LONG) for index in range(3)])
             await until(lambda: engine.num_running > 0)
             await asyncio.to_thread(trainer.offload_engines)

@@ -183,7 +183,7 @@ def test_T2_a_late_cut_is_trained_at_the_clock_and_keeps_its_version_when_it_com
         assert [batch.manifest.staleness_max for batch in seen] == [0, 1, 2]
         trainer.load_state_dict({"run": keys.run, "subscription": "actor", "batch": 1})
         assert publish(trainer, 1) == 5
-        again = [trainer.next(timeout=10)]
+        again = [trainer.next(timeout=60)]
         trainer.commit(again[0])
         publish(trainer, 2)
         again.append(step(trainer))
@@ -203,7 +203,7 @@ def test_T2_a_batch_that_is_cut_ahead_counts_its_way_to_the_trainer(
         publish(trainer)
         admit(client, keys, 5)
         Player(client, keys).work(5, 1)
-        first = trainer.next(timeout=20)
+        first = trainer.next(timeout=60)
         until(lambda: client.xlen(keys.batches("actor")) == 3, "two batches to be cut ahead")
         assert trainer.version == 1
         trainer.commit(first)
@@ -221,7 +221,7 @@ def test_T2_several_batches_per_version_share_it_also_after_a_checkpoint_between
     def train(trainer: Trainer, until_n: int) -> list[int]:
         versions, n = [], 0
         while n < until_n:
-            batch = trainer.next(timeout=20)
+            batch = trainer.next(timeout=60)
             n = batch.n
             trainer.commit(batch)
             versions.append(batch.train_version)

@@ -81,7 +81,7 @@ async def test_T17_side_arrays_are_read_when_asked_for_and_freed_with_their_grou
         until(lambda: not left(client, keys), "freed with the group")
 
         assert await commit(commits, second, image=False) == "ready"
-        batch = trainer.next(timeout=30)
+        batch = trainer.next(timeout=60)
         client.delete(keys.side(f"{second.job}/0", second.token, "routed_experts"))
         assert batch.arrays()["tokens"].shape[0] == 2, "nobody asked for it, so nobody read it"
         with pytest.raises(PayloadError, match="its side array 'routed_experts' is gone from its payload server"):

@@ -46,7 +46,7 @@ def beside(config: Config, name: str, size: int = 2, **subscription: Any) -> Tra
 
 def take(trainer: Trainer) -> list[str]:
     """Jobs of the next batch, committed."""
-    batch = trainer.next(timeout=20)
+    batch = trainer.next(timeout=60)
     trainer.commit(batch)
     return jobs_of(batch)
 
@@ -128,7 +128,7 @@ def test_I5_what_a_dead_member_had_in_hand_goes_to_the_others_once_its_seat_is_f
         Player(client, keys).work(8, 1)
         dead = beside(config, "right", share="pool").__enter__()
         kept = take(dead)
-        in_hand = jobs_of(dead.next(timeout=20))
+        in_hand = jobs_of(dead.next(timeout=60))
         kill(dead, client)
         lefts = [*take(left), *take(left)]
         assert not set(lefts) & {*kept, *in_hand}, "while its seat is taken its groups are its own"
@@ -151,10 +151,10 @@ def test_I5_a_dead_member_that_comes_back_in_time_gets_the_same_batch_again(
         Player(client, keys).work(6, 1)
         with beside(config, "right", share="pool") as dead:
             take(dead)
-            batch = dead.next(timeout=20)
+            batch = dead.next(timeout=60)
             kill(dead, client)
         with beside(config, "right", share="pool") as back:
-            assert back.next(timeout=20).digest == batch.digest
+            assert back.next(timeout=60).digest == batch.digest
             assert not set(take(left)) & set(jobs_of(batch))
 
 
@@ -366,7 +366,7 @@ def test_a_driving_subscription_that_is_gone_for_too_long_no_longer_holds_the_ga
         other = Trainer(config, name="other").__enter__()
         until(lambda: client.xlen(keys.jobs("train")) == 2)
         worker.work(2, 1)
-        assert other.next(timeout=20).n == 1
+        assert other.next(timeout=60).n == 1
         kill(other, client)
         step(actor)
         until_waits(client, keys, "producer", "the gate: trainer:other")
@@ -480,9 +480,9 @@ def test_I8_batches_beyond_the_prefetch_are_not_cut_before_those_in_hand_are_com
         publish(trainer)
         admit(client, keys, 4)
         Player(client, keys).work(4, 1)
-        first = trainer.next(timeout=20)
+        first = trainer.next(timeout=60)
         assert trainer.next_nowait() is None
         until_waits(client, keys, "buffer:actor", "trainer:actor to commit batch 1: 1 batches are cut ahead of it")
         trainer.commit(first)
         publish(trainer)
-        assert trainer.next(timeout=20).train_version == 2
+        assert trainer.next(timeout=60).train_version == 2

@@ -149,7 +149,7 @@ async def test_sigterm_drains_and_what_is_left_goes_on_from_its_prefix(
     publish(client, keys, publications[1])
     short = admit(client, keys, [job(0, sampling=LONG)])
     patient = start(external())
-    await until(all_in(client, keys, short, "leased"), limit_s=60)
+    await until(all_in(client, keys, short, "leased"), limit_s=150)
     patient.signal(signal.SIGTERM)
     assert await patient.exit_code() == 0, patient.text()
     assert states(client, keys, short) == ["ready"], "what ran was let end"
@@ -158,7 +158,7 @@ async def test_sigterm_drains_and_what_is_left_goes_on_from_its_prefix(
 
     long = admit(client, keys, [job(1, sampling=LONG | {"max_new_tokens": 450})])
     hurried = start(external(worker={"drain_timeout_s": 1000}), "hurried")
-    await until(all_in(client, keys, long, "leased"), limit_s=60)
+    await until(all_in(client, keys, long, "leased"), limit_s=150)
     # Each sample has a token, at least.
     await until(lambda: num_running(engine_url) == 2)
     hurried.signal(signal.SIGTERM)
@@ -227,7 +227,7 @@ async def test_I4_redis_is_killed_under_a_working_worker(
             server.start()
             client.connection_pool.disconnect()
             async with tended(client, keys):
-                await until(all_in(client, keys, jobs, "ready"), limit_s=60)
+                await until(all_in(client, keys, jobs, "ready"), limit_s=150)
         for name in jobs:
             read_group(client, keys, name)
         assert play.counter(client, keys, "crashes") == 0, "no lease ran out meanwhile"

@@ -503,7 +503,7 @@ async def test_a_defect_takes_the_worker_down_and_its_jobs_go_back_uncharged(
 
     monkeypatch.setattr(worker.presence, "record", broken)
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(working_on, 30)
+        await asyncio.wait_for(working_on, 60)
     assert states(client, keys, jobs) == ["queued"]
     assert play.counter(client, keys, "crashes") == 0
     play.assert_conserved(client, keys)

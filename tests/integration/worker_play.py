@@ -71,7 +71,7 @@ async def working(config: Config, name: str = "w") -> AsyncIterator[Worker]:
     finally:
         worker.drain()
         worker.drain()
-        await asyncio.wait_for(task, 60)
+        await asyncio.wait_for(task, 120)
 
 
 async def until(condition: Callable[[], Any], what: str = "", limit_s: float = 60.0) -> Any:

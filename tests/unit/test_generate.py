@@ -367,7 +367,7 @@ async def test_a_second_cancellation_does_not_wait() -> None:
     await engine.aborted.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 1)
+        await asyncio.wait_for(task, 30)
 
 
 async def test_a_lost_engine_leaves_earlier_segments_in_the_partial() -> None:
@@ -456,7 +456,7 @@ async def test_members_of_a_group_pass_a_drain_that_waits_for_the_group() -> Non
     async with gate.sample():
         with gate.samples.held("version 2 waits"):
             sample = await asyncio.wait_for(
-                asyncio.create_task(make(ScriptedEngine(segment("x", "stop")), gate=gate)), 5
+                asyncio.create_task(make(ScriptedEngine(segment("x", "stop")), gate=gate)), 30
             )
     assert sample.status == "completed"
-    await asyncio.wait_for(gate.samples.empty(), 5)
+    await asyncio.wait_for(gate.samples.empty(), 30)

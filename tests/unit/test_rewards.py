@@ -153,7 +153,7 @@ async def test_exceptions_that_asyncio_uses_itself_are_reward_raised(function: s
 @pytest.mark.usefixtures("module")
 @pytest.mark.parametrize("function", ["hangs", "ahangs"])
 async def test_T11_a_function_that_hangs_is_reward_timeout(function: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         name, text = await outcome(function, timeout_s=0.05)
 
     assert name == "reward_timeout"
@@ -163,7 +163,7 @@ async def test_T11_a_function_that_hangs_is_reward_timeout(function: str) -> Non
 @pytest.mark.usefixtures("module")
 async def test_a_hanging_function_holds_nobody_up() -> None:
     rewards = Rewards(RewardConfig(function="reward_examples:hangs", timeout_s=0.05))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.gather(*(rewards.score(sample()) for _ in range(50)), return_exceptions=True)
     await rewards.score(other := sample(reward="reward_examples:length"))
 
