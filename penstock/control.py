@@ -1,6 +1,6 @@
 """Connections that outlive a restart of Redis: every verb is sent until it is answered, and the wait has a name.
 
-Verbs may be sent twice (scripts.py), so a lost connection is only a reason to wait and send again. While it waits
+Verbs may be sent twice (penstock.scripts), so a lost connection is only a reason to wait and send again. While it waits
 the process says so in its log; after ``patience_s`` it gives up with QueueUnavailable.
 """
 

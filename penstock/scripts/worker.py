@@ -1,0 +1,150 @@
+"""Verbs of workers, and of who looks after their leases."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.keys import LANES, Keys
+from penstock.messages import Job
+from penstock.scripts.call import Call, Value, script, text, texts
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A worker's right to a job."""
+
+    job: Job
+    lane: str
+    token: str
+    not_before: int
+    attempts: int
+    crashes: int
+    #: k of samples that an earlier lease committed.
+    committed: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RawLease:
+    """A lease whose job record is not decoded yet, so that a broken record can be buried by name."""
+
+    job: str
+    lane: str
+    token: str
+    not_before: int
+    body: bytes
+    attempts: int
+    crashes: int
+    committed: frozenset[int]
+
+
+def lease(
+    keys: Keys,
+    worker: str,
+    base: str,
+    *,
+    most: int,
+    version: int,
+    suspects: int = 1,
+    lanes: Sequence[str] = LANES,
+) -> Call[list[RawLease]]:
+    """Take up to ``most`` jobs that an engine holding ``version`` may start, in the order of ``lanes``."""
+
+    def parse(answer: Any) -> list[RawLease]:
+        return [
+            RawLease(
+                job=text(row[1]),
+                lane=text(row[0]),
+                token=text(row[2]),
+                not_before=int(row[3]),
+                body=bytes(row[4]),
+                attempts=int(row[5]),
+                crashes=int(row[6]),
+                committed=frozenset(int(k) for k in row[7]),
+            )
+            for row in answer
+        ]
+
+    args: list[Value] = [keys.prefix, worker, base, most, version, suspects, *lanes]
+    return Call(script("lease"), [keys.inflight, keys.paused, *map(keys.jobs, lanes)], args, parse)
+
+
+def renew(keys: Keys, worker: str, leases: Iterable[tuple[str, str]]) -> Call[list[str]]:
+    """Renew (job, token) leases; returns the jobs whose lease is lost."""
+    flat = [part for pair in leases for part in pair]
+    return Call(script("renew"), [keys.counters], [keys.prefix, worker, *flat], texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Outcome of commit: ``ok``, ``ready`` (the group is complete) or ``lost`` (the lease is another's)."""
+
+    outcome: str
+    new: int
+    again: int
+    taken: int
+
+
+def commit(keys: Keys, job: str, token: str, samples: Iterable[tuple[int, int, bytes]]) -> Call[Committed]:
+    """Commit samples of one job: (k, oldest generated version or -1, SampleMeta record) each."""
+    args: list[Value] = [keys.prefix, job, token]
+    for k, oldest, record in samples:
+        args += [k, oldest, record]
+
+    def parse(answer: Any) -> Committed:
+        return Committed(text(answer[0]), *(int(v) for v in answer[1:]))
+
+    return Call(
+        script("commit"), [keys.group(job), keys.meta(job), keys.ready, keys.inflight, keys.samples], args, parse
+    )
+
+
+def checkpoint(keys: Keys, job: str, token: str, k: int, record: bytes, ttl_s: int) -> Call[bool]:
+    """Keep a running sample's prefix. False: the lease is lost."""
+    return Call(script("checkpoint"), [keys.group(job), keys.partial(f"{job}/{k}")], [token, record, ttl_s], bool)
+
+
+def extend(keys: Keys, job: str, token: str, k: int, record: bytes, *, before: int, ttl_s: int, most: int) -> Call[str]:
+    """Append to a prefix of ``before`` bytes: kept, lost, other (bytes are there), or full (more than ``most``)."""
+    args: list[Value] = [token, before, record, ttl_s, most]
+    return Call(script("extend"), [keys.group(job), keys.partial(f"{job}/{k}")], args, text)
+
+
+def release(keys: Keys, job: str, token: str) -> Call[bool]:
+    """Hand a job back without a charge. False: the lease is lost."""
+    return Call(script("release"), [keys.group(job)], [keys.prefix, job, token], bool)
+
+
+def abandon(keys: Keys, lane: str, worker: str, known: Iterable[str]) -> Call[list[str]]:
+    """Release what is pending for this worker and not among ``known``."""
+    return Call(script("abandon"), [keys.jobs(lane)], [keys.prefix, lane, worker, *known], texts)
+
+
+def crash(keys: Keys, job: str, token: str, worker: str, detail: str) -> Call[str]:
+    """The engine died under this job. Returns resume, suspect, dead or lost."""
+    return Call(script("crash"), [keys.group(job)], [keys.prefix, job, token, worker, detail], text)
+
+
+def fail(
+    keys: Keys, job: str, token: str, worker: str, *, reason: str, detail: str, max_attempts: int, retry_ms: int
+) -> Call[str]:
+    """A try failed. Returns delayed, dead or lost. ``max_attempts`` 0 buries at once."""
+    args: list[Value] = [keys.prefix, job, token, worker, reason, detail[:65536], max_attempts, retry_ms]
+    return Call(script("fail"), [keys.group(job), keys.delayed, keys.bodies], args, text)
+
+
+def due(keys: Keys, most: int = 100) -> Call[int]:
+    """Queue delayed jobs whose time has come."""
+    return Call(script("due"), [keys.delayed, keys.bodies], [keys.prefix, most], int)
+
+
+def reclaim(
+    keys: Keys, lane: str, token: str, lease_ms: int, most: int = 100
+) -> Call[str | list[tuple[str, str, str]]]:
+    """Take over leases that ran out: (job, worker, where it went); or why it is not the caller's turn."""
+
+    def parse(answer: Any) -> str | list[tuple[str, str, str]]:
+        if isinstance(answer, (bytes, str)):
+            return text(answer)
+        return [(text(a), text(b), text(c)) for a, b, c in answer]
+
+    return Call(script("reclaim"), [keys.reclaimer, keys.jobs(lane)], [keys.prefix, lane, token, lease_ms, most], parse)
