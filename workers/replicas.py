@@ -72,6 +72,9 @@ class TendedEngines(Engine):
         self._seen_starts = 0
         #: Lost servers that the router may still send to.
         self._evicting: set[str] = set()
+        #: How often some server was lost and nobody could tell which, and after how many of these all were looked at.
+        self._suspicions = 0
+        self._looked = 0
 
     def _replica(self, member: MemberConfig) -> Replica:
         config = self.config.model_copy(update={"router": None, "url": member.url})
@@ -138,8 +141,10 @@ class TendedEngines(Engine):
         """Keep router and servers as they should be, until cancelled."""
         while True:
             self._wake.clear()
+            suspicions = self._suspicions
             await self._tend_router()
             await asyncio.gather(*(self._check(one) for one in self._serving()))
+            self._looked = suspicions
             for replica in list(self._replicas.values()):
                 idle = replica.task is None or replica.task.done()
                 if replica.state == "joining" and idle and not self.offloaded and time.monotonic() >= replica.retry_at:
@@ -152,8 +157,15 @@ class TendedEngines(Engine):
                 async with asyncio.timeout(wait_s):
                     await self._wake.wait()
 
+    def _suspect(self) -> None:
+        """A server was lost, and nobody knows which: nothing is sent before all were looked at."""
+        self._suspicions += 1
+        self._routable.clear()
+        self._wake.set()
+
     def _note_quorum(self) -> None:
-        if self._quorum and self._router.alive and not self._evicting and self._router.starts == self._seen_starts:
+        is_known = not self._evicting and self._looked == self._suspicions
+        if self._quorum and is_known and self._router.alive and self._router.starts == self._seen_starts:
             self._routable.set()
         else:
             self._routable.clear()

@@ -230,7 +230,7 @@ class RoutedEngine(TendedEngines):
         except EngineDied as exc:
             if self._session is None or _is_other_weights(exc):
                 raise
-            self._wake.set()
+            self._suspect()
             if self._router.starts == starts and await self._router.healthy():
                 raise ReplicaDied(f"an engine was lost under the request: {exc}") from exc
             self._routable.clear()
@@ -250,10 +250,13 @@ class RoutedEngine(TendedEngines):
 
     async def _found_dead(self, text: str) -> None:
         """Take out the server that an error names; other requests wait until the router has let go of it."""
-        for replica in self._serving():
-            if replica.member.url in text:
-                await self._lose(replica, "was lost under a request")
-        self._wake.set()
+        named = [replica for replica in self._serving() if replica.member.url in text]
+        for replica in named:
+            await self._lose(replica, "was lost under a request")
+        if named:
+            self._wake.set()
+        else:
+            self._suspect()
 
     async def _aborted(self, message: str) -> Any:
         """What a request that reached no engine returns: nothing drawn, go on when there is one."""

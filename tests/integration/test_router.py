@@ -48,6 +48,7 @@ from workers import server as servers
 from workers.engine import Engine, Segment
 from workers.members import write_members
 from workers.partial import partial_from_bytes
+from workers.replicas import Replica
 from workers.routed_engine import RoutedEngine
 from workers.router import Router
 
@@ -275,6 +276,47 @@ async def test_I9_a_restarted_engine_is_taken_out_until_it_has_the_weights(
         publish(client, keys, publications[4])
         await until(lambda: "wrong shape" in presence(client, keys)["why"])
         assert worker.services.engine.version == 3
+    play.assert_conserved(client, keys)
+
+
+async def test_nothing_is_sent_after_a_cut_stream_before_all_engines_were_looked_at(
+    client: redis.Redis,
+    keys: Keys,
+    publications: list[Publication],
+    fakes: list[FakeEngine],
+    routed: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream does not tell which engine cut it; what is sent too early is charged for the same death again."""
+    one, two = fakes
+    looks = asyncio.Event()
+    publish(client, keys, publications[1])
+    async with tended(client, keys), working(routed(one.url, two.url, worker={"checkpoint_tokens": 2})) as worker:
+        await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2, limit_s=150)
+        one.open.clear()
+        two.open.clear()
+        jobs = admit(client, keys, [job(i) for i in range(4)])
+        await until(lambda: one.num_running == two.num_running == 4)
+        engine = worker.services.engine
+        assert isinstance(engine, RoutedEngine)
+        check = engine._check
+
+        async def checks_late(replica: Replica) -> None:
+            await looks.wait()
+            await check(replica)
+
+        monkeypatch.setattr(engine, "_check", checks_late)
+        two.refuses_loads = "not now"
+        two.die()
+        await until(lambda: play.counter(client, keys, "crashes") > 0)
+        await until(lambda: worker.services.num_running == 8)
+        assert len(one.prompts) == len(two.prompts) == 4, "those of the dead one wait"
+        assert not engine._routable.is_set()
+        one.open.set()
+        two.open.set()
+        looks.set()
+        await until(all_in(client, keys, jobs, "ready"))
+        assert len(two.prompts) == 4
     play.assert_conserved(client, keys)
 
 
