@@ -71,7 +71,7 @@ def model_config(models: list[Path]) -> ModelConfig:
     return ModelConfig(path=str(models[0]), dtype="float32")
 
 
-async def _up(config: EngineConfig, model: ModelConfig, log_dir: Path) -> servers.Server:
+async def up(config: EngineConfig, model: ModelConfig, log_dir: Path) -> servers.Server:
     def make() -> servers.Server:
         return servers.spawn(config, model, name="shared", log_dir=log_dir)
 
@@ -83,7 +83,7 @@ async def _up(config: EngineConfig, model: ModelConfig, log_dir: Path) -> server
 def engine_url(model_config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the session's server. Tests load what they need; none may kill it."""
     config = cpu_engine(**{"incremental-streaming-output": True})
-    server = asyncio.run(_up(config, model_config, tmp_path_factory.mktemp("engine")))
+    server = asyncio.run(up(config, model_config, tmp_path_factory.mktemp("engine")))
     yield server.url
     asyncio.run(server.stop())
 

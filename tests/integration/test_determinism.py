@@ -1,0 +1,56 @@
+"""Seeds on a real engine: the same configuration draws the same tokens, wherever and however they are drawn."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock.config import ModelConfig
+from penstock.keys import Keys
+from penstock.messages import Publication
+from penstock.redis_server import RedisServer
+from tests.integration import play
+from tests.integration.engine_fixtures import cpu_engine, up
+from tests.integration.seeded_play import NUM_JOBS, draw
+
+ON_CPU = Path(__file__).parent / "deterministic_on_cpu"
+
+
+@pytest.fixture(scope="module")
+def seeded_engine(model_config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server that draws by seeds."""
+    config = cpu_engine(**{"enable-deterministic-inference": True})
+    config = config.model_copy(update={"env": config.env | {"PYTHONPATH": str(ON_CPU)}})
+    server = asyncio.run(up(config, model_config, tmp_path_factory.mktemp("seeded-engine")))
+    yield server.url
+    asyncio.run(server.stop())
+
+
+async def test_the_same_configuration_draws_the_same_tokens_and_another_seed_others(
+    redis_server: RedisServer,
+    client: redis.Redis,
+    keys: Keys,
+    model_config: ModelConfig,
+    publications: list[Publication],
+    seeded_engine: str,
+    tmp_path: Path,
+) -> None:
+    async def drawn(run: str, seed: int, **sections: dict[str, Any]) -> list[list[int]]:
+        own = Keys(f"{keys.run}-{run}")
+        return await draw(
+            client, redis_server.url, own, model_config, publications[1], tmp_path / run,
+            engine_url=seeded_engine, seed=seed, **sections,
+        )  # fmt: skip
+
+    first = await drawn("first", 7)
+    # Other samples beside each, and other sizes of what is computed at once.
+    assert await drawn("alone", 7, worker={"slots": 2}) == first
+    # Taken up again and again from its prefix.
+    assert await drawn("again", 7, rollout={"lease_tokens": 40}) == first
+    assert play.counter(client, Keys(f"{keys.run}-again"), "released") >= NUM_JOBS, "each was handed back"
+    other = await drawn("other", 8)
+    assert not any(a == b for a, b in zip(other, first, strict=True))
+    assert len({tuple(tokens) for tokens in first}) == len(first) == 2 * NUM_JOBS, "answers of a group differ too"
