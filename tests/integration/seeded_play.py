@@ -12,7 +12,7 @@ from tests.integration import worker_play
 from tests.integration.worker_play import admit, all_in, job, publish, read_group, tended, until, working
 
 NUM_JOBS = 8
-NEW_TOKENS = 96
+NEW_TOKENS = 48
 
 
 async def draw(

@@ -49,7 +49,7 @@ async def test_the_same_configuration_draws_the_same_tokens_and_another_seed_oth
     # Other samples beside each, and other sizes of what is computed at once.
     assert await drawn("alone", 7, worker={"slots": 2}) == first
     # Taken up again and again from its prefix.
-    assert await drawn("again", 7, rollout={"lease_tokens": 40}) == first
+    assert await drawn("again", 7, rollout={"lease_tokens": 20}) == first
     assert play.counter(client, Keys(f"{keys.run}-again"), "released") >= NUM_JOBS, "each was handed back"
     other = await drawn("other", 8)
     assert not any(a == b for a, b in zip(other, first, strict=True))
