@@ -82,7 +82,7 @@ async def test_one_worker_through_its_life(
     spawned = cpu_engine().model_dump() | {"health_timeout_s": 5.0}
     # Long enough that the load of a version and the look at it fit in while they are drawn, on a busy machine too.
     rollout = {"max_context_tokens": 2048}
-    longer = {"max_new_tokens": 1000, "ignore_eos": True}
+    longer = {"max_new_tokens": 1500, "ignore_eos": True}
     config = make_config(redis_server.url, keys, model_config, tmp_path, engine=spawned, rollout=rollout)
     first = admit(client, keys, [job(0, reward=f"{PARTS}:detailed", environment=f"{PARTS}:Echo"), job(1)])
     worker = start(config)
@@ -112,7 +112,7 @@ async def test_one_worker_through_its_life(
         await until(all_in(client, keys, second, "ready"), limit_s=200)
         assert play.counter(client, keys, "crashes") >= 2
         assert {meta.newest for name in second for meta in metas(client, keys, name)} == {3}
-        assert {meta.length for name in second for meta in metas(client, keys, name)} == {1003}
+        assert {meta.length for name in second for meta in metas(client, keys, name)} == {1503}
         for name in second:
             read_group(client, keys, name)
 
