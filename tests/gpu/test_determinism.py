@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -11,7 +10,7 @@ from penstock.config import ModelConfig
 from penstock.keys import Keys
 from penstock.redis_server import RedisServer
 from tests.gpu.conftest import SHAPE, serving
-from tests.integration.seeded_play import NUM_JOBS, draw
+from tests.integration.seeded_play import SeededRuns
 from tests.tiny_model import publication_of
 
 
@@ -32,19 +31,8 @@ async def test_the_same_configuration_draws_the_same_tokens_and_another_seed_oth
     seeded_engine: str,
     tmp_path: Path,
 ) -> None:
-    async def drawn(run: str, seed: int, **sections: dict[str, Any]) -> list[list[int]]:
-        own = Keys(f"{keys.run}-{run}")
-        model = ModelConfig(path=str(gpu_models[1]), dtype=SHAPE.dtype)
-        publication = publication_of(gpu_models[1], 1)
-        return await draw(
-            client, redis_server.url, own, model, publication, tmp_path / run,
-            engine_url=seeded_engine, seed=seed, **sections,
-        )  # fmt: skip
-
-    first = await drawn("first", 7)
-    assert await drawn("again", 7) == first
-    # Other samples beside each, other sizes of what is computed at once.
-    assert await drawn("alone", 7, worker={"slots": 2}) == first
-    other = await drawn("other", 8)
-    assert not any(a == b for a, b in zip(other, first, strict=True))
-    assert len({tuple(tokens) for tokens in first}) == len(first) == 2 * NUM_JOBS, "answers of a group differ too"
+    model = ModelConfig(path=str(gpu_models[1]), dtype=SHAPE.dtype)
+    publication = publication_of(gpu_models[1], 1)
+    runs = SeededRuns(client, redis_server.url, keys, model, publication, seeded_engine, tmp_path)
+    first = await runs.assert_seeds_decide()
+    assert await runs.draw("again", 7) == first

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -14,7 +13,7 @@ from penstock.messages import Publication
 from penstock.redis_server import RedisServer
 from tests.integration import play
 from tests.integration.engine_fixtures import cpu_engine, up
-from tests.integration.seeded_play import NUM_JOBS, draw
+from tests.integration.seeded_play import NUM_JOBS, SeededRuns
 
 ON_CPU = Path(__file__).parent / "deterministic_on_cpu"
 
@@ -38,19 +37,8 @@ async def test_the_same_configuration_draws_the_same_tokens_and_another_seed_oth
     seeded_engine: str,
     tmp_path: Path,
 ) -> None:
-    async def drawn(run: str, seed: int, **sections: dict[str, Any]) -> list[list[int]]:
-        own = Keys(f"{keys.run}-{run}")
-        return await draw(
-            client, redis_server.url, own, model_config, publications[1], tmp_path / run,
-            engine_url=seeded_engine, seed=seed, **sections,
-        )  # fmt: skip
-
-    first = await drawn("first", 7)
-    # Other samples beside each, and other sizes of what is computed at once.
-    assert await drawn("alone", 7, worker={"slots": 2}) == first
+    runs = SeededRuns(client, redis_server.url, keys, model_config, publications[1], seeded_engine, tmp_path)
+    first = await runs.assert_seeds_decide()
     # Taken up again and again from its prefix.
-    assert await drawn("again", 7, rollout={"lease_tokens": 20}) == first
-    assert play.counter(client, Keys(f"{keys.run}-again"), "released") >= NUM_JOBS, "each was handed back"
-    other = await drawn("other", 8)
-    assert not any(a == b for a, b in zip(other, first, strict=True))
-    assert len({tuple(tokens) for tokens in first}) == len(first) == 2 * NUM_JOBS, "answers of a group differ too"
+    assert await runs.draw("again", 7, rollout={"lease_tokens": 20}) == first
+    assert play.counter(client, runs.keys_of("again"), "released") >= NUM_JOBS, "each was handed back"

@@ -222,6 +222,15 @@ async def fakes() -> AsyncIterator[list[FakeEngine]]:
         yield [await stack.enter_async_context(FakeEngine().up()) for _ in range(2)]
 
 
+async def hold_at_both(client: redis.Redis, keys: Keys, fakes: list[FakeEngine]) -> list[str]:
+    """Four jobs, half of whose eight samples are at each engine, and are answered once these are opened."""
+    for fake in fakes:
+        fake.open.clear()
+    jobs = admit(client, keys, [job(i) for i in range(4)])
+    await until(lambda: [fake.num_running for fake in fakes] == [4, 4])
+    return jobs
+
+
 async def test_I9_a_restarted_engine_is_taken_out_until_it_has_the_weights(
     client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], routed: Make
 ) -> None:
@@ -232,10 +241,7 @@ async def test_I9_a_restarted_engine_is_taken_out_until_it_has_the_weights(
         assert one.loads == two.loads == ["1"]
 
         # Held at both; one dies with them: those are charged, the others are not, and the engine is not restarted.
-        one.open.clear()
-        two.open.clear()
-        jobs = admit(client, keys, [job(i) for i in range(4)])
-        await until(lambda: one.num_running == two.num_running == 4)
+        jobs = await hold_at_both(client, keys, fakes)
         two.refuses_loads = "not now"
         two.die()
         await until(lambda: engines(client, keys)[two.url] == "joining")
@@ -293,10 +299,7 @@ async def test_nothing_is_sent_after_a_cut_stream_before_all_engines_were_looked
     publish(client, keys, publications[1])
     async with tended(client, keys), working(routed(one.url, two.url, worker={"checkpoint_tokens": 2})) as worker:
         await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2, limit_s=150)
-        one.open.clear()
-        two.open.clear()
-        jobs = admit(client, keys, [job(i) for i in range(4)])
-        await until(lambda: one.num_running == two.num_running == 4)
+        jobs = await hold_at_both(client, keys, fakes)
         engine = worker.services.engine
         assert isinstance(engine, RoutedEngine)
         check = engine._check
@@ -327,10 +330,7 @@ async def test_the_router_is_killed_and_its_samples_go_on(
     publish(client, keys, publications[1])
     async with working(routed(one.url, two.url)) as worker:
         await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2, limit_s=150)
-        one.open.clear()
-        two.open.clear()
-        jobs = admit(client, keys, [job(i) for i in range(4)])
-        await until(lambda: one.num_running == two.num_running == 4)
+        jobs = await hold_at_both(client, keys, fakes)
         engine = worker.services.engine
         assert isinstance(engine, RoutedEngine)
         os.kill(before := engine.router_pid, signal.SIGKILL)
