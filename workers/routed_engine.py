@@ -10,7 +10,8 @@ any time; the others go on.
 
 | what happens                         | what the samples see                                                |
 |--------------------------------------|---------------------------------------------------------------------|
-| a server dies under a request        | ReplicaDied: charged as a crash, tried again elsewhere               |
+| a server dies under a request        | ReplicaDied: charged as a crash, tried again elsewhere, and not      |
+|                                      | before it is known which server that was                             |
 | the router dies                      | an abort: they go on from their tokens when it is back               |
 | no server is there                   | the same; the engine counts as lost until one is there               |
 | a server refuses an update, others   | it is taken out, its requests are aborted and go on elsewhere        |
