@@ -1,5 +1,6 @@
 """Seeds on a GPU: the same configuration draws the same tokens, whatever runs beside a sample; another seed others."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def seeded_engine(gpu_models: list[Path], tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.timeout(900)
-async def test_the_same_configuration_draws_the_same_tokens_and_another_seed_others(
+def test_the_same_configuration_draws_the_same_tokens_and_another_seed_others(
     redis_server: RedisServer,
     client: redis.Redis,
     keys: Keys,
@@ -34,5 +35,10 @@ async def test_the_same_configuration_draws_the_same_tokens_and_another_seed_oth
     model = ModelConfig(path=str(gpu_models[1]), dtype=SHAPE.dtype)
     publication = publication_of(gpu_models[1], 1)
     runs = SeededRuns(client, redis_server.url, keys, model, publication, seeded_engine, tmp_path)
-    first = await runs.assert_seeds_decide()
-    assert await runs.draw("again", 7) == first
+
+    async def body() -> None:
+        first = await runs.assert_seeds_decide()
+        # Taken up again and again from its prefix.
+        assert await runs.draw("again", 7, rollout={"lease_tokens": 20}) == first
+
+    asyncio.run(body())
