@@ -1,6 +1,6 @@
 """The leg of ``trajectory_path`` that goes through penstock: its own processes, verbs, buffer and trainer client.
 
-    writer:  lease ─> the worker's ``Commits``: pack, SET NX EX of the payloads, fenced commit; 2 x 8 groups at a time;
+    writer:  lease ─> the worker's ``Commits``: pack, SET NX EX of the payloads, fenced commit; 4 x 8 groups at a time;
              several writers share the jobs as workers do
     buffer:  ``penstock buffer``, a process of its own: payloads made permanent, batches of 64 groups, retirement
     reader:  Trainer: manifest, payloads, checks, ``padded`` torch tensors of the fields that the other legs carry,
@@ -12,6 +12,7 @@ Redis, or in files of a folder.
 """
 
 import asyncio
+import gc
 import json
 import os
 import tempfile
@@ -40,10 +41,10 @@ Source = Literal["arrays", "lists"]
 GROUP = 8
 PROMPT_TOKENS = 64
 BATCH_GROUPS = 64
-#: Groups leased and committed at once, and how many such turns overlap: a worker of 128 slots holds as many, and packs
+#: Groups leased and committed at once, and how many such turns overlap: a worker of 256 slots holds as many, and packs
 #: what is finished while other answers are on their way to Redis.
 LEASED = 8
-AT_ONCE = 2
+AT_ONCE = 4
 #: What the other legs carry too: ids, logprobs, a mask, versions.
 KEYS = ("tokens", "logprobs", "loss_mask", "versions")
 #: Batches per checkpoint of the reader.
@@ -76,6 +77,7 @@ def make_values(tokens: int, source: Source) -> dict[str, Any]:
 
 def writer(barrier: Barrier, *, config_file: str, share: "Share", tokens: int, source: Source) -> "Part":
     """Lease, pack and commit this writer's share of the groups."""
+    gc.freeze()  # as the parts do (penstock.cli)
     return asyncio.run(_write(barrier, load(config_file), share, make_values(tokens, source)))
 
 
@@ -125,6 +127,7 @@ def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, buffer
     from consumers.trainer import Trainer
 
     torch.set_num_threads(1)
+    gc.freeze()  # as the parts do (penstock.cli)
     seen: list[int] = []
     config = load(config_file)
     client = redis.Redis.from_url(str(config.redis.url))
@@ -203,7 +206,7 @@ def run(
             f"--groups must be a multiple of {BATCH_GROUPS} and of {LEASED} for each of {writers} writers: "
             "readers take whole batches, writers whole leases."
         )
-    redis.Redis.from_url(url).flushall()
+    empty(url)
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
         tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=folder) as files,
@@ -224,6 +227,15 @@ def run(
                 | _readers(config, str(config_file), groups, subscriptions, pid)
             )
     return _round(parts, groups * GROUP)
+
+
+def empty(url: str) -> None:
+    """Every round begins with an empty server and an empty append-only file. Blocks."""
+    client: Any = redis.Redis.from_url(url)
+    client.flushall()
+    client.bgrewriteaof()
+    while client.info("persistence")["aof_rewrite_in_progress"]:
+        time.sleep(0.05)
 
 
 def _writers(config_file: str, groups: int, count: int, arguments: dict[str, Any]) -> dict[str, Any]:

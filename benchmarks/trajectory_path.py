@@ -155,7 +155,7 @@ class Figure:
 
 def bare(url: str, groups: int, tokens: int, count: int = 8) -> list[Figure]:
     """One round of the bare loop; the reader takes up to ``count`` entries at once."""
-    redis.Redis.from_url(url).flushall()
+    penstock_path.empty(url)
     arguments = {"url": url, "groups": groups, "tokens": tokens}
     done = run_together(
         {"writer": (bare_writer, arguments), "reader": (bare_reader, {**arguments, "count": count})},
@@ -209,7 +209,7 @@ def through_penstock(
 
 def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
-    groups: Annotated[int, typer.Option(help="Groups of 8 samples per round.")] = 1536,
+    groups: Annotated[int, typer.Option(help="Groups of 8 samples per round.")] = 2048,
     tokens: Annotated[int, typer.Option(help="Tokens of a sample.")] = 2560,
     rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 3,
     legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,folder,several,lists,transferqueue",

@@ -29,6 +29,10 @@ ADDRESS_FILE = "redis.json"
 
 HOST = "127.0.0.1"
 
+#: The append-only file is written anew when it has doubled, and not before it is this large: payloads come and go at a
+#: hundred MB a second, and at Redis' own 64 MiB it would be copied twice a second.
+REWRITE_BYTES = 1024**3
+
 #: Longest wait for a server that is on its way out.
 LOCK_WAIT_S = 5.0
 
@@ -245,6 +249,7 @@ class RedisServer:
             "dir .",
             "appendonly yes",
             f"appendfsync {self.appendfsync}",
+            f"auto-aof-rewrite-min-size {REWRITE_BYTES}",
             'save ""',
             f"maxmemory {self.max_memory_bytes}",
             "maxmemory-policy noeviction",

@@ -43,6 +43,7 @@ def test_it_is_durable_evicts_nothing_and_listens_on_loopback_alone(server: Redi
     assert settings["appendonly"] == "yes"
     assert settings["appendfsync"] == "everysec"
     assert settings["maxmemory-policy"] == "noeviction"
+    assert settings["auto-aof-rewrite-min-size"] == str(2**30)
     assert settings["save"] == ""
     assert settings["bind"] == "127.0.0.1"
 
