@@ -9,7 +9,9 @@ TEST_PROCESSES ?= 2
 
 .PHONY: setup venv engine adapters run several test unit model check bench clean
 
-setup: venv engine
+# Both side by side: the one downloads while the other unpacks.
+setup:
+	@$(MAKE) -s -j2 venv engine
 
 venv: .venv/.ready
 .venv/.ready: pyproject.toml
