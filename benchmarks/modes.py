@@ -24,7 +24,7 @@ import yaml
 
 from benchmarks import tail_task
 from benchmarks.common import Report, median, run_cli, versions
-from benchmarks.engine import ARGS, ENV
+from benchmarks.engine import serving
 
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"staleness": {"mode": "sync"}, "worker": {"apply": "drain"}},
@@ -47,7 +47,7 @@ COLUMNS = {
 }
 
 
-def make_config(mode: str, folder: Path, task: Path, seed: int, accuracy: float, python: str) -> Path:
+def make_config(mode: str, folder: Path, task: Path, seed: int, accuracy: float, engine: str) -> Path:
     """The run's YAML."""
     values: dict[str, Any] = {
         "run": f"{mode}-{seed}",
@@ -64,7 +64,7 @@ def make_config(mode: str, folder: Path, task: Path, seed: int, accuracy: float,
             "sampling": {"max_new_tokens": tail_task.MAX_NEW_TOKENS, "temperature": 1.0},
             "eval_sampling": {"temperature": 1.0},
         },
-        "engine": {"python": python, "args": ARGS["cpu"], "env": ENV["cpu"]},
+        "engine": {"url": engine},
         "reward": {"function": "benchmarks.tail_task:score"},
         "trainer": {
             "batch_groups": 32,
@@ -84,7 +84,7 @@ def make_config(mode: str, folder: Path, task: Path, seed: int, accuracy: float,
     return file
 
 
-def run(config: Path, folder: Path) -> None:
+def run(config: Path) -> None:
     """``penstock run`` to its end; SystemExit with the end of its output when it fails."""
     log = config.with_suffix(".log")
     command = [sys.executable, "-m", "penstock.cli", "run", str(config), "--fresh"]
@@ -116,7 +116,6 @@ class Outcome:
     trainer_busy: float
     staleness_mean: float
     length_mean: float
-    sglang: str
 
 
 def read(folder: Path, target: float) -> Outcome:
@@ -141,7 +140,6 @@ def read(folder: Path, target: float) -> Outcome:
         trainer_busy=1 - sum(row["wait_s"] for row in used) / total_s,
         staleness_mean=sum(row["staleness_mean"] for row in used) / len(used),
         length_mean=tokens / sum(row["samples"] for row in used),
-        sglang=json.loads((folder / "summary.json").read_text())["engine"]["version"],
     )
 
 
@@ -160,18 +158,17 @@ def main(
     task, runs = (folder / "tail_task").absolute(), (folder / "modes").absolute()
     tail_task.prepare(task)
     outcomes: dict[str, list[Outcome]] = {mode: [] for mode in MODES}
-    for seed in range(seeds):
-        for mode in MODES:
-            config = make_config(mode, runs, task, seed, accuracy, engine_python)
-            run(config, runs)
-            outcomes[mode].append(read(runs / f"{mode}-{seed}", accuracy))
-    report(outcomes, accuracy).finish(json_file)
+    with serving(task / "model", device="cpu", python=engine_python) as engine:
+        for seed in range(seeds):
+            for mode in MODES:
+                run(make_config(mode, runs, task, seed, accuracy, engine.url))
+                outcomes[mode].append(read(runs / f"{mode}-{seed}", accuracy))
+    report(outcomes, accuracy, engine.sglang).finish(json_file)
 
 
-def report(outcomes: dict[str, list[Outcome]], accuracy: float) -> Report:
+def report(outcomes: dict[str, list[Outcome]], accuracy: float, sglang: str) -> Report:
     """Medians over the seeds; a mode that missed the target in any run has no seconds."""
     rows = [{"mode": mode} | _medians(runs) for mode, runs in outcomes.items()]
-    sglang = next(iter(outcomes.values()))[0].sglang
     return Report(
         title=f"seconds to a held-out accuracy of {accuracy:g}; answers of up to {tail_task.MAX_NEW_TOKENS} tokens",
         columns=COLUMNS,

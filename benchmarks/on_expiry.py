@@ -101,7 +101,7 @@ def main(
                 config = make_config(choice, runs, task, redis=redis, engine=engine.url, **sizes)
                 name = f"{choice}-{seed}"
                 with Watch(redis, name) as watch:
-                    modes.run(config, runs)
+                    modes.run(config)
                 found[choice].append(outcome(runs / name, watch.fate()))
     report(found, bound=bound, steps=steps, sglang=engine.sglang).finish(json_file)
 
