@@ -212,7 +212,9 @@ class Worker:
             )
         else:
             look = asyncio.create_task(self.services.room.wait(), name="room")
-        await asyncio.wait({look, stop}, timeout=WAKE_S if look.get_name() == "wake" else LOOK_S)
+        # Not WAKE_S again: a read that is cancelled costs its connection.
+        timeout = None if look.get_name() == "wake" else LOOK_S
+        await asyncio.wait({look, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         look.cancel()
         # One that died of a defect takes the process down.
         await asyncio.wait({look})

@@ -301,6 +301,24 @@ async def test_never_more_samples_at_the_engine_than_slots_and_no_more_leased_th
     assert fake.peak == 8
 
 
+async def test_an_idle_worker_takes_a_job_when_it_comes_and_a_full_one_when_a_slot_is_free(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at the next look: looks are an hour apart here."""
+    first = admit(client, keys, [job(0)])
+    async with working(config()):
+        await until(all_in(client, keys, first, "ready"))
+        monkeypatch.setattr("workers.main.WAKE_S", 3600.0)
+        monkeypatch.setattr("workers.main.LOOK_S", 3600.0)
+        for i in range(1, 4):
+            await until(lambda: any(one["cmd"] == "blpop" and "b" in one["flags"] for one in client.client_list()))
+            fake.open.clear()
+            jobs = admit(client, keys, [job(20 * i + k) for k in range(12)])
+            await until(lambda: fake.num_running == 8)
+            fake.open.set()
+            await until(all_in(client, keys, jobs, "ready"))
+
+
 async def test_workers_share_by_pulling(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, publications: list[Publication]
 ) -> None:
