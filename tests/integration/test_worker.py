@@ -90,7 +90,7 @@ async def test_one_worker_through_its_life(
     # I9: nothing is leased before a publication.
     await until(lambda: "first publication" in waits_of(client, keys, "intake"), limit_s=200)
     assert states(client, keys, first) == ["queued"] * 2
-    assert presence(client, keys)["state"] == "no weights"
+    await until(lambda: presence(client, keys)["state"] == "no weights")
 
     # Committed as they were drawn, by a reward and an environment of the user's own.
     publish(client, keys, publications[1])
