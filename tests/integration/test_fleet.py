@@ -361,7 +361,7 @@ def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
     client: redis.Redis, keys: Keys, make_fleet: Any
 ) -> None:
     notes = Notes()
-    limits = {"min_workers": 1, "max_workers": 2, "up_after_s": 1e-3}
+    limits = {"min_workers": 1, "max_workers": 2, "up_after_s": 1e-6}
     groups = [{"name": "r", "num_gpus": 1}]
     fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1, 2))], *groups, autoscale=limits)
     admit(client, keys, [job(i) for i in range(100)])
