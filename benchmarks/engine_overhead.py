@@ -190,6 +190,7 @@ def main(
                     rates[leg].append(direct(engine, load, penstock.admitted, groups))
                 else:
                     rates[leg].append(penstock.round(load, groups))
+                typer.echo(f"round {turn + 1} of {rounds}, {leg}: {rates[leg][-1]:,.0f} tokens/s", err=True)
         seen_versions = versions(redis.Redis.from_url(url), sglang=engine.sglang)
     report(rates, load, shape, seen_versions).finish(json_file)
 

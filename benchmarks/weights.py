@@ -121,14 +121,18 @@ def _measure(control: Control, trainer: Trainer, model: Any, load: Load, leg: Le
         raise RuntimeError(f"{len(failures)} of {leg.updates} updates by {leg.transport} went by disk: {failures[0]!r}")
     after = _counters(control, keys.counters)
     updates = after["weight_updates"] - before["weight_updates"]
-    typer.echo(f"{leg.name}: {ended_s - began_s:.1f} s, {updates} updates", err=True)
+    pause_s = (after["weight_pause_us"] - before["weight_pause_us"]) / 1e6 / max(1, updates)
+    typer.echo(
+        f"{leg.name}: {tokens:,} tokens in {ended_s - began_s:.1f} s, {updates} updates, {pause_s:.3f} s pause each",
+        err=True,
+    )
     return {
         "policy": leg.policy,
         "transport": leg.transport,
         "updates": updates,
         "seconds": ended_s - began_s,
         "tokens": tokens,
-        "pause_s": (after["weight_pause_us"] - before["weight_pause_us"]) / 1e6 / max(1, updates),
+        "pause_s": pause_s,
         "publish_s": publish_s / max(1, leg.updates),
         "send_s": sum(sent_s) / len(sent_s) if sent_s else None,
     }
