@@ -24,6 +24,7 @@ from consumers import recording
 from consumers.agreement import Circle, agree, meet
 from consumers.ahead import Ahead
 from consumers.batch import Batch, rank_rows
+from consumers.clock import Clock
 from consumers.column_files import RecordedColumns
 from consumers.columns import RedisColumns, Store
 from consumers.fetch import Bytes, PayloadReader
@@ -34,9 +35,9 @@ from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError, PublishError, RolesApart, WaitTimeout
 from penstock.keys import Keys
 from penstock.memory_control import TAGS, change, check_tags
-from penstock.messages import Publication, Row, pack, unpack
+from penstock.messages import Publication, Row, pack
 from penstock.run_config import config_of
-from penstock.staleness import Lineage, Policy
+from penstock.staleness import Policy
 from penstock.subscription_config import subscription_of
 from penstock.waits import Waiting
 
@@ -137,9 +138,7 @@ class Trainer:
         self._columns = PayloadReader(config.redis, Keys(config.run))
         self._next = 1
         self._stated: int | None = None
-        self._last_version = 0
-        #: Newest version that a worker showed when the next one was numbered.
-        self._known = 0
+        self._clock = Clock(self._subscriber, self.model_name)
         self._committed: tuple[int, str] | None = None
         #: Last batch that the weights of this process have seen.
         self._position = 0
@@ -151,8 +150,6 @@ class Trainer:
         self._redone = 0
         #: Times that the ranks agreed.
         self._rounds = 0
-        #: True between ``load_state_dict`` and the publication that has to follow it.
-        self._must_publish = False
         #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
         self._redelivered = 0
         self._warned = False
@@ -207,10 +204,7 @@ class Trainer:
     @property
     def version(self) -> int:
         """Version of the last publication; 0 before the first. Blocks for one round trip."""
-        value = self._subscriber.control.do(
-            lambda client: client.hget(self.keys.clock, scripts.version_field(self.model_name))
-        )
-        return int(value or 0)
+        return self._clock.read()
 
     @property
     def position(self) -> int:
@@ -237,7 +231,7 @@ class Trainer:
             ProtocolError: a restored trainer has not published its weights yet.
             RolesApart: this role was restored to a later batch than the driving one.
         """
-        if self._must_publish:
+        if self._clock.must_publish:
             raise ProtocolError(
                 "Publish the restored weights before the next batch: engines may hold a version that was abandoned."
             )
@@ -387,7 +381,7 @@ class Trainer:
             return
         clock = self.version if self.is_leader else 0
         if self.is_leader:
-            self._check_lost(clock)
+            self._clock.check_lost(clock)
         if clock > batch.train_version:
             raise ProtocolError(
                 f"Batch {batch.n} was cut for version {batch.train_version}, but version {clock} is published: "
@@ -427,7 +421,8 @@ class Trainer:
 
         Args:
             weights: a model, its state dict (FSDP2's DTensors too), or ``consumers.sources.Shards``. Of a sharded one
-                every rank takes part, and blocks for the leader; otherwise the others return at once.
+                every rank takes part, and blocks for the leader; otherwise the others return at once. A mixture of
+                experts of transformers is given as the model: its state dict has other names than its files.
 
         Blocks until the files are on disk and every rank has committed; by another transport than disk also until the
         workers that are ready have the weights, at most three times ``trainer.transfer_timeout_s``. The first
@@ -444,11 +439,11 @@ class Trainer:
         self._check_drives("publish")
         source = as_source(weights)
         if not self.is_leader:
-            self._last_version = self.publisher.follow(source) or self._last_version
-            return self._last_version
+            self._clock.last = self.publisher.follow(source) or self._clock.last
+            return self._clock.last
         try:
             through = self._await_ranks(timeout)
-            version, abandoned = self._next_version()
+            version, abandoned = self._clock.next_version()
             written = self.publisher.write(source, self.weights_dir, version)
             publication = Publication(
                 model=self.model_name,
@@ -462,13 +457,13 @@ class Trainer:
                 abandoned=abandoned,
             )
             self.publisher.open(publication)
-            self._announce(publication)
+            self._clock.announce(publication)
             self.publisher.send(source, publication)
         except BaseException as exc:
             tell_failure(self.publisher, source, exc)
             raise
-        self.publisher.tell(source, "done", self._last_version)
-        return self._last_version
+        self.publisher.tell(source, "done", self._clock.last)
+        return self._clock.last
 
     @property
     def publisher(self) -> "Publisher":
@@ -480,52 +475,18 @@ class Trainer:
             self._publisher = Publisher(self.config, subscriber.keys, subscriber.control, subscriber.waiting)
         return self._publisher
 
-    def _next_version(self) -> tuple[int, list[list[int]]]:
-        """Number of the next publication, and the versions that are abandoned by then.
-
-        It is above every version that an engine holds, so that none ever names two sets of weights (T1), also after a
-        failover that lost publications.
-        """
-        clock = self.version
-        self._check_lost(clock)
-        records = self._subscriber.control.do(lambda client: client.hvals(self.keys.workers))
-        shown = [unpack(raw, "presence of a worker") for raw in records]
-        held = [int(one["version"]) for one in shown if one.get("model", self.model_name) == self.model_name]
-        self._known = max(held, default=0)
-        gone = [[clock + 1, self._known]] if self._known > clock else []
-        if gone:
-            log.warning("versions %d to %d are lost; the next one is %d", clock + 1, self._known, self._known + 1)
-        return max(clock, self._known) + 1, self._abandoned() + gone
-
-    def _check_lost(self, clock: int) -> None:
-        if clock < self._last_version and not self._must_publish:
-            raise ProtocolError(
-                f"This trainer published version {self._last_version}, and Redis knows {clock} as the newest: it lost "
-                "acknowledged writes, as after a failover. Restore the last checkpoint."
-            )
-
-    def _abandoned(self) -> list[list[int]]:
-        """Versions that rewinds of this subscription left behind."""
-        raw = self._subscriber.control.do(lambda client: client.hget(self.keys.sub(self.name), "abandoned"))
-        return [list(span) for span in Lineage.parse((raw or b"").decode()).abandoned]
-
     def tick(self, *, step: int = 0, timeout: float = 600.0) -> int:
         """The next version with the weights of the last one: a step that changed none, as a critic's warm-up (T13)."""
         self._check_drives("tick")
         if not self.is_leader:
-            return self._last_version
-        if self._must_publish:
+            return self._clock.last
+        if self._clock.must_publish:
             raise ProtocolError("Publish the restored weights before tick(): the last version may be abandoned.")
         through = self._await_ranks(timeout)
-        newest = self._subscriber.control.do(
-            lambda client: client.xrevrange(self.keys.weights(self.model_name), count=1)
-        )
-        if not newest:
-            raise PublishError(f"Model {self.model_name!r} has no version yet: publish its weights before tick().")
-        version, abandoned = self._next_version()
-        before = Publication.from_bytes(newest[0][1][b"p"], "publication")
+        before = self._clock.newest()
+        version, abandoned = self._clock.next_version()
         fields = {name: getattr(before, name) for name in ("model", "path", "index", "tensors", "checksums")}
-        return self._announce(
+        return self._clock.announce(
             Publication(
                 **fields,
                 transport="disk",
@@ -595,24 +556,6 @@ class Trainer:
         """What ``name`` had pinned may be deleted."""
         self._subscriber.control.do(lambda client: client.hdel(self.keys.pins(self.model_name), name))
 
-    def _announce(self, publication: Publication) -> int:
-        self._last_version = self._subscriber.control.call(
-            scripts.publish(
-                self.keys,
-                self.name,
-                owner=self._subscriber.owner,
-                gen=self._subscriber.gen,
-                model=self.model_name,
-                version=publication.version,
-                through=publication.through,
-                step=publication.step,
-                record=publication.to_bytes(),
-                known=self._known,
-            )
-        )
-        self._must_publish = False
-        return self._last_version
-
     def _await_ranks(self, timeout: float) -> int:
         """Block until every rank has committed the last batch; its number."""
         if self._committed is None:
@@ -668,7 +611,7 @@ class Trainer:
             )
         self._ahead.drop()
         self._committed = None
-        self._must_publish = self.is_leader and self.drives
+        self._clock.must_publish = self.is_leader and self.drives
         n = int(state["batch"])
         self._position, self._restored = n, True
         if not self.seat.drives:

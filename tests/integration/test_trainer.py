@@ -438,7 +438,7 @@ def test_I3_a_trainer_that_lost_its_subscription_changes_nothing(
             publish(frozen)
         with pytest.raises(OwnershipLost):
             frozen.load_state_dict(state_at(keys, 0))
-        frozen._must_publish = False
+        frozen._clock.must_publish = False
         with pytest.raises(OwnershipLost):
             frozen.next(timeout=5)
         frozen.state_dict()

@@ -1,0 +1,101 @@
+"""The clock of a model: the numbers of its versions, as the trainer that drives it counts them (T1, T2, T13)."""
+
+import logging
+
+from consumers.subscriber import Subscriber
+from penstock import scripts
+from penstock.errors import ProtocolError, PublishError
+from penstock.keys import Keys
+from penstock.messages import Publication, unpack
+from penstock.staleness import Lineage
+
+log = logging.getLogger(__name__)
+
+
+class Clock:
+    """What one trainer knows of a model's versions. Every method blocks for a round trip or two.
+
+    Args:
+        subscriber: the trainer's place; it owns the clock where it drives.
+    """
+
+    def __init__(self, subscriber: Subscriber, model: str) -> None:
+        self._subscriber = subscriber
+        self.model = model
+        #: Version that this trainer announced last; 0: none.
+        self.last = 0
+        #: True between a rewind and the publication that has to follow it.
+        self.must_publish = False
+        #: Newest version that a worker showed when the next one was numbered.
+        self._known = 0
+
+    @property
+    def _keys(self) -> Keys:
+        return self._subscriber.keys
+
+    def read(self) -> int:
+        """Version of the last publication; 0 before the first."""
+        field = scripts.version_field(self.model)
+        return int(self._subscriber.control.do(lambda client: client.hget(self._keys.clock, field)) or 0)
+
+    def check_lost(self, clock: int) -> None:
+        """Raise ProtocolError where Redis has forgotten what this trainer announced."""
+        if clock < self.last and not self.must_publish:
+            raise ProtocolError(
+                f"This trainer published version {self.last}, and Redis knows {clock} as the newest: it lost "
+                "acknowledged writes, as after a failover. Restore the last checkpoint."
+            )
+
+    def next_version(self) -> tuple[int, list[list[int]]]:
+        """Number of the next publication, and the versions that are abandoned by then.
+
+        It is above every version that an engine holds, so that none ever names two sets of weights (T1), also after a
+        failover that lost publications.
+        """
+        clock = self.read()
+        self.check_lost(clock)
+        records = self._subscriber.control.do(lambda client: client.hvals(self._keys.workers))
+        shown = [unpack(raw, "presence of a worker") for raw in records]
+        held = [int(one["version"]) for one in shown if one.get("model", self.model) == self.model]
+        self._known = max(held, default=0)
+        gone = [[clock + 1, self._known]] if self._known > clock else []
+        if gone:
+            log.warning("versions %d to %d are lost; the next one is %d", clock + 1, self._known, self._known + 1)
+        return max(clock, self._known) + 1, self._abandoned() + gone
+
+    def _abandoned(self) -> list[list[int]]:
+        """Versions that rewinds of this subscription left behind."""
+        subscription = self._keys.sub(self._subscriber.name)
+        raw = self._subscriber.control.do(lambda client: client.hget(subscription, "abandoned"))
+        return [list(span) for span in Lineage.parse((raw or b"").decode()).abandoned]
+
+    def newest(self) -> Publication:
+        """The last publication. Raises PublishError where there is none."""
+        entries = self._subscriber.control.do(lambda client: client.xrevrange(self._keys.weights(self.model), count=1))
+        if not entries:
+            raise PublishError(f"Model {self.model!r} has no version yet: publish its weights before tick().")
+        return Publication.from_bytes(entries[0][1][b"p"], "publication")
+
+    def announce(self, publication: Publication) -> int:
+        """Move the clock to ``publication``; returns its version.
+
+        Raises:
+            PublishError: its number is not the next one, nothing new was committed, or another trainer has the
+                subscription.
+        """
+        self.last = self._subscriber.control.call(
+            scripts.publish(
+                self._keys,
+                self._subscriber.name,
+                owner=self._subscriber.owner,
+                gen=self._subscriber.gen,
+                model=self.model,
+                version=publication.version,
+                through=publication.through,
+                step=publication.step,
+                record=publication.to_bytes(),
+                known=self._known,
+            )
+        )
+        self.must_publish = False
+        return self.last
