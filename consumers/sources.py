@@ -10,6 +10,7 @@ memory for them is bounded by one bucket, whatever the size of the model.
 
 import importlib
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -44,11 +45,16 @@ Weights: TypeAlias = "torch.nn.Module | Mapping[str, Tensor] | Source"
 
 
 class State:
-    """A model, or its state dict: plain tensors, FSDP2's DTensors, or both."""
+    """A model, or its state dict: plain tensors, FSDP2's DTensors, or both.
+
+    A model of transformers that holds tensors in another form than its files have them (the experts of a mixture in
+    one, since transformers 5) is published as its files are, as ``save_pretrained`` does; a state dict as it is.
+    """
 
     def __init__(self, weights: "torch.nn.Module | Mapping[str, Tensor]") -> None:
         self._state = weights.state_dict() if isinstance(weights, torch.nn.Module) else weights
         self.is_sharded = any(isinstance(tensor, DTensor) for tensor in self._state.values())
+        self._as_saved = _as_saved(weights, self._state)
 
     def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         embedding = next((tensor for name, tensor in self._state.items() if name.endswith("embed_tokens.weight")), None)
@@ -57,7 +63,7 @@ class State:
                 continue
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if not self.is_sharded or dist.get_rank() == 0:
-                yield name, whole.detach()
+                yield from self._as_saved(name, whole.detach())
 
 
 class Shards:
@@ -164,6 +170,30 @@ def buckets(source: Source, config: Mapping[str, Any], max_bytes: int) -> Iterat
         filled += num_bytes
     if bucket:
         yield bucket
+
+
+#: One tensor of a model -> what the model's files hold of it, by their names.
+AsSaved: TypeAlias = Callable[[str, Tensor], Iterable[tuple[str, Tensor]]]
+
+
+def _as_saved(weights: object, state: Mapping[str, Tensor]) -> AsSaved:
+    # Who has made a model of transformers has imported it.
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(weights, transformers.PreTrainedModel):
+        return _as_it_is
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:
+        return _as_it_is  # transformers 4 holds them as they are saved
+    layout = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
+    if revert_weight_conversion(weights, layout).keys() == state.keys():
+        return _as_it_is
+    # One by one, because pieces are copies.
+    return lambda name, tensor: revert_weight_conversion(weights, {name: tensor}).items()
+
+
+def _as_it_is(name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+    return ((name, tensor),)
 
 
 def _tied(head: Tensor, embedding: Tensor, config: Mapping[str, Any]) -> bool:

@@ -71,9 +71,11 @@ def compare_layouts(
         ignored: names that either may lack.
         cast: plain floats may differ: loading casts between them.
     """
-    if missing := wanted.keys() - found.keys() - ignored:
-        raise PublishError(f"{what} lacks {len(missing)} tensors of {other}, such as {min(missing)!r}.")
-    if extra := found.keys() - wanted.keys() - ignored:
+    missing, extra = wanted.keys() - found.keys() - ignored, found.keys() - wanted.keys() - ignored
+    if missing:
+        instead = f", and has {len(extra)} others, such as {min(extra)!r}" if extra else ""
+        raise PublishError(f"{what} lacks {len(missing)} tensors of {other}, such as {min(missing)!r}{instead}.")
+    if extra:
         raise PublishError(f"{what} has {len(extra)} tensors that {other} has not, such as {min(extra)!r}.")
     for name in wanted.keys() & found.keys():
         (dtype, shape), (other_dtype, other_shape) = found[name], wanted[name]

@@ -1,6 +1,7 @@
 """A tiny policy for tests: Qwen2 shape, random weights, a tokenizer of one token per character. Seeded."""
 
 from pathlib import Path
+from typing import Any
 
 from penstock.checksum import file_xxh3
 from penstock.messages import Publication
@@ -13,33 +14,56 @@ SPREAD = 0.12
 
 def make_tiny_model(folder: Path, seed: int = 0) -> Path:
     """Write config, tokenizer and float32 weights to ``folder``; the same bytes for the same seed. Takes 0.1 s."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return _write(folder, seed, Qwen2ForCausalLM, Qwen2Config(**_SHAPE, num_hidden_layers=2))
+
+
+def make_tiny_mixture(folder: Path, seed: int = 0) -> Path:
+    """The same with 3 layers of 8 experts, 2 of which see a token (Qwen3 MoE shape)."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        **_SHAPE,
+        num_hidden_layers=3,
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+    )
+    return _write(folder, seed, Qwen3MoeForCausalLM, config)
+
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 2 + len(ALPHABET),
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "initializer_range": SPREAD,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "dtype": "float32",
+}
+
+
+def _write(folder: Path, seed: int, kind: Any, config: Any) -> Path:
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *ALPHABET])}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     inner.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
-    config = Qwen2Config(
-        vocab_size=len(vocabulary),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        initializer_range=SPREAD,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-        dtype="float32",
-    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
+        model = kind(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
@@ -36,7 +37,7 @@ def main(config_file: str, rank: int, size: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     config = load_config(Path(config_file), [])
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
-    whole = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    whole = load_file(Path(config.model.path, "model.safetensors"))
     dims = {name: dim for name, tensor in whole.items() if (dim := dim_of(name, tensor)) is not None}
     parts = {
         name: tensor.chunk(size, dims[name])[rank].contiguous() if name in dims else tensor

@@ -24,6 +24,7 @@ from penstock.keys import Keys
 from penstock.redis_server import RedisServer
 from tests.integration import oracle, worker_play
 from tests.integration.worker_play import presence, until, working
+from tests.tiny_model import make_tiny_mixture, make_tiny_model
 
 PATIENCE_S = 60.0
 #: Several buckets for the tiny model.
@@ -54,10 +55,11 @@ def member(redis_server: RedisServer, keys: Keys, name: str, *arguments: object)
 
 @pytest.fixture
 def make(redis_server: RedisServer, keys: Keys, model_config: ModelConfig, tmp_path: Path) -> Callable[..., Config]:
-    def make(**sections: Any) -> Config:
+    def make(path: Path | None = None, **sections: Any) -> Config:
         trainer = {"transport": "gloo", "bucket_bytes": BUCKET_BYTES, "transfer_timeout_s": 20.0, "batch_groups": 1}
         sections["trainer"] = trainer | sections.pop("trainer", {})
-        return worker_play.make_config(redis_server.url, keys, model_config, tmp_path, **sections)
+        model = model_config.model_copy(update={"path": str(path or model_config.path)})
+        return worker_play.make_config(redis_server.url, keys, model, tmp_path, **sections)
 
     return make
 
@@ -67,16 +69,18 @@ def received(client: redis.Redis, keys: Keys, name: str, version: int) -> dict[s
     return json.loads(raw) if raw else {}
 
 
+@pytest.mark.parametrize("make_model", [make_tiny_model, make_tiny_mixture])
 async def test_T16_shards_of_two_ranks_arrive_as_the_unsharded_model(
     make: Callable[..., Config],
     redis_server: RedisServer,
     client: redis.Redis,
     keys: Keys,
-    models: list[Path],
+    make_model: Callable[[Path], Path],
     tmp_path: Path,
 ) -> None:
     """FSDP2, then tensor-parallel, through the process group: the checksums of every tensor, the same group twice."""
-    config = make()
+    model = make_model(tmp_path / "model")
+    config = make(model)
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
     with member(redis_server, keys, "m", 2, -1, "SIGKILL"):
@@ -88,8 +92,8 @@ async def test_T16_shards_of_two_ranks_arrive_as_the_unsharded_model(
         ]
         assert [await rank.wait() for rank in ranks] == [0, 0]
         await until(lambda: received(client, keys, "m", 2), limit_s=PATIENCE_S)
-    assert received(client, keys, "m", 1) == checksums(models[0])
-    assert received(client, keys, "m", 2) == checksums(models[0])
+    assert received(client, keys, "m", 1) == checksums(model)
+    assert received(client, keys, "m", 2) == checksums(model)
     assert len(client.xrange(keys.transfers("policy"))) == 2
 
 

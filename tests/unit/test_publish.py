@@ -16,6 +16,7 @@ from penstock.checksum import bytes_xxh3, file_xxh3
 from penstock.errors import PublishError
 from penstock.weights_index import INDEX_FILE, in_buckets, read_index
 from tests.batch_factory import tiny_model
+from tests.tiny_model import make_tiny_mixture
 
 
 @pytest.fixture
@@ -54,6 +55,24 @@ def test_what_is_told_of_a_version_is_what_the_files_hold(source: Path, tmp_path
     for entry in index.entries():
         assert [entry.dtype, list(entry.shape)] == written.tensors[entry.name]
         assert entry.checksum == bytes_xxh3(stored[entry.name].numpy().tobytes())
+
+
+@pytest.mark.parametrize("loaded", [True, False], ids=["loaded", "made"])
+def test_the_experts_of_a_mixture_are_written_one_by_one_as_engines_load_them(tmp_path: Path, loaded: bool) -> None:
+    """Transformers 5 holds them in one tensor, and its files do not."""
+    folder = make_tiny_mixture(tmp_path / "mixture", 3)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert any("experts.gate_up_proj" in name for name in model.state_dict())
+    if not loaded:
+        model, state = type(model)(model.config), model.state_dict()
+        model.load_state_dict(state)
+    written = write_weights(model, folder, tmp_path / "weights", 1)
+    found, wanted = load_file(written.path / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+    with pytest.raises(PublishError, match=r"lacks 72 tensors .*experts\.0\..*, and has 6 others, such as .*experts"):
+        write_weights(model.state_dict(), folder, tmp_path / "weights", 2)
 
 
 @pytest.mark.parametrize("copied", [False, True])
