@@ -2,7 +2,7 @@
 
 One writer process and one reader process, then more of both; groups of 8 samples x 2,560 tokens: int32 ids, float32
 logprobs, a uint8 mask, versions as spans. Legs, alternated over several rounds in one run on one machine; the median
-counts:
+counts, of ratios that of the rounds' own:
 
     bare            XADD of one group's packed arrays per entry; XREADGROUP, decode to torch tensors, XACK and XDEL
     transferqueue   put, get_meta, get_data, clear_samples at batches of 1, 8 and 64 samples (peer_transfer_queue.py)
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 PEER_PYTHON = Path(".bench/bin/python")
 PEER_TIMEOUT_S = 240.0
 #: Batch in samples -> samples of a round.
-PEER_SAMPLES = {1: 256, 8: 1024, 64: 4096, 512: 4096}
+PEER_SAMPLES = {1: 256, 8: 1024, 64: 16384, 512: 8192}
 
 GROUP = 8
 #: int32 id, float32 logprob, uint8 mask.
@@ -209,9 +209,12 @@ def through_penstock(
 
 def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
-    groups: Annotated[int, typer.Option(help="Groups of 8 samples per round.")] = 2048,
+    groups: Annotated[
+        int, typer.Option(help="Groups of 8 samples per round; many, so that start and end weigh little.")
+    ] = 4096,
     tokens: Annotated[int, typer.Option(help="Tokens of a sample.")] = 2560,
-    rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 5,
+    more_rounds: Annotated[int, typer.Option(help="Rounds that have the legs several and lists.")] = 2,
     legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,folder,several,lists,transferqueue",
     folder: Annotated[Path, typer.Option(help="Where the leg folder keeps payloads.")] = Path("/dev/shm"),
     writers: Annotated[str, typer.Option(help="Numbers of writers of the leg several.")] = "1,2,4",
@@ -223,34 +226,38 @@ def main(
     chosen = legs.split(",")
     several = [(int(w), int(s)) for s in subscriptions.split(",") for w in writers.split(",")]
     with redis_server() as url:
-        for _ in range(rounds):
+        for turn in range(rounds):
+            # Those whose ratios are told stand side by side: the machine's own speed drifts.
             if "bare" in chosen:
                 figures += bare(url, groups, tokens)
             if "penstock" in chosen:
                 figures += through_penstock(url, groups, tokens, "arrays")
+            if "transferqueue" in chosen:
+                figures += transfer_queue(tokens, peers)
             if "folder" in chosen:
                 figures += through_penstock(url, groups, tokens, "arrays", folder=folder)
+            if turn >= more_rounds:
+                continue
             if "several" in chosen:
                 for many, read in several:
                     if (many, read) != (1, 1):
                         figures += through_penstock(url, groups, tokens, "arrays", many, read)
             if "lists" in chosen:
                 figures += through_penstock(url, groups, tokens, "lists")
-            if "transferqueue" in chosen:
-                figures += transfer_queue(tokens, peers)
         seen_versions = versions(redis.Redis.from_url(url), **peers)
     report(figures, tokens, seen_versions).finish(json_file)
 
 
 def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) -> Report:
-    """Medians over the rounds, and the ratios."""
+    """Medians over the rounds; a ratio is the median of those of the rounds, whose legs lay beside each other."""
     rounds: dict[Leg, list[Figure]] = {}
     for figure in figures:
         rounds.setdefault((figure.leg, figure.batch, figure.writers, figure.subscriptions), []).append(figure)
-    rates = {leg: median([figure.samples_per_s for figure in of_leg]) for leg, of_leg in rounds.items()}
-    best = max((rate for leg, rate in rates.items() if leg[0] == "transferqueue" and leg[1] <= 64), default=None)
-    files = rates.get(("penstock, folder", GROUP, 1, 1))
-    mine, plain = rates.get(("penstock", GROUP, 1, 1)), rates.get(("bare", GROUP, 1, 1))
+    rates = {leg: [figure.samples_per_s for figure in of_leg] for leg, of_leg in rounds.items()}
+    peers = [of_leg for leg, of_leg in rates.items() if leg[0] == "transferqueue" and leg[1] <= 64]
+    best = [max(of_round) for of_round in zip(*peers, strict=True)]
+    files, plain = rates.get(("penstock, folder", GROUP, 1, 1), []), rates.get(("bare", GROUP, 1, 1), [])
+    mine = rates.get(("penstock", GROUP, 1, 1), [])
     rows = [
         {
             "leg": leg[0],
@@ -258,15 +265,15 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
             "writers": leg[2],
             "subscriptions": leg[3],
             "samples": rounds[leg][0].samples,
-            "samples_per_s": rate,
-            "mb_per_s": rate * tokens * TOKEN_BYTES / 1e6,
-            "spread": spread([figure.samples_per_s for figure in rounds[leg]]),
-            "ratio": mine / rate if mine else None,
-            "ratio_transferqueue_best": rate / best if best and leg[0].startswith("penstock") else None,
+            "samples_per_s": median(of_leg),
+            "mb_per_s": median(of_leg) * tokens * TOKEN_BYTES / 1e6,
+            "spread": spread(of_leg),
+            "ratio": ratio_of_rounds(mine, of_leg),
+            "ratio_transferqueue_best": ratio_of_rounds(of_leg, best) if leg[0].startswith("penstock") else None,
             "cpu_us": median_cpu(rounds[leg]),
-            "rounds": [figure.samples_per_s for figure in rounds[leg]],
+            "rounds": of_leg,
         }
-        for leg, rate in rates.items()
+        for leg, of_leg in rates.items()
     ]
     notes = [
         f"CPU of {leg[0]} {leg[2]} x {leg[3]}, us per sample: {format_value(cpu_us)}; sum {sum(cpu_us.values()):.0f}."
@@ -278,15 +285,21 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
         columns=COLUMNS,
         rows=rows,
         keys={
-            "samples_per_s": mine,
-            "ratio_bare": mine / plain if mine and plain else None,
-            "ratio_transferqueue_best": mine / best if mine and best else None,
-            "ratio_bare_folder": files / plain if files and plain else None,
-            "ratio_transferqueue_best_folder": files / best if files and best else None,
+            "samples_per_s": median(mine) if mine else None,
+            "ratio_bare": ratio_of_rounds(mine, plain),
+            "ratio_transferqueue_best": ratio_of_rounds(mine, best),
+            "ratio_bare_folder": ratio_of_rounds(files, plain),
+            "ratio_transferqueue_best_folder": ratio_of_rounds(files, best),
         },
         versions=seen_versions,
         notes=[*notes, "TransferQueue's best is that of batches 1, 8 and 64; 512 is shown beside them."],
     )
+
+
+def ratio_of_rounds(rates: list[float], others: list[float]) -> float | None:
+    """Median of the ratios of two legs, round by round; None where one of them did not run."""
+    # The legs several and lists have the first rounds only.
+    return median([one / other for one, other in zip(rates, others, strict=False)]) if rates and others else None
 
 
 def median_cpu(figures: list[Figure]) -> dict[str, float]:
