@@ -5,8 +5,6 @@ The only module that knows SGLang's HTTP interface; tried on releases 0.5.17 to 
 
 import asyncio
 import itertools
-import json
-import math
 import os
 import secrets
 import signal
@@ -14,7 +12,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,74 +26,18 @@ from workers.capabilities import Capabilities, capabilities_of
 from workers.engine_args import check_arguments
 from workers.external import check_external
 from workers.faults import FaultyPath
+from workers.model_config import read_config, read_eos_token_ids, read_vocab_size
+from workers.routing import FLAG, Routing, Rows
+from workers.routing import NAME as ROUTED_EXPERTS
 from workers.seeds import sample_seed
-from workers.stream import Answer, Heard, read_events
+from workers.segment import STALE_PREFIX, Drawn, Scores, Segment, all_finite, read_drawn, read_scored
+from workers.stream import MAX_EVENT_BYTES, Answer, Heard, read_events
 from workers.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
 
 #: Idle connections are dropped before the server (5 s) drops them: a POST on a dropped one cannot be sent again.
 _KEEP_ALIVE_S = 3.0
 _JSON = {"Content-Type": "application/json"}
-#: Matched "stop" of an answer whose logits were not numbers; its last token was put there, not drawn.
-_NAN = "NaN happened"
 _NO_FAULTS = FaultsConfig()
-#: Message of a segment that was thrown away.
-STALE_PREFIX = "its prefix was of older weights"
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One answer of the engine: what it drew for one request."""
-
-    #: [T] as returned; a drawn eos is the last one.
-    output_ids: list[int]
-    #: [T] log-probability with which each was drawn.
-    logprobs: list[float]
-    #: [T] weight version each was drawn with; where that cannot be proven, the older one (T6).
-    versions: list[int]
-    #: stop | length | abort
-    finish_reason: str
-    #: Prompt tokens whose KV was found in the prefix cache.
-    cached_tokens: int
-    #: 0 where the request was aborted before it ran.
-    prompt_tokens: int
-    #: What the engine said about an abort.
-    message: str = ""
-
-
-def _read_config(folder: str, name: str = "config.json") -> dict[str, Any]:
-    """A file of the model's settings; empty where there is none."""
-    try:
-        value = json.loads((Path(folder) / name).read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Log-probabilities of given tokens."""
-
-    #: [L - start] of each token given what stands before it, at temperature 1.
-    logprobs: list[float]
-    #: Version of the weights; -1: those the server started with. None: it was aborted, or weights changed meanwhile.
-    version: int | None
-
-
-def read_eos_token_ids(folder: Path) -> frozenset[int]:
-    """Ids that end an answer, from the model's config and generation config."""
-    found: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        value = _read_config(str(folder), name).get("eos_token_id")
-        found |= {value} if isinstance(value, int) else set(value or ())
-    return frozenset(found)
-
-
-def read_vocab_size(folder: Path) -> int:
-    """Number of ids of a model, from its config; 0 where that does not say."""
-    config = _read_config(str(folder))
-    inner = config.get("text_config")
-    size = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)
-    return size if isinstance(size, int) else 0
 
 
 class Engine:
@@ -149,6 +90,8 @@ class Engine:
         #: Whether weights may change under running requests; what is cached is then shared less where the server does
         #: not tell which weights a request began with.
         self.changes_in_place = True
+        #: What the model routes, where answers are to tell it; None: they are not.
+        self.routing: Routing | None = None
         #: True while its generation is frozen.
         self.paused = False
         #: True while it loads weights: its scheduler answers nobody then, so health is not checked.
@@ -163,9 +106,9 @@ class Engine:
         self._faults = faults
         self._faulty_path: FaultyPath | None = None
         #: Ids that end an answer of this model.
-        self.eos_token_ids = read_eos_token_ids(Path(model.path))
+        self.eos_token_ids = read_eos_token_ids(model.path)
         #: Number of its ids; 0: unknown.
-        self.vocab_size = read_vocab_size(Path(model.path))
+        self.vocab_size = read_vocab_size(model.path)
         #: Tokens behind a weight change that may still be of the old weights (results in flight).
         self._window = 0
         self._radix = True
@@ -262,13 +205,18 @@ class Engine:
         self.is_away = False
         if self._server is None:
             served = await self._call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
-            check_external(self.url, info, served, _read_config(self.model.path))
+            check_external(self.url, info, served, read_config(self.model.path))
         self.server_version = str(info.get("version", ""))
         self.capabilities = capabilities_of(self.server_version)
         shown = self.capabilities.reports_spans
         self.reports_spans = shown if self.config.reports_spans is None else self.config.reports_spans
         self._radix = not info.get("disable_radix_cache", False)
         self.deterministic = bool(info.get("enable_deterministic_inference", False))
+        if self.routing is not None and not info.get(FLAG.replace("-", "_")):
+            raise ConfigError(
+                f"rollout.sides asks for {ROUTED_EXPERTS}, and engine {self.name} does not tell them: start it with "
+                f"{FLAG}."
+            )
         self.max_context = int(info.get("max_req_input_len") or sys.maxsize)
         self._incremental = bool(info.get("incremental_streaming_output", False))
         plain = (info.get("pp_size") or 1) == 1 and (info.get("dp_size") or 1) == 1
@@ -363,6 +311,8 @@ class Engine:
             "rid": wire_rid,
             "return_logprob": True,
         }
+        if self.routing is not None:
+            body["return_routed_experts"] = True
         if self._radix:
             # Without spans nobody knows whether it waited in the server's queue while weights changed.
             alone = self.changes_in_place and not self.reports_spans
@@ -387,49 +337,44 @@ class Engine:
         async with self._request("POST", "/generate", body, self.config.request_timeout_s) as response:
             if response.status != 200:
                 raise _refusal(f"engine {self.name} answered /generate", response.status, await response.read())
-            async for event in read_events(response.content):
+            sequence = len(body["input_ids"]) + int(body["sampling_params"].get("max_new_tokens") or 0)
+            routing = self.routing.wire_bytes(sequence) if self.routing is not None else 0
+            async for event in read_events(response.content, MAX_EVENT_BYTES + routing):
                 ids, logprobs = answer.add(event)
                 if answer.is_finished:
                     continue
                 self._check_ours(answer.weight_version, sent, rid)
-                if ids and _all_finite(logprobs):
+                if ids and all_finite(logprobs):
                     heard(sent, ids, logprobs)
         if not answer.is_finished:
             raise EngineDied(f"{rid}: the stream of engine {self.name} ended before the answer{self._how_it_ended()}.")
         return answer.whole()
 
     def _segment(self, answer: Any, sent: int, rid: str) -> Segment:
-        try:
-            meta, ids = answer["meta_info"], answer["output_ids"]
-            finish = meta["finish_reason"]
-            reason = finish["type"]
-            entries = meta.get("output_token_logprobs") or []
-            logprobs = [entry[0] for entry in entries]
-            drawn = [entry[1] for entry in entries]
-        except (KeyError, TypeError, IndexError) as exc:
-            raise EngineError(f"{rid}: the engine's answer lacks ids, logprobs or a finish reason ({exc!r}).") from exc
-        if not isinstance(ids, list) or drawn != ids:
-            raise EngineError(
-                f"{rid}: the engine gave {len(drawn)} logprobs for {len(ids or [])} ids, not one for each."
-            )
-        if not _all_finite(logprobs) or finish.get("matched") == _NAN:
-            raise EngineError(f"{rid}: the engine gave a logprob that is not a finite number: its logits overflow.")
-        if reason not in ("stop", "length", "abort"):
-            raise EngineError(f"{rid}: the engine ended for a reason that penstock does not know: {reason!r}.")
-        self.num_aborted += reason == "abort"
-        versions = self._versions(meta, len(ids), sent, rid)
+        drawn = read_drawn(answer, rid)
+        meta = drawn.meta
+        self.num_aborted += drawn.reason == "abort"
+        versions = self._versions(meta, len(drawn.ids), sent, rid)
         if self._has_stale_prefix(meta, sent):
             self.num_stale_prefixes += 1
             return Segment([], [], [], "abort", 0, 0, STALE_PREFIX)
         return Segment(
-            output_ids=ids,
-            logprobs=logprobs,
+            output_ids=drawn.ids,
+            logprobs=drawn.logprobs,
             versions=versions,
-            finish_reason=reason,
+            finish_reason=drawn.reason,
             cached_tokens=meta.get("cached_tokens") or 0,
             prompt_tokens=meta.get("prompt_tokens") or 0,
-            message=str(finish.get("message", "")),
+            message=drawn.message,
+            experts=self._experts(drawn, rid),
         )
+
+    def _experts(self, drawn: Drawn, rid: str) -> Rows | None:
+        """The routing of the whole sequence; a request that was aborted may have been before it ran."""
+        told = drawn.meta.get(ROUTED_EXPERTS)
+        if self.routing is None or (told is None and drawn.reason == "abort"):
+            return None
+        return self.routing.read(told, (drawn.meta.get("prompt_tokens") or 0) + len(drawn.ids), rid)
 
     def _has_stale_prefix(self, meta: dict[str, Any], sent: int) -> bool:
         """Whether it began under newer weights than it was sent under, on prefix KV of the older ones.
@@ -512,22 +457,10 @@ class Engine:
             body["extra_key"] = self._namespace
         sent = self.version
         answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
-        try:
-            meta = answer["meta_info"]
-            if (meta.get("finish_reason") or {}).get("type") == "abort":
-                return Scores([], None)
-            entries = meta["input_token_logprobs"][1:]
-            logprobs = [entry[0] for entry in entries]
-            scored = [entry[1] for entry in entries]
-        except (KeyError, TypeError, IndexError) as exc:
-            raise EngineError(f"{rid}: the engine's answer has no logprobs of the input ({exc!r}).") from exc
-        # SGLang scores the last id of the vocabulary rightly, and names it 0 (seen in 0.5.20).
-        names = {0, self.vocab_size - 1}
-        same = [a == b or {a, b} == names for a, b in zip(input_ids[start:], scored, strict=False)]
-        whole = len(scored) == len(input_ids) - start == len(same)
-        if not whole or not all(same) or not _all_finite(logprobs):
-            raise EngineError(f"{rid}: the engine's logprobs are not one finite number for each token.")
-        reported = self._check_ours(meta.get("weight_version"), sent, rid)
+        logprobs = read_scored(answer, input_ids, start, self.vocab_size, rid)
+        if logprobs is None:
+            return Scores([], None)
+        reported = self._check_ours(answer["meta_info"].get("weight_version"), sent, rid)
         proven = sent == self.version == (reported if sent >= 0 else -1)
         return Scores(logprobs, sent if proven else None)
 
@@ -753,11 +686,3 @@ def _absolute(path: str) -> str:
 
 def _is_model(folder: str) -> bool:
     return (Path(folder) / "config.json").is_file()
-
-
-def _all_finite(values: list[Any]) -> bool:
-    # A sum is infinite or not a number as soon as one of its terms is; JSON's null is a NaN that was sent.
-    try:
-        return math.isfinite(sum(values))
-    except TypeError:
-        return False

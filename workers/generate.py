@@ -11,9 +11,12 @@ from typing import Any, TypeVar
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.messages import Job, Sample
-from workers.engine import Engine, Segment
+from workers.engine import Engine
 from workers.environments import Environment, Observation, load_environment, within
 from workers.gate import Gate
+from workers.routing import NAME as ROUTED_EXPERTS
+from workers.routing import check_rows, keep_rows
+from workers.segment import Segment
 from workers.stops import StopRule, Tokenizer
 
 T = TypeVar("T")
@@ -192,6 +195,8 @@ class _Maker:
         self.sample.status = "truncated" if self.sample.finish_reason == "length" else "completed"
         if self.masks_offpolicy:
             mask_offpolicy(self.sample)
+        if self.engine.routing is not None:
+            check_rows(self.sample)
 
     async def within(self, call: Coroutine[Any, Any, T], what: str) -> T:
         sample = self.sample
@@ -229,6 +234,8 @@ class _Maker:
                 f"context allow {self.max_context}: leave the job out or raise the limit."
             )
         _truncate(sample, 0)
+        if self.engine.routing is not None:
+            sample.sides.pop(ROUTED_EXPERTS, None)
         sample.turns, sample.text, sample.finish_reason, sample.num_turns = [], "", "", 1
         sample.append(prompt)
         sample.prompt_length = self.turn_start = len(prompt)
@@ -354,6 +361,8 @@ class _Maker:
             if end_of_turn is not None:
                 _truncate(sample, self.turn_start + end_of_turn)
                 sample.finish_reason = "stop"
+        if self.engine.routing is not None:
+            keep_rows(sample, segment.experts)
         self.request_start = len(sample.tokens)
         if sample.finish_reason in ("abort", ""):
             self.drawn()

@@ -36,14 +36,17 @@ from penstock.waits import Waiting
 from workers.capabilities import TABLE
 from workers.caretaker import Caretaker
 from workers.commits import Commits
-from workers.engine import Engine, read_vocab_size
+from workers.engine import Engine
 from workers.gate import Gate
 from workers.held_job import HeldJob
 from workers.members import follow_members, refuse_dropped
 from workers.metrics import Metrics
+from workers.model_config import read_routing, read_vocab_size
 from workers.presence import Presence
 from workers.rewards import Rewards
 from workers.routed_engine import RoutedEngine
+from workers.routing import NAME as ROUTED_EXPERTS
+from workers.routing import with_routing
 from workers.services import Services
 from workers.stops import Tokenizer
 from workers.stream import with_streams
@@ -355,9 +358,10 @@ class Worker:
 
 def engine_config(config: Config) -> EngineConfig:
     """The configuration of this worker's engine: one that is looked at while it draws sends each token once."""
+    engine = with_routing(config.engine) if ROUTED_EXPERTS in config.rollout.sides else config.engine
     if not config.worker.stream_interval:
-        return config.engine
-    return with_streams(config.engine, TABLE[-1].incremental_streaming_flag)
+        return engine
+    return with_streams(engine, TABLE[-1].incremental_streaming_flag)
 
 
 def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
@@ -371,6 +375,8 @@ def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
         if config.engine.router is None
         else make_routed(config, name, log_dir)
     )
+    if ROUTED_EXPERTS in config.rollout.sides:
+        engine.routing = read_routing(config.model.path)
     engine.seed = config.seed
     engine.changes_in_place = config.worker.apply == "in_place"
     return engine
@@ -399,7 +405,7 @@ def load_tokenizer(path: str) -> Tokenizer:
         tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as exc:
         raise ConfigError(f"model.path {path} holds no tokenizer that can be read: {exc}") from exc
-    check_vocabulary(tokenizer, read_vocab_size(Path(path)), path)
+    check_vocabulary(tokenizer, read_vocab_size(path), path)
     return cast(Tokenizer, tokenizer)
 
 

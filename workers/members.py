@@ -16,6 +16,7 @@ from penstock.messages import pack, unpack
 from penstock.scripts import run
 from workers.routed_engine import RoutedEngine
 from workers.router import PASSED_SAMPLING, dropped_fields
+from workers.routing import NAME as ROUTED_EXPERTS
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,12 @@ async def follow_members(control: AsyncControl, keys: Keys, engine: RoutedEngine
 
 
 def refuse_dropped(config: Config) -> None:
-    """Raise ConfigError where the run samples with what a router would drop without a word."""
+    """Raise ConfigError where the run asks for what a router would drop without a word."""
+    if ROUTED_EXPERTS in config.rollout.sides:
+        raise ConfigError(
+            f"rollout.sides asks for {ROUTED_EXPERTS}, which sglang-router does not pass on: feed engines without a "
+            "router, one worker each."
+        )
     sampled = [("rollout.sampling", config.rollout.sampling), ("rollout.eval_sampling", config.rollout.eval_sampling)]
     for kind, sets in (("train", config.data.train), ("eval", config.data.eval)):
         sampled += [(f"data.{kind}.{index}.sampling", dataset.sampling) for index, dataset in enumerate(sets)]

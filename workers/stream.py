@@ -12,7 +12,7 @@ import orjson
 from penstock.config import EngineConfig
 from penstock.errors import EngineError, EngineRefused
 
-#: Most bytes of one event; an answer of a million tokens stays below it.
+#: Most bytes of one event without what is asked for beside tokens; an answer of a million tokens stays below it.
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 
 #: Told of new tokens while they are drawn: the version at the sending, ids [T] and logprobs [T], one for each. No
@@ -34,17 +34,17 @@ class Chunks(Protocol):
     def iter_any(self) -> AsyncIterator[bytes]: ...
 
 
-async def read_events(body: Chunks) -> AsyncIterator[dict[str, Any]]:
+async def read_events(body: Chunks, max_bytes: int = MAX_EVENT_BYTES) -> AsyncIterator[dict[str, Any]]:
     """Events of a stream until its end mark, or until it ends without one.
 
     Raises:
-        EngineError: an event is not JSON, or larger than ``MAX_EVENT_BYTES``.
+        EngineError: an event is not JSON, or larger than ``max_bytes``.
     """
     rest = bytearray()
     async for chunk in body.iter_any():
         rest += chunk
-        *lines, tail = rest.split(b"\n")
-        rest = tail
+        # A long event comes in many portions: only one with an end is worth looking for it.
+        *lines, rest = rest.split(b"\n") if b"\n" in chunk else (rest,)
         for line in lines:
             if not line.startswith(b"data:"):
                 continue
@@ -52,8 +52,8 @@ async def read_events(body: Chunks) -> AsyncIterator[dict[str, Any]]:
             if data == b"[DONE]":
                 return
             yield _decode(bytes(data))
-        if len(rest) > MAX_EVENT_BYTES:
-            raise EngineError(f"the engine's stream has an event of more than {MAX_EVENT_BYTES} bytes.")
+        if len(rest) > max_bytes:
+            raise EngineError(f"the engine's stream has an event of more than {max_bytes} bytes.")
 
 
 def _decode(data: bytes) -> dict[str, Any]:

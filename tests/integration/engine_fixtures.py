@@ -53,6 +53,12 @@ def cpu_engine(**changes: object) -> EngineConfig:
     )
 
 
+def opened(config: EngineConfig) -> EngineConfig:
+    """The same, of a server that does on a CPU what SGLang keeps for GPUs; see ``opened_on_cpu/sitecustomize.py``."""
+    folder = Path(__file__).parent / "opened_on_cpu"
+    return config.model_copy(update={"env": config.env | {"PYTHONPATH": str(folder)}})
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Folders of seven tiny models that differ in their weights; the first is what servers start with."""

@@ -12,17 +12,14 @@ from penstock.keys import Keys
 from penstock.messages import Publication
 from penstock.redis_server import RedisServer
 from tests.integration import play
-from tests.integration.engine_fixtures import cpu_engine, up
+from tests.integration.engine_fixtures import cpu_engine, opened, up
 from tests.integration.seeded_play import NUM_JOBS, SeededRuns
-
-ON_CPU = Path(__file__).parent / "deterministic_on_cpu"
 
 
 @pytest.fixture(scope="module")
 def seeded_engine(model_config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a server that draws by seeds."""
-    config = cpu_engine(**{"enable-deterministic-inference": True})
-    config = config.model_copy(update={"env": config.env | {"PYTHONPATH": str(ON_CPU)}})
+    config = opened(cpu_engine(**{"enable-deterministic-inference": True}))
     server = asyncio.run(up(config, model_config, tmp_path_factory.mktemp("seeded-engine")))
     yield server.url
     asyncio.run(server.stop())

@@ -36,9 +36,10 @@ from tests.integration.worker_play import (
 from tests.integration.workload import ROLLOUT, TEMPERATURE, TOLERANCE, VISIBLE, load_oracle_models
 from tests.tiny_model import publication_of
 from workers.apply import apply_publication
-from workers.engine import STALE_PREFIX, Engine
+from workers.engine import Engine
 from workers.gate import Gate
 from workers.generate import generate_sample
+from workers.segment import STALE_PREFIX
 
 pytestmark = pytest.mark.engine
 

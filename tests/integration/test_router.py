@@ -45,12 +45,13 @@ from tests.integration.worker_play import (
     working,
 )
 from workers import server as servers
-from workers.engine import Engine, Segment
+from workers.engine import Engine
 from workers.members import write_members
 from workers.partial import partial_from_bytes
 from workers.replicas import Replica
 from workers.routed_engine import RoutedEngine
 from workers.router import Router
+from workers.segment import Segment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -23,10 +23,10 @@ from tests.integration.test_prefixes import sample_of
 from tests.integration.worker_play import IDS, admit, job, make_config, until, working
 from tests.integration.workload import TEMPERATURE, TOLERANCE, RecordingEngine, load_oracle_models
 from workers.apply import apply_publication
-from workers.engine import Segment
 from workers.gate import Gate
 from workers.generate import generate_sample
 from workers.main import Worker
+from workers.segment import Segment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -11,9 +11,10 @@ from penstock.messages import Job, Publication, Sample
 from tests.integration import oracle
 from tests.tiny_model import ALPHABET
 from workers.apply import ApplyReport, Policy, apply_publication
-from workers.engine import Engine, Segment
+from workers.engine import Engine
 from workers.gate import Gate
 from workers.generate import generate_sample
+from workers.segment import Segment
 
 TEMPERATURE = 0.8
 TOLERANCE = 1e-4

@@ -7,8 +7,9 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
-from workers.engine import STALE_PREFIX, Engine, Segment
+from workers.engine import Engine
 from workers.seeds import sample_seed
+from workers.segment import STALE_PREFIX, Segment
 
 
 def engine(*, version: int = 3, newest: int = 3, window: int = 0, reports_spans: bool = True) -> Engine:

@@ -10,11 +10,12 @@ import pytest
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PayloadError
 from penstock.messages import Job, Sample
-from workers.engine import Segment
 from workers.environments import Observation, load_environment
 from workers.gate import Gate
 from workers.generate import generate_sample, sampling_for
 from workers.partial import partial_from_bytes, partial_to_bytes
+from workers.routing import Routing
+from workers.segment import Segment
 
 EOS = 0
 ROLLOUT = RolloutConfig(sampling={"max_new_tokens": 10, "temperature": 1.0}, max_context_tokens=100)
@@ -45,6 +46,7 @@ class ScriptedEngine:
     eos_token_ids = frozenset({EOS})
     max_context = 1000
     abandoned: tuple[tuple[int, int], ...] = ()
+    routing: Routing | None = None
 
     def __init__(self, *answers: Segment | Exception | Callable[[], Any]) -> None:
         self.answers = list(answers)

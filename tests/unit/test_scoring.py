@@ -7,9 +7,9 @@ import pytest
 from penstock.errors import ConfigError, EngineError, ProtocolError
 from penstock.messages import Job
 from penstock.score_jobs import Given, make_job
-from workers.engine import Scores
 from workers.gate import Gate
 from workers.scoring import MAX_TRIES, score_sample
+from workers.segment import Scores
 
 
 class Scripted:

@@ -10,8 +10,8 @@ from penstock.config import EngineConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PayloadError
 from penstock.messages import Job, Sample
 from tests.unit.test_generate import EOS, JOB, ScriptedEngine, make, segment
-from workers.engine import Segment
 from workers.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes
+from workers.segment import Segment
 from workers.stream import MAX_EVENT_BYTES, Answer, read_events, with_streams
 
 

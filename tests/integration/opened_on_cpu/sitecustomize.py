@@ -1,8 +1,11 @@
-"""On PYTHONPATH of an SGLang server, lets its deterministic mode start on a CPU, to try what it draws by seeds.
+"""On PYTHONPATH of an SGLang server, lets it do on a CPU what it keeps for GPUs, where that is asked for.
 
-SGLang refuses the mode there because nothing makes its sums the same to the bit in batches of other sizes. With a
-float32 model that is a difference in the last digits, which moves a draw in one of a million. The hash of seed and
-position is a kernel that servers on CPUs lack; here it is MurmurHash3 (x86, 32 bit) of the same words in torch.
+Deterministic inference is refused there because nothing makes its sums the same to the bit in batches of other sizes.
+With a float32 model that is a difference in the last digits, which moves a draw in one of a million. The hash of seed
+and position is a kernel that servers on CPUs lack; here it is MurmurHash3 (x86, 32 bit) of the same words in torch.
+
+Experts are chosen by a kernel that a CPU without AMX lacks: SGLang's own version in torch takes its place. Which they
+were is kept in memory that is locked for a GPU: here it is ordinary memory.
 """
 
 import importlib.abc
@@ -44,6 +47,19 @@ def _murmur_hash32(seed: Any, positions: Any, columns: Any) -> Any:
     return hashed ^ (hashed >> 16)
 
 
+def _choose_in_torch(topk: ModuleType) -> None:
+    topk.TopK.forward_cpu = topk.TopK.forward_native
+
+
+def _keep_in_memory(capturer: ModuleType) -> None:
+    import torch
+
+    def allocate(shape: Any, *, dtype: Any, **_: Any) -> Any:
+        return torch.empty(shape, dtype=dtype)
+
+    capturer.ALLOC_MEMORY_FUNCS = {"cpu": allocate}  # type: ignore[attr-defined]
+
+
 _WORD = 0xFFFFFFFF
 
 
@@ -61,6 +77,8 @@ OPENED: dict[str, Callable[[ModuleType], None]] = {
     "sglang.srt.arg_groups.choices": _allow_attention,
     "sglang.srt.batch_invariant_ops": _keep_sums,
     "sglang.kernels.ops.sampling.murmur_hash": _hash_in_torch,
+    "sglang.srt.layers.moe.topk": _choose_in_torch,
+    "sglang.srt.state_capturer.base": _keep_in_memory,
 }
 
 

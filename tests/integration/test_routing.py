@@ -1,0 +1,152 @@
+"""Routing of experts on a real engine (T17): each row is where the model that drew the next token sent the position."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+import torch
+from transformers import AutoTokenizer
+
+from consumers.trainer import Trainer
+from penstock.config import EngineConfig, ModelConfig
+from penstock.errors import ConfigError
+from penstock.keys import Keys
+from penstock.messages import Publication, Sample
+from penstock.redis_server import RedisServer
+from tests.integration import oracle
+from tests.integration.engine_fixtures import cpu_engine, opened, up
+from tests.integration.parts import buffering
+from tests.integration.worker_play import admit, job, make_config, tended, working
+from tests.integration.workload import RecordingEngine, assert_spans_enough, produce
+from tests.tiny_model import make_tiny_mixture, publication_of
+from workers.main import make_engine
+from workers.model_config import read_routing
+from workers.routing import FLAG, NAME, Rows
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def mixtures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("mixtures")
+    return [make_tiny_mixture(root / f"w{seed}", seed) for seed in range(4)]
+
+
+@pytest.fixture(scope="module")
+def mixture(mixtures: list[Path]) -> ModelConfig:
+    return ModelConfig(path=str(mixtures[0]), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def mixture_publications(mixtures: list[Path]) -> list[Publication]:
+    return [publication_of(folder, version) for version, folder in enumerate(mixtures)]
+
+
+@pytest.fixture(scope="module")
+def routed_server(mixture: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineConfig]:
+    """A server that tells its routing."""
+    config = opened(cpu_engine(**{FLAG: True}))
+    server = asyncio.run(up(config, mixture, tmp_path_factory.mktemp("routed-engine")))
+    yield config.model_copy(update={"url": server.url})
+    asyncio.run(server.stop())
+
+
+def chosen(model: Any, tokens: list[int], top_k: int) -> Rows:
+    """[L, layers, top_k] experts that a model sends each position to, in ascending order."""
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([tokens]), output_router_logits=True).router_logits
+    return np.sort(np.stack([layer.topk(top_k, -1).indices.numpy() for layer in logits], axis=1), axis=-1)
+
+
+def drawn_under(sample: Sample) -> list[int]:
+    """[L - 1] version under which the token behind each position was drawn; the prompt's is that of the first one."""
+    first = next(version for version in sample.versions if version >= 0)
+    return [version if version >= 0 else first for version in sample.versions[1:]]
+
+
+async def test_T17_rows_are_those_of_the_pass_that_drew_the_next_token(
+    routed_server: EngineConfig,
+    mixture: ModelConfig,
+    mixtures: list[Path],
+    mixture_publications: list[Publication],
+    tmp_path: Path,
+) -> None:
+    engine = RecordingEngine(routed_server, mixture, name="routed", log_dir=tmp_path)
+    engine.routing = read_routing(mixture.path)
+    await engine.start(mixture_publications[1])
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(mixtures[0])
+        samples, _ = await produce(engine, tokenizer, mixture_publications, "abort")
+    finally:
+        await engine.stop()
+
+    assert_spans_enough(samples)
+    models = {version: oracle.load_model(folder) for version, folder in enumerate(mixtures)}
+    missed = others = compared = 0
+    for sample in samples:
+        rows = np.sort(sample.sides[NAME], axis=-1)
+        assert rows.shape == (len(sample.tokens) - 1, 3, 2)
+        of = {version: chosen(models[version], sample.tokens, 2) for version in set(drawn_under(sample))}
+        for index, version in enumerate(drawn_under(sample)):
+            missed += int((rows[index] != of[version][index]).any())
+            others += sum(int((rows[index] != of[other][index]).any()) for other in of if other != version)
+            compared += len(of) - 1
+    assert not missed
+    assert compared
+    assert others > 0.9 * compared, "two models route differently: a boundary one row off would be seen"
+
+
+async def test_T17_a_trainer_reads_the_routing_that_its_configuration_asks_for(
+    redis_server: RedisServer,
+    client: redis.Redis,
+    keys: Keys,
+    routed_server: EngineConfig,
+    mixture: ModelConfig,
+    mixtures: list[Path],
+    tmp_path: Path,
+) -> None:
+    config = make_config(
+        redis_server.url,
+        keys,
+        mixture,
+        tmp_path,
+        engine={"url": routed_server.url},
+        rollout={"n": 2, "sides": [NAME]},
+        trainer={"batch_groups": 1},
+    )
+    with buffering(config), Trainer(config) as trainer:
+        await asyncio.to_thread(trainer.publish, oracle.load_model(mixtures[3]))
+        admit(client, keys, [job(0, n=2)])
+        async with tended(client, keys, lease_ms=60_000), working(config):
+            batch = await asyncio.to_thread(trainer.next, 60)
+        sides, tokens = batch.side(NAME), batch.arrays()["tokens"].tolist()
+    model = oracle.load_model(mixtures[3])
+    for row, routing, ids in zip(batch.rows, sides, tokens, strict=True):
+        assert routing.dtype == np.uint8
+        np.testing.assert_array_equal(np.sort(routing, -1), chosen(model, ids[: row.length], 2)[:-1])
+
+
+async def test_an_engine_that_does_not_tell_its_routing_is_refused(
+    redis_server: RedisServer,
+    keys: Keys,
+    engine_url: str,
+    mixture: ModelConfig,
+    model_config: ModelConfig,
+    tmp_path: Path,
+) -> None:
+    def engine_of(model: ModelConfig) -> Any:
+        config = make_config(
+            redis_server.url, keys, model, tmp_path, engine={"url": engine_url}, rollout={"sides": [NAME]}
+        )
+        return make_engine(config, "w", tmp_path)
+
+    with pytest.raises(ConfigError, match="is no mixture of experts"):
+        engine_of(model_config)
+    engine = engine_of(model_config.model_copy(update={"path": mixture.path}))
+    engine.model = model_config
+    with pytest.raises(ConfigError, match="does not tell them: start it with enable-return-routed-experts"):
+        await engine.start()
