@@ -18,7 +18,7 @@ from typing import Any
 
 from redis.exceptions import NoScriptError
 
-from penstock import payload_servers, payloads, scripts, sides
+from penstock import payload_servers, payloads, score_jobs, scripts, sides
 from penstock.config import Config
 from penstock.control import PASSING, AsyncControl, Client
 from penstock.errors import ConfigError, QueueFull
@@ -145,9 +145,11 @@ class Commits:
 
     def _pack_sides(self, write: _Write, sample: Sample, meta: SampleMeta) -> SampleMeta:
         """Have the side arrays of a sample written beside its payload; the record that names them."""
-        if not sample.sides and not self._sides:
+        # A sequence that is scored is no sample of the run.
+        wanted = () if sample.job.lane == score_jobs.LANE else self._sides
+        if not sample.sides and not wanted:
             return meta
-        arrays = sides.pack_all(sample.sides, sample.id, self._sides)
+        arrays = sides.pack_all(sample.sides, sample.id, wanted)
         write.payloads[meta.server] += [
             (self._keys.side(sample.id, write.token, name), data) for name, data in arrays.items()
         ]

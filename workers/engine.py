@@ -435,8 +435,13 @@ class Engine:
         for wire_rid in list(self._live.get(rid, ())):
             await self._call("POST", "/abort_request", {"rid": wire_rid})
 
-    async def score(self, input_ids: list[int], start: int, *, rid: str = "score") -> Scores:
+    async def score(
+        self, input_ids: list[int], start: int, *, rid: str = "score", with_routing: bool = False
+    ) -> Scores:
         """Log-probabilities of given tokens from ``start`` on, at temperature 1. Blocks for one prefill.
+
+        Args:
+            with_routing: tell the experts too, where ``routing`` says that answers are to.
 
         Raises:
             EngineError: ``start`` is not in 1..L-1 (the first token has none), or the engine failed.
@@ -453,6 +458,9 @@ class Engine:
             "logprob_start_len": start - 1,
             "rid": f"{rid}:{next(self._serial)};",
         }
+        routing = self.routing if with_routing else None
+        if routing is not None:
+            body["return_routed_experts"] = True
         if self._radix:
             body["extra_key"] = self._namespace
         sent = self.version
@@ -460,9 +468,11 @@ class Engine:
         logprobs = read_scored(answer, input_ids, start, self.vocab_size, rid)
         if logprobs is None:
             return Scores([], None)
-        reported = self._check_ours(answer["meta_info"].get("weight_version"), sent, rid)
+        meta = answer["meta_info"]
+        reported = self._check_ours(meta.get("weight_version"), sent, rid)
         proven = sent == self.version == (reported if sent >= 0 else -1)
-        return Scores(logprobs, sent if proven else None)
+        experts = None if routing is None else routing.read(meta.get(ROUTED_EXPERTS), len(input_ids), rid)
+        return Scores(logprobs, sent if proven else None, experts)
 
     async def verify(self, publication: Publication, *, files: bool = True) -> None:
         """Raise PublishError unless the publication is whole and fits the model. Reads its files in a thread.

@@ -12,6 +12,7 @@ from penstock.messages import Job, Sample
 from workers.engine import Engine
 from workers.gate import Gate
 from workers.generate import prompt_ids
+from workers.routing import keep_rows
 from workers.scoring import score_tokens
 from workers.stops import Tokenizer
 
@@ -63,10 +64,12 @@ async def give_sample(
     sample = Sample(job, k, started_s=time.time())
     started = time.monotonic()
     async with gate.sample():
-        logprobs, version = await score_tokens(engine, gate, prompt + ids, len(prompt), sample.id)
+        scores, version = await score_tokens(engine, gate, prompt + ids, len(prompt), sample.id, with_routing=True)
     sample.append(prompt)
     sample.prompt_length = len(prompt)
-    sample.append(ids, version=version, logprobs=logprobs)
+    sample.append(ids, version=version, logprobs=scores.logprobs)
+    if scores.experts is not None:
+        keep_rows(sample, scores.experts)
     sample.generate_s = time.monotonic() - started
     sample.text = answer if isinstance(answer, str) else tokenizer.decode(ids, skip_special_tokens=True)
     sample.turns = [sample.text]

@@ -7,6 +7,7 @@ from penstock.messages import Job, Sample
 from penstock.score_jobs import read_given
 from workers.engine import Engine
 from workers.gate import Gate
+from workers.segment import Scores
 
 #: Times that a sequence is scored anew because its request was aborted or the weights changed under it.
 MAX_TRIES = 20
@@ -32,24 +33,26 @@ async def score_sample(engine: Engine, gate: Gate, job: Job, k: int) -> Sample:
     sample = Sample(job, k, started_s=time.time())
     started = time.monotonic()
     async with gate.sample():
-        logprobs, version = await score_tokens(engine, gate, given.tokens, given.start, sample.id)
+        scores, version = await score_tokens(engine, gate, given.tokens, given.start, sample.id)
     sample.append(given.tokens)
     sample.prompt_length = given.start
-    sample.logprobs[given.start :] = logprobs
+    sample.logprobs[given.start :] = scores.logprobs
     sample.generate_s = time.monotonic() - started
     sample.status, sample.finish_reason = "completed", "stop"
     sample.reward, sample.reward_info = 0.0, {"version": version}
     return sample
 
 
-async def score_tokens(engine: Engine, gate: Gate, tokens: list[int], start: int, rid: str) -> tuple[list[float], int]:
-    """Logprobs from ``start`` on under one version: a prefill that weights changed under is thrown away.
+async def score_tokens(
+    engine: Engine, gate: Gate, tokens: list[int], start: int, rid: str, *, with_routing: bool = False
+) -> tuple[Scores, int]:
+    """Scores from ``start`` on, and the one version they are of: a prefill that weights changed under is thrown away.
 
     Blocks; raises as ``Engine.score``.
     """
     for _ in range(MAX_TRIES):
         async with gate.requests:
-            scores = await engine.score(tokens, start, rid=rid)
+            scores = await engine.score(tokens, start, rid=rid, with_routing=with_routing)
         if scores.version is not None:
-            return scores.logprobs, scores.version
+            return scores, scores.version
     raise EngineError(f"{rid}: weights changed under all of {MAX_TRIES} tries to score it.")

@@ -43,6 +43,8 @@ class Scores:
     logprobs: list[float]
     #: Version of the weights; -1: those the server started with. None: it was aborted, or weights changed meanwhile.
     version: int | None
+    #: [L - 1, layers, top_k] experts of every position but the last, where that was asked for.
+    experts: Rows | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

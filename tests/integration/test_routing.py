@@ -11,6 +11,7 @@ import redis
 import torch
 from transformers import AutoTokenizer
 
+import penstock
 from consumers.trainer import Trainer
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError
@@ -120,9 +121,12 @@ async def test_T17_a_trainer_reads_the_routing_that_its_configuration_asks_for(
     )
     with buffering(config), Trainer(config) as trainer:
         await asyncio.to_thread(trainer.publish, oracle.load_model(mixtures[3]))
-        admit(client, keys, [job(0, n=2)])
+        admit(client, keys, [job(0, n=3, answers=["1234567"])])
         async with tended(client, keys, lease_ms=60_000), working(config):
             batch = await asyncio.to_thread(trainer.next, 60)
+            scores = await asyncio.to_thread(penstock.score, config, [[5, 6, 7, 8]], [1])
+        assert scores[0].version == 1, "what is scored needs none"
+        assert "given" in {row.status for row in batch.rows}
         sides, tokens = batch.side(NAME), batch.arrays()["tokens"].tolist()
     model = oracle.load_model(mixtures[3])
     for row, routing, ids in zip(batch.rows, sides, tokens, strict=True):

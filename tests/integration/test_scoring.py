@@ -6,7 +6,7 @@ under other weights.
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,22 @@ def score_groups(client: redis.Redis, keys: Keys) -> list[bytes]:
     return list(client.keys(keys.of("*score-*").replace("{", "[{]").replace("}", "[}]")))
 
 
-async def assert_nothing_left(client: redis.Redis, keys: Keys) -> None:
-    """Groups, metadata, payloads are gone; only the done bits of the jobs stay."""
-    await until(lambda: all(b":done:" in key for key in score_groups(client, keys)), "for the sweep")
+def lease_tokens(client: redis.Redis, keys: Keys) -> set[str]:
+    """Tokens of the leases that score jobs are held under."""
+    groups = client.keys(keys.group("score-*").replace("{", "[{]").replace("}", "[}]"))
+    return {token.decode() for token in (client.hget(group, "tok") for group in groups) if token}
+
+
+async def assert_nothing_left(client: redis.Redis, keys: Keys, killed: Set[str] = frozenset()) -> None:
+    """Groups, metadata, payloads are gone; only the done bits of the jobs stay.
+
+    ``killed``: tokens of leases that were killed. What these wrote and did not live to commit is nobody's, and expires.
+    """
+
+    def is_nobodys(key: bytes) -> bool:
+        return key.decode().rpartition(":")[2] in killed and client.ttl(key) > 0
+
+    await until(lambda: all(b":done:" in key or is_nobodys(key) for key in score_groups(client, keys)), "for the sweep")
     play.assert_conserved(client, keys)
 
 
@@ -221,11 +234,12 @@ async def test_T6_scores_are_the_logprobs_of_sampling_and_survive_a_kill(
         before = play.counter(client, keys, "committed")
         await until(lambda: play.counter(client, keys, "committed") > before + 20, limit_s=150)
         worker.signal(signal.SIGKILL)
+        killed = lease_tokens(client, keys)
         async with tended(client, keys), working(config, "next"):
             of_second = await asked
         assert play.counter(client, keys, "crashes") > 0
         assert play.counter(client, keys, "committed") == before + len(many)
-        await assert_nothing_left_of_scores(client, keys, jobs)
+        await assert_nothing_left_of_scores(client, keys, jobs, killed)
     model = {2: oracle.load_model(models[2])}
     for i, one in enumerate(of_second):
         assert one.version == 2
@@ -236,8 +250,10 @@ async def test_T6_scores_are_the_logprobs_of_sampling_and_survive_a_kill(
         np.testing.assert_allclose(one.logprobs, expected[begin:], atol=1e-4)
 
 
-async def assert_nothing_left_of_scores(client: redis.Redis, keys: Keys, others: list[str]) -> None:
-    await assert_nothing_left(client, keys)
+async def assert_nothing_left_of_scores(
+    client: redis.Redis, keys: Keys, others: list[str], killed: Set[str] = frozenset()
+) -> None:
+    await assert_nothing_left(client, keys, killed)
     assert sorted(name.decode() for name in client.zrange(keys.ready, 0, -1)) == sorted(others)
 
 
