@@ -1,6 +1,6 @@
 """The leg of ``trajectory_path`` that goes through penstock: its own processes, verbs, buffer and trainer client.
 
-    writer:  lease ─> the worker's ``Commits``: pack, SET NX EX of the payloads, fenced commit; 4 x 8 groups at a time;
+    writer:  lease ─> the worker's ``Commits``: pack, SET NX EX of the payloads, fenced commit; 8 x 8 groups at a time;
              several writers share the jobs as workers do
     buffer:  ``penstock buffer``, a process of its own: payloads made permanent, batches of 64 groups, retirement
     reader:  Trainer: manifest, payloads, checks, ``padded`` torch tensors of the fields that the other legs carry,
@@ -41,10 +41,10 @@ Source = Literal["arrays", "lists"]
 GROUP = 8
 PROMPT_TOKENS = 64
 BATCH_GROUPS = 64
-#: Groups leased and committed at once, and how many such turns overlap: a worker of 256 slots holds as many, and packs
+#: Groups leased and committed at once, and how many such turns overlap: a worker of 512 slots holds as many, and packs
 #: what is finished while other answers are on their way to Redis.
 LEASED = 8
-AT_ONCE = 4
+AT_ONCE = 8
 #: What the other legs carry too: ids, logprobs, a mask, versions.
 KEYS = ("tokens", "logprobs", "loss_mask", "versions")
 #: Batches per checkpoint of the reader.
