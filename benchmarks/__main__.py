@@ -12,7 +12,7 @@ from benchmarks.common import run_cli
 
 #: Name -> arguments, in the order they run.
 SIZES: dict[str, list[str]] = {
-    "trajectory_path": ["--rounds", "3", "--more-rounds", "1", "--groups", "3072"],
+    "trajectory_path": ["--rounds", "2", "--more-rounds", "1", "--groups", "3072"],
     "scale": ["--jobs", "100000", "--groups", "10000"],
     "trainer_wait": ["--steps", "6"],
     "buffer": ["--samples", "100000", "--count", "40"],
