@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import PublishError
+from penstock.model_config import count_experts
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 #: ``experts.local_experts.3.linear_fc1.weight`` or, grouped, ``experts.linear_fc1.weight3``.
@@ -121,7 +122,7 @@ def _expert(name: str, match: "re.Match[str]", shards: Sequence[Tensor], config:
     """The parts are different experts: one of each rank."""
     local = int(match[1] if match[1] is not None else match[4])
     which = match[2] or match[3]
-    total = int(config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0)
+    total = count_experts(config)
     per_rank, rest = divmod(total, len(shards))
     if rest or local >= per_rank:
         raise PublishError(

@@ -54,16 +54,18 @@ class State:
     def __init__(self, weights: "torch.nn.Module | Mapping[str, Tensor]") -> None:
         self._state = weights.state_dict() if isinstance(weights, torch.nn.Module) else weights
         self.is_sharded = any(isinstance(tensor, DTensor) for tensor in self._state.values())
-        self._as_saved = _as_saved(weights, self._state)
+        self._weights = weights
 
     def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        is_told = not self.is_sharded or dist.get_rank() == 0
+        as_saved = _as_saved(self._weights, self._state) if is_told else _as_it_is
         embedding = next((tensor for name, tensor in self._state.items() if name.endswith("embed_tokens.weight")), None)
         for name, tensor in self._state.items():
             if name == "lm_head.weight" and embedding is not None and _tied(tensor, embedding, config):
                 continue
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if not self.is_sharded or dist.get_rank() == 0:
-                yield from self._as_saved(name, whole.detach())
+            if is_told:
+                yield from as_saved(name, whole.detach())
 
 
 class Shards:

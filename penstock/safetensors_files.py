@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PublishError
+from penstock.model_config import read_config
 
 #: Name -> (safetensors dtype, shape).
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
@@ -48,11 +49,7 @@ def read_folder(folder: Path) -> Tensors:
 
 def has_tied_embeddings(folder: Path) -> bool:
     """Whether the model in ``folder`` uses its input embeddings as output embeddings."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(config.get("tie_word_embeddings", False))
+    return bool(read_config(folder).get("tie_word_embeddings", False))
 
 
 def as_safetensors(dtype: Any) -> str:

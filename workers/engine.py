@@ -21,13 +21,13 @@ import orjson
 from penstock.config import EngineConfig, FaultsConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, EngineRefused, PublishError
 from penstock.messages import Publication
+from penstock.model_config import read_config, read_eos_token_ids, read_vocab_size
 from workers import server as servers
 from workers.capabilities import Capabilities, capabilities_of
 from workers.engine_args import check_arguments
 from workers.external import check_external
 from workers.faults import FaultyPath
-from workers.model_config import read_config, read_eos_token_ids, read_vocab_size
-from workers.routing import FLAG, Routing, Rows
+from workers.routing import ASK, FLAG, Routing, Rows
 from workers.routing import NAME as ROUTED_EXPERTS
 from workers.seeds import sample_seed
 from workers.segment import STALE_PREFIX, Drawn, Scores, Segment, all_finite, read_drawn, read_scored
@@ -312,7 +312,7 @@ class Engine:
             "return_logprob": True,
         }
         if self.routing is not None:
-            body["return_routed_experts"] = True
+            body |= ASK
         if self._radix:
             # Without spans nobody knows whether it waited in the server's queue while weights changed.
             alone = self.changes_in_place and not self.reports_spans
@@ -337,9 +337,11 @@ class Engine:
         async with self._request("POST", "/generate", body, self.config.request_timeout_s) as response:
             if response.status != 200:
                 raise _refusal(f"engine {self.name} answered /generate", response.status, await response.read())
-            sequence = len(body["input_ids"]) + int(body["sampling_params"].get("max_new_tokens") or 0)
-            routing = self.routing.wire_bytes(sequence) if self.routing is not None else 0
-            async for event in read_events(response.content, MAX_EVENT_BYTES + routing):
+            max_bytes = MAX_EVENT_BYTES
+            if self.routing is not None:
+                sequence = len(body["input_ids"]) + int(body["sampling_params"].get("max_new_tokens") or 0)
+                max_bytes += self.routing.wire_bytes(sequence)
+            async for event in read_events(response.content, max_bytes):
                 ids, logprobs = answer.add(event)
                 if answer.is_finished:
                     continue
@@ -460,7 +462,7 @@ class Engine:
         }
         routing = self.routing if with_routing else None
         if routing is not None:
-            body["return_routed_experts"] = True
+            body |= ASK
         if self._radix:
             body["extra_key"] = self._namespace
         sent = self.version

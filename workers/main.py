@@ -30,6 +30,7 @@ from penstock.connect import connect
 from penstock.control import AsyncControl
 from penstock.errors import ConfigError, PenstockError, QueueFull
 from penstock.keys import LANES, Keys
+from penstock.model_config import read_vocab_size
 from penstock.scripts import ensure_lanes
 from penstock.tokens import new_token
 from penstock.waits import Waiting
@@ -41,15 +42,15 @@ from workers.gate import Gate
 from workers.held_job import HeldJob
 from workers.members import follow_members, refuse_dropped
 from workers.metrics import Metrics
-from workers.model_config import read_routing, read_vocab_size
 from workers.presence import Presence
 from workers.rewards import Rewards
 from workers.routed_engine import RoutedEngine
+from workers.routing import FLAG as ROUTING_FLAG
 from workers.routing import NAME as ROUTED_EXPERTS
-from workers.routing import with_routing
+from workers.routing import read_routing
+from workers.server import with_switch
 from workers.services import Services
 from workers.stops import Tokenizer
-from workers.stream import with_streams
 from workers.updates import Updates
 
 if TYPE_CHECKING:
@@ -358,10 +359,10 @@ class Worker:
 
 def engine_config(config: Config) -> EngineConfig:
     """The configuration of this worker's engine: one that is looked at while it draws sends each token once."""
-    engine = with_routing(config.engine) if ROUTED_EXPERTS in config.rollout.sides else config.engine
+    engine = with_switch(config.engine, ROUTING_FLAG) if ROUTED_EXPERTS in config.rollout.sides else config.engine
     if not config.worker.stream_interval:
         return engine
-    return with_streams(engine, TABLE[-1].incremental_streaming_flag)
+    return with_switch(engine, TABLE[-1].incremental_streaming_flag)
 
 
 def make_engine(config: Config, name: str, log_dir: Path) -> Engine:

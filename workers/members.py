@@ -16,6 +16,7 @@ from penstock.messages import pack, unpack
 from penstock.scripts import run
 from workers.routed_engine import RoutedEngine
 from workers.router import PASSED_SAMPLING, dropped_fields
+from workers.routing import ASK
 from workers.routing import NAME as ROUTED_EXPERTS
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ async def follow_members(control: AsyncControl, keys: Keys, engine: RoutedEngine
 
 def refuse_dropped(config: Config) -> None:
     """Raise ConfigError where the run asks for what a router would drop without a word."""
-    if ROUTED_EXPERTS in config.rollout.sides:
+    if ROUTED_EXPERTS in config.rollout.sides and dropped_fields(ASK):
         raise ConfigError(
             f"rollout.sides asks for {ROUTED_EXPERTS}, which sglang-router does not pass on: feed engines without a "
             "router, one worker each."

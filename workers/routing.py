@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.messages import Sample
+from penstock.model_config import count_experts, read_config
 
 #: Name of the side array, and of the field of an answer that holds it.
 NAME = "routed_experts"
 #: Argument of the server without which it tells nothing.
 FLAG = "enable-return-routed-experts"
+#: Fields of a request that has it told.
+ASK = {"return_routed_experts": True}
 
 Rows = NDArray[Any]
 
@@ -85,8 +87,7 @@ def routing_of(model: Mapping[str, Any], path: str) -> Routing:
     """
     inner = model.get("text_config")
     text = inner if isinstance(inner, dict) else model
-    experts = (text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    shape = [text.get("num_hidden_layers"), text.get("num_experts_per_tok"), next(filter(None, experts), None)]
+    shape = [text.get("num_hidden_layers"), text.get("num_experts_per_tok"), count_experts(text)]
     known = [value for value in shape if isinstance(value, int) and value > 0]
     if len(known) != len(shape):
         raise ConfigError(
@@ -96,12 +97,9 @@ def routing_of(model: Mapping[str, Any], path: str) -> Routing:
     return Routing(*known)
 
 
-def with_routing(config: EngineConfig) -> EngineConfig:
-    """The configuration of a spawned server that tells its routing."""
-    names = {name.replace("_", "-") for name in config.args}
-    if config.url is not None or FLAG in names:
-        return config
-    return config.model_copy(update={"args": config.args | {FLAG: True}})
+def read_routing(folder: str) -> Routing:
+    """What the model in a folder routes; raises as :func:`routing_of`."""
+    return routing_of(read_config(folder), folder)
 
 
 def keep_rows(sample: Sample, told: Rows | None) -> None:

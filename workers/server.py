@@ -72,6 +72,14 @@ def build_command(config: EngineConfig, model: ModelConfig, *, path: str, versio
     return command
 
 
+def with_switch(config: EngineConfig, flag: str) -> EngineConfig:
+    """The configuration with a switch of the server on, for one that is spawned and does not say otherwise."""
+    names = {name.replace("_", "-") for name in config.args}
+    if config.url is not None or flag in names:
+        return config
+    return config.model_copy(update={"args": config.args | {flag: True}})
+
+
 def refuse_ours(config: EngineConfig) -> None:
     """Raise ConfigError where ``engine.args`` holds an argument that penstock gives itself."""
     given = {name.replace("-", "_") for name in config.args}

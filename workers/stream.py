@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import orjson
 
-from penstock.config import EngineConfig
 from penstock.errors import EngineError, EngineRefused
 
 #: Most bytes of one event without what is asked for beside tokens; an answer of a million tokens stays below it.
@@ -18,14 +17,6 @@ MAX_EVENT_BYTES = 64 * 1024 * 1024
 #: Told of new tokens while they are drawn: the version at the sending, ids [T] and logprobs [T], one for each. No
 #: newer version than that one is claimed for them: only an answer's end tells what was drawn under which weights.
 Heard = Callable[[int, list[int], list[float]], None]
-
-
-def with_streams(config: EngineConfig, flag: str) -> EngineConfig:
-    """The configuration of a spawned server that streams each token once; ``flag`` is its argument for that."""
-    names = {name.replace("_", "-") for name in config.args}
-    if config.url is not None or flag in names:
-        return config
-    return config.model_copy(update={"args": config.args | {flag: True}})
 
 
 class Chunks(Protocol):

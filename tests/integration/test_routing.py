@@ -25,8 +25,7 @@ from tests.integration.worker_play import admit, job, make_config, tended, worki
 from tests.integration.workload import RecordingEngine, assert_spans_enough, produce
 from tests.tiny_model import make_tiny_mixture, publication_of
 from workers.main import make_engine
-from workers.model_config import read_routing
-from workers.routing import FLAG, NAME, Rows
+from workers.routing import FLAG, NAME, Rows, read_routing
 
 pytestmark = pytest.mark.engine
 

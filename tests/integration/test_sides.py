@@ -142,7 +142,7 @@ def test_bytes_that_penstock_did_not_write_are_refused() -> None:
 
     for data, words in [
         (b"PS", "too few for any"),
-        (b"XXXX\x01\0\0\0\0", "does not begin as one"),
+        (b"????\x01\0\0\0\0", "does not begin as one"),
         (b"PSS1\xff\xff\xff\x7f", "does not begin as one"),
         (forged(["object", [1]], b"x" * 8), "header that cannot be read"),
         (forged(["int8", [-1]]), "header that cannot be read"),

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.config import Config, EngineConfig
+from penstock.config import Config
 from penstock.errors import ConfigError, EngineError
 from penstock.messages import Sample
 from tests.unit.test_generate import JOB, Echo, ScriptedEngine, make, segment
+from workers.main import engine_config
 from workers.members import refuse_dropped
 from workers.partial import partial_from_bytes, partial_to_bytes
-from workers.routing import NAME, Routing, Rows, routing_of, with_routing
+from workers.routing import FLAG, NAME, Routing, Rows, routing_of
 from workers.segment import Segment
 
 ROUTING = Routing(layers=2, top_k=3, num_experts=8)
@@ -132,22 +133,17 @@ def test_a_dense_model_is_refused_early() -> None:
         routing_of({"num_hidden_layers": 2}, "m")
 
 
-def test_a_spawned_server_is_told_to_tell_and_an_external_one_is_not() -> None:
-    assert with_routing(EngineConfig()).args["enable-return-routed-experts"] is True
-    assert with_routing(EngineConfig(args={"enable_return_routed_experts": True})).args == {
-        "enable_return_routed_experts": True
-    }
-    assert with_routing(EngineConfig(url="http://127.0.0.1:1")).args == {}
+def config_of(**sections: Any) -> Config:
+    data = {"train": [{"name": "d", "path": "d.jsonl"}]}
+    return Config.model_validate({"run": "r", "model": {"path": "m"}, "data": data} | sections)
+
+
+def test_the_server_of_a_run_that_asks_for_routing_is_told_to_tell() -> None:
+    assert engine_config(config_of(rollout={"sides": [NAME]})).args[FLAG] is True
+    assert FLAG not in engine_config(config_of()).args
 
 
 def test_a_router_would_not_pass_the_routing_on() -> None:
-    config = Config.model_validate(
-        {
-            "run": "r",
-            "model": {"path": "m"},
-            "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
-            "rollout": {"sides": [NAME]},
-        }
-    )
     with pytest.raises(ConfigError, match="sglang-router does not pass on"):
-        refuse_dropped(config)
+        refuse_dropped(config_of(rollout={"sides": [NAME]}))
+    refuse_dropped(config_of())

@@ -12,7 +12,8 @@ from penstock.messages import Job, Sample
 from tests.unit.test_generate import EOS, JOB, ScriptedEngine, make, segment
 from workers.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes
 from workers.segment import Segment
-from workers.stream import MAX_EVENT_BYTES, Answer, read_events, with_streams
+from workers.server import with_switch
+from workers.stream import MAX_EVENT_BYTES, Answer, read_events
 
 
 class Body:
@@ -192,7 +193,7 @@ async def test_I4_a_prefix_grows_by_records() -> None:
 
 def test_a_spawned_server_streams_each_token_once_unless_told_otherwise() -> None:
     flag = "incremental-streaming-output"
-    assert with_streams(EngineConfig(), flag).args == {flag: True}
+    assert with_switch(EngineConfig(), flag).args == {flag: True}
     own = EngineConfig(args={"incremental_streaming_output": False})
-    assert with_streams(own, flag) is own
-    assert with_streams(EngineConfig(url="http://127.0.0.1:1"), flag).args == {}
+    assert with_switch(own, flag) is own
+    assert with_switch(EngineConfig(url="http://127.0.0.1:1"), flag).args == {}

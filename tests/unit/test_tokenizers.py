@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.model_config import read_vocab_size
 from tests.tiny_model import make_tiny_model
 from workers.main import check_vocabulary, load_tokenizer
-from workers.model_config import read_vocab_size
 
 
 def test_a_model_path_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-"""What a model's folder says of it: ids that end an answer, size of the vocabulary, what it routes."""
+"""What a model's folder says of it: ids that end an answer, size of the vocabulary, number of experts."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from workers.routing import Routing, routing_of
 
 
 def read_config(folder: str | Path, name: str = "config.json") -> dict[str, Any]:
@@ -33,6 +32,7 @@ def read_vocab_size(folder: str | Path) -> int:
     return size if isinstance(size, int) else 0
 
 
-def read_routing(folder: str | Path) -> Routing:
-    """What a model routes. Raises ConfigError where it is no mixture of experts."""
-    return routing_of(read_config(folder), str(folder))
+def count_experts(config: Mapping[str, Any]) -> int:
+    """Experts that a layer of a mixture chooses among, from its config.json; 0 where it has none."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((count for name in names if isinstance(count := config.get(name), int) and count), 0)
