@@ -16,18 +16,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from consumers import recording
-from consumers.agreement import Circle, agree, meet
+from consumers.agreement import agree
 from consumers.ahead import Ahead
-from consumers.batch import Batch, rank_rows
+from consumers.batch import Batch
+from consumers.batch_reader import BatchReader
 from consumers.clock import Clock
-from consumers.column_files import RecordedColumns
-from consumers.columns import RedisColumns, Store
-from consumers.fetch import Bytes, PayloadReader
 from consumers.roles import Seat
 from consumers.subscriber import Delivery, Subscriber
 from penstock import scripts
@@ -35,11 +31,10 @@ from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError, PublishError, RolesApart, WaitTimeout
 from penstock.keys import Keys
 from penstock.memory_control import TAGS, change, check_tags
-from penstock.messages import Publication, Row, pack
+from penstock.messages import Publication, pack
 from penstock.run_config import config_of
 from penstock.staleness import Policy
 from penstock.subscription_config import subscription_of
-from penstock.waits import Waiting
 
 if TYPE_CHECKING:
     from consumers.publisher import Publisher
@@ -98,13 +93,6 @@ class Trainer:
     ) -> None:
         config = config or config_of(run, "Trainer")
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
-        if config.debug.save_batches is not None:
-            recording.check_template(config.debug.save_batches, dp_size)
-        self._replica_group = replica_group
-        if replica_group is not None:
-            from consumers.broadcast import check_group
-
-            check_group(replica_group, replica, num_replicas)
         if batch_groups is not None:
             trainer = config.trainer.model_copy(update={"batch_groups": batch_groups})
             config = config.model_copy(update={"trainer": trainer})
@@ -131,11 +119,8 @@ class Trainer:
             definition=dict(definition),
             model=self.model_name if self.drives else "",
         )
+        self._reader = BatchReader(config, self._subscriber, replica_group=replica_group, prepare=prepare)
         self._ahead = Ahead(0 if policy.mode == "sync" else prefetch, self._read_ahead)
-        self._prepare = prepare
-        self._payloads = PayloadReader(config.redis)
-        #: Connections of its own: payloads are read by the thread that looks ahead.
-        self._columns = PayloadReader(config.redis, Keys(config.run))
         self._next = 1
         self._stated: int | None = None
         self._clock = Clock(self._subscriber, self.model_name)
@@ -189,8 +174,7 @@ class Trainer:
         if self._publisher is not None:
             self._publisher.close()
         self._subscriber.leave()
-        self._payloads.close()
-        self._columns.close()
+        self._reader.close()
 
     @property
     def is_leader(self) -> bool:
@@ -279,7 +263,7 @@ class Trainer:
         ahead = self._ahead.get(n)
         if ahead is None:
             self._ask(n)
-            return self._prepared(self._make(self._subscriber.read(n, timeout)))
+            return self._reader.prepare(self._make(self._subscriber.read(n, timeout)))
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while not ahead.done():
             left = deadline - time.monotonic()
@@ -298,59 +282,10 @@ class Trainer:
     def _read_ahead(self, n: int, stopped: Callable[[], bool]) -> Batch:
         batch = self._make(self._subscriber.read(n, stopped=stopped, ahead=True))
         batch.decode()
-        return self._prepared(batch)
-
-    def _prepared(self, batch: Batch) -> Batch:
-        if self._prepare is not None:
-            batch.prepared = self._prepare(batch)
-        return batch
+        return self._reader.prepare(batch)
 
     def _make(self, delivery: Delivery) -> Batch:
-        rows = rank_rows(delivery.manifest, self.dp_rank, self.dp_size)
-        payloads = self._read_payloads(delivery.manifest.n, [row for row in rows if not row.lost])
-        missing = [(row.job, row.k) for row in rows if not row.lost and payloads[row.sample] is None]
-        if missing:
-            self._subscriber.lost(missing)
-        store: Store = RedisColumns(
-            self._subscriber,
-            self._columns,
-            delivery.manifest.samples(),
-            delivery.manifest.n,
-            delivery.digest,
-            ttl_s=self.config.buffer.payload_ttl_s,
-            redone=delivery.manifest.n <= self._redone,
-        )
-        if (template := self.config.debug.save_batches) is not None and self.seat.replica == 0 and self.seat.drives:
-            file = recording.save(
-                template, delivery.manifest, delivery.digest, payloads, rank=self.dp_rank, size=self.dp_size
-            )
-            store = RecordedColumns(store, file)
-        return Batch(
-            delivery.manifest,
-            digest=delivery.digest,
-            payloads=payloads,
-            dp_rank=self.dp_rank,
-            dp_size=self.dp_size,
-            advantage=self.config.trainer.advantage,
-            read_sides=partial(self._payloads.read_sides, self.keys),
-            max_staleness=self.config.trainer.max_token_staleness,
-            store=store,
-        )
-
-    def _read_payloads(self, n: int, rows: list[Row]) -> dict[str, Bytes | None]:
-        if self._replica_group is None or self.seat.num_replicas == 1:
-            return self._payloads.read(self.keys, rows)
-        from consumers.broadcast import share
-
-        seat, subscriber = self.seat, self._subscriber
-        circle = Circle(
-            f"{seat.role}#{seat.dp_rank}", seat.replica, seat.num_replicas, seat, seat.dp_rank * seat.num_replicas
-        )
-        # A wait of its own: the thread that looks ahead comes here too.
-        waiting = Waiting(subscriber.control.client, self.keys, f"{seat.who(self.name)}/payloads")
-        timeout_s = self.config.trainer.rank_timeout_s
-        meet(subscriber, waiting, circle, n, "", f"the payloads of batch {n}", timeout_s)
-        return share(self._replica_group, rows, lambda wanted: self._payloads.read(self.keys, wanted))
+        return self._reader.read(delivery, redone=delivery.manifest.n <= self._redone)
 
     def agree(self, batch: Batch | None, *, step: int = 0, word: str = "", timeout: float | None = None) -> list[str]:
         """Before a step: every rank of this role is about to train the same batch at the same step, or all stop (T14).

@@ -33,17 +33,12 @@ class Capabilities:
     reports_spans: bool
     #: ``flush_cache`` in an update ends the scheduler where a request is about; after, the call fails instead.
     flush_ends_server: bool
-    #: Path that tells running and waiting requests.
-    load_path: str = "/v1/loads?include=core"
     #: /get_load answers too.
     has_get_load: bool = True
     #: Field that keeps pushed weights from a draft model.
     draft_field: str = "disable_draft_model"
     #: Argument with which a stream sends each token once; without it every line repeats the whole answer.
     incremental_streaming_flag: str = "incremental-streaming-output"
-    #: Arguments that capture no graph for prefill, and none at all.
-    no_prefill_graph_flag: str = "disable-prefill-cuda-graph"
-    no_graph_flag: str = "disable-cuda-graph"
 
 
 _V17 = Capabilities(since=(0, 5, 17), reports_spans=False, flush_ends_server=True)

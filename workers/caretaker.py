@@ -78,11 +78,11 @@ class Caretaker:
         services, engine = self._services, self._services.engine
         await self._updates.start_engine()
         services.births += 1
-        log.info("SGLang %s at %s, version %d", engine.server_version, engine.url, engine.version)
+        log.info("SGLang %s at %s, version %d", engine.info.version, engine.url, engine.version)
         most = services.config.rollout.max_context_tokens
-        if engine.max_context < most and services.births == 1:
+        if engine.info.max_context < most and services.births == 1:
             log.warning("answers end at %d tokens, the engine's context; rollout.max_context_tokens is %d",
-                        engine.max_context, most)  # fmt: skip
+                        engine.info.max_context, most)  # fmt: skip
 
     async def _death(self) -> str:
         engine = self._services.engine

@@ -8,7 +8,6 @@ import itertools
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -23,7 +22,6 @@ from penstock.errors import ConfigError, EngineDied, EngineError, EngineRefused,
 from penstock.messages import Publication
 from penstock.model_config import read_config, read_eos_token_ids, read_vocab_size
 from workers import server as servers
-from workers.capabilities import Capabilities, capabilities_of
 from workers.engine_args import check_arguments
 from workers.external import check_external
 from workers.faults import FaultyPath
@@ -31,6 +29,7 @@ from workers.routing import ASK, FLAG, Routing, Rows
 from workers.routing import NAME as ROUTED_EXPERTS
 from workers.seeds import sample_seed
 from workers.segment import STALE_PREFIX, Drawn, Scores, Segment, all_finite, read_drawn, read_scored
+from workers.server_info import ServerInfo, read_info
 from workers.stream import MAX_EVENT_BYTES, Answer, Heard, read_events
 from workers.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
 
@@ -66,14 +65,10 @@ class Engine:
         self.rev = 0
         #: Ranges (first, last) of versions that were abandoned before it: tokens of theirs are not gone on from (T1).
         self.abandoned: list[list[int]] = []
-        #: Release of SGLang.
-        self.server_version = ""
-        #: What that release can do; None before the first start.
-        self.capabilities: Capabilities | None = None
+        #: What the server says about itself.
+        self.info = ServerInfo()
         #: True while an external server does not answer.
         self.is_away = False
-        #: Whether answers tell which tokens were drawn under which weights.
-        self.reports_spans = False
         #: scaled: logprobs are after temperature; original: before it.
         original = config.env.get("SGLANG_RETURN_ORIGINAL_LOGPROB") == "1"
         self.logprob_kind = config.logprob_kind or ("original" if original else "scaled")
@@ -81,12 +76,8 @@ class Engine:
         self.num_aborted = 0
         #: Answers so far that were thrown away because their prefix KV was of older weights; they are drawn anew.
         self.num_stale_prefixes = 0
-        #: Most tokens of prompt and answer together that it takes.
-        self.max_context = sys.maxsize
         #: Seed of the run. Where the server draws by seeds, each sample has one of its own, made of this and its id.
         self.seed = 0
-        #: Whether the server draws by seeds.
-        self.deterministic = False
         #: Whether weights may change under running requests; what is cached is then shared less where the server does
         #: not tell which weights a request began with.
         self.changes_in_place = True
@@ -97,10 +88,6 @@ class Engine:
         #: True while it loads weights: its scheduler answers nobody then, so health is not checked.
         self.loading = False
         self._unwatched = 0
-        #: Processes that hold its weights, where they can be sent to it without the disk; else 0.
-        self.num_ranks = 0
-        #: Whether it can give memory back while it lives.
-        self.saves_memory = False
         #: Memory that it has given back: weights, cuda_graph, kv_cache. Health is not checked meanwhile.
         self.offloaded: set[str] = set()
         self._faults = faults
@@ -109,11 +96,6 @@ class Engine:
         self.eos_token_ids = read_eos_token_ids(model.path)
         #: Number of its ids; 0: unknown.
         self.vocab_size = read_vocab_size(model.path)
-        #: Tokens behind a weight change that may still be of the old weights (results in flight).
-        self._window = 0
-        self._radix = True
-        #: Whether each event of a stream holds what is new, not all so far.
-        self._incremental = False
         self._namespace = ""
         self._newest = -1
         self._server: servers.Server | None = None
@@ -196,37 +178,22 @@ class Engine:
 
     async def _probe(self) -> None:
         try:
-            info = await self._call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
+            told = await self._call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
         except EngineError as exc:
-            if self._server is None and not self.server_version:
+            if self._server is None and not self.info.version:
                 raise ConfigError(f"engine.url {self.url} does not answer as an SGLang server ({exc}).") from exc
             self.is_away = self._server is None
             raise
         self.is_away = False
         if self._server is None:
             served = await self._call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
-            check_external(self.url, info, served, read_config(self.model.path))
-        self.server_version = str(info.get("version", ""))
-        self.capabilities = capabilities_of(self.server_version)
-        shown = self.capabilities.reports_spans
-        self.reports_spans = shown if self.config.reports_spans is None else self.config.reports_spans
-        self._radix = not info.get("disable_radix_cache", False)
-        self.deterministic = bool(info.get("enable_deterministic_inference", False))
-        if self.routing is not None and not info.get(FLAG.replace("-", "_")):
+            check_external(self.url, told, served, read_config(self.model.path))
+        self.info = read_info(told, self.config.reports_spans)
+        if self.routing is not None and not told.get(FLAG.replace("-", "_")):
             raise ConfigError(
                 f"rollout.sides asks for {ROUTED_EXPERTS}, and engine {self.name} does not tell them: start it with "
                 f"{FLAG}."
             )
-        self.max_context = int(info.get("max_req_input_len") or sys.maxsize)
-        self._incremental = bool(info.get("incremental_streaming_output", False))
-        plain = (info.get("pp_size") or 1) == 1 and (info.get("dp_size") or 1) == 1
-        self.num_ranks = int(info.get("tp_size") or 1) if plain else 0
-        # A CPU server goes through the motions and frees nothing.
-        self.saves_memory = bool(info.get("enable_memory_saver")) or info.get("device") == "cpu"
-        # Where steps overlap, the result of one that ran under the old weights may be counted after the change: at most
-        # one token per request, or a whole draft when speculating. Whether a request had one is not told.
-        overlaps = not info.get("disable_overlap_schedule", False) or (info.get("pp_size") or 1) > 1
-        self._window = max(1, int(info.get("speculative_num_draft_tokens") or 0) + 1) if overlaps else 0
 
     async def prove(self, timeout_s: float) -> None:
         """Draw one token of nobody's, to see that it serves. Blocks until it is there.
@@ -303,7 +270,7 @@ class Engine:
         serial = next(self._serial)
         # An abort matches by prefix: the terminator keeps j/1 from ending j/10.
         wire_rid = f"{rid}:{serial};"
-        if self.deterministic:
+        if self.info.deterministic:
             sampling = sampling | {"sampling_seed": sample_seed(sampling.get("sampling_seed", self.seed), rid)}
         body: dict[str, Any] = {
             "input_ids": input_ids,
@@ -313,9 +280,9 @@ class Engine:
         }
         if self.routing is not None:
             body |= ASK
-        if self._radix:
+        if self.info.shares_prefixes:
             # Without spans nobody knows whether it waited in the server's queue while weights changed.
-            alone = self.changes_in_place and not self.reports_spans
+            alone = self.changes_in_place and not self.info.reports_spans
             body["extra_key"] = f"{self._namespace}.{serial}" if alone else self._namespace
         sent = self.version
         live = self._live.setdefault(rid, set())
@@ -333,7 +300,7 @@ class Engine:
         return self._segment(answer, sent, rid)
 
     async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard) -> dict[str, Any]:
-        answer = Answer(rid, incremental=self._incremental)
+        answer = Answer(rid, incremental=self.info.streams_increments)
         async with self._request("POST", "/generate", body, self.config.request_timeout_s) as response:
             if response.status != 200:
                 raise _refusal(f"engine {self.name} answered /generate", response.status, await response.read())
@@ -384,7 +351,7 @@ class Engine:
         A request that waits in the server's queue while weights change in place looks into the namespace of its
         sending. What it drew is the policy of no version, so it is drawn anew.
         """
-        spans = meta.get("weight_versions") if self.reports_spans else None
+        spans = meta.get("weight_versions") if self.info.reports_spans else None
         if not spans or not meta.get("cached_tokens"):
             return False
         first = spans[0]["version"]
@@ -406,7 +373,7 @@ class Engine:
         token, and the true one wherever the request was answered before the next load (drain, abort).
         """
         self._check_ours(meta.get("weight_version"), sent, rid)
-        spans = meta.get("weight_versions") if self.reports_spans else None
+        spans = meta.get("weight_versions") if self.info.reports_spans else None
         if not spans:
             return [sent] * count
         versions: list[int] = []
@@ -416,7 +383,7 @@ class Engine:
             if span["start"] != len(versions):
                 raise EngineError(f"{rid}: the engine's version spans have a gap at token {len(versions)}.")
             length = span["end"] - span["start"]
-            unproven = min(self._window, length) if version != older else 0
+            unproven = min(self.info.window, length) if version != older else 0
             versions += [older] * unproven + [version] * (length - unproven)
             older = version
         if len(versions) != count:
@@ -463,7 +430,7 @@ class Engine:
         routing = self.routing if with_routing else None
         if routing is not None:
             body |= ASK
-        if self._radix:
+        if self.info.shares_prefixes:
             body["extra_key"] = self._namespace
         sent = self.version
         answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)

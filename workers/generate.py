@@ -162,7 +162,7 @@ class _Maker:
         self.sampling = sampling
         self.stops = StopRule.of(sampling, tokenizer, engine.eos_token_ids)
         self.max_turns = rollout.max_turns
-        self.max_context = min(rollout.max_context_tokens, engine.max_context)
+        self.max_context = min(rollout.max_context_tokens, engine.info.max_context)
         self.max_new = int(sampling.get("max_new_tokens") or self.max_context)
         #: Index of the first token of the turn that is being drawn.
         self.turn_start = _turn_start(sample)

@@ -55,7 +55,7 @@ async def give_sample(
         ids = [*tokenizer.encode(answer, add_special_tokens=False), *([eos] if eos is not None else [])]
     else:
         ids = list(answer)
-    limit = min(max_context, engine.max_context)
+    limit = min(max_context, engine.info.max_context)
     if not prompt or not ids or len(prompt) + len(ids) > limit:
         raise ConfigError(
             f"job {job.id}: prompt and given answer {k} have {len(prompt)} and {len(ids)} tokens; "

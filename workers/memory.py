@@ -47,7 +47,7 @@ class Memory:
         self.wish = wish
         self.cannot_offload = ""
         engine = self._services.engine
-        if self.wanted and not engine.saves_memory:
+        if self.wanted and not engine.info.saves_memory:
             self.cannot_offload = (
                 "its engine cannot give memory back: set enable-memory-saver: true in engine.args (on a GPU)"
             )

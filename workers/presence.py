@@ -93,7 +93,7 @@ class Presence:
         if engine.offloaded:
             return "offloaded"
         if engine.version < 0:
-            return "no weights" if engine.server_version else "starting"
+            return "no weights" if engine.info.version else "starting"
         return "cannot load" if self._updates.cannot_load else "serving"
 
     def record(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Presence:
             "at": time.time(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "engine": f"sglang {engine.server_version}".strip() + (" (external)" if engine.config.url else ""),
+            "engine": f"sglang {engine.info.version}".strip() + (" (external)" if engine.config.url else ""),
             "engine_pid": engine.pid or 0,
             "url": redact(engine.url),
             "version": engine.version,
@@ -122,7 +122,7 @@ class Presence:
             "engine_restarts": tally.engine_restarts,
             "external": engine.config.url is not None,
             "why": services.crash_loop or self._updates.cannot_load or self._updates.memory.cannot_offload,
-            "ranks": engine.num_ranks,
+            "ranks": engine.info.num_ranks,
             "offloaded": sorted(engine.offloaded),
             "metrics": self._metrics_url,
             "engines": engine.describe() if isinstance(engine, RoutedEngine) else [],

@@ -22,6 +22,7 @@ from penstock.fleet_config import MemberConfig
 from penstock.messages import Publication
 from workers.engine import Engine
 from workers.router import Router
+from workers.server_info import merge
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +235,7 @@ class TendedEngines(Engine):
                 self._refuse_unlike(replica)
                 await self._router.add(replica.member)
                 replica.state, replica.why, replica.failures = "serving", "", 0
-                self._merge()
+                self.info = merge([one.engine.info for one in self._serving()])
         except (EngineError, ConfigError, PublishError) as exc:
             if replica.why != str(exc):
                 log.warning("engine %s does not serve: %s", url, exc)
@@ -256,25 +257,10 @@ class TendedEngines(Engine):
 
     def _refuse_unlike(self, replica: Replica) -> None:
         """Nobody tells which server answers a stream, so all must send it alike."""
-        if self._serving() and replica.engine._incremental != self._incremental:
+        if self._serving() and replica.engine.info.streams_increments != self.info.streams_increments:
             raise ConfigError(
                 "it streams otherwise than those that serve: give all engines incremental-streaming-output, or none"
             )
-
-    def _merge(self) -> None:
-        """What holds for all servers together: the least that one of them can, the most that one of them needs."""
-        engines = [one.engine for one in self._serving()]
-        self.server_version = min(engine.server_version for engine in engines)
-        self.capabilities = min(
-            (engine.capabilities for engine in engines if engine.capabilities), key=lambda one: one.since, default=None
-        )
-        self.reports_spans = all(engine.reports_spans for engine in engines)
-        self._incremental = engines[0]._incremental
-        self.deterministic = any(engine.deterministic for engine in engines)
-        self.max_context = min(engine.max_context for engine in engines)
-        self.saves_memory = all(engine.saves_memory for engine in engines)
-        self._radix = any(engine._radix for engine in engines)
-        self._window = max(engine._window for engine in engines)
 
     async def _lose(self, replica: Replica, why: str) -> None:
         """Take a server out at once; its requests return as aborted, where it can still be told."""

@@ -83,7 +83,7 @@ class Receiver:
 
     def may_take(self, publication: Publication) -> bool:
         """Whether this engine can get these weights without the disk."""
-        return publication.transport != "disk" and bool(publication.index) and self._engine.num_ranks > 0
+        return publication.transport != "disk" and bool(publication.index) and self._engine.info.num_ranks > 0
 
     async def prepare(self, publication: Publication) -> Receive | None:
         """Enroll, and wait until it is decided who receives. None: load the folder."""
@@ -93,7 +93,7 @@ class Receiver:
         stream = self._keys.transfers(model)
         newest = await self._control.do(lambda client: client.xrevrange(stream, count=1))
         after = newest[0][0] if newest else b"0-0"
-        enrollment = Enrollment(self._worker, self._engine.url, self._engine.num_ranks, self._joined())
+        enrollment = Enrollment(self._worker, self._engine.url, self._engine.info.num_ranks, self._joined())
         if not await self._control.call(transfers.enroll(self._keys, model, id_, enrollment)):
             return None
         decision = await self._decided(stream, after, id_)

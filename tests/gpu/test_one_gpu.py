@@ -40,7 +40,7 @@ def play(config: Config, body: Callable[[Worker, Trainer], Awaitable[None]]) -> 
     async def run() -> None:
         with Trainer(config) as trainer:
             async with working(config) as worker:
-                await until(lambda: worker.services.engine.server_version != "", limit_s=60)
+                await until(lambda: worker.services.engine.info.version != "", limit_s=60)
                 await body(worker, trainer)
 
     asyncio.run(run())

@@ -34,8 +34,8 @@ async def test_generate_returns_ids_logprobs_and_versions(engine: Engine) -> Non
     assert len(segment.output_ids) == len(segment.logprobs) == len(segment.versions) == 12
     assert segment.finish_reason == "length"
     assert set(segment.versions) == {1}
-    assert engine.server_version.startswith("0.5.")
-    assert engine.reports_spans == (release_of(engine.server_version) >= (0, 5, 19))
+    assert engine.info.version.startswith("0.5.")
+    assert engine.info.reports_spans == (release_of(engine.info.version) >= (0, 5, 19))
     assert await engine.healthy()
 
 

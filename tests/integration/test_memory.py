@@ -81,7 +81,7 @@ async def test_a_worker_that_comes_while_memory_is_offloaded_does_not_start_its_
         await asyncio.to_thread(trainer.offload_engines)
         async with working(config) as worker:
             await until(lambda: "to be onloaded by trainer actor" in waits_of(client, keys, "weights"))
-            assert worker.services.engine.server_version == ""
+            assert worker.services.engine.info.version == ""
             await asyncio.to_thread(trainer.onload_engines)
             await until(lambda: presence(client, keys)["state"] == "no weights")
 

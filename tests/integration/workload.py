@@ -134,7 +134,7 @@ def _possible(sample: Sample, engine: Engine) -> Iterator[list[int]]:
     boundaries = [
         index
         for index in range(sample.prompt_length + 1, len(recorded))
-        if engine._window and 0 <= recorded[index - 1] < recorded[index]
+        if engine.info.window and 0 <= recorded[index - 1] < recorded[index]
     ]
     for choice in product(*(range(recorded[index - 1], recorded[index] + 1) for index in boundaries)):
         versions = list(recorded)

@@ -1,5 +1,6 @@
 """What the client makes of an engine's answer: T6's versions, and answers it may not take."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ from penstock.errors import EngineDied, EngineError, EngineRefused
 from workers.engine import Engine
 from workers.seeds import sample_seed
 from workers.segment import STALE_PREFIX, Segment
+from workers.server_info import ServerInfo
 
 
 def engine(*, version: int = 3, newest: int = 3, window: int = 0, reports_spans: bool = True) -> Engine:
     engine = Engine(EngineConfig(), ModelConfig(path="."), name="t", log_dir=Path())
-    engine.version, engine._newest, engine._window, engine.reports_spans = version, newest, window, reports_spans
+    engine.version, engine._newest = version, newest
+    engine.info = ServerInfo(window=window, reports_spans=reports_spans)
     return engine
 
 
@@ -78,7 +81,7 @@ async def test_where_spans_are_not_told_no_request_finds_KV_of_another_if_weight
 
     monkeypatch.setattr(client, "_call", call)
     for in_place, spans in ((True, True), (False, False), (True, False)):
-        client.changes_in_place, client.reports_spans = in_place, spans
+        client.changes_in_place, client.info = in_place, ServerInfo(reports_spans=spans)
         for rid in ("a", "b"):
             await client.generate([5], {}, rid=rid)
     assert keys[0] == keys[1] == keys[2] == keys[3]
@@ -95,7 +98,7 @@ async def test_a_sample_has_a_seed_of_its_own_where_the_engine_draws_by_seeds(mo
     monkeypatch.setattr(client, "_call", call)
     client.seed = 7
     await client.generate([5], {"temperature": 1.0}, rid="d/0/0/1")
-    client.deterministic = True
+    client.info = replace(client.info, deterministic=True)
     for seed, rid in ((7, "d/0/0/1"), (7, "d/0/0/1"), (7, "d/0/0/2"), (8, "d/0/0/1")):
         client.seed = seed
         await client.generate([5], {"temperature": 1.0}, rid=rid)
