@@ -211,7 +211,10 @@ class Sample:
 # Not frozen: one is made for every sample, and a frozen one takes three times as long. Nobody changes it.
 @dataclass(slots=True)
 class SampleMeta(Record):
-    """Record of a committed sample: all the buffer ever sees of it."""
+    """Record of a committed sample: all the buffer ever sees of it. A field that is new goes to the end.
+
+    It travels as the list of its values: names would double its bytes, and there is one for every sample.
+    """
 
     k: int
     #: Lease token under which it was committed; part of the payload's key.
@@ -251,22 +254,31 @@ class SampleMeta(Record):
     generate_s: float = 0.0
     reward_s: float = 0.0
 
+    def to_bytes(self) -> bytes:
+        return pack(_values(SampleMeta)(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str = "") -> "SampleMeta":
+        what = what or cls.__name__
+        return cls.from_map(_named(unpack(data, what), what), what)
+
     @property
     def num_loss(self) -> int:
         return sum(count for _, count in self.loss_by_version)
 
 
 def iter_maps(data: bytes, what: str) -> Iterator[dict[str, Any]]:
-    """Records of a ``meta:JOB`` string as plain maps with the fields of SampleMeta, in the order of commits."""
+    """Records of a ``meta:JOB`` string as plain maps with the fields of SampleMeta, in the order of commits.
+
+    Fields that were added after a record was written are not in its map.
+    """
     unpacker = msgpack.Unpacker(
         raw=False, strict_map_key=True, max_buffer_size=MAX_RECORD_BYTES, max_str_len=MAX_TEXT_BYTES, max_ext_len=0
     )
     unpacker.feed(data)
     try:
         for value in unpacker:
-            if not isinstance(value, dict) or not _META_FIELDS.issubset(value):
-                raise ProtocolError(f"{what} lacks fields that a committed sample has.")
-            yield value
+            yield _named(value, what)
     except (ValueError, msgpack.UnpackException) as exc:
         raise ProtocolError(f"{what} is not a record that penstock wrote: {exc}.") from exc
 
@@ -283,7 +295,18 @@ def stored(keys: Keys, job: str, record: Mapping[str, Any]) -> str:
     return keys.payload(f"{job}/{shared[0] if shared else record['k']}", record["token"])
 
 
-_META_FIELDS = frozenset(f.name for f in fields(SampleMeta) if f.default is MISSING and f.default_factory is MISSING)
+_META_FIELDS = [name for name, _ in _defaults(SampleMeta)]
+#: Values that every record has, whichever version of penstock wrote it.
+_META_LEAST = sum(default is MISSING for _, default in _defaults(SampleMeta))
+
+
+def _named(values: Any, what: str) -> dict[str, Any]:
+    """The values of a record of a sample by the names of its fields."""
+    if not isinstance(values, list) or len(values) < _META_LEAST:
+        raise ProtocolError(f"{what} lacks fields that a committed sample has.")
+    if len(values) > len(_META_FIELDS):
+        raise ProtocolError(f"{what} has fields that this version of penstock does not know.")
+    return dict(zip(_META_FIELDS, values, strict=False))
 
 
 # Not frozen: one is made for every sample, and a frozen one takes three times as long. Nobody changes it.

@@ -266,6 +266,7 @@ async def test_I9_a_restarted_engine_is_taken_out_until_it_has_the_weights(
         # Nobody tells when it is restarted while it is idle.
         two.version = "default"
         await until(lambda: two.loads == ["1", "2", "2"])
+        await until(lambda: [one["state"] for one in presence_engines(worker)] == ["serving"] * 2)
 
         # Taken out and wanted again while it leaves: it is back in the end.
         two.open.clear()

@@ -64,6 +64,8 @@ def test_metadata_of_a_group_is_the_records_one_after_another() -> None:
 
 def test_damaged_metadata_names_the_group() -> None:
     with pytest.raises(ProtocolError, match="metadata of group g lacks fields"):
+        list(iter_maps(pack([1, "token"]), "metadata of group g"))
+    with pytest.raises(ProtocolError, match="metadata of group g lacks fields"):
         list(iter_maps(pack({"k": 1}), "metadata of group g"))
     with pytest.raises(ProtocolError, match="metadata of group g"):
         list(iter_maps(b"\xc1", "metadata of group g"))
@@ -90,6 +92,16 @@ def test_T8_what_was_drawn_and_what_was_given_are_told_apart() -> None:
 def test_sample_records_of_another_version_are_refused() -> None:
     with pytest.raises(ProtocolError, match="colour"):
         SampleMeta.from_map({**meta_map(), "colour": 1}, "sample")
+    values = unpack(meta(0, "t").to_bytes(), "m")
+    with pytest.raises(ProtocolError, match="sample has fields that this version of penstock does not know"):
+        SampleMeta.from_bytes(pack([*values, "red"]), "sample")
+
+
+def test_a_sample_record_of_a_version_with_fewer_fields_is_read() -> None:
+    record = meta(0, "t")
+    values = unpack(record.to_bytes(), "m")
+    assert SampleMeta.from_bytes(pack(values[:-1]), "sample") == record
+    assert SampleMeta.from_bytes(record.to_bytes()) == record
 
 
 def meta_map() -> dict[str, object]:

@@ -11,7 +11,7 @@ from penstock.keys import Keys
 from penstock.messages import SampleMeta, pack
 
 KEYS = Keys("run")
-FIELDS = [field.name for field in fields(SampleMeta)]
+FIELDS = fields(SampleMeta)
 
 
 class Asked:
@@ -27,7 +27,7 @@ class Asked:
 
 
 def meta(*values: int) -> bytes:
-    return b"".join(pack(dict.fromkeys(FIELDS, 0) | {"k": value}) for value in values)
+    return b"".join(pack([value] + [0] * (len(FIELDS) - 1)) for value in values)
 
 
 def values(found: list[list[dict[str, Any]]]) -> list[list[int]]:
