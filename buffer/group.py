@@ -1,9 +1,10 @@
 """One complete group, as the buffer remembers it: a few numbers; its metadata stays in Redis until it is cut."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+
+from penstock.messages import SampleMeta
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class Group:
     since_s: float = field(default_factory=time.monotonic)
 
 
-def priorities(records: Collection[Mapping[str, Any]], names: Collection[str]) -> dict[str, float]:
+def priorities(records: Collection[SampleMeta], names: Collection[str]) -> dict[str, float]:
     """The means over a group's samples of numbers in their metadata, or in ``reward_info``; 0 where there is none.
 
     ``reward_std`` is the deviation of the rewards in the group.
@@ -49,16 +50,15 @@ def priorities(records: Collection[Mapping[str, Any]], names: Collection[str]) -
     found = {}
     for name in names:
         if name == "reward_std":
-            found[name] = _deviation([float(record["reward"]) for record in records])
+            found[name] = _deviation([record.reward for record in records])
             continue
         values = [_number(record, name) for record in records]
         found[name] = sum(values) / len(values) if values else 0.0
     return found
 
 
-def _number(record: Mapping[str, Any], name: str) -> float:
-    info = record.get("reward_info")
-    value = record.get(name, info.get(name) if isinstance(info, dict) else None)
+def _number(record: SampleMeta, name: str) -> float:
+    value = getattr(record, name, record.reward_info.get(name))
     return float(value) if isinstance(value, (int, float)) and value == value else 0.0
 
 

@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from buffer.filters import Filters, Verdict
 from buffer.group import Group
@@ -32,7 +31,7 @@ class Judge:
         self._lead = lead
         self._filters = filters
 
-    def judge(self, sub: Subscription, groups: Iterable[Group], metas: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    def judge(self, sub: Subscription, groups: Iterable[Group], metas: Mapping[str, Sequence[SampleMeta]]) -> None:
         """Have the filters of ``sub`` look at groups; what they drop is marked as used up.
 
         Args:
@@ -49,9 +48,9 @@ class Judge:
                 told += self._judge_one(sub, group, metas[group.job])
         self.tell(sub, told, {group.job: group for group in groups})
 
-    def _judge_one(self, sub: Subscription, group: Group, records: Sequence[dict[str, Any]]) -> list[Judged]:
+    def _judge_one(self, sub: Subscription, group: Group, records: Sequence[SampleMeta]) -> list[Judged]:
         """What has to be told of one group: nothing where it is simply kept, or its end is still open."""
-        samples = sorted((SampleMeta.from_map(one) for one in records), key=lambda sample: sample.k)
+        samples = sorted((replace(one) for one in records), key=lambda sample: sample.k)
         verdict = self._filters.judge(
             sub.definition.filters, CompletedGroup(group.job, group.lane, group.wanted, tuple(samples))
         )

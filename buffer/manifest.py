@@ -3,20 +3,19 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 from buffer.group import Group
-from buffer.records import Record
 from buffer.state import State
 from buffer.subscription import Subscription
-from penstock.messages import Manifest, Row
+from penstock.messages import Manifest, Row, SampleMeta
 from penstock.staleness import Lineage
 
 #: Fields of a committed sample that its row in a manifest repeats, as they stand there.
-_BEFORE = itemgetter("token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated")
-_VERSIONS = itemgetter("oldest", "newest")
-_AFTER = itemgetter("reward", "status", "temperature")
+_BEFORE = attrgetter("token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated")
+_VERSIONS = attrgetter("oldest", "newest")
+_AFTER = attrgetter("reward", "status", "temperature")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,28 +130,28 @@ def _ledger(sub: Subscription) -> dict[str, Any]:
     }
 
 
-def _rows(plan: Plan, ages: _Ages, found: Sequence[Sequence[Record]]) -> tuple[list[Row], int]:
+def _rows(plan: Plan, ages: _Ages, found: Sequence[Sequence[SampleMeta]]) -> tuple[list[Row], int]:
     """Rows group by group, and the oldest version in them (not after the train version)."""
     rows: list[Row] = []
     oldest = plan.train_version
     for group, records in zip(plan.groups, found, strict=True):
         for record in records:
-            if record["oldest"] >= 0:
-                oldest = min(oldest, record["oldest"])
+            if record.oldest >= 0:
+                oldest = min(oldest, record.oldest)
             rows.append(_row(group, record, ages))
     return rows, oldest
 
 
-def _row(group: Group, record: Record, ages: _Ages) -> Row:
-    k = record["k"]
+def _row(group: Group, record: SampleMeta, ages: _Ages) -> Row:
+    k = record.k
     lost = k in group.lost
-    bearing = [] if lost else ages.add(record["loss_by_version"], record["newest"])
+    bearing = [] if lost else ages.add(record.loss_by_version, record.newest)
     num_loss = sum([tokens for _, tokens in bearing])
     oldest_loss = min([version for version, _ in bearing], default=-1)
     # By place, in the order of Row: by name it takes five times as long, for every sample.
     return Row(  # type: ignore[call-arg]
         group.job, k, *_BEFORE(record), num_loss, *_VERSIONS(record), oldest_loss, *_AFTER(record),
-        lost, bearing if len(bearing) > 1 else [], record.get("shared") or [], record.get("sides") or [],
+        lost, bearing if len(bearing) > 1 else [], record.shared, record.sides,
     )  # fmt: skip
 
 

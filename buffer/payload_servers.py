@@ -1,13 +1,12 @@
 """Connections to the payload servers, by the names that sample metadata records."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from penstock import connect
 from penstock.config import RedisConfig
 from penstock.control import Client
 from penstock.keys import CONTROL, Keys
-from penstock.messages import stored
+from penstock.messages import SampleMeta, stored
 from penstock.payload_folder import PayloadFolder, is_folder
 from penstock.payload_servers import Directory, read
 from penstock.scripts import persist, run
@@ -64,11 +63,10 @@ class PayloadServers:
             client.close()
 
 
-def keys_of(keys: Keys, job: str, record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def keys_of(keys: Keys, job: str, record: SampleMeta) -> list[tuple[str, str]]:
     """(server, key) of a committed sample's payload, and of each side array beside it."""
-    sample, server, token = f"{job}/{record['k']}", record["server"], record["token"]
-    sides = [(server, keys.side(sample, token, name)) for name, *_ in record.get("sides") or ()]
-    return [(server, stored(keys, job, record)), *sides]
+    sides = [(record.server, keys.side(f"{job}/{record.k}", record.token, name)) for name, *_ in record.sides]
+    return [(record.server, stored(keys, job, record)), *sides]
 
 
 def _by_server(keys: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

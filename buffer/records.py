@@ -2,16 +2,12 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.control import Client
 from penstock.keys import Keys
-from penstock.messages import iter_maps
+from penstock.messages import SampleMeta, iter_metas
 
-#: A sample's fields as of ``SampleMeta``.
-Record = dict[str, Any]
-
-#: Samples whose records are kept at hand, at about 1.5 kB each: with a bound on staleness a group is trained and swept
+#: Samples whose records are kept at hand, at about 0.8 kB each: with a bound on staleness a group is trained and swept
 #: while it is among them, and what falls out is read again.
 KEPT_SAMPLES = 8192
 
@@ -23,25 +19,25 @@ class Records:
         self._client = client
         self._keys = keys
         self._kept_samples = kept_samples
-        self._kept: OrderedDict[str, list[Record]] = OrderedDict()
+        self._kept: OrderedDict[str, list[SampleMeta]] = OrderedDict()
         self._count = 0
 
-    def put(self, job: str, meta: bytes | None) -> list[Record]:
+    def put(self, job: str, meta: bytes | None) -> list[SampleMeta]:
         """Read the metadata of a group that has become ready; its records."""
         self.forget(job)
-        records = list(iter_maps(meta or b"", f"metadata of group {job}"))
+        records = list(iter_metas(meta or b"", f"metadata of group {job}"))
         self._kept[job] = records
         self._count += len(records)
         while self._count > self._kept_samples and len(self._kept) > 1:
             self._count -= len(self._kept.popitem(last=False)[1])
         return records
 
-    def read(self, jobs: Sequence[str]) -> list[list[Record]]:
+    def read(self, jobs: Sequence[str]) -> list[list[SampleMeta]]:
         """Records of each group; none where its metadata is gone. Blocks for a round trip where one is not at hand."""
         missing = [job for job in jobs if job not in self._kept]
         metas = self._client.mget([self._keys.meta(job) for job in missing]) if missing else []
         found = {
-            job: list(iter_maps(meta or b"", f"metadata of group {job}"))
+            job: list(iter_metas(meta or b"", f"metadata of group {job}"))
             for job, meta in zip(missing, metas, strict=True)
         }
         return [self._kept[job] if job in self._kept else found[job] for job in jobs]

@@ -5,7 +5,6 @@ Redis is the truth; nothing here survives doubt. Events of the ``samples`` strea
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from buffer.filters import Filters
 from buffer.group import Group, priorities
@@ -18,6 +17,7 @@ from penstock import scripts
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
+from penstock.messages import SampleMeta
 from penstock.scripts import Leadership, run
 from penstock.staleness import Lineage
 
@@ -172,7 +172,7 @@ class State:
         groups: list[Group] = []
         payloads: list[tuple[str, str]] = []
         owners: list[tuple[Group, int]] = []
-        records: dict[str, list[dict[str, Any]]] = {}
+        records: dict[str, list[SampleMeta]] = {}
         for i, job in enumerate(jobs):
             raw, meta, place = answers[3 * i : 3 * i + 3]
             if raw.get(b"st") != b"ready" or place is None:
@@ -183,12 +183,12 @@ class State:
             for record in records[job]:
                 found = keys_of(self._keys, job, record)
                 payloads += found
-                owners += [(group, record["k"])] * len(found)
+                owners += [(group, record.k)] * len(found)
                 group.kept += 1
-                versions.update(v for v, _ in record["loss_by_version"])
-                versions.update(v for v in (record["oldest"], record["newest"]) if v >= 0)
-                group.tokens += record["length"]
-                group.num_bytes += record["num_bytes"]
+                versions.update(v for v, _ in record.loss_by_version)
+                versions.update(v for v in (record.oldest, record.newest) if v >= 0)
+                group.tokens += record.length
+                group.num_bytes += record.num_bytes
             group.versions = tuple(sorted(versions))
             if self._fields:
                 group.priority = priorities(records[job], self._fields)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from penstock import scripts
 from penstock.control import Client
 from penstock.keys import Keys
-from penstock.messages import iter_maps
+from penstock.messages import iter_metas
 from penstock.scripts import Recount, run
 
 #: Differences told in full.
@@ -83,11 +83,11 @@ def _check_groups(client: Client, keys: Keys, report: AuditReport) -> dict[str, 
         report.groups += 1
         report.tell(f"group {job}", run(client, scripts.check_group(keys, job)))
         seen: set[int] = set()
-        for record in iter_maps(client.get(keys.meta(job)) or b"", f"metadata of group {job}"):
-            if record["k"] in seen:
+        for meta in iter_metas(client.get(keys.meta(job)) or b"", f"metadata of group {job}"):
+            if meta.k in seen:
                 report.duplicated += 1
-                report.tell(f"sample {job}/{record['k']}", "was committed twice")
-            seen.add(record["k"])
+                report.tell(f"sample {job}/{meta.k}", "was committed twice")
+            seen.add(meta.k)
         dataset, index = job.rsplit("/", 1)
         live.setdefault(dataset, set()).add(int(index))
     return live

@@ -6,7 +6,7 @@ of the weights.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from operator import attrgetter
@@ -259,54 +259,42 @@ class SampleMeta(Record):
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str = "") -> "SampleMeta":
-        what = what or cls.__name__
-        return cls.from_map(_named(unpack(data, what), what), what)
+        return _meta(unpack(data, what or cls.__name__), what or cls.__name__)
 
     @property
     def num_loss(self) -> int:
         return sum(count for _, count in self.loss_by_version)
 
 
-def iter_maps(data: bytes, what: str) -> Iterator[dict[str, Any]]:
-    """Records of a ``meta:JOB`` string as plain maps with the fields of SampleMeta, in the order of commits.
-
-    Fields that were added after a record was written are not in its map.
-    """
+def iter_metas(data: bytes, what: str) -> Iterator[SampleMeta]:
+    """Records of a ``meta:JOB`` string in the order of commits; ProtocolError where it holds anything else."""
     unpacker = msgpack.Unpacker(
         raw=False, strict_map_key=True, max_buffer_size=MAX_RECORD_BYTES, max_str_len=MAX_TEXT_BYTES, max_ext_len=0
     )
     unpacker.feed(data)
     try:
         for value in unpacker:
-            yield _named(value, what)
+            yield _meta(value, what)
     except (ValueError, msgpack.UnpackException) as exc:
         raise ProtocolError(f"{what} is not a record that penstock wrote: {exc}.") from exc
 
 
-def iter_metas(data: bytes, what: str) -> Iterator[SampleMeta]:
-    """As ``iter_maps``, every field checked."""
-    for value in iter_maps(data, what):
-        yield SampleMeta.from_map(value, what)
-
-
-def stored(keys: Keys, job: str, record: Mapping[str, Any]) -> str:
+def stored(keys: Keys, job: str, meta: SampleMeta) -> str:
     """Key of the bytes of a committed sample: under its own name, or that of one it was committed with."""
-    shared = record.get("shared")
-    return keys.payload(f"{job}/{shared[0] if shared else record['k']}", record["token"])
+    return keys.payload(f"{job}/{meta.shared[0] if meta.shared else meta.k}", meta.token)
 
 
-_META_FIELDS = [name for name, _ in _defaults(SampleMeta)]
-#: Values that every record has, whichever version of penstock wrote it.
+#: Values that a record has at least, whichever version of penstock wrote it, and at most.
 _META_LEAST = sum(default is MISSING for _, default in _defaults(SampleMeta))
+_META_MOST = len(_defaults(SampleMeta))
 
 
-def _named(values: Any, what: str) -> dict[str, Any]:
-    """The values of a record of a sample by the names of its fields."""
+def _meta(values: Any, what: str) -> SampleMeta:
     if not isinstance(values, list) or len(values) < _META_LEAST:
         raise ProtocolError(f"{what} lacks fields that a committed sample has.")
-    if len(values) > len(_META_FIELDS):
+    if len(values) > _META_MOST:
         raise ProtocolError(f"{what} has fields that this version of penstock does not know.")
-    return dict(zip(_META_FIELDS, values, strict=False))
+    return SampleMeta(*values)
 
 
 # Not frozen: one is made for every sample, and a frozen one takes three times as long. Nobody changes it.

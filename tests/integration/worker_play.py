@@ -15,7 +15,7 @@ import redis
 from penstock import payloads, scripts
 from penstock.config import Config, ModelConfig
 from penstock.keys import LANES, Keys
-from penstock.messages import Job, Publication, SampleMeta, iter_maps, unpack
+from penstock.messages import Job, Publication, SampleMeta, iter_metas, unpack
 from penstock.scripts import run
 from tests.integration import play
 from tests.tiny_model import ALPHABET
@@ -114,7 +114,7 @@ def all_in(client: redis.Redis, keys: Keys, jobs: list[str], state: str) -> Call
 def metas(client: redis.Redis, keys: Keys, name: str) -> list[SampleMeta]:
     """Records of a group's committed samples, in the order of k."""
     data = client.get(keys.meta(name)) or b""
-    return sorted((SampleMeta.from_map(one) for one in iter_maps(data, name)), key=lambda meta: meta.k)
+    return sorted(iter_metas(data, name), key=lambda meta: meta.k)
 
 
 def read_group(

@@ -16,6 +16,7 @@ from workers.generate import generate_sample, sampling_for
 from workers.partial import partial_from_bytes, partial_to_bytes
 from workers.routing import Routing
 from workers.segment import Segment
+from workers.server_info import ServerInfo
 
 EOS = 0
 ROLLOUT = RolloutConfig(sampling={"max_new_tokens": 10, "temperature": 1.0}, max_context_tokens=100)
@@ -44,7 +45,7 @@ class ScriptedEngine:
     """Answers from a list; keeps what it was asked."""
 
     eos_token_ids = frozenset({EOS})
-    max_context = 1000
+    info = ServerInfo(max_context=1000)
     abandoned: tuple[tuple[int, int], ...] = ()
     routing: Routing | None = None
 

@@ -30,8 +30,8 @@ def meta(*values: int) -> bytes:
     return b"".join(pack([value] + [0] * (len(FIELDS) - 1)) for value in values)
 
 
-def values(found: list[list[dict[str, Any]]]) -> list[list[int]]:
-    return [[record["k"] for record in group] for group in found]
+def values(found: list[list[SampleMeta]]) -> list[list[int]]:
+    return [[record.k for record in group] for group in found]
 
 
 def test_what_is_put_is_not_asked_for_until_it_falls_out() -> None:

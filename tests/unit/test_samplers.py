@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Generator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from buffer.sizes import TooLarge, amount, take
 from buffer.spent import Spent
 from buffer.subscription import Definition, Position, Subscription
 from penstock.staleness import Lineage
+from tests.integration.play import meta
 
 
 def group(place: int, oldest: int = 1, **over: object) -> Group:
@@ -97,7 +99,10 @@ def test_a_prioritized_pool_is_whole_again_after_an_order_that_was_not_used_up()
     assert len(list(pool.order(2))) == 20
 
 
-RECORDS = [{"reward": 1.0, "length": 4, "reward_info": {"level": 3}}, {"reward": 3.0, "length": 8, "reward_info": {}}]
+RECORDS = [
+    replace(meta(0, "t"), reward=1.0, length=4, reward_info={"level": 3}),
+    replace(meta(1, "t"), reward=3.0, length=8),
+]
 
 
 def test_priorities_are_means_over_the_group_of_numbers_in_its_metadata() -> None:
