@@ -1,4 +1,7 @@
-"""The plainest client of an SGLang server: POST /generate, as many at once as asked, nothing kept but the counts."""
+"""The plainest client of an SGLang server: POST /generate, as many at once as asked, nothing kept but the counts.
+
+On the event loop that workers have.
+"""
 
 import asyncio
 import time
@@ -6,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
+import uvloop
+
 
 def generate_all(
     barrier: Barrier, *, url: str, prompts: Sequence[list[int]], n: int, sampling: dict[str, Any], concurrency: int
 ) -> dict[str, float]:
     """Draw ``n`` answers to each prompt (token ids), ``concurrency`` at once; seconds and tokens. Blocks."""
-    return asyncio.run(_generate_all(barrier, url, prompts, n, sampling, concurrency))
+    return uvloop.run(_generate_all(barrier, url, prompts, n, sampling, concurrency))
 
 
 async def _generate_all(

@@ -12,7 +12,6 @@ Redis, or in files of a folder.
 """
 
 import asyncio
-import gc
 import json
 import os
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 import redis
+import uvloop
 from numpy.typing import NDArray
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
@@ -32,6 +32,7 @@ from penstock import scripts
 from penstock.config import Config
 from penstock.control import AsyncControl, Control
 from penstock.keys import Keys
+from penstock.long_lived import settle
 from penstock.messages import Job, Sample
 from penstock.waits import Waiting
 from workers.commits import Commits
@@ -77,8 +78,8 @@ def make_values(tokens: int, source: Source) -> dict[str, Any]:
 
 def writer(barrier: Barrier, *, config_file: str, share: "Share", tokens: int, source: Source) -> "Part":
     """Lease, pack and commit this writer's share of the groups."""
-    gc.freeze()  # as the parts do (penstock.cli)
-    return asyncio.run(_write(barrier, load(config_file), share, make_values(tokens, source)))
+    settle()  # as the parts do (penstock.cli)
+    return uvloop.run(_write(barrier, load(config_file), share, make_values(tokens, source)))
 
 
 async def _write(barrier: Barrier, config: Config, share: "Share", values: dict[str, Any]) -> "Part":
@@ -127,7 +128,7 @@ def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, buffer
     from consumers.trainer import Trainer
 
     torch.set_num_threads(1)
-    gc.freeze()  # as the parts do (penstock.cli)
+    settle()  # as the parts do (penstock.cli)
     seen: list[int] = []
     config = load(config_file)
     client = redis.Redis.from_url(str(config.redis.url))

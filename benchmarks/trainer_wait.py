@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import redis
 import typer
+import uvloop
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, median, redis_server, run_cli, run_together, versions
@@ -45,7 +46,7 @@ COLUMNS = {
 
 def fill(barrier: Barrier, *, config_file: str, groups: int, tokens: int) -> float:
     """Generate everything that will be trained, in thought; seconds it took."""
-    return asyncio.run(_fill(barrier, config_file, groups, tokens))
+    return uvloop.run(_fill(barrier, config_file, groups, tokens))
 
 
 async def _fill(barrier: Barrier, config_file: str, groups: int, tokens: int) -> float:

@@ -3,7 +3,6 @@
 Exit codes: 0 done, 1 an error of penstock, 2 a mistake in the configuration or no Redis, 130 Ctrl-C.
 """
 
-import gc
 import logging
 import os
 import socket
@@ -123,6 +122,7 @@ def _part(
     """Run ``main(config, ...)`` of ``module`` (PACKAGE.main) as this process; its result is the exit code."""
     from penstock.load_config import check_files, load_config
     from penstock.logs import set_up
+    from penstock.long_lived import settle
     from penstock.redis_server import with_url
 
     set_up(part)
@@ -134,8 +134,7 @@ def _part(
     # Rewards and environments of the user's own; last, so that they hide nothing of ours.
     sys.path.append(os.getcwd())
     main_ = import_module(module or f"{package}.main").main
-    # What was imported stays: walking it again and again takes a tenth of a trainer's work on its batches.
-    gc.freeze()
+    settle()
     raise typer.Exit(main_(config, *arguments))
 
 

@@ -1,10 +1,19 @@
 """Fixtures that all tests share, and which tests stay together when several processes run them."""
 
+import asyncio
+
 import pytest
+import uvloop
 
 from tests.integration.redis_fixtures import client, keys, redis_server
 
 __all__ = ["client", "keys", "redis_server"]
+
+
+@pytest.fixture(scope="session")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    """The event loop that workers run on."""
+    return uvloop.EventLoopPolicy()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import uvloop
+
 from penstock import scripts
 from penstock.config import Config, EngineConfig
 from penstock.connect import connect
@@ -447,5 +449,5 @@ def _first(group: BaseException) -> BaseException:
 
 def main(config: Config, name: str) -> int:
     """Run one worker until SIGTERM or SIGINT. Blocks."""
-    asyncio.run(_run(config, name))
+    uvloop.run(_run(config, name))
     return 0
