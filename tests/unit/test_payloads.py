@@ -259,6 +259,19 @@ def test_the_record_counts_what_is_in_the_bytes() -> None:
     assert (meta.reward, meta.status, meta.finish_reason, meta.temperature) == (1.0, "completed", "stop", 0.5)
 
 
+def test_the_record_says_how_the_sample_was_made() -> None:
+    sample = make_sample()
+    told = {
+        "reward_info": {"a": 1}, "num_turns": 7, "num_aborts": 8, "cached_tokens": 9,
+        "started_s": 10.0, "generate_s": 11.0, "reward_s": 12.0,
+    }  # fmt: skip
+    for name, value in told.items():
+        setattr(sample, name, value)
+    _, (meta,) = payloads.pack([sample], token="t", server="s", logprob_kind="original")
+    assert {name: getattr(meta, name) for name in told} == told
+    assert (meta.logprob_kind, meta.sides) == ("original", [])
+
+
 def test_greedy_logprobs_are_recorded_as_of_temperature_1() -> None:
     sample = make_sample()
     sample.job.sampling["temperature"] = 0.0
