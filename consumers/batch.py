@@ -62,6 +62,14 @@ def wanted_keys(keys: Collection[str] | None) -> Collection[str]:
     return keys
 
 
+def _sums(mask: NDArray[np.bool_], starts: NDArray[np.int64]) -> list[int]:
+    """True entries of each run; runs begin at ``starts`` and have no gap."""
+    if not len(starts):
+        return []
+    sums: list[int] = np.add.reduceat(mask.view(np.uint8), starts, dtype=np.int64).tolist()
+    return sums
+
+
 class Batch:
     """One rank's share of a cut batch.
 
@@ -417,10 +425,9 @@ class Batch:
             return
         counts = np.array([count for count, _ in runs], np.int64)
         starts = np.cumsum(counts) - counts
-        num_drawn, num_bearing = (
-            np.add.reduceat(mask.view(np.uint8), starts, dtype=np.int64).tolist() if len(starts) else []
-            for mask in (generated, loss)
-        )
+        num_drawn = _sums(generated, starts)
+        # Mostly every token that was drawn bears loss; comparing takes a fifth of what counting does.
+        num_bearing = num_drawn if np.array_equal(generated, loss) else _sums(loss, starts)
         run = 0
         for i, left in zip(members, lengths.tolist(), strict=True):
             num_generated, num_loss, oldest = 0, 0, -1

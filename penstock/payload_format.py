@@ -34,7 +34,8 @@ Span = tuple[int, int, int]
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# Not frozen: one is made for every sample, and a frozen one takes three times as long. Nobody changes it.
+@dataclass(slots=True, eq=False)
 class Payload:
     """Arrays of one sample; read-only views into the bytes they came from, which they keep alive."""
 
