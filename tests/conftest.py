@@ -1,6 +1,7 @@
 """Fixtures that all tests share, and which tests stay together when several processes run them."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 import uvloop
@@ -10,10 +11,9 @@ from tests.integration.redis_fixtures import client, keys, redis_server
 __all__ = ["client", "keys", "redis_server"]
 
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The event loop that workers run on."""
-    return uvloop.EventLoopPolicy()
+    return {"uvloop": uvloop.new_event_loop}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
