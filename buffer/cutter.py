@@ -19,6 +19,7 @@ from buffer.sizes import TooLarge, take
 from buffer.state import State
 from buffer.subscription import Subscription
 from penstock import scripts
+from penstock.collecting import collecting_later
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
@@ -52,7 +53,8 @@ class Cutter:
             planned = self._plan(sub)
             if isinstance(planned, str):
                 return planned
-            why = self._cut(sub, planned)
+            with collecting_later():
+                why = self._cut(sub, planned)
             if not why:
                 return ""
             # What it was planned on has moved, and was read anew.

@@ -14,6 +14,7 @@ from buffer.records import Records
 from buffer.spent import Spent
 from buffer.subscription import Subscription, parse
 from penstock import scripts
+from penstock.collecting import collecting_later
 from penstock.control import Client
 from penstock.errors import LeadershipLost
 from penstock.keys import Keys
@@ -159,7 +160,8 @@ class State:
         taken = 0
         for start in range(0, len(new), CHUNK):
             self._alive()
-            taken += self._ingest_chunk(new[start : start + CHUNK])
+            with collecting_later():
+                taken += self._ingest_chunk(new[start : start + CHUNK])
         return taken
 
     def _ingest_chunk(self, jobs: list[str]) -> int:
