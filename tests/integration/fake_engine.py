@@ -38,8 +38,8 @@ class FakeEngine:
         #: Cleared: requests are held after ``FIRST`` until it is set, or they are aborted.
         self.open = asyncio.Event()
         self.open.set()
-        #: Requests after so many are held too, while ``rest`` is not set.
-        self.hold_after = 1 << 30
+        #: Requests whose rid begins with one of these are held too, while ``rest`` is not set.
+        self.held: tuple[str, ...] = ()
         self.rest = asyncio.Event()
         self.version = "default"
         self.loads: list[str] = []
@@ -203,7 +203,7 @@ class FakeEngine:
         length = 6 if self.short and body["rid"].startswith(self.short) else self.length
         ids = [*FIRST, *[FILLER] * (length - 4), EOS][:budget]
         finish = {"type": "length"} if len(ids) == budget and ids[-1] != EOS else {"type": "stop"}
-        held_by = self.rest if len(self.prompts) > self.hold_after else self.open
+        held_by = self.rest if body["rid"].startswith(self.held) else self.open
         if aborted is not None and not held_by.is_set():
             waits = [asyncio.create_task(event.wait()) for event in (held_by, aborted)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

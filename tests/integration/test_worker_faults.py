@@ -271,7 +271,7 @@ async def test_T11_siblings_of_a_failed_reward_are_kept(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
 ) -> None:
     jobs = admit(client, keys, [job(0, n=4, reward=f"{PARTS}:raises_for_the_second")])
-    fake.hold_after = 2
+    fake.held = (f"{jobs[0]}/2:", f"{jobs[0]}/3:")
     async with working(config()), tended(client, keys):
         await until(lambda: [meta.k for meta in metas(client, keys, jobs[0])] == [0])
         await until(lambda: worker_parts.scored[f"{jobs[0]}/1"] == 1)
