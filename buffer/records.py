@@ -7,7 +7,7 @@ from penstock.control import Client
 from penstock.keys import Keys
 from penstock.messages import SampleMeta, iter_metas
 
-#: Samples whose records are kept at hand, at about 0.8 kB each: with a bound on staleness a group is trained and swept
+#: Samples whose records are kept at hand, at about 1.5 kB each: with a bound on staleness a group is trained and swept
 #: while it is among them, and what falls out is read again.
 KEPT_SAMPLES = 8192
 

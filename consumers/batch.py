@@ -17,6 +17,7 @@ from penstock import partition, payloads, sides
 from penstock.collecting import collecting_later
 from penstock.errors import PayloadError, ProtocolError
 from penstock.messages import Manifest, Row
+from penstock.payload_format import sum_runs
 from penstock.payloads import Payload
 from penstock.staleness import Lineage
 
@@ -60,14 +61,6 @@ def wanted_keys(keys: Collection[str] | None) -> Collection[str]:
     if foreign := sorted(set(keys) - TOKEN_KEYS.keys()):
         raise ProtocolError(f"There is no array {', '.join(foreign)} in a batch: keys are {', '.join(TOKEN_KEYS)}.")
     return keys
-
-
-def _sums(mask: NDArray[np.bool_], starts: NDArray[np.int64]) -> list[int]:
-    """True entries of each run; runs begin at ``starts`` and have no gap."""
-    if not len(starts):
-        return []
-    sums: list[int] = np.add.reduceat(mask.view(np.uint8), starts, dtype=np.int64).tolist()
-    return sums
 
 
 class Batch:
@@ -425,9 +418,9 @@ class Batch:
             return
         counts = np.array([count for count, _ in runs], np.int64)
         starts = np.cumsum(counts) - counts
-        num_drawn = _sums(generated, starts)
+        num_drawn = sum_runs(generated, starts)
         # Mostly every token that was drawn bears loss; comparing takes a fifth of what counting does.
-        num_bearing = num_drawn if np.array_equal(generated, loss) else _sums(loss, starts)
+        num_bearing = num_drawn if np.array_equal(generated, loss) else sum_runs(loss, starts)
         run = 0
         for i, left in zip(members, lengths.tolist(), strict=True):
             num_generated, num_loss, oldest = 0, 0, -1

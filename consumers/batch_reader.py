@@ -10,10 +10,21 @@ from consumers.batch import Batch, rank_rows
 from consumers.column_files import RecordedColumns
 from consumers.columns import RedisColumns, Store
 from consumers.fetch import Bytes, PayloadReader
+from consumers.roles import Seat
 from consumers.subscriber import Delivery, Subscriber
 from penstock.config import Config
 from penstock.messages import Row
 from penstock.waits import Waiting
+
+
+def check_reading(config: Config, seat: Seat, replica_group: Any) -> None:
+    """Raise ConfigError where ``debug.save_batches`` gives ranks no files of their own, or the group is another's."""
+    if config.debug.save_batches is not None:
+        recording.check_template(config.debug.save_batches, seat.dp_size)
+    if replica_group is not None:
+        from consumers.broadcast import check_group
+
+        check_group(replica_group, seat.replica, seat.num_replicas)
 
 
 class BatchReader:
@@ -24,9 +35,6 @@ class BatchReader:
         replica_group: torch.distributed group (gloo) of the replicas of this dp_rank: the first reads payloads and
             broadcasts them. None: every replica reads.
         prepare: called with each batch; what it returns is ``batch.prepared``.
-
-    Raises:
-        ConfigError: ``debug.save_batches`` gives ranks no files of their own, or the group does not fit the seat.
     """
 
     def __init__(
@@ -37,16 +45,9 @@ class BatchReader:
         replica_group: Any = None,
         prepare: Callable[[Batch], Any] | None = None,
     ) -> None:
-        seat = subscriber.seat
-        if config.debug.save_batches is not None:
-            recording.check_template(config.debug.save_batches, seat.dp_size)
-        if replica_group is not None:
-            from consumers.broadcast import check_group
-
-            check_group(replica_group, seat.replica, seat.num_replicas)
         self._config = config
         self._subscriber = subscriber
-        self._seat = seat
+        self._seat = subscriber.seat
         self._replica_group = replica_group
         self._prepare = prepare
         self._payloads = PayloadReader(config.redis)

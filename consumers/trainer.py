@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from consumers.agreement import agree
 from consumers.ahead import Ahead
 from consumers.batch import Batch
-from consumers.batch_reader import BatchReader
+from consumers.batch_reader import BatchReader, check_reading
 from consumers.clock import Clock
 from consumers.roles import Seat
 from consumers.subscriber import Delivery, Subscriber
@@ -93,6 +93,7 @@ class Trainer:
     ) -> None:
         config = config or config_of(run, "Trainer")
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
+        check_reading(config, self.seat, replica_group)
         if batch_groups is not None:
             trainer = config.trainer.model_copy(update={"batch_groups": batch_groups})
             config = config.model_copy(update={"trainer": trainer})

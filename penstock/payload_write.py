@@ -33,6 +33,7 @@ from penstock.payload_format import (
     Span,
     check_spans,
     checksum_of,
+    sum_runs,
 )
 
 #: What ``bytes.join`` takes.
@@ -251,8 +252,8 @@ def _check(raws: Sequence[_Raw]) -> list[_Checked]:
         raise PayloadError(f"sample {sample}: token {where} bears loss but was not generated (T8).")
     mask = generated * _BOTH if same else generated | (loss << 1)
     starts, versions = _runs(_join([raw.versions for raw in raws]), ends)
-    num_drawn = _sums(generated, starts)
-    num_bearing = num_drawn if same else _sums(loss, starts)
+    num_drawn = sum_runs(generated, starts)
+    num_bearing = num_drawn if same else sum_runs(loss, starts)
     logprobs = _join([raw.logprobs for raw in raws])
     # One number that is not finite makes the sum of squares so, at a quarter of the price of looking at each.
     finite = math.isfinite(logprobs.dot(logprobs))
@@ -311,14 +312,6 @@ def _runs(versions: Array, ends: Sequence[int]) -> tuple[list[int], list[int]]:
     begins[[0, *(end for end in ends if end < len(versions))]] = True
     starts = begins.nonzero()[0]
     return starts.tolist(), versions[starts].tolist()
-
-
-def _sums(mask: Array, starts: Sequence[int]) -> list[int]:
-    """Ones of a uint8 mask in each run."""
-    if not starts:
-        return []
-    sums: list[int] = np.add.reduceat(mask, starts, dtype=np.int64).tolist()
-    return sums
 
 
 def _whose(raws: Sequence[_Raw], ends: Sequence[int], at: int) -> tuple[str, int]:

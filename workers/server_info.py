@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workers.capabilities import Capabilities, capabilities_of
+from workers.capabilities import capabilities_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,6 @@ class ServerInfo:
 
     #: Release of SGLang.
     version: str = ""
-    #: What that release can do; None before it is known.
-    capabilities: Capabilities | None = None
     #: Whether answers tell which tokens were drawn under which weights.
     reports_spans: bool = False
     #: Most tokens of prompt and answer together that it takes.
@@ -44,12 +42,11 @@ def read_info(told: Mapping[str, Any], reports_spans: bool | None = None) -> Ser
         ConfigError: its release is too old.
     """
     version = str(told.get("version", ""))
-    capabilities = capabilities_of(version)
+    known = capabilities_of(version)
     plain = (told.get("pp_size") or 1) == 1 and (told.get("dp_size") or 1) == 1
     return ServerInfo(
         version=version,
-        capabilities=capabilities,
-        reports_spans=capabilities.reports_spans if reports_spans is None else reports_spans,
+        reports_spans=known.reports_spans if reports_spans is None else reports_spans,
         max_context=int(told.get("max_req_input_len") or sys.maxsize),
         deterministic=bool(told.get("enable_deterministic_inference", False)),
         shares_prefixes=not told.get("disable_radix_cache", False),
@@ -73,10 +70,8 @@ def merge(infos: Sequence[ServerInfo]) -> ServerInfo:
 
     All stream alike; weights are sent to none of them without the disk.
     """
-    known = [one.capabilities for one in infos if one.capabilities]
     return ServerInfo(
         version=min(one.version for one in infos),
-        capabilities=min(known, key=lambda one: one.since, default=None),
         reports_spans=all(one.reports_spans for one in infos),
         max_context=min(one.max_context for one in infos),
         deterministic=any(one.deterministic for one in infos),

@@ -118,13 +118,8 @@ def assert_true(samples: list[Sample], compute: Compute, engine: Engine) -> None
             if versions != true
         ]
         assert len(gaps) >= 0.1 * len(samples)
-        assert_seen(gaps)
+        assert all(gap > TOLERANCE for gap in gaps)
         assert max(gaps) > VISIBLE
-
-
-def assert_seen(gaps: list[float]) -> None:
-    """The oracle sees these differences; one may be hidden: some tokens are as likely under two versions."""
-    assert sum(gap <= TOLERANCE for gap in gaps) <= 1 < len(gaps)
 
 
 def true_versions(sample: Sample, compute: Compute, engine: Engine) -> list[int]:
