@@ -276,6 +276,8 @@ class WorkerConfig(Section):
     #: A lease not renewed for so long is taken over.
     lease_s: Seconds = 15.0
     heartbeat_s: Seconds = 2.0
+    #: A worker whose event loop made no step for so long renews its leases no more: others take its jobs.
+    stuck_s: Seconds = 120.0
     #: Longest wait for running samples after SIGTERM; then partial ones are handed back.
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
     #: Tries of a job that fails, before it is buried.

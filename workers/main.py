@@ -4,7 +4,7 @@
 |---|---|---|
 | intake | a free slot, a job its engine may start | a sample that ends; the list `wake` |
 | jobs | slot, engine, reward, Redis | see held_job.py |
-| heartbeat | time | - |
+| heartbeat | time | - (see heartbeat.py: a thread renews the leases) |
 | weights | a publication; running samples (drain); the cohort (one_step) | the stream `weights:MODEL` |
 | engine | the engine's death | see caretaker.py: its restart with the newest publication (I9) |
 | members | the list of a router's engines | `penstock fleet` |
@@ -41,6 +41,7 @@ from workers.caretaker import Caretaker
 from workers.commits import Commits
 from workers.engine import Engine
 from workers.gate import Gate
+from workers.heartbeat import Heartbeat, Lease
 from workers.held_job import HeldJob
 from workers.members import follow_members, refuse_dropped
 from workers.metrics import Metrics
@@ -108,6 +109,17 @@ class Worker:
         port = config.worker.metrics_port
         self.metrics = Metrics(self.services, port) if port is not None else None
         self._held: dict[str, HeldJob] = {}
+        #: Leases that were another's at the last beat, while something that may have ended them was on its way.
+        self._doubtful: set[Lease] = set()
+        self.heartbeat = Heartbeat(
+            config.redis.url,
+            self.keys,
+            self.name,
+            leases=self._leases,
+            lost=self._lose,
+            every_s=config.worker.heartbeat_s,
+            stuck_s=config.worker.stuck_s,
+        )
         self.caretaker = Caretaker(self.services, self.updates, self._waiting("engine"), self._held)
         self._leasing = asyncio.Lock()
         self._draining = asyncio.Event()
@@ -146,7 +158,7 @@ class Worker:
     async def run(self) -> None:
         """Work until ``drain``. Blocks."""
         self._broken = asyncio.get_running_loop().create_future()
-        parts = (("presence", self.presence.run()), ("heartbeat", self._heartbeat()), ("serve", self._serve()))
+        parts = (("presence", self.presence.run()), ("heartbeat", self.heartbeat.run()), ("serve", self._serve()))
         tasks = [asyncio.create_task(work, name=name) for name, work in parts]
         stop = asyncio.create_task(self._draining.wait(), name="stop")
         try:
@@ -299,20 +311,17 @@ class Worker:
                 for job in await self.control.call(scripts.abandon(self.keys, lane, self.name, known)):
                     log.warning("the lease of job %s came back to the queue: its reply was lost", job)
 
-    async def _heartbeat(self) -> None:
-        doubtful: set[tuple[str, str]] = set()
-        while True:
-            leases = [(job, held.lease.token) for job, held in self._held.items() if not held.lost]
-            renew = scripts.renew(self.keys, self.name, leases)
-            lost = await self.control.call(renew) if leases else []
-            gone = {pair for pair in leases if pair[0] in lost}
-            for job, token in gone:
-                held = self._held.get(job)
-                # A commit on its way may have ended the lease by itself: its answer tells, or the next beat.
-                if held and held.lease.token == token and (not held.is_ending or (job, token) in doubtful):
-                    held.lose()
-            doubtful = gone
-            await asyncio.sleep(self.config.worker.heartbeat_s)
+    def _leases(self) -> list[Lease]:
+        return [(job, held.lease.token) for job, held in list(self._held.items()) if not held.lost]
+
+    def _lose(self, gone: set[Lease]) -> None:
+        """Stop what was leased to somebody else meanwhile."""
+        for job, token in gone:
+            held = self._held.get(job)
+            # A commit on its way may have ended the lease by itself: its answer tells, or the next beat.
+            if held and held.lease.token == token and (not held.is_ending or (job, token) in self._doubtful):
+                held.lose()
+        self._doubtful = gone
 
     # --- end ----------------------------------------------------------------------------------------------------------
 

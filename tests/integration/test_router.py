@@ -133,7 +133,8 @@ async def test_I9_engines_join_leave_and_die_under_load(
                 crashes = play.counter(client, keys, "crashes")
                 last = [job(i, sampling=LONG) for i in range(18, 24)]
                 more = admit(client, keys, last)
-                await until(lambda: len(prefixes(client, keys, last)) == 8)
+                # On both engines: more than half of the slots have one.
+                await until(lambda: len(prefixes(client, keys, last)) > 4)
                 kept = prefixes(client, keys, last)
                 os.kill(second.pid, signal.SIGKILL)
                 await until(all_in(client, keys, more, "ready"), limit_s=200)

@@ -101,8 +101,7 @@ async def test_one_worker_through_its_life(
         assert (meta.oldest, meta.newest) == (1, 1)
         assert len(payload) == meta.prompt_length + meta.num_generated + (3 if meta.num_turns == 2 else 0)
 
-    # Leases that a starved worker still renews.
-    async with tended(client, keys, lease_ms=4000):
+    async with tended(client, keys):
         # The engine is killed under load: charged, back with the newest weights, nothing drawn under older ones.
         second = admit(client, keys, [job(i, sampling=longer) for i in range(2, 4)])
         await until(lambda: presence(client, keys)["running"] == 4)

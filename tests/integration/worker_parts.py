@@ -2,7 +2,10 @@
 
 import asyncio
 import math
+import os
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from penstock.messages import Job, Sample
@@ -34,6 +37,19 @@ async def hangs(sample: Sample) -> float:
     scored[sample.id] += 1
     await asyncio.Event().wait()
     return 0.0
+
+
+async def holds_the_loop(sample: Sample) -> float:
+    """Computes on the event loop, as no reward should: until the test's file says that it may end."""
+    _wait_for_the_test()
+    return length(sample)
+
+
+def _wait_for_the_test() -> None:
+    go_on = Path(os.environ["PENSTOCK_TEST_GO_ON"])
+    go_on.with_suffix(".began").touch()
+    while not go_on.exists():
+        time.sleep(0.01)
 
 
 def not_a_number(sample: Sample) -> float:

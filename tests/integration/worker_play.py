@@ -21,6 +21,10 @@ from tests.integration import play
 from tests.tiny_model import ALPHABET
 from workers.main import Worker
 
+#: Seconds after which tests take over what nobody renews: more than a process is ever starved of a core.
+LEASE_S = 6.0
+#: Longest wait for an event; only what never comes takes so long.
+LIMIT_S = 120.0
 #: Ids of the tiny model's characters, two special ones before them.
 IDS = {character: index + 2 for index, character in enumerate(ALPHABET)}
 
@@ -36,7 +40,7 @@ def make_config(url: str, keys: Keys, model: ModelConfig, folder: Path, **sectio
         "rollout": {"n": 2, "sampling": {"max_new_tokens": 16, "temperature": 1.0}, "max_context_tokens": 512},
         "reward": {"function": "tests.integration.worker_parts:length", "timeout_s": 2.0, "max_attempts": 1},
     }
-    worker = {"slots": 8, "lease_s": 2.0, "heartbeat_s": 0.2, "retry_s": 0.05, "max_attempts": 2}
+    worker = {"slots": 8, "lease_s": LEASE_S, "heartbeat_s": 0.2, "retry_s": 0.05, "max_attempts": 2}
     engine = {"health_interval_s": 0.2, "health_timeout_s": 5.0, "request_timeout_s": 60.0}
     values["worker"] = worker | sections.pop("worker", {})
     values["engine"] = engine | sections.pop("engine", {})
@@ -74,7 +78,7 @@ async def working(config: Config, name: str = "w") -> AsyncIterator[Worker]:
         await asyncio.wait_for(task, 120)
 
 
-async def until(condition: Callable[[], Any], what: str = "", limit_s: float = 60.0) -> Any:
+async def until(condition: Callable[[], Any], what: str = "", limit_s: float = LIMIT_S) -> Any:
     """Wait until ``condition`` is true; its value."""
     deadline = time.monotonic() + limit_s
     while not (value := condition()):
@@ -84,7 +88,7 @@ async def until(condition: Callable[[], Any], what: str = "", limit_s: float = 6
 
 
 @asynccontextmanager
-async def tended(client: redis.Redis, keys: Keys, lease_ms: int = 2000) -> AsyncIterator[None]:
+async def tended(client: redis.Redis, keys: Keys, lease_ms: int = int(LEASE_S * 1000)) -> AsyncIterator[None]:
     """Retries come due and leases run out, as the buffer's leader sees to."""
 
     async def tend() -> None:
