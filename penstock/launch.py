@@ -263,9 +263,13 @@ class _Run:
         assert self.config.redis.url is not None
         keys = Keys(self.config.run)
         prefix = keys.prefix
-        # Those that were added while it ran first: the directory goes with the rest.
-        known = {server.name: server.url for server in read(self.observer.client, keys).servers.values()}
-        stores = known | self.config.redis.payload_servers
+        stores = self.config.redis.payload_servers
+        # What Redis names is where somebody said that payloads lie: nothing is deleted on its word.
+        for name in sorted(read(self.observer.client, keys).servers.keys() - stores) if clear else []:
+            self.live.event(
+                f"payload server {name} is not in redis.payload_servers, so what the old run left there stays: delete "
+                f"it by hand, or name it there for `--fresh`"
+            )
         for url in [*stores.values(), self.config.redis.url] if clear else []:
             if is_folder(url):
                 PayloadFolder(url).delete(prefix)

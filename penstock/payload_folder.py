@@ -6,7 +6,8 @@
     free     out of the way by a rename, unlinked later      leader   (UNLINK)
     expire   NAME%new that nobody committed in time is gone  leader   (a server does it by itself)
 
-The address is ``file:///FOLDER``; a run's files lie in ``FOLDER/RUN/x/``. What makes a payload count stays in Redis,
+The address is ``file:///FOLDER``; a run's files lie in ``FOLDER/RUN/x/``, and ``FOLDER/RUN`` bears a mark: nothing is
+written into a folder, or deleted from it, that holds somebody else's files. What makes a payload count stays in Redis,
 with all its fences: names carry the lease's token, so a worker that lost its lease writes a file that nobody reads.
 Processes that die lose nothing. A machine that dies may lose what was written in its last second, as an append-only
 file with fsync every second does; such a payload is missed or fails its checksum, and is a counted loss.
@@ -38,6 +39,10 @@ from penstock.errors import ConfigError, QueueFull
 SCHEME = "file://"
 #: Endings of files; no quoted name has such an ending, for a percent sign is followed by two hex digits there.
 PENDING, WRITING, FREED = "%new", "%tmp", "%old"
+#: File that says whose a run's folder is.
+MARK = ".penstock-payloads"
+#: Names of the folders in it, and how the names of the files in those begin.
+PARTS, KINDS = "0123456789abcdef", ("payload:", "side:")
 #: What makes a file system full.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Longest time that what was written is not on the disk.
@@ -74,7 +79,7 @@ class PayloadFolder:
             self.path = path_of(url)
             self.path.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as exc:
-            raise ConfigError(f"The folder of payloads {url} is not to be had: {exc}.") from exc
+            raise ConfigError(f"The folder of payloads {url} cannot be made or read: {exc}.") from exc
         self._lock = threading.Lock()
         self._dirty = threading.Event()
         self._syncer: threading.Thread | None = None
@@ -125,8 +130,19 @@ class PayloadFolder:
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            part = Path(path).parent
+            _claim(part.parent)
+            part.mkdir(mode=0o700, exist_ok=True)
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+    def claim(self, prefix: str) -> None:
+        """Make a run's folder, and mark it as one of payloads; ``prefix`` is that of the run's keys.
+
+        Raises:
+            ConfigError: there is a folder of that name, and it holds files of somebody else.
+        """
+        with self._answering():
+            _claim(self._run(prefix))
 
     def is_full(self) -> bool:
         """Is there hardly any room left?"""
@@ -236,16 +252,30 @@ class PayloadFolder:
         """(key, is it permanent) of all payloads of a run; ``prefix`` is that of its keys."""
         with self._answering():
             for file in self._files(prefix):
-                # What begins with a dot is of the file system (NFS keeps what is open and deleted so).
-                if WRITING not in file.name and not file.name.endswith(FREED) and file.name[0] != ".":
+                if WRITING not in file.name and not file.name.endswith(FREED):
                     name = file.name.removesuffix(PENDING)
                     yield prefix + unquote(name), name == file.name
 
     def delete(self, prefix: str) -> int:
-        """Delete all files of a run; how many."""
+        """Delete all payloads of a run; how many. What else lies in its folder stays.
+
+        Raises:
+            ConfigError: the folder of that name is not one of payloads.
+        """
+        folder, count = self._run(prefix), 0
         with self._answering():
-            count = sum(1 for _ in self._files(prefix))
-            shutil.rmtree(self._run(prefix), ignore_errors=True)
+            if not folder.exists():
+                return 0
+            _claim(folder)
+            for file in self._files(prefix):
+                with suppress(FileNotFoundError):
+                    os.unlink(file.path)
+                    count += 1
+            with suppress(OSError):  # somebody else's file keeps its folder
+                for part in _parts(folder):
+                    part.rmdir()
+                (folder / MARK).unlink()
+                folder.rmdir()
         return count
 
     def usage(self) -> tuple[int, int]:
@@ -272,13 +302,13 @@ class PayloadFolder:
     def _file(self, name: str) -> str:
         run, _, rest = name.partition("{")[2].partition("}:")
         file = quote(rest, safe=":")
-        return f"{self.path}/{run}/{zlib.crc32(file.encode()) & 15:x}/{file}"
+        return f"{self.path}/{run}/{PARTS[zlib.crc32(file.encode()) & 15]}/{file}"
 
     def _files(self, prefix: str) -> Iterator[os.DirEntry[str]]:
-        folder = self._run(prefix)
-        for part in sorted(folder.iterdir()) if folder.exists() else []:
+        """Files of a run by the names that they are given here, in any stage of their lives."""
+        for part in _parts(self._run(prefix)):
             with os.scandir(part) as found:
-                yield from found
+                yield from (file for file in found if file.name.startswith(KINDS))
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -318,6 +348,24 @@ class PayloadFolder:
                 os.close(folder)
         except OSError as exc:
             log.warning("payloads in %s may not be on the disk: %s", self.path, exc)
+
+
+def _claim(folder: Path) -> None:
+    """Mark a run's folder as one of payloads; ConfigError where somebody else's files lie in it."""
+    if (folder / MARK).exists():
+        return
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if others := [file.name for file in folder.iterdir() if file.name != MARK]:
+        raise ConfigError(
+            f"{folder} holds {others[0]!r} and is not a folder of payloads: name another folder in "
+            "redis.payload_servers, or another --run."
+        )
+    (folder / MARK).touch(mode=0o600)
+
+
+def _parts(folder: Path) -> list[Path]:
+    """The folders of a run in which its files lie; a link is none of them."""
+    return [part for name in PARTS if (part := folder / name).is_dir() and not part.is_symlink()]
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -8,6 +8,7 @@ from penstock.cli import check_ours
 from penstock.config import Config
 from penstock.connect import connect
 from penstock.errors import ConfigError
+from penstock.keys import Keys
 from penstock.load_config import redact
 from penstock.payload_folder import PayloadFolder, is_folder
 
@@ -29,7 +30,10 @@ def check(config: Config) -> None:
     if config.prepare is not None and not Path(config.prepare[0]).is_file():
         raise ConfigError(f"prepare: there is no script {config.prepare[0]}; correct the path, or remove the key.")
     for url in filter(None, [config.redis.url, *config.redis.payload_servers.values()]):
-        (PayloadFolder(url) if is_folder(url) else connect(url)).close()
+        if is_folder(url):
+            PayloadFolder(url).claim(Keys(config.run).prefix)
+        else:
+            connect(url).close()
 
 
 def check_engine(python: str) -> None:

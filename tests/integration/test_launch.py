@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock import payload_servers
+from penstock.keys import Keys
 from penstock.launch import STOP_S
+from penstock.payload_folder import PayloadFolder
 from penstock.redis_server import RedisServer, read_address
 
 DRIVER = Path(__file__).with_name("launch_driver.py")
@@ -409,4 +412,26 @@ def test_keys_of_an_unknown_run_are_not_touched(desk: Desk) -> None:
         assert desk.run("--fresh")[0] == 0
         assert not client.exists("penstock:{demo}:clock")
     finally:
+        server.kill()
+
+
+def test_fresh_deletes_in_no_folder_that_only_redis_names(desk: Desk) -> None:
+    """Who can write to Redis must not choose what is deleted."""
+    import redis
+
+    server = RedisServer(desk.folder / "own")
+    theirs = PayloadFolder(f"file://{desk.folder}/shared")
+    payload = (Keys("demo").payload("d/0/1/0", "t"), b"x")
+    theirs.put([payload])
+    try:
+        desk.settings["redis"] = {"url": server.start()}
+        payload_servers.add(redis.Redis(port=server.port), Keys("demo"), "p2", theirs.url)
+        desk.do("trainer", "exit 0")
+
+        code, out, err = desk.run("--fresh")
+
+        assert (code, "payload server p2 is not in redis.payload_servers" in out + err) == (0, True)
+        assert theirs.read(payload[0]) == b"x"
+    finally:
+        theirs.close()
         server.kill()

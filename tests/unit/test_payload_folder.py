@@ -16,7 +16,7 @@ from penstock.config import RedisConfig
 from penstock.errors import ConfigError, QueueFull
 from penstock.keys import Keys
 from penstock.messages import Row
-from penstock.payload_folder import PayloadFolder
+from penstock.payload_folder import MARK, PARTS, PayloadFolder
 
 KEYS = Keys("run")
 NAME = KEYS.payload("d a/0/7/3", "t.1")
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> PayloadFolder:
 
 
 def files(folder: PayloadFolder) -> list[Path]:
-    return sorted(path for path in folder.path.rglob("*") if path.is_file())
+    return sorted(path for path in folder.path.rglob("*") if path.is_file() and path.name != MARK)
 
 
 def test_a_payload_is_written_kept_read_and_freed(folder: PayloadFolder, tmp_path: Path) -> None:
@@ -167,5 +167,44 @@ def test_a_runs_files_are_deleted_and_no_other_runs(folder: PayloadFolder) -> No
 
 @pytest.mark.parametrize("url", ["file://relative/folder", "file:///proc/nowhere"])
 def test_a_folder_that_is_not_to_be_had_is_a_sentence(url: str) -> None:
-    with pytest.raises(ConfigError, match="is not to be had"):
+    with pytest.raises(ConfigError, match="cannot be made or read"):
         PayloadFolder(url)
+
+
+def test_a_folder_of_somebody_elses_files_takes_no_payload_and_loses_nothing(folder: PayloadFolder) -> None:
+    """A run called as a folder that was there, such as the run digits beside examples/digits."""
+    theirs = folder.path / "run" / "a" / "thesis.tex"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years of work")
+    for act in (folder.claim, folder.delete, lambda _: folder.put([(NAME, b"x")])):
+        with pytest.raises(ConfigError, match=r"run holds 'a' and is not a folder of payloads: name another folder"):
+            act(KEYS.prefix)
+    assert theirs.read_text() == "years of work"
+
+
+def test_a_run_is_deleted_by_the_names_that_payloads_have(folder: PayloadFolder, tmp_path: Path) -> None:
+    folder.put([(NAME, b"x"), (KEYS.payload("d/0/8/0", "t"), b"x")])
+    folder.keep([NAME])
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for put_there in (linked / "payload:d", folder.path / "run" / "notes.txt"):
+        put_there.write_text("mine")
+    spare = next(folder.path / "run" / name for name in PARTS if not (folder.path / "run" / name).exists())
+    spare.symlink_to(linked)
+    assert folder.delete(KEYS.prefix) == 2
+    assert files(folder) == [folder.path / "run" / "notes.txt"]
+    assert (linked / "payload:d").read_text() == "mine"
+    (folder.path / "run" / "notes.txt").unlink()
+    spare.unlink()
+    folder.delete(KEYS.prefix)
+    assert list(folder.path.iterdir()) == []
+    assert folder.delete(KEYS.prefix) == 0, "again"
+
+
+def test_what_somebody_else_put_among_payloads_does_not_expire(folder: PayloadFolder) -> None:
+    folder.put([(NAME, b"x")])
+    theirs = files(folder)[0].with_name("draft%new")
+    theirs.write_text("mine")
+    assert folder.expire(KEYS.prefix, -1.0) == 1
+    assert theirs.exists()
+    assert list(folder.names(KEYS.prefix)) == []
