@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -54,15 +55,18 @@ class Scorer:
     """Asks the workers of a run for log-probabilities of given tokens.
 
     Args:
-        config: the run's configuration; None reads the resolved one that the run's folder holds.
+        config: the run's configuration, or its YAML file; None reads the resolved one that parts left in the run's
+            folder.
         run: name of the run, where ``config`` is None; found under ``runs/``, or under PENSTOCK_DIRECTORY.
         name: shown in job ids (``score-NAME/0/N``) and waits; unique among scorers that are alive. None makes one.
 
     Thread-safe; one call at a time. Close it, or use it as a context manager.
     """
 
-    def __init__(self, config: Config | None = None, *, run: str | None = None, name: str | None = None) -> None:
-        config = config or config_of(run, "Scorer")
+    def __init__(
+        self, config: Config | str | Path | None = None, *, run: str | None = None, name: str | None = None
+    ) -> None:
+        config = config_of(config, run, "Scorer")
         if (url := config.redis.url) is None:
             raise ConfigError("The scorer needs redis.url: the address of the run's Redis.")
         self.name = check_name("scorer", name or f"{socket.gethostname()[:32]}-{os.getpid()}-{new_token()[:6]}")

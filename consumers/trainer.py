@@ -51,7 +51,8 @@ class Trainer:
     """One rank of a trainer.
 
     Args:
-        config: the run's configuration; None reads the resolved one that the run's folder holds.
+        config: the run's configuration, or its YAML file; None reads the resolved one that parts left in the run's
+            folder. Of a file or a run the Redis is waited for, by name, until it answers.
         run: name of the run, where ``config`` is None; found under ``runs/``, or under PENSTOCK_DIRECTORY.
         name: the subscription; None takes ``trainer.name``.
         dp_rank, dp_size: which share of each batch this rank trains (T14).
@@ -74,7 +75,7 @@ class Trainer:
 
     def __init__(
         self,
-        config: Config | None = None,
+        config: Config | str | Path | None = None,
         *,
         run: str | None = None,
         name: str | None = None,
@@ -91,7 +92,7 @@ class Trainer:
         subscription: "Mapping[str, Any] | None" = None,
         definition: Mapping[str, scripts.Value] | None = None,
     ) -> None:
-        config = config or config_of(run, "Trainer")
+        config = config_of(config, run, "Trainer")
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
         check_reading(config, self.seat, replica_group)
         if batch_groups is not None:

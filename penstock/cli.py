@@ -5,17 +5,21 @@ Exit codes: 0 done, 1 an error of penstock, 2 a mistake in the configuration or 
 
 import logging
 import os
+import signal
 import socket
 import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import click
 import typer
 
 from penstock.errors import ConfigError, PenstockError, QueueUnavailable
+
+if TYPE_CHECKING:
+    from penstock.config import Config
 
 EXIT_ERROR = 1
 EXIT_CONFIG = 2
@@ -67,9 +71,12 @@ def redis(context: typer.Context, config: ConfigOption) -> None:
     from penstock.launch import serve_redis
     from penstock.load_config import load_config
     from penstock.logs import set_up
+    from penstock.run_config import keep_config
 
     set_up("redis")
-    raise typer.Exit(serve_redis(load_config(config, context.args)))
+    loaded = load_config(config, context.args)
+    keep_config(loaded, config, replace=True)
+    raise typer.Exit(serve_redis(loaded))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -123,19 +130,33 @@ def _part(
     from penstock.load_config import check_files, load_config
     from penstock.logs import set_up
     from penstock.long_lived import settle
-    from penstock.redis_server import with_url
+    from penstock.run_config import keep_config
 
     set_up(part)
     config = load_config(path, overrides)
     check_ours(package)
     check_files(config, data=package == "producer", model=package in ("producer", "consumers"))
     if part != "trainer" or config.debug.load_batches is None:  # a recording needs no Redis
-        config = with_url(config)
+        # Of workers and verifiers there may be many, each with settings of its own.
+        keep_config(config, path, replace=package != "workers" or module == "workers.fleet.main")
+        config = _with_redis(config)
     # Rewards and environments of the user's own; last, so that they hide nothing of ours.
     sys.path.append(os.getcwd())
     main_ = import_module(module or f"{package}.main").main
     settle()
     raise typer.Exit(main_(config, *arguments))
+
+
+def _with_redis(config: "Config") -> "Config":
+    """``config`` with the address of a Redis that answers; SIGTERM ends the wait."""
+    from penstock.await_redis import await_redis
+
+    # As process 1 of a container it would not end it by itself.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPT))
+    try:
+        return await_redis(config)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def check_ours(package: str) -> None:

@@ -25,7 +25,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
 from penstock import sentinel
-from penstock.errors import ConfigError, PenstockError, QueueFull, QueueUnavailable
+from penstock.errors import ConfigError, PenstockError, QueueFull, QueueRefused, QueueUnavailable
 from penstock.load_config import redact
 
 #: Oldest Redis whose semantics penstock is built on; the embedded server's.
@@ -41,7 +41,8 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> re
     """A client for commands that do not block; ``check`` asks the server at once whether it will do (blocks).
 
     Raises:
-        QueueUnavailable: nobody answers, the password is refused, the server is too old or still loading.
+        QueueUnavailable: nobody answers, or the server is still loading.
+        QueueRefused: it refuses the password or this user's rights, or is too old; waiting would change nothing.
         ConfigError: the URL cannot be read, or the server throws keys away when it is full.
     """
     client: redis.Redis = _client(redis.Redis, url, timeout_s, Retry(NoBackoff(), 0))
@@ -92,11 +93,16 @@ def translate(exc: Exception, url: str) -> PenstockError:
     at = redact(url)
     match exc:
         case AuthenticationError():
-            return QueueUnavailable(
+            return QueueRefused(
                 f"Redis at {at} refuses the password: set the right one in redis.url (redis://:PASSWORD@HOST:PORT)."
             )
         case NoPermissionError():
-            return QueueUnavailable(f"Redis at {at} forbids this user a command that penstock needs: {exc}.")
+            return QueueRefused(f"Redis at {at} forbids this user a command that penstock needs: {exc}.")
+        case ResponseError() if str(exc).startswith("DENIED"):
+            return QueueRefused(
+                f"Redis at {at} runs in protected mode and answers this machine nothing: set a password there "
+                "(requirepass), and name it in redis.url (redis://:PASSWORD@HOST:PORT)."
+            )
         case BusyLoadingError():
             return QueueUnavailable(f"Redis at {at} is still loading its data; try again in a moment.")
         case MasterNotFoundError() | AsyncMasterNotFoundError():
@@ -154,7 +160,7 @@ def _judge(info: Any, settings: Any, url: str) -> None:
     at = redact(url)
     version = str(info["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
-        raise QueueUnavailable(f"Redis at {at} is {version}; penstock needs 6.2 or later: use a newer server.")
+        raise QueueRefused(f"Redis at {at} is {version}; penstock needs 6.2 or later: use a newer server.")
     if info.get("loading"):
         raise QueueUnavailable(f"Redis at {at} is still loading its data; try again in a moment.")
     if info.get("role") == "slave" and sentinel.is_sentinel(url):

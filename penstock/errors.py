@@ -2,7 +2,8 @@
 
 PenstockError
 ├── ConfigError            the user's configuration cannot work; says what to change (exit code 2)
-├── QueueUnavailable       Redis cannot be reached, refuses the password, or is too old
+├── QueueUnavailable       Redis cannot be reached, or does not answer as it should
+│   └── QueueRefused       Redis answers, and refuses us (password, rights) or is too old: waiting changes nothing
 ├── QueueFull              Redis is near maxmemory; the caller keeps what it holds and tries again
 ├── Fenced                 a lease, leadership or ownership was lost; nothing was changed
 │   ├── LeaseLost          the group's lease token is another one
@@ -32,7 +33,11 @@ class ConfigError(PenstockError):
 
 
 class QueueUnavailable(PenstockError):
-    """Redis cannot be reached, refuses the password, or is too old."""
+    """Redis cannot be reached, or does not answer as it should."""
+
+
+class QueueRefused(QueueUnavailable):
+    """Redis answers, and refuses the password or this user's rights, or is too old: waiting changes nothing."""
 
 
 class QueueFull(PenstockError):

@@ -33,6 +33,7 @@ from penstock.payload_servers import read
 from penstock.preflight import check
 from penstock.processes import MAX_DEATHS, Child, last_lines, python_command, python_environment
 from penstock.redis_server import RedisServer, delete_run, holds_run, with_url, write_address
+from penstock.run_config import CONFIG_FILE
 from penstock.run_folder import Record, RunFolder
 
 Choice = Literal["resume", "fresh"] | None
@@ -200,7 +201,7 @@ class _Run:
         check_files(self.config)
         self._start_redis()
         self._clear_keys(clear=clear, resume=resume)
-        save_resolved(self.config, self.folder.path / "config.yaml")
+        save_resolved(self.config, self.folder.path / CONFIG_FILE)
         self.folder.write(self.record)
         environment = self._environment()
         parts: list[tuple[str, list[str]]] = [("buffer", []), ("trainer", []), ("producer", [])]
@@ -209,7 +210,7 @@ class _Run:
         workers = [("worker", ["--name", f"worker-{index}"]) for index in range(self.config.worker.count)]
         for command, arguments in [*parts, *workers]:
             name = arguments[-1] if arguments else command
-            argv = python_command("penstock.cli", command, "--config", str(self.folder.path / "config.yaml"))
+            argv = python_command("penstock.cli", command, "--config", str(self.folder.path / CONFIG_FILE))
             child = Child(name, [*argv, *arguments], environment, self.folder.logs / f"{name}.log")
             self.children.append(child)
             self._unless_stopped()
@@ -254,7 +255,9 @@ class _Run:
             except QueueUnavailable:
                 self._unless_stopped()
                 raise
-            write_address(self.folder.path, url)
+        else:
+            url = self.config.redis.url
+        write_address(self.folder.path, url, self.config.redis.payload_servers)
         self.config = with_url(self.config)
         self.observer = Observer(self.config, self.folder, self.live)
 

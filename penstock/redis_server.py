@@ -10,7 +10,8 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -71,23 +72,38 @@ def _version(path: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def write_address(run_dir: Path, url: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the Redis of a run answers, passwords included."""
+
+    url: str | None = None
+    #: As ``redis.payload_servers``.
+    payload_servers: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_address(run_dir: Path, url: str, payload_servers: Mapping[str, str] | None = None) -> None:
     """Keep the server's URL in the run's folder, readable by this user alone: it may hold a password."""
     path = run_dir / ADDRESS_FILE
     temporary = path.with_suffix(".tmp")
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump({"url": url}, file)
+        json.dump({"url": url, "payload_servers": dict(payload_servers or {})}, file)
     temporary.replace(path)
 
 
 def read_address(run_dir: Path) -> str | None:
     """URL that ``write_address`` left, or None."""
+    return read_addresses(run_dir).url
+
+
+def read_addresses(run_dir: Path) -> Addresses:
+    """What ``write_address`` left; nothing where there is no such file."""
     try:
-        return str(json.loads((run_dir / ADDRESS_FILE).read_text())["url"])
+        held = json.loads((run_dir / ADDRESS_FILE).read_text())
+        return Addresses(str(held["url"]), dict(held.get("payload_servers") or {}))
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError) as exc:
+        return Addresses()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise ConfigError(f"{run_dir / ADDRESS_FILE} cannot be read ({exc}); remove it, or set redis.url.") from exc
 
 

@@ -1,22 +1,100 @@
-"""The configuration of a run that goes on, by the name of the run."""
+"""The configuration of a run in its folder: parts leave it there, and trainers of one's own and verbs find it.
 
+``config.yaml`` (mode 600) holds the resolved configuration, secrets masked; ``redis.json`` (mode 600) the addresses of
+Redis, passwords included. Neither is ever written to Redis.
+"""
+
+import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from penstock.config import Config
+import yaml
+
 from penstock.errors import ConfigError
 
+if TYPE_CHECKING:
+    from penstock.config import Config
 
-def config_of(run: str | None, who: str) -> Config:
-    """The resolved configuration in the folder of ``run``, under ``runs/`` or PENSTOCK_DIRECTORY, with its Redis.
+#: The resolved configuration in a run's folder.
+CONFIG_FILE = "config.yaml"
+
+
+def config_of(config: "Config | str | Path | None", run: str | None, who: str) -> "Config":
+    """The configuration that ``who`` was given, with the address of a Redis.
+
+    A configuration is taken as it is. A path is read as ``penstock`` reads it. Without either, ``run`` names a run
+    under ``runs/``, or under PENSTOCK_DIRECTORY, whose folder holds what its parts left. Blocks, in the last two cases,
+    until the run's Redis answers.
 
     Raises:
-        ConfigError: no name, no such folder, or no Redis known; ``who`` names what needs it.
+        ConfigError: nothing was given, there is no such file or folder, or it is no configuration.
+        QueueRefused: Redis refuses the password.
     """
+    from penstock.await_redis import await_redis
+    from penstock.config import Config
     from penstock.load_config import load_config
-    from penstock.redis_server import with_url
 
+    if isinstance(config, Config):
+        return config
+    if config is not None:
+        return await_redis(load_config(Path(config), []))
     if run is None:
-        raise ConfigError(f"{who} needs a config, or the name of a run.")
+        raise ConfigError(f"{who} needs a configuration, config='run.yaml', or the name of a run, run='NAME'.")
     folder = Path(os.environ.get("PENSTOCK_DIRECTORY", "runs")) / run
-    return with_url(load_config(folder / "config.yaml", []))
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"No part of run {run!r} was started under {folder.parent.absolute()}, for there is no {path}: start its "
+            f"parts, name their folder by PENSTOCK_DIRECTORY, or give {who} config='run.yaml'."
+        )
+    return await_redis(load_config(path, [], {**_addresses(folder), **os.environ}))
+
+
+def keep_config(config: "Config", source: Path, *, replace: bool) -> None:
+    """Leave the resolved configuration of a part that was started by hand in the run's folder.
+
+    Nobody writes over what a launcher holds, or what a part was started with: that is the run's already.
+
+    Args:
+        source: the file that the part was started with.
+        replace: also where another part has left one.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    from penstock.load_config import save_resolved
+    from penstock.redis_server import write_address
+    from penstock.run_folder import RunFolder
+
+    folder = config.run_dir
+    path = folder / CONFIG_FILE
+    if folder.absolute() in source.absolute().parents or (path.exists() and not replace):
+        return
+    if RunFolder(folder).is_held():
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_resolved(config, path)
+        if config.redis.url is not None:
+            write_address(folder, config.redis.url, config.redis.payload_servers)
+    except OSError as exc:
+        raise ConfigError(f"The run's folder {folder} cannot be written ({exc.strerror}): set directory.") from exc
+
+
+def _addresses(folder: Path) -> dict[str, str]:
+    """Settings that put the passwords of Redis back which ``config.yaml`` masks."""
+    from penstock.load_config import redact
+    from penstock.redis_server import read_addresses
+
+    if "PENSTOCK_REDIS" in os.environ:
+        return {}
+    saved = (yaml.safe_load((folder / CONFIG_FILE).read_text()) or {}).get("redis") or {}
+    known, stores = read_addresses(folder), saved.get("payload_servers") or {}
+    found: dict[str, str] = {}
+    if saved.get("url") and known.url and redact(known.url) == saved["url"]:
+        found["PENSTOCK_REDIS__URL"] = known.url
+    kept = {name: url for name, url in known.payload_servers.items() if redact(url) == stores.get(name)}
+    if kept:
+        found["PENSTOCK_REDIS__PAYLOAD_SERVERS"] = json.dumps(kept)
+    return found

@@ -70,6 +70,17 @@ class RunFolder:
             file.flush()
             yield
 
+    def is_held(self) -> bool:
+        """Whether a launcher on this machine has the run's name now."""
+        try:
+            with self.path.with_name(f".{self.path.name}.lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
     def record(self) -> Record | None:
         """What ``run.json`` says; None where there is no run, or one that was started by hand."""
         try:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from consumers.adapters.rows import RowArrays, rows_of
@@ -64,7 +65,12 @@ class Requests(Trainer):
     """
 
     def __init__(
-        self, config: Config | None = None, *, run: str | None = None, name: str = "requests", lane: Lane = "train"
+        self,
+        config: Config | str | Path | None = None,
+        *,
+        run: str | None = None,
+        name: str = "requests",
+        lane: Lane = "train",
     ) -> None:
         super().__init__(config, run=run, name=name, definition=DEFINITION | {"lanes": lane})
         self.lane = lane

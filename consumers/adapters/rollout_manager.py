@@ -49,7 +49,7 @@ class RolloutManager:
 
     def __init__(
         self,
-        config: Config | None = None,
+        config: Config | str | Path | None = None,
         *,
         run: str | None = None,
         name: str | None = None,

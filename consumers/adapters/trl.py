@@ -10,6 +10,7 @@ weights are published before the next prompts are asked, so that every answer is
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -39,7 +40,7 @@ class TrlRollouts:
 
     def __init__(
         self,
-        config: Config | None = None,
+        config: Config | str | Path | None = None,
         *,
         run: str | None = None,
         label: Callable[[Any], str | None] | None = None,

@@ -21,6 +21,7 @@ A ``DataProto`` is only ever made in memory here; nothing is unpickled.
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -60,7 +61,7 @@ class VerlRollout:
 
     def __init__(
         self,
-        config: Config | None = None,
+        config: Config | str | Path | None = None,
         *,
         run: str | None = None,
         tokenizer: Any = None,

@@ -51,16 +51,6 @@ def test_another_projects_buffer_is_refused_by_name(tmp_path: Path, file: str) -
     assert f"The name buffer leads to {tmp_path / file}, which is not penstock's" in done.stderr
 
 
-def test_a_part_without_redis_says_so(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text(YAML)
-
-    done = penstock("buffer", "--config", "run.yaml", cwd=tmp_path)
-
-    assert done.returncode == 2
-    assert "No Redis is known for run demo" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_help_needs_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom penstock import cli\n"
