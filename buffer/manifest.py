@@ -151,7 +151,7 @@ def _row(group: Group, record: SampleMeta, ages: _Ages) -> Row:
     # By place, in the order of Row: by name it takes five times as long, for every sample.
     return Row(  # type: ignore[call-arg]
         group.job, k, *_BEFORE(record), num_loss, *_VERSIONS(record), oldest_loss, *_AFTER(record),
-        lost, bearing if len(bearing) > 1 else [], record.shared, record.sides,
+        lost, bearing if len(bearing) > 1 else [], record.shared, record.sides, record.logprob_kind,
     )  # fmt: skip
 
 

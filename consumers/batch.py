@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers import advantages, columns, layout
+from consumers import advantages, behaviour, columns, layout
 from penstock import partition, payloads, sides
 from penstock.collecting import collecting_later
 from penstock.errors import PayloadError, ProtocolError
@@ -109,6 +109,8 @@ class Batch:
         self._payloads = payloads
         #: What ``Trainer(prepare=...)`` made of it.
         self.prepared: Any = None
+        #: False: nobody trains on it, as on the answers of an evaluation, so logprobs of any kind may be read.
+        self.trained = True
         self._read_sides = read_sides
         self._advantage = advantage
         self._lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
@@ -146,6 +148,19 @@ class Batch:
         ``samples``, ``groups`` (T10)."""
         return self._counts
 
+    @property
+    def temperature(self) -> float:
+        """What all samples of the whole batch that bear loss were drawn at; 1 where none bears any.
+
+        For a trainer that divides all logits by one number; ``arrays()["temperatures"]`` has one for each sample.
+        Raises ConfigError where they differ.
+        """
+        return behaviour.temperature_of(self.all_rows, self._what)
+
+    @property
+    def _what(self) -> str:
+        return f"batch {self.n} of {self.manifest.sub}"
+
     def __len__(self) -> int:
         """Samples of this rank."""
         return len(self.rows)
@@ -171,8 +186,10 @@ class Batch:
         Raises:
             PayloadError: a payload is not what its row says.
             ProtocolError: there is no such key.
+            ConfigError: logprobs are wanted, and those of a sample that bears loss, on any rank, are from before a
+                temperature that is not 1 (T6): nothing can be trained on them.
         """
-        return self._padded(range(len(self.rows)), wanted_keys(keys))
+        return self._padded(range(len(self.rows)), self._wanted(keys))
 
     def padded(self, device: "str | torch.device | None" = None, keys: Collection[str] | None = None) -> dict[str, Any]:
         """``arrays(keys)`` as torch tensors, on ``device`` (host memory if None); ``counts`` stay plain numbers."""
@@ -190,7 +207,7 @@ class Batch:
             dicts as of ``padded()``, but token keys are [T], beside ``cu_seqlens`` int32 [B + 1] (where each sample
             begins, and T), ``position_ids`` int64 [T] (from 0 in each sample) and ``max_length`` (a number).
         """
-        split, wanted = self._members(max_tokens, None, padded=False), wanted_keys(keys)
+        split, wanted = self._members(max_tokens, None, padded=False), self._wanted(keys)
         return [layout.tensors(self._packed(members, wanted), device) for members in split]
 
     def micro_batches(
@@ -201,9 +218,16 @@ class Batch:
         keys: Collection[str] | None = None,
     ) -> Iterator[dict[str, Any]]:
         """As ``padded()``, in micro-batches; ``max_tokens`` counts padding too. Every rank gets equally many."""
-        wanted = wanted_keys(keys)
+        wanted = self._wanted(keys)
         for members in self._members(max_tokens, max_samples, padded=True):
             yield layout.tensors(self._padded(members, wanted), device)
+
+    def _wanted(self, keys: Collection[str] | None) -> Collection[str]:
+        wanted = wanted_keys(keys)
+        if self.trained and "logprobs" in wanted:
+            # By the rows of all ranks, so that all of them stop, and none waits for another in a collective.
+            behaviour.check_comparable(self.all_rows, self._what)
+        return wanted
 
     def decode(self) -> None:
         """Check and open the payloads now, in the thread that calls, instead of when arrays are first wanted."""
@@ -295,7 +319,7 @@ class Batch:
 
     def share(self, dp_rank: int, dp_size: int) -> "Batch":
         """Another split of the same manifest, for who reads all payloads (``dp_size`` 1) and deals them out."""
-        return Batch(
+        other = Batch(
             self.manifest,
             digest=self.digest,
             payloads=self._payloads,
@@ -306,6 +330,8 @@ class Batch:
             store=self._store,
             read_sides=self._read_sides,
         )
+        other.trained = self.trained
+        return other
 
     def side(self, name: str) -> list[NDArray[Any] | None]:
         """Side array ``name`` of each of this rank's samples, None where one has none. Decodes the batch.

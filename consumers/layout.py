@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from consumers.behaviour import check_kinds
 from penstock.errors import ProtocolError
 from penstock.messages import Manifest, Row
 from penstock.payloads import Payload
@@ -47,6 +48,7 @@ def check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
         raise ProtocolError(
             f"{what}: its rows have {total} loss tokens, its manifest {manifest.num_loss_tokens} (T10)."
         )
+    check_kinds(rows, what)
     lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
     for row in rows:
         if row.lost and row.num_loss:

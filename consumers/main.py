@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from consumers import checkpoint
+from consumers import behaviour, checkpoint
 from consumers.batch import Batch
 from consumers.collective import agree_with_engines
 from consumers.evaluate import Evaluation
@@ -50,6 +50,8 @@ class Reference:
         self.config = config
         self.rank = rank
         self.size = size
+        if not config.debug.rollout_only:
+            behaviour.check_config(config)
         self.trainer = _source(config, rank, size)
         self.learner = _learner(config, size)
         self.step = 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgpack
 
@@ -25,6 +25,9 @@ MAX_TEXT_BYTES = 8 * 1024 * 1024
 MAX_ITEMS = 4 * 1024 * 1024
 
 T = TypeVar("T", bound="Record")
+
+#: Logprobs after temperature, or before it.
+LogprobKind = Literal["scaled", "original"]
 
 
 def pack(value: Any) -> bytes:
@@ -245,7 +248,7 @@ class SampleMeta(Record):
     #: Where the bytes lie when samples that were committed together share one key: (k whose key it is, offset in
     #: bytes, bytes of all of them). Empty: they lie alone, under this sample's own key.
     shared: list[int] = field(default_factory=list)
-    #: scaled | original
+    #: scaled: logprobs after temperature; original: before it (T6).
     logprob_kind: str = "scaled"
     num_turns: int = 1
     num_aborts: int = 0
@@ -328,6 +331,8 @@ class Row(Record):
     shared: list[int] = field(default_factory=list)
     #: [name, bytes, CRC-32] of each side array that lies beside the payload.
     sides: list[list[Any]] = field(default_factory=list)
+    #: As of SampleMeta.
+    logprob_kind: str = "scaled"
 
     @property
     def sample(self) -> str:

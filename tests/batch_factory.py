@@ -100,6 +100,7 @@ def make_row(sample: Sample, data: bytes, *, mask_below: int = -1, **changes: An
         "reward": meta.reward,
         "status": meta.status,
         "temperature": meta.temperature,
+        "logprob_kind": meta.logprob_kind,
         "loss_versions": [list(pair) for pair in loss] if len(loss) > 1 else [],
     }
     return Row(**(values | changes))

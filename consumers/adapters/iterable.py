@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from consumers import behaviour
 from consumers.batch import Batch
 from consumers.trainer import Trainer
 from penstock.errors import ConfigError, ProtocolError
@@ -29,6 +30,8 @@ class RolloutDataset(IterableDataset[dict[str, Any]]):
         max_tokens, max_samples: limits of a micro-batch, padding counted; None and None: a whole batch at once.
         num_batches: stop after so many; None: never.
         device: where the tensors go; None: host memory.
+        temperature: what the loop divides logits by; a batch that was drawn at another one is refused. None: the loop
+            divides each sample's by its own, ``temperatures``.
 
     Each item is a dict as of ``Batch.padded``, beside ``batch`` (its number), ``micro`` (0, 1, ...) and ``last`` (True
     on the last one of its batch). Use ``DataLoader(dataset, batch_size=None)``: batches are made already. What was
@@ -43,8 +46,11 @@ class RolloutDataset(IterableDataset[dict[str, Any]]):
         max_samples: int | None = None,
         num_batches: int | None = None,
         device: str | None = None,
+        temperature: float | None = None,
     ) -> None:
         super().__init__()
+        behaviour.check_config(trainer.config)
+        self._temperature = temperature
         self.trainer = trainer
         self._limits = (max_tokens, max_samples)
         self._num_batches = num_batches
@@ -55,7 +61,8 @@ class RolloutDataset(IterableDataset[dict[str, Any]]):
         """Blocks until the next batch is cut, and says why (`penstock why`).
 
         Raises:
-            ConfigError: called in a worker process of a DataLoader.
+            ConfigError: called in a worker process of a DataLoader; a batch was drawn at another temperature than
+                this loop's, or with logprobs from before it (T6).
         """
         if get_worker_info() is not None:
             raise ConfigError(
@@ -70,6 +77,9 @@ class RolloutDataset(IterableDataset[dict[str, Any]]):
         while self._num_batches is None or done < self._num_batches:
             batch = self.trainer.next()
             self._open[batch.n] = batch
+            if self._temperature is not None:
+                what = f"batch {batch.n} of {batch.manifest.sub}"
+                behaviour.check_temperature(batch.all_rows, self._temperature, what, "this loop's temperature")
             items = list(batch.micro_batches(*self._limits, device=self._device))
             for micro, item in enumerate(items):
                 yield item | {"batch": batch.n, "micro": micro, "last": micro == len(items) - 1}

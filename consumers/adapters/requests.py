@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from consumers import behaviour
 from consumers.adapters.rows import RowArrays, rows_of
 from consumers.batch import Batch
 from consumers.trainer import Trainer
@@ -96,6 +97,8 @@ class Requests(Trainer):
         Raises:
             ProtocolError: a prompt was given up (buried, with its reason), or a sample's payload is lost. Nothing
                 of this call comes later; asking again asks anew.
+            ConfigError: lane train, and a sample was not drawn at the temperature that its request, or else this
+                process's ``rollout.sampling``, names; or its logprobs cannot be trained on (T6).
             WaitTimeout: not all were there in ``timeout`` seconds; likewise.
             OwnershipLost: another process has this name.
         """
@@ -111,7 +114,9 @@ class Requests(Trainer):
             jobs = self._admit(requests, deadline)
             batch = self._await(set(jobs), deadline)
             groups = _groups(batch, dict(zip(jobs, (one.n for one in requests), strict=True)), version)
-        except (ProtocolError, WaitTimeout):
+            if self.lane == "train":
+                self._check_temperatures(groups, dict(zip(jobs, requests, strict=True)))
+        except (ConfigError, ProtocolError, WaitTimeout):
             self._clean()
             raise
         finally:
@@ -188,7 +193,9 @@ class Requests(Trainer):
     def _read(self, n: int, jobs: set[str], deadline: float) -> Batch:
         while True:
             try:
-                return self._make(self._subscriber.read(n, min(LOOK_S, max(0.0, deadline - time.monotonic()))))
+                batch = self._make(self._subscriber.read(n, min(LOOK_S, max(0.0, deadline - time.monotonic()))))
+                batch.trained = self.lane == "train"
+                return batch
             except WaitTimeout:
                 self._check_buried(jobs)
                 if time.monotonic() >= deadline:
@@ -217,6 +224,16 @@ class Requests(Trainer):
             if entry.get(b"id") == job.encode():
                 return f"{entry[b'reason'].decode()}: {entry[b'detail'].decode(errors='replace')[-2000:]}"
         return "its dead letter is gone."
+
+    def temperature(self, sampling: Mapping[str, Any]) -> float:
+        """What a request of such a ``sampling`` is to be drawn at, by the configuration of this process."""
+        return float((self.config.rollout.sampling | dict(sampling)).get("temperature", 1.0))
+
+    def _check_temperatures(self, groups: Mapping[str, Sequence[RowArrays]], requests: Mapping[str, Request]) -> None:
+        """The worker's configuration is another file: what it drew at must be what the trainer will divide by."""
+        for job, rows in groups.items():
+            wanted = self.temperature(requests[job].sampling)
+            behaviour.check_temperature([one.row for one in rows], wanted, "This call", "what was asked for")
 
     def _done(self, batch: Batch) -> None:
         """Read, and never to be read again."""

@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from consumers import behaviour
 from consumers.adapters.slime import train_data
 from consumers.batch import Batch
 from consumers.evaluate import Evaluation
@@ -41,6 +42,8 @@ class RolloutManager:
             by this process, as in slime.
         folder: where ``save`` writes; None: the run's ``rollout`` folder.
         prefetch: batches cut and fetched ahead, see ``Trainer``.
+        temperature: what slime's trainer divides logits by, its ``--rollout-temperature``; None takes the run's
+            ``rollout.sampling``. Another one than the run's is refused here, and batches of any other by ``generate``.
         options: further arguments of ``consumers.adapters.slime.train_data``.
 
     The subscription is taken when it is made; ``dispose`` (or the end of a ``with`` block) gives it back. Not
@@ -56,12 +59,21 @@ class RolloutManager:
         dp_size: int = 1,
         folder: Path | None = None,
         prefetch: int = 0,
+        temperature: float | None = None,
         **options: Any,
     ) -> None:
         if dp_size < 1:
             raise ConfigError(f"dp_size is {dp_size}; it must be at least 1.")
         self._trainer = Trainer(config, run=run, name=name, prefetch=prefetch)
         self.config = self._trainer.config
+        behaviour.check_config(self.config)
+        drawn_at = behaviour.run_temperature(self.config)
+        if temperature is not None and not behaviour.same(temperature, drawn_at):
+            raise ConfigError(
+                f"The run draws at temperature {drawn_at:g}, and the trainer divides by {temperature:g}: every ratio "
+                "would be wrong. Make rollout.sampling and --rollout-temperature the same."
+            )
+        self.temperature = drawn_at
         self.dp_size = dp_size
         self._options = options
         self._folder = folder or self.config.run_dir / "rollout"
@@ -99,6 +111,7 @@ class RolloutManager:
 
         Raises:
             ProtocolError: ``rollout_id`` is neither the next one nor one that is not committed yet.
+            ConfigError: not all of it was drawn at the run's temperature, or logprobs are from before it (T6).
         """
         batch = self._open.get(rollout_id)
         if batch is None:
@@ -200,7 +213,7 @@ class RolloutManager:
     def _share(self, batch: Batch, rank: int) -> dict[str, Any]:
         before = sum(len(one.all_rows) for one in self._open.values() if one.n < batch.n)
         share = batch.share(rank, self.dp_size)
-        return train_data(share, first_index=self._samples + before, **self._options)
+        return train_data(share, first_index=self._samples + before, temperature=self.temperature, **self._options)
 
     def _file(self, name: str) -> Path:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ arrays that lie in keys of their own.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from consumers import behaviour
 from consumers.adapters.rows import RowArrays, rows_of
 from consumers.advantages import Kind, group_advantages
 from consumers.batch import Batch
@@ -30,6 +31,7 @@ _FILLER: dict[str, Any] = {
     "truncated": 0,
     "loss_masks": [0],
     "rollout_log_probs": [0.0],
+    "temperatures": 1.0,
     "source_names": "",
     "metadata": None,
 }
@@ -45,6 +47,7 @@ def train_data(
     max_samples: int | None = None,
     first_index: int = 0,
     columns: Mapping[str, Mapping[str, Any]] | None = None,
+    temperature: float | None = None,
 ) -> dict[str, Any]:
     """This rank's share of a batch as slime's train data.
 
@@ -57,6 +60,8 @@ def train_data(
         max_tokens, max_samples: limits of a micro-batch; every rank gets equally many of them.
         first_index: ``sample_indices`` count from here.
         columns: further keys: name -> sample id -> value.
+        temperature: what the trainer divides logits by, slime's ``--rollout-temperature``; None: whatever the batch
+            was drawn at, if that is one number.
 
     Returns:
         Per sample of this rank, ordered by micro-batch: ``tokens`` (prompt and response), ``response_lengths``,
@@ -72,8 +77,10 @@ def train_data(
 
     Raises:
         PayloadError: a payload is not what its row says.
-        ConfigError: a column has the name of a key that is there already.
+        ConfigError: a column has the name of a key that is there already; the batch was drawn at another temperature,
+            or at several, or its logprobs are from before it (T6).
     """
+    check_temperature(batch, temperature)
     rows = rows_of(batch)
     rewards = _rewards(batch.all_rows, estimator, normalize, std)
     bins = _micro_batches(batch, rows, max_tokens, max_samples)
@@ -94,6 +101,13 @@ def train_data(
     data["num_microbatches"] = [len(indices)]
     data["micro_batch_indices"] = indices
     return data
+
+
+def check_temperature(batch: Batch, temperature: float | None) -> None:
+    """Raise ConfigError where not all of a batch was drawn at what slime's trainer divides by; None: at one number."""
+    what = f"batch {batch.n} of {batch.manifest.sub}"
+    wanted = batch.temperature if temperature is None else temperature
+    behaviour.check_temperature(batch.all_rows, wanted, what, "the trainer's --rollout-temperature")
 
 
 def _rewards(rows: Sequence[Row], estimator: str, normalize: bool, std: bool) -> list[float]:
@@ -122,6 +136,7 @@ def _entry(batch: Batch, row: RowArrays, rewards: Sequence[float], first_index: 
     common = {
         "rewards": rewards[row.index],
         "truncated": int(row.row.status == "truncated"),
+        "temperatures": row.row.temperature,
         "source_names": row.row.job.rsplit("/", 2)[0],
         "metadata": lineage,
     }

@@ -80,7 +80,8 @@ class TrlRollouts:
             the reward function, ``penstock_reward`` and ``penstock_version`` (oldest version of the completion).
 
         Raises:
-            ConfigError: TRL runs on more than one process, or a prompt holds images.
+            ConfigError: TRL runs on more than one process, or a prompt holds images; workers drew at another
+                temperature than TRL's, by which it divides, or with logprobs from before it (T6).
             ProtocolError: a prompt was given up by the workers, with the reason.
             WaitTimeout: ``timeout`` is over.
         """

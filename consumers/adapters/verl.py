@@ -15,7 +15,8 @@ Tensors, padded as verl pads them (prompts on the left, responses on the right):
 | ``rollout_versions`` | [B, R] int64 | version each token was drawn with, -1 where nothing was |
 | ``rm_scores`` | [B, R] float32 | the reward, on the last token of the response |
 
-Beside them ``uid`` (the group), ``min_global_steps`` and ``max_global_steps`` (oldest and newest version of the row).
+Beside them ``uid`` (the group), ``min_global_steps`` and ``max_global_steps`` (oldest and newest version of the row),
+and in ``meta_info`` the ``temperature`` they were drawn at: verl's ``union`` with a batch that names another one fails.
 A ``DataProto`` is only ever made in memory here; nothing is unpickled.
 """
 
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from verl import DataProto
 
+from consumers import behaviour
 from consumers.adapters.requests import Request, Requests
 from consumers.adapters.rows import RowArrays, rows_of
 from consumers.batch import Batch
@@ -55,6 +57,9 @@ class VerlRollout:
             new tokens, unless ``sampling`` says otherwise.
         pad_id: token of the padding; None takes the tokenizer's.
         sampling: SGLang names, over the run's ``rollout.sampling``.
+        temperature: what verl divides logits by, ``actor_rollout_ref.rollout.temperature``; answers to train on are
+            drawn at it. verl's loop leaves it out of what it gives to ``generate_sequences``, so name it here; None
+            takes that of ``sampling`` or the run.
         name: subscription and dataset of the prompts; validation takes NAME-validation.
         timeout: longest wait of a call, in seconds; None: without end.
     """
@@ -69,6 +74,7 @@ class VerlRollout:
         response_length: int | None = None,
         pad_id: int | None = None,
         sampling: Mapping[str, Any] | None = None,
+        temperature: float | None = None,
         name: str = "verl",
         timeout: float | None = None,
     ) -> None:
@@ -83,6 +89,16 @@ class VerlRollout:
         limits = {} if response_length is None else {"max_new_tokens": response_length}
         self._sampling = limits | dict(sampling or {})
         self._train = Requests(config, run=run, name=name)
+        named = self._sampling.get("temperature")
+        if temperature is not None and named is not None and not behaviour.same(temperature, float(named)):
+            raise ConfigError(
+                f"temperature is {temperature:g} and sampling names {float(named):g}: verl would divide by the one "
+                "what is drawn at the other. Give one of them."
+            )
+        #: What answers to train on are drawn at, and verl divides by.
+        self.temperature = self._train.temperature(
+            self._sampling if temperature is None else {"temperature": temperature}
+        )
         self._validation = Requests(self._train.config, name=f"{name}-validation", lane="eval")
         self._scorer: Scorer | None = None
 
@@ -116,17 +132,19 @@ class VerlRollout:
         Prompts are taken from ``input_ids`` with ``attention_mask``, else from ``raw_prompt_ids``, else from
         ``raw_prompt`` (chat messages, or text). Rows of one ``uid`` with the same prompt are one group. A reward is
         given ``reward_model["ground_truth"]`` as its label, and ``data_source``, ``extra_info`` and ``index`` as
-        metadata. ``meta_info``: with ``validate`` true the prompts go to lane eval, where greedy sampling is allowed;
-        ``temperature`` goes before the run's.
+        metadata. ``meta_info["validate"]`` true: the prompts go to lane eval, where greedy sampling is allowed, and
+        are drawn as ``rollout.eval_sampling`` says.
 
         Raises:
-            ConfigError: the prompts are in none of these forms, or longer than ``prompt_length``.
+            ConfigError: the prompts are in none of these forms, or longer than ``prompt_length``;
+                ``meta_info["temperature"]`` is not :attr:`temperature`; the workers drew at another one.
             ProtocolError: a prompt was given up by the workers, with the reason.
             WaitTimeout: ``timeout`` is over.
         """
         began_s = time.monotonic()
         requests, members = self._requests(prompts)
-        lane = self._validation if prompts.meta_info.get("validate") else self._train
+        validating = bool(prompts.meta_info.get("validate"))
+        lane = self._validation if validating else self._train
         rows: list[RowArrays | None] = [None] * len(prompts)
         for found, places in zip(lane.answer(requests, self.timeout), members, strict=True):
             for row, place in zip(found, places, strict=True):
@@ -139,6 +157,8 @@ class VerlRollout:
         )
         if "uid" in prompts.non_tensor_batch:
             output.non_tensor_batch["uid"] = prompts.non_tensor_batch["uid"]
+        if not validating:
+            output.meta_info["temperature"] = self.temperature
         output.meta_info["timing"] = {"generate_sequences": time.monotonic() - began_s}
         return output
 
@@ -177,8 +197,14 @@ class VerlRollout:
             uid = str(columns["uid"][place]) if "uid" in columns else place
             groups.setdefault((uid, tuple(prompt)), []).append(place)
         sampling = dict(self._sampling)
-        if "temperature" in prompts.meta_info and not prompts.meta_info.get("validate"):
-            sampling["temperature"] = float(prompts.meta_info["temperature"])
+        if not prompts.meta_info.get("validate"):
+            named = float(prompts.meta_info.get("temperature", self.temperature))
+            if not behaviour.same(named, self.temperature):
+                raise ConfigError(
+                    f"meta_info names temperature {named:g}, but this VerlRollout draws at {self.temperature:g}: give "
+                    "VerlRollout(temperature=...) that of actor_rollout_ref.rollout."
+                )
+            sampling["temperature"] = self.temperature
         requests = [
             Request(
                 prompt_ids=ids[places[0]],
@@ -225,18 +251,37 @@ class VerlRollout:
 
 
 def from_batch(
-    batch: Batch, *, pad_id: int, prompt_length: int | None = None, response_length: int | None = None
+    batch: Batch,
+    *,
+    pad_id: int,
+    prompt_length: int | None = None,
+    response_length: int | None = None,
+    temperature: float | None = None,
 ) -> DataProto:
     """This rank's share of a batch for a verl trainer that penstock feeds: as above, and ``advantages`` [B, R].
 
     Lost samples, and tokens that are too old, have response mask 0. ``uid`` is the job.
+
+    Args:
+        temperature: ``actor_rollout_ref.rollout.temperature``, which the batch must have been drawn at; None takes the
+            batch's, as ``meta_info["temperature"]``.
+
+    Raises:
+        ConfigError: the batch was drawn at another temperature, or at several, or with logprobs from before it (T6).
+        ProtocolError: a sample is too long.
     """
+    drawn_at = batch.temperature
+    if temperature is not None:
+        what = f"batch {batch.n} of {batch.manifest.sub}"
+        behaviour.check_temperature(batch.all_rows, temperature, what, "actor_rollout_ref.rollout.temperature")
+        drawn_at = temperature
     rows = [row for row in rows_of(batch) if not row.lost]
     output = data_proto(rows, pad_id=pad_id, prompt_length=prompt_length, response_length=response_length)
     given = dict(zip((row.sample for row in batch.rows), batch.arrays()["advantages"], strict=True))
     width = output.batch["responses"].shape[1]
     parts = [given[row.row.sample][row.row.prompt_length : row.row.length] for row in rows]
     output.batch["advantages"] = _right(parts, width, 0.0, torch.float32)
+    output.meta_info["temperature"] = drawn_at
     output.meta_info["train_version"] = batch.train_version
     return output
 

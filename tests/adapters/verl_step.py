@@ -5,6 +5,7 @@ publish ─> generate_sequences ─> verl's log probs, GRPO advantages, PPO upda
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,19 @@ from verl.utils.model import compute_position_id_with_mask
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
 
-from consumers.adapters.verl import VerlRollout
+from consumers.adapters.verl import VerlRollout, from_batch
 from penstock.config import Config
+from penstock.errors import ConfigError
 from tests.adapters.verl_cpu import make_actor
+from tests.batch_factory import make_batch, make_samples, tiny_model
 
 #: Token ids of the tiny model's prompts, and answers per prompt.
 PROMPTS = [[2, 3, 4], [5, 6, 7, 8, 9], [12, 13]]
 N = 3
 #: P and R.
 LENGTHS = (6, 12)
+#: verl's ``actor_rollout_ref.rollout.temperature``; the run's own configuration says 1.
+TEMPERATURE = 0.8
 
 
 def prompts_of(calls: int) -> DataProto:
@@ -42,8 +47,7 @@ def prompts_of(calls: int) -> DataProto:
 
 
 def log_probs(actor: TrainingWorker, data: DataProto) -> torch.Tensor:
-    """[B, R] by verl's own pass over the batch."""
-    data.meta_info["temperature"] = 1.0
+    """[B, R] by verl's own pass over the batch, at the temperature that it was handed with the batch."""
     flat = left_right_2_no_padding(data.to_tensordict())
     tu.assign_non_tensor(flat, calculate_entropy=True, compute_loss=False)
     return no_padding_2_padding(tu.get(actor.infer_batch(flat), "log_probs"), flat).float()
@@ -79,18 +83,48 @@ def versions(data: DataProto) -> list[int]:
     return sorted(set(found[drawn].tolist()))
 
 
+def refusal(of: Callable[[], object]) -> str:
+    """What it raises, in words; '' where nothing."""
+    try:
+        of()
+    except (AssertionError, ConfigError) as exc:
+        return str(exc)
+    return ""
+
+
+def fed() -> dict[str, Any]:
+    """Batches that penstock's producer fed, at a temperature of their own."""
+    batch = make_batch(make_samples({4: tiny_model(1)}, groups=2, n=2, temperature=0.7))
+    data = from_batch(batch, pad_id=0)
+    other = DataProto(meta_info={"temperature": 1.0}, batch=data.batch.clone())
+    return {
+        "temperature": data.meta_info["temperature"],
+        "other": refusal(lambda: from_batch(batch, pad_id=0, temperature=1.0)),
+        "union": refusal(lambda: other.union(data)),
+    }
+
+
 def main() -> None:
     config = Config.model_validate(json.loads(Path(sys.argv[1]).read_text()))
     out = Path(sys.argv[2])
     actor = make_actor(Path(config.model.path), out.with_suffix(".rendezvous"), lr=1e-2, batch=len(PROMPTS) * N)
-    result: dict[str, Any] = {}
-    with VerlRollout(config, pad_id=0, prompt_length=LENGTHS[0], response_length=LENGTHS[1], timeout=200) as rollout:
+    result: dict[str, Any] = {"fed": fed()}
+    widths = {"prompt_length": LENGTHS[0], "response_length": LENGTHS[1]}
+    with VerlRollout(config, pad_id=0, **widths, temperature=TEMPERATURE, timeout=200) as rollout:
         rollout.update_weights(weights_of(actor))
+        named = prompts_of(0)
+        named.meta_info["temperature"] = 1.0
+        result["named"] = refusal(lambda: rollout.generate_sequences(named))
         data = rollout.generate_sequences(prompts_of(0))
+        result["temperature"] = data.meta_info["temperature"]
         data.batch["old_log_probs"] = log_probs(actor, data)
-        scored = rollout.compute_log_prob(data)
+        # The engine scores the policy itself, at temperature 1.
+        plain = data.select(deepcopy=True)
+        plain.meta_info["temperature"] = 1.0
+        scored = rollout.compute_log_prob(plain)
+        mask = data.batch["response_mask"].bool()
         result["scored"] = {
-            "difference": difference(data, scored.batch["old_log_probs"]),
+            "difference": float((scored.batch["old_log_probs"] - log_probs(actor, plain))[mask].abs().max()),
             "versions": sorted(set(scored.non_tensor_batch["scored_version"].tolist())),
             "shape": list(scored.batch["old_log_probs"].shape),
         }

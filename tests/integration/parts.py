@@ -154,14 +154,23 @@ class Player:
         return play.lease(self.client, self.keys, self.name, most, version)
 
     def answer(
-        self, held: RawLease, versions: Sequence[int], *, ks: Sequence[int] | None = None, length: int = 2
+        self,
+        held: RawLease,
+        versions: Sequence[int],
+        *,
+        ks: Sequence[int] | None = None,
+        length: int = 2,
+        **drawn: Any,
     ) -> scripts.Committed:
-        """Commit samples ``ks`` (all by default): ``length`` tokens under each of ``versions``."""
+        """Commit samples ``ks`` (all by default): ``length`` tokens under each of ``versions``.
+
+        ``drawn``: ``temperature`` and ``logprob_kind``, as the engine has them.
+        """
         job = Job.from_bytes(held.body)
         records = []
         for k in range(job.n) if ks is None else ks:
             sample = make_sample(job, k, versions, length)
-            data, (meta,) = payloads.pack([sample], token=held.token, server="control")
+            data, (meta,) = payloads.pack([sample], token=held.token, server="control", **drawn)
             self.client.set(self.keys.payload(sample.id, held.token), data, nx=True, ex=600)
             records.append((k, min(versions), meta.to_bytes()))
         return run(self.client, scripts.commit(self.keys, held.job, held.token, records))

@@ -132,6 +132,26 @@ def test_a_loop_that_lost_its_place_is_told_so(config: Config, client: redis.Red
             manager.load(7)
 
 
+def test_T6_a_loop_that_divides_by_another_temperature_than_the_run_draws_at_is_told_so(config: Config) -> None:
+    with pytest.raises(ConfigError, match=r"The run draws at temperature 1, and the trainer divides by 0\.7"):
+        RolloutManager(config, temperature=0.7)
+
+
+def test_T6_what_a_worker_drew_at_another_temperature_never_reaches_the_loop(
+    config: Config, buffer: None, client: redis.Redis, keys: Keys, worker: Player
+) -> None:
+    with RolloutManager(config) as manager:
+        manager.load()
+        manager.publish(weights(), -1)
+        admit(client, keys, GROUPS)
+        for held in worker.lease(GROUPS, version=worker.clock):
+            worker.answer(held, [worker.clock], temperature=0.5)
+        with pytest.raises(
+            ConfigError, match=r"drawn at temperature 0\.5, but the trainer's --rollout-temperature is 1"
+        ):
+            manager.generate(0)
+
+
 def test_eval_returns_the_reward_of_the_last_publication(
     config: Config, client: redis.Redis, keys: Keys, worker: Player
 ) -> None:
@@ -192,6 +212,19 @@ def test_I5_what_a_dataset_handed_out_without_a_commit_comes_again(
         again = next(iter(RolloutDataset(trainer)))
         assert torch.equal(first["tokens"], again["tokens"])
         assert again["batch"] == 1
+
+
+def test_T6_a_dataset_of_one_temperature_refuses_a_batch_of_another(
+    config: Config, buffer: None, client: redis.Redis, keys: Keys, worker: Player
+) -> None:
+    with Trainer(config) as trainer:
+        data = RolloutDataset(trainer, temperature=1.0)
+        trainer.publish(weights())
+        admit(client, keys, GROUPS)
+        for held in worker.lease(GROUPS, version=worker.clock):
+            worker.answer(held, [worker.clock], temperature=0.5)
+        with pytest.raises(ConfigError, match=r"drawn at temperature 0\.5, but this loop's temperature is 1"):
+            next(iter(data))
 
 
 def test_a_dataset_refuses_worker_processes(config: Config) -> None:

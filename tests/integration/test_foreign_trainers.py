@@ -89,8 +89,13 @@ def test_verl_takes_a_step_on_generated_sequences_and_draws_from_the_new_weights
     assert first["uid"] == [f"u0-{i}" for i in range(3) for _ in range(3)]
     assert first["positions_as_verl"]
     assert first["rewards"] == [total % 10 for total in first["sums"]], "rm_scores are what the run's reward gave"
-    # T6: verl's own pass over its own padding gives what the engine drew with.
+    # T6: verl's own pass over its own padding, at the temperature it was handed, gives what the engine drew with.
     assert first["difference"] < 2e-3
+    assert found["temperature"] == 0.8
+    assert "meta_info names temperature 1, but this VerlRollout draws at 0.8" in found["named"]
+    assert found["fed"]["temperature"] == 0.7
+    assert "drawn at temperature 0.7, but actor_rollout_ref.rollout.temperature is 1" in found["fed"]["other"]
+    assert "temperature" in found["fed"]["union"], "verl itself sees that its loop names another one"
     assert first["versions"] == [1]
     # compute_log_prob: the engine scores what it drew as it drew it.
     assert found["scored"]["shape"] == [9, 12]

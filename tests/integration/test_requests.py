@@ -34,14 +34,14 @@ def prompts(*texts: str, n: int = 1) -> list[Request]:
     return [Request(prompt=text, n=n) for text in texts]
 
 
-def answering(worker: Player, count: int, *, reverse: bool = False) -> Callable[[], None]:
+def answering(worker: Player, count: int, *, reverse: bool = False, **drawn: Any) -> Callable[[], None]:
     """A worker that answers ``count`` jobs at the version that is published when they are there."""
 
     def work() -> None:
         held: list[Any] = []
         until(lambda: held.extend(worker.lease(count, version=worker.clock)) or len(held) >= count, "jobs to lease")
         for one in reversed(held) if reverse else held:
-            worker.answer(one, [worker.clock])
+            worker.answer(one, [worker.clock], **drawn)
 
     return work
 
@@ -222,3 +222,36 @@ def test_I8_a_call_that_waits_says_so(config: Config, client: redis.Redis, keys:
         assert requests.answer([]) == []
         with pytest.raises(ProtocolError, match="call answer"):
             requests.next()
+
+
+@pytest.mark.parametrize(
+    ("drawn", "words"),
+    [
+        ({"temperature": 0.5}, "drawn at temperature 0.5, but what was asked for is 1"),
+        ({"temperature": 0.5, "logprob_kind": "original"}, "logprobs are from before temperature"),
+    ],
+)
+def test_T6_answers_of_another_temperature_than_asked_for_are_refused_and_leave_nothing(
+    config: Config, client: redis.Redis, keys: Keys, drawn: dict[str, Any], words: str
+) -> None:
+    """The worker's configuration is another file than the trainer's."""
+    worker = Player(client, keys)
+    with Requests(config) as requests:
+        publish(requests)
+        with pytest.raises(ConfigError, match=words):
+            together(lambda: requests.answer(prompts("a"), timeout=PATIENCE_S), answering(worker, 1, **drawn))
+        assert not live(client, keys)
+        again = [Request(prompt="b", sampling={"temperature": 0.5})]
+        right = answering(worker, 1, temperature=0.5)
+        [[row]] = together(lambda: requests.answer(again, timeout=PATIENCE_S), right)
+        assert (row.row.temperature, row.row.logprob_kind) == (0.5, "scaled")
+    assert audit(client, keys).ok
+
+
+def test_T6_an_evaluation_may_read_logprobs_of_any_kind(config: Config, client: redis.Redis, keys: Keys) -> None:
+    worker = Player(client, keys)
+    with Requests(config) as requests, Requests(config, name="checks", lane="eval") as checks:
+        publish(requests)
+        work = answering(worker, 1, temperature=0.5, logprob_kind="original")
+        [[row]] = together(lambda: checks.answer(prompts("a"), timeout=PATIENCE_S), work)
+        assert row.row.logprob_kind == "original"
