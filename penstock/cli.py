@@ -1,8 +1,10 @@
 """The command line. Thin: arguments are parsed, then what does the work is imported.
 
-Exit codes: 0 done, 1 an error of penstock, 2 a mistake in the configuration or no Redis, 130 Ctrl-C.
+Exit codes: 0 done, 1 an error of penstock, 2 a mistake in the command line or the configuration, or no Redis,
+130 Ctrl-C, 141 the reader of the output left (``| head``).
 """
 
+import errno
 import logging
 import os
 import signal
@@ -13,10 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import click
 import typer
 
 from penstock.errors import ConfigError, PenstockError, QueueUnavailable
+from penstock.terminal import flush, hush, reader_left
+from penstock.usage import UsageMistake, overrides_of, sentence
 
 if TYPE_CHECKING:
     from penstock.config import Config
@@ -24,6 +27,11 @@ if TYPE_CHECKING:
 EXIT_ERROR = 1
 EXIT_CONFIG = 2
 EXIT_INTERRUPT = 130
+#: Whoever read the output is gone (``| head``): 128 and the number of SIGPIPE, as of other programs.
+EXIT_PIPE = 141
+
+#: A file system that refuses: the configuration names a place that cannot be used, or the user lacks a right.
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 #: Arguments that are no options of a command are overrides of the configuration.
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -31,12 +39,28 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 app = typer.Typer(
     name="penstock",
     help="Keep trainers fed: prompts in, versioned batches of rollouts out.",
-    no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 
 ConfigOption = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="YAML file of the run.")]
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from penstock import __version__
+
+        typer.echo(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Keep trainers fed: prompts in, versioned batches of rollouts out."""
 
 
 @app.command(context_settings=OVERRIDES)
@@ -53,7 +77,7 @@ def run(
     if resume and fresh:
         raise ConfigError("--resume goes on and --fresh starts anew: give one of them.")
     choice: Choice = "resume" if resume else "fresh" if fresh else None
-    raise typer.Exit(launch(load_config(config, context.args), choice))
+    raise typer.Exit(launch(load_config(config, overrides_of(context)), choice))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -62,7 +86,7 @@ def prepare(context: typer.Context, config: ConfigOption) -> None:
     from penstock.launch import prepare as prepare_
     from penstock.load_config import load_config
 
-    prepare_(load_config(config, context.args))
+    prepare_(load_config(config, overrides_of(context)))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -74,7 +98,7 @@ def redis(context: typer.Context, config: ConfigOption) -> None:
     from penstock.run_config import keep_config
 
     set_up("redis")
-    loaded = load_config(config, context.args)
+    loaded = load_config(config, overrides_of(context))
     keep_config(loaded, config, replace=True)
     raise typer.Exit(serve_redis(loaded))
 
@@ -82,7 +106,7 @@ def redis(context: typer.Context, config: ConfigOption) -> None:
 @app.command(context_settings=OVERRIDES)
 def producer(context: typer.Context, config: ConfigOption) -> None:
     """Admit prompts as jobs, as far as the gate allows."""
-    _part("producer", "producer", config, context.args)
+    _part("producer", "producer", config, overrides_of(context))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -95,13 +119,13 @@ def worker(
     from penstock.keys import check_name
 
     name = check_name("--name", name or f"{socket.gethostname()[:48]}-{os.getpid()}")
-    _part("workers", name, config, context.args, name)
+    _part("workers", name, config, overrides_of(context), name)
 
 
 @app.command(context_settings=OVERRIDES)
 def buffer(context: typer.Context, config: ConfigOption) -> None:
     """Cut finished groups into batches for the trainers."""
-    _part("buffer", "buffer", config, context.args)
+    _part("buffer", "buffer", config, overrides_of(context))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -114,13 +138,13 @@ def verifiers(
     from penstock.keys import check_name
 
     name = check_name("--name", name or f"{socket.gethostname()[:48]}-{os.getpid()}")
-    _part("workers", "verifiers", config, context.args, name, module="workers.verifiers")
+    _part("workers", "verifiers", config, overrides_of(context), name, module="workers.verifiers")
 
 
 @app.command(context_settings=OVERRIDES)
 def trainer(context: typer.Context, config: ConfigOption) -> None:
     """Run the reference GRPO trainer."""
-    _part("consumers", "trainer", config, context.args)
+    _part("consumers", "trainer", config, overrides_of(context))
 
 
 def _part(
@@ -185,14 +209,21 @@ def _register_inspection() -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of ``penstock``; always ends by SystemExit with the exit codes above."""
-    sys.exit(_run(arguments))
+    try:
+        code = _run(arguments)
+        flush()
+    except BrokenPipeError:
+        code = EXIT_PIPE
+    finally:
+        hush()
+    sys.exit(code)
 
 
 def _run(arguments: list[str] | None) -> int:
     try:
         _register_inspection()
         return int(app(arguments, prog_name="penstock", standalone_mode=False) or 0)
-    except click.exceptions.Abort:
+    except typer.Abort:
         return EXIT_INTERRUPT
     except KeyboardInterrupt:
         return EXIT_INTERRUPT
@@ -200,16 +231,33 @@ def _run(arguments: list[str] | None) -> int:
         return _fail(exc, EXIT_CONFIG)
     except PenstockError as exc:
         return _fail(exc, EXIT_ERROR)
-    except click.ClickException as exc:
-        exc.show()
-        return exc.exit_code
+    except UsageMistake as exc:
+        return _fail(exc, EXIT_CONFIG, sentence(exc))
+    except OSError as exc:
+        if exc.errno not in FORBIDDEN or exc.filename is None:
+            raise
+        return _fail(exc, EXIT_CONFIG, _forbidden(exc))
+    except SystemExit as exc:
+        # What typer and rich make of a pipe that broke; it may be another one than that of our output.
+        if not isinstance(exc.__context__, BrokenPipeError):
+            raise
+        if not reader_left():
+            raise exc.__context__ from None
+        return EXIT_PIPE
 
 
-def _fail(exc: PenstockError, code: int) -> int:
+def _forbidden(exc: OSError) -> str:
+    return (
+        f"{exc.filename}: {exc.strerror}; let this user write there, or name another folder (--directory, or the key "
+        "of the configuration that names it)."
+    )
+
+
+def _fail(exc: Exception, code: int, text: str | None = None) -> int:
     from penstock.load_config import redact
 
     logging.getLogger(__name__).debug("traceback", exc_info=exc)
-    print(f"penstock: {redact(str(exc))}", file=sys.stderr)
+    print(f"penstock: {redact(text or str(exc))}", file=sys.stderr)
     return code
 
 

@@ -1,5 +1,6 @@
 """``penstock engines``: give up and take back GPU memory, and compare the weights that engines serve."""
 
+import contextlib
 import getpass
 import json
 import urllib.error
@@ -9,13 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from penstock.errors import EngineError
 from penstock.inspect_cli import FolderOption, JsonOption, Target, UrlOption
+from penstock.terminal import table
 
-engines_app = typer.Typer(help="Engines: their GPU memory and their weights.", no_args_is_help=True)
+engines_app = typer.Typer(help="Engines: their GPU memory and their weights.")
 
 RunOption = Annotated[str | None, typer.Option("--run", help="The run; default: the newest in the folder.")]
 TagsOption = Annotated[str, typer.Option("--tags", help="Of weights, cuda_graph, kv_cache; comma-separated.")]
@@ -25,6 +25,8 @@ TimeoutOption = Annotated[float, typer.Option("--timeout", help="Longest wait fo
 ALL = "weights,cuda_graph,kv_cache"
 #: Longest answer of an engine that is read, and longest wait for it.
 _ANSWER_BYTES, _ANSWER_S = 4 * 1024 * 1024, 120.0
+#: Longest reason shown.
+_REASON_CHARS = 200
 
 
 @engines_app.command()
@@ -64,7 +66,7 @@ def _change(target: Target, model: str, change_tags: Callable[[set[str]], set[st
         left = change(control, target.keys, model, change_tags, by=f"operator {getpass.getuser()}", timeout_s=timeout)
     finally:
         control.close()
-    Console().print(f"offloaded: {', '.join(left) or 'nothing'}")
+    typer.echo(f"offloaded: {', '.join(left) or 'nothing'}")
 
 
 @engines_app.command()
@@ -74,25 +76,43 @@ def check(
     directory: FolderOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Ask every engine for the checksum of its weights: engines of one version must agree (exit code 1 if not)."""
+    """Ask every engine for the checksum of its weights: those of one version must agree (exit code 1 if not)."""
     from penstock.messages import unpack
 
     target = Target(run, url, directory)
     rows: list[dict[str, Any]] = []
     for raw in target.client.hvals(target.keys.workers):
         record = unpack(raw, "presence of a worker")
-        rows.append({"worker": record["name"], "version": record["version"], **_ask(str(record["url"]))})
+        for at in _addresses(record):
+            rows.append({"worker": record["name"], "url": at, "version": record["version"], **_ask(at)})
     if as_json:
         typer.echo(json.dumps(rows))
     else:
-        table = Table("worker", "version", "checksum of its weights")
-        for row in rows:
-            table.add_row(row["worker"], str(row["version"]), row["checksum"] or row["why"])
-        Console().print(table)
-    for version in {row["version"] for row in rows}:
+        shown = [row | {"checksum of its weights": row["checksum"] or row["why"]} for row in rows]
+        table(shown, ["worker", "url", "version", "checksum of its weights"], "engines")
+    _judge(rows)
+
+
+def _addresses(record: dict[str, Any]) -> list[str]:
+    """Of a worker's engines: behind a router each has weights of its own."""
+    behind = [str(engine["url"]) for engine in record.get("engines") or []]
+    return [url for url in behind or [str(record["url"])] if url.startswith(("http://", "https://"))]
+
+
+def _judge(rows: list[dict[str, Any]]) -> None:
+    """Raise EngineError unless all engines of a version said the same."""
+    if not rows:
+        raise EngineError("No engine is there whose weights could be compared; `penstock workers ls` lists workers.")
+    for version in sorted({row["version"] for row in rows}):
         found = {row["checksum"] for row in rows if row["version"] == version and row["checksum"]}
         if len(found) > 1:
             raise EngineError(f"Engines with version {version} serve different weights: restart their workers.")
+    if silent := [row for row in rows if not row["checksum"]]:
+        first = silent[0]
+        raise EngineError(
+            f"{len(silent)} of {len(rows)} engines gave no checksum, so not all were compared; "
+            f"{first['url']}: {first['why']}."
+        )
 
 
 def _ask(url: str) -> dict[str, str]:
@@ -105,7 +125,23 @@ def _ask(url: str) -> dict[str, str]:
         with opener.open(request, timeout=_ANSWER_S) as response:
             answer = json.loads(response.read(_ANSWER_BYTES))
     except urllib.error.HTTPError as exc:
-        return {"checksum": "", "why": f"the engine refused: {exc.read(300).decode(errors='replace')}"}
+        return {"checksum": "", "why": f"it refused: {_reason(exc.read(_ANSWER_BYTES)) or exc.reason}"}
     except (OSError, ValueError) as exc:
-        return {"checksum": "", "why": f"the engine does not answer: {exc}"}
-    return {"checksum": str(answer.get("per_engine_checksum", "")), "why": str(answer.get("message", ""))}
+        return {"checksum": "", "why": f"it does not answer: {exc}"}
+    checksum = answer.get("per_engine_checksum") if isinstance(answer, dict) else None
+    if isinstance(checksum, str) and checksum:
+        return {"checksum": checksum, "why": ""}
+    return {"checksum": "", "why": f"it gave none: {_reason(json.dumps(answer).encode()) or 'no reason'}"}
+
+
+def _reason(body: bytes) -> str:
+    """What an answer says in words: the message in its JSON, else its last line, in one short line."""
+    text = body.decode(errors="replace")
+    with contextlib.suppress(ValueError):
+        value = json.loads(text)
+        for name in ("message", "error", "detail"):
+            if isinstance(value, dict) and value.get(name):
+                value = value[name]
+        text = value if isinstance(value, str) else json.dumps(value)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:_REASON_CHARS].rstrip(".") if lines else ""

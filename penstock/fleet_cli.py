@@ -7,9 +7,11 @@ import typer
 
 from penstock.cli import OVERRIDES, ConfigOption
 from penstock.errors import ConfigError
-from penstock.inspect_cli import DIRECTORY, FolderOption, JsonOption, RunArgument, Target, UrlOption, _table
+from penstock.inspect_cli import DIRECTORY, FolderOption, JsonOption, RunArgument, Target, UrlOption
+from penstock.terminal import table
+from penstock.usage import overrides_of
 
-fleet_app = typer.Typer(help="Engines in groups: plan, run, scale.", no_args_is_help=True)
+fleet_app = typer.Typer(help="Engines in groups: plan, run, scale.")
 
 
 def _print(value: Any) -> None:
@@ -22,7 +24,7 @@ def plan(context: typer.Context, config: ConfigOption, as_json: JsonOption = Fal
     from penstock.cli import check_ours
     from penstock.load_config import load_config
 
-    loaded = load_config(config, context.args)
+    loaded = load_config(config, overrides_of(context))
     check_ours("workers")
     from workers.fleet.nodes import local_nodes
     from workers.fleet.plan import plan as lay_out
@@ -40,7 +42,7 @@ def up(context: typer.Context, config: ConfigOption) -> None:
     """Start the engines and workers of the fleet and keep them up, until SIGTERM or Ctrl-C: workers drain then."""
     from penstock.cli import _part
 
-    _part("workers", "fleet", config, context.args, module="workers.fleet.main")
+    _part("workers", "fleet", config, overrides_of(context), module="workers.fleet.main")
 
 
 @fleet_app.command("ls")
@@ -56,8 +58,8 @@ def list_(
         _print(state)
         return
     groups = [{"group": name, **group} for name, group in state["groups"].items()]
-    _table(groups, ["group", "worker_type", "engines", "leaving", "refused"], f"fleet on {state['host']}")
-    _table(state["processes"], ["name", "kind", "host", "state", "pid", "starts", "why"], "processes")
+    table(groups, ["group", "worker_type", "engines", "leaving", "refused"], f"fleet on {state['host']}")
+    table(state["processes"], ["name", "kind", "host", "state", "pid", "starts", "why"], "processes")
     if auto := state.get("autoscale"):
         typer.echo(f"autoscaler: {auto['engines']} of {auto['group']}; wanted {auto['wanted']}, {auto['binds']} binds")
     for model, url in state["endpoints"].items():
@@ -125,6 +127,6 @@ def engines(
     if as_json:
         _print({"engines": mine["engines"], "wanted": [member.model_dump() for member in members]})
         return
-    _table(mine["engines"], ["url", "worker_type", "state", "version", "why"], f"engines of {worker}")
+    table(mine["engines"], ["url", "worker_type", "state", "version", "why"], f"engines of {worker}")
     if add or remove:
         typer.echo(f"wanted: {', '.join(member.url for member in members)}")

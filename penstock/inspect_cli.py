@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from penstock.errors import ConfigError
+from penstock.terminal import table
 
 UrlOption = Annotated[str | None, typer.Option("--redis", help="Redis URL; else what the run's folder says.")]
 FolderOption = Annotated[Path, typer.Option("--directory", help="Folder of the runs.")]
@@ -20,9 +19,9 @@ STATES = ("queued", "leased", "delayed", "dead", "ready", "retiring")
 #: Entries shown of a long list.
 SHOWN = 50
 
-jobs_app = typer.Typer(help="Jobs in the queues.", no_args_is_help=True)
-dead_app = typer.Typer(help="Buried jobs.", no_args_is_help=True)
-workers_app = typer.Typer(help="Workers.", no_args_is_help=True)
+jobs_app = typer.Typer(help="Jobs in the queues.")
+dead_app = typer.Typer(help="Buried jobs.")
+workers_app = typer.Typer(help="Workers.")
 
 
 class Target:
@@ -63,28 +62,11 @@ def _print_json(value: Any) -> None:
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode())
 
 
-def _table(rows: list[dict[str, Any]], columns: list[str], title: str) -> None:
-    console = Console()
-    if not rows:
-        console.print(f"{title}: none")
-        return
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(_cell(row.get(column, "")) for column in columns))
-    console.print(table)
-
-
 def _whys(workers: list[dict[str, Any]]) -> None:
     """Below the table: reasons may have many lines."""
     for worker in workers:
         if worker.get("why"):
             typer.echo(f"{worker['name']} ({worker.get('state')}): {worker['why']}")
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 RunArgument = Annotated[str | None, typer.Option("--run", help="Name of the run; else the newest under --directory.")]
@@ -102,27 +84,26 @@ def status(
     if as_json:
         _print_json(state)
         return
-    console = Console()
-    console.print(
+    typer.echo(
         f"run {state['run']}: {state['mode']}, bound {state['bound']}, version {state['version']}, step {state['step']}"
     )
     lanes = [{"lane": lane, **counts} for lane, counts in state["lanes"].items()]
-    _table(lanes, ["lane", "queued", "leased"], "queues")
-    console.print(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")
+    table(lanes, ["lane", "queued", "leased"], "queues")
+    typer.echo(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")
     if line := rollback_line(state["counters"]):
-        console.print(line, soft_wrap=True)
+        typer.echo(line)
     columns = ["name", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "age_s"]
-    _table(state["workers"], columns, "workers")
+    table(state["workers"], columns, "workers")
     _whys(state["workers"])
     if state["verifiers"] or state["checks"]:
-        _table(state["verifiers"], ["name", "host", "state", "checks", "killed", "age_s"], "verifiers")
-        console.print(f"checks queued for verifiers: {state['checks']}")
-    _table(state["subs"], ["name", "mode", "bound", "cut", "cursor", "ckpt", "disposed", "gen"], "subscriptions")
+        table(state["verifiers"], ["name", "host", "state", "checks", "killed", "age_s"], "verifiers")
+        typer.echo(f"checks queued for verifiers: {state['checks']}")
+    table(state["subs"], ["name", "mode", "bound", "cut", "cursor", "ckpt", "disposed", "gen"], "subscriptions")
     for line in ledger_lines(state["subs"]):
-        console.print(line, soft_wrap=True)
+        typer.echo(line)
     shown = ["name", "rank", "step", "version", "reward_mean", "staleness_max", "wait_share", "age_s"]
-    _table(state["trainers"], shown, "trainers")
-    _table(state["waits"], ["who", "what", "since_s"], "waits")
+    table(state["trainers"], shown, "trainers")
+    table(state["waits"], ["who", "what", "since_s"], "waits")
 
 
 def why(
@@ -221,7 +202,7 @@ def jobs_ls(
     if as_json:
         _print_json(rows)
     else:
-        _table(rows, ["job", *names], f"jobs (at most {limit})")
+        table(rows, ["job", *names], f"jobs (at most {limit})")
 
 
 @jobs_app.command("cancel")
@@ -260,7 +241,7 @@ def dead_ls(
         return
     for row in rows:
         row["detail"] = row["detail"].strip().splitlines()[-1][:80] if row["detail"].strip() else ""
-    _table(rows, ["job", "reason", "attempts", "crashes", "worker", "detail"], "dead letters")
+    table(rows, ["job", "reason", "attempts", "crashes", "worker", "detail"], "dead letters")
 
 
 @dead_app.command("show")
@@ -333,7 +314,7 @@ def workers_ls(
     if as_json:
         _print_json(rows)
         return
-    _table(rows, columns, "workers")
+    table(rows, columns, "workers")
     _whys(rows)
 
 

@@ -25,7 +25,7 @@ from penstock.connect import connect
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.keys import Keys
 from penstock.live import Live
-from penstock.load_config import check_files, save_resolved, secret_environment, without_settings
+from penstock.load_config import check_files, redact, save_resolved, secret_environment, without_settings
 from penstock.logs import FORMAT
 from penstock.observer import Observer
 from penstock.payload_folder import PayloadFolder, is_folder
@@ -47,7 +47,7 @@ STOP_S = 10.0
 #: After Ctrl-C workers get a second SIGTERM so late: hand back what is partial, do not drain on.
 HURRY_S = 2.0
 
-EXIT_OK, EXIT_FAILED, EXIT_INTERRUPT = 0, 1, 130
+EXIT_OK, EXIT_FAILED, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 130, 141
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +61,14 @@ class Stop:
     def __bool__(self) -> bool:
         return self.count > 0
 
+    def press(self) -> None:
+        """As Ctrl-C does."""
+        self.count += 1
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         def count(number: int, frame: object) -> None:
-            self.count += 1
+            self.press()
 
         old = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
@@ -85,7 +89,8 @@ def launch(config: Config, choice: Choice = None, console: Console | None = None
         ConfigError, QueueUnavailable: it could not start; nothing of it is left behind.
     """
     folder, stop = RunFolder(config.run_dir), Stop()
-    live = Live(config, console)
+    # A reader that left (``| head``) stops the run as a closed terminal does.
+    live = Live(config, console, on_closed=stop.press)
     with folder.held():
         check(config)
         resume = _decide(choice, folder, live.console)
@@ -101,7 +106,7 @@ def _launch(run: "_Run", *, clear: bool, resume: bool) -> int:
             run.start(clear=clear, resume=resume)
         except _Stopped:
             run.abandon()
-            return EXIT_INTERRUPT
+            return EXIT_PIPE if run.live.closed else EXIT_INTERRUPT
         except BaseException:
             run.abandon()
             raise
@@ -301,6 +306,9 @@ class _Run:
             with self.live:
                 reason = self._watch(self.observer)
             return self._finish(reason)
+        except BaseException as exc:
+            self._note_failure(exc)
+            raise
         finally:
             # Whatever happened in here, nothing outlives it.
             self._kill()
@@ -361,8 +369,14 @@ class _Run:
             return EXIT_FAILED
         if state == "stopped":
             self.live.event(f"Run {self.config.run} is stopped; `penstock run ... --resume` goes on.")
-            return EXIT_INTERRUPT
+            return EXIT_PIPE if self.live.closed else EXIT_INTERRUPT
         return EXIT_OK
+
+    def _note_failure(self, exc: BaseException) -> None:
+        """What ends the launcher itself is no run that still runs."""
+        self.record.state, self.record.reason = "failed", redact(f"{type(exc).__name__}: {exc}")
+        with contextlib.suppress(OSError):
+            self.folder.write(self.record)
 
     def _stop_children(self, *, drain: bool) -> None:
         # Workers that drain need both.

@@ -12,9 +12,11 @@ from rich.text import Text
 
 from penstock.config import Config
 from penstock.load_config import redact
+from penstock.terminal import Terminal
 
-#: Between two plain lines.
+#: Between two plain lines, and between two that say the same.
 LINE_EVERY_S = 5.0
+SAME_EVERY_S = 60.0
 #: Waits shorter than this are no news.
 WAIT_SHOWN_S = 1.0
 #: Waits told in a plain line, longest first.
@@ -22,14 +24,28 @@ WAITS_TOLD = 2
 
 
 class Live:
-    """Shows snapshots (``penstock.snapshot``); absent keys show as a dash. A context manager around the run."""
+    """Shows snapshots (``penstock.snapshot``); absent keys show as a dash. A context manager around the run.
 
-    def __init__(self, config: Config, console: Console | None = None, clock: Callable[[], float] = time.monotonic):
+    Args:
+        on_closed: called once when whoever read the output left.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_closed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.config = config
-        self.console = console or Console()
+        self.console = console or Terminal(on_closed=self._close)
+        #: Whether whoever read the output left (``| head``); nothing is shown any more.
+        self.closed = False
+        self._on_closed = on_closed
         self._clock = clock
         self._started = clock()
         self._last_line = float("-inf")
+        self._last_news = ""
         # Drawn by update() alone: no second thread beside the one that starts children.
         self._live = RichLive(console=self.console, auto_refresh=False) if self.console.is_terminal else None
 
@@ -52,9 +68,20 @@ class Live:
         """Show the newest state; ``evaluation`` is the last row of ``eval.jsonl``. Returns at once."""
         if self._live is not None:
             self._live.update(self.render(snapshot, evaluation), refresh=True)
-        elif self._clock() - self._last_line >= LINE_EVERY_S:
-            self._last_line = self._clock()
+            return
+        waited_s, news = self._clock() - self._last_line, self._news(snapshot, evaluation)
+        if waited_s >= (SAME_EVERY_S if news == self._last_news else LINE_EVERY_S):
+            self._last_line, self._last_news = self._clock(), news
             self.event(self.line(snapshot, evaluation))
+
+    def _close(self) -> None:
+        self.closed = True
+        self._on_closed()
+
+    def _news(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None) -> str:
+        """What a line says apart from the time that passes."""
+        waits = [f"{wait.get('who')} {wait.get('what')}" for wait in _told(snapshot)]
+        return f"{self._figures(snapshot, evaluation)} {sorted(waits)}"
 
     def line(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> str:
         """One line of what matters most."""
@@ -121,10 +148,14 @@ def _waits(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
     return [wait for wait in snapshot.get("waits") or [] if (wait.get("since_s") or 0.0) >= WAIT_SHOWN_S]
 
 
-def _waits_line(snapshot: dict[str, Any]) -> str:
+def _told(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
     # Between two evaluations that side has nothing to do, nor have verifiers while tokens are drawn; the rest is for
     # `penstock why`.
-    waits = [wait for wait in _waits(snapshot) if not _is_idle(str(wait.get("who")))]
+    return [wait for wait in _waits(snapshot) if not _is_idle(str(wait.get("who")))]
+
+
+def _waits_line(snapshot: dict[str, Any]) -> str:
+    waits = _told(snapshot)
     told = [f"{wait.get('who')} {_wait_text(wait)}" for wait in waits[:WAITS_TOLD]]
     if len(waits) > WAITS_TOLD:
         told.append(f"{len(waits) - WAITS_TOLD} more wait")

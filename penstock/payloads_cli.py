@@ -9,9 +9,9 @@ import typer
 from penstock.errors import ConfigError
 from penstock.inspect_cli import DIRECTORY, FolderOption, JsonOption, RunArgument, Target, UrlOption
 from penstock.inspect_cli import _print_json as print_json
-from penstock.inspect_cli import _table as table
+from penstock.terminal import table
 
-app = typer.Typer(help="Payload servers.", no_args_is_help=True)
+app = typer.Typer(help="Payload servers.")
 
 #: Between two looks at a server that is draining.
 LOOK_S = 0.5

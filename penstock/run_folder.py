@@ -33,6 +33,12 @@ class Record:
     reason: str = ""
 
 
+def unwritable(path: Path, exc: OSError) -> ConfigError:
+    """That runs cannot be kept where they should be, and what to change."""
+    reason = exc.strerror or str(exc)
+    return ConfigError(f"directory: {path} cannot be written ({reason}): set --directory to a folder that can.")
+
+
 class RunFolder:
     """One run's folder; see the module's text."""
 
@@ -54,9 +60,13 @@ class RunFolder:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Hold the run's name against another launcher on this machine; ConfigError when one has it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.path.with_name(f".{self.path.name}.lock")
-        with lock.open("a+") as file:
+        with contextlib.ExitStack() as stack:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(lock.open("a+"))
+            except OSError as exc:
+                raise unwritable(self.path.parent, exc) from exc
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -105,7 +115,13 @@ class RunFolder:
         return self.path.exists() and (record is None or record.state != "finished")
 
     def make(self, *, resume: bool) -> None:
-        """Take the folder up, or move what is there aside and make an empty one."""
+        """Take the folder up, or move what is there aside and make an empty one. ConfigError where it may not."""
+        try:
+            self._make(resume=resume)
+        except OSError as exc:
+            raise unwritable(self.path, exc) from exc
+
+    def _make(self, *, resume: bool) -> None:
         if not resume and self.path.exists():
             # Renamed first, so that a kill in between loses neither.
             doomed = self.path.with_name(f".{self.path.name}.{time.time_ns()}")

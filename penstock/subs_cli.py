@@ -13,10 +13,10 @@ from penstock.inspect_cli import (
     Target,
     UrlOption,
     _print_json,
-    _table,
 )
+from penstock.terminal import table
 
-subs_app = typer.Typer(help="Subscriptions of trainers.", no_args_is_help=True)
+subs_app = typer.Typer(help="Subscriptions of trainers.")
 
 #: Columns of the list.
 COLUMNS = ("name", "state", "share", "batch", "sampler", "cut", "cursor", "ckpt", "held", "drops")
@@ -38,7 +38,7 @@ def subs_ls(
         row["state"] = "parked" if row["parked"] else "owned" if row["owned"] else "absent"
         row["batch"], row["held"] = f"{row['size']} {row['unit']}", row["held_groups"]
         row["drops"] = ", ".join(f"{reason} {count}" for reason, count in sorted(row["drops"].items()))
-    _table(rows, list(COLUMNS), "subscriptions")
+    table(rows, list(COLUMNS), "subscriptions")
 
 
 @subs_app.command("set")

@@ -435,3 +435,39 @@ def test_fresh_deletes_in_no_folder_that_only_redis_names(desk: Desk) -> None:
     finally:
         theirs.close()
         server.kill()
+
+
+def test_a_reader_that_leaves_stops_the_run_which_can_go_on(desk: Desk) -> None:
+    process = desk.start()
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    process.wait(timeout=60)
+
+    assert (process.returncode, err) == (141, "")
+    assert desk.state() == "stopped"
+    until(desk.nothing_lives)
+
+
+@pytest.mark.parametrize("place", ["/sys/penstock", "run.yaml/runs"])
+def test_a_folder_that_cannot_be_written_is_one_sentence(desk: Desk, place: str) -> None:
+    code, out, err = desk.run(f"--directory={place}")
+
+    assert (code, out) == (2, "")
+    assert err.startswith(f"penstock: directory: {desk.folder / place} cannot be written (")
+    assert err.count("\n") == 1
+    assert not desk.all_pids()
+
+
+def test_an_error_of_the_launcher_itself_leaves_no_run_that_runs(desk: Desk) -> None:
+    process = desk.start()
+    desk.up()
+    (desk.run_dir / "queue.jsonl").unlink()
+    (desk.run_dir / "queue.jsonl").mkdir()
+    process.communicate(timeout=60)
+
+    assert process.returncode != 0
+    assert desk.state() == "failed"
+    until(desk.nothing_lives)

@@ -1,5 +1,6 @@
 """The command line: exit codes, one sentence on stderr, no traceback, nothing heavy imported before its time."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -103,3 +104,115 @@ def test_resume_and_fresh_exclude_each_other(tmp_path: Path) -> None:
     done = penstock("run", "run.yaml", "--resume", "--fresh", cwd=tmp_path)
 
     assert (done.returncode, "give one of them" in done.stderr) == (2, True)
+
+
+#: A mistake in the command line, and what is said of it; no Redis and no configuration is there.
+USAGE = [
+    ("", "Give a command: run, "),
+    ("stauts", "No such command 'stauts': did you mean 'status' or 'subs'?"),
+    ("zzz", "No such command 'zzz'; `penstock --help` says what there is."),
+    ("jobs", "Give a command: ls or cancel; `penstock jobs --help` describes them."),
+    ("jobs lss", "No such command 'lss': did you mean 'ls'?"),
+    ("--vershun", "No such option: --vershun: did you mean --version?"),
+    ("--redis redis://h status", "No such option: --redis; "),
+    ("run", "Missing argument 'CONFIG'; `penstock run --help` says what there is."),
+    ("run nothing.yaml", "There is no configuration nothing.yaml; name a YAML file that exists."),
+    ("run run.yaml more.yaml", "The argument 'more.yaml' is one too many: "),
+    ("run run.yaml --fersh", "There is no option --fersh: did you mean --fresh?"),
+    ("run run.yaml --frsh=1", "There is no option --frsh: did you mean --fresh?"),
+    ("run run.yaml --trainer.lr 3", "--trainer.lr has no value: write --trainer.lr=3."),
+    ("run run.yaml --trainer.lr", "--trainer.lr has no value: write --trainer.lr=VALUE."),
+    ("worker", "Missing option '--config' / '-c'; `penstock worker --help` says what there is."),
+    ("worker --config", "requires an argument"),
+    ("worker --config run.yaml --name a/b", "--name"),
+    ("status --runn x", "No such option: --runn: did you mean --run?"),
+    ("status extra", "extra argument"),
+    ("jobs ls --limit 0", "Invalid value for '--limit': "),
+    ("jobs ls --limit many", "Invalid value for '--limit': "),
+    ("dead show", "Missing argument 'job'"),
+    ("fleet scale -3", "No such option: -3"),
+    ("payloads add p2", "Missing argument 'url'"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), USAGE)
+def test_a_usage_mistake_is_one_sentence_and_exit_code_2(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    code = cli._run(line.split())
+
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.startswith("penstock: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_usage_mistake_says_so_as_a_program(tmp_path: Path) -> None:
+    done = penstock("stauts", cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "penstock: No such command 'stauts': did you mean 'status' or 'subs'?\n"
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    from penstock import __version__
+
+    done = penstock("--version", cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (0, f"penstock {__version__}\n")
+
+
+def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    for words, at, completed in (("penstock sta", 1, "status"), ("penstock jobs can", 2, "cancel")):
+        done = penstock(cwd=tmp_path, _PENSTOCK_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(at))
+        assert done.stdout.split() == [completed]
+
+
+@pytest.mark.parametrize("errno_", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
+def test_a_folder_that_may_not_be_written_is_a_sentence(
+    errno_: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(errno_, os.strerror(errno_), "/ro/runs")
+
+    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "_register_inspection", lambda: None)
+
+    assert cli._run([]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"penstock: /ro/runs: {os.strerror(errno_)}; let this user write there")
+
+
+def test_a_reader_that_left_ends_a_command_quietly(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).resolve().parent.parent)},
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(write)
+
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_pipe_that_broke_inside_is_no_reader_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        try:
+            raise BrokenPipeError(errno.EPIPE, "a child's pipe")
+        except BrokenPipeError:
+            sys.exit(1)  # as typer does
+
+    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "_register_inspection", lambda: None)
+
+    with pytest.raises(BrokenPipeError, match="a child's pipe"):
+        cli._run([])

@@ -169,8 +169,22 @@ def test_plain_lines_come_every_few_seconds() -> None:
     def snapshots() -> Iterator[dict[str, Any]]:
         for second in range(12):
             now[0] = float(second)
-            yield SNAPSHOT
+            yield {**SNAPSHOT, "version": second}
 
     text = shown(False, snapshots(), clock=lambda: now[0])
 
     assert [line[:7] for line in text.splitlines()] == ["[00:00]", "[00:05]", "[00:10]"]
+
+
+def test_a_line_that_says_the_same_comes_once_a_minute() -> None:
+    now = [0.0]
+
+    def snapshots() -> Iterator[dict[str, Any]]:
+        for second in range(130):
+            now[0] = float(second)
+            waits = [{"who": "trainer", "what": "the engine to start", "since_s": second + 2.0}]
+            yield {"waits": waits, "step": int(second >= 70)}
+
+    text = shown(False, snapshots(), clock=lambda: now[0])
+
+    assert [line[:7] for line in text.splitlines()] == ["[00:00]", "[01:00]", "[01:10]"]

@@ -1,0 +1,65 @@
+"""Mistakes in a command line as one sentence each.
+
+Typer brings a click of its own in some releases and takes the installed one in others; what both raise is told by the
+base of typer's own ``BadParameter``.
+"""
+
+import difflib
+import re
+from typing import Any, Final
+
+import typer
+
+from penstock.errors import ConfigError
+
+#: What click raises for a mistake of the user.
+UsageMistake: Final[type[Exception]] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException" and issubclass(kind, Exception)
+)
+
+
+def sentence(mistake: Exception) -> str:
+    """What is wrong with the command line and what to write; ``mistake`` is a ``UsageMistake``."""
+    context: Any = getattr(mistake, "ctx", None)
+    path = context.command_path if context is not None else "penstock"
+    said = " ".join(mistake.format_message().split())  # type: ignore[attr-defined]
+    if said == "Missing command.":
+        names = context.command.list_commands(context)
+        return f"Give a command: {_or(names)}; `{path} --help` describes them."
+    said, _, near = said.partition(" Did you mean ")
+    said = said.rstrip(".")
+    if not near:
+        near = said.partition("(Possible ")[2].partition(": ")[2].rstrip(")")
+        said = said.partition(" (Possible ")[0]
+    if near:
+        return f"{said}: did you mean {_or(re.findall(r'[^ ,?]+', near.replace(' or ', ' ')))}?"
+    return f"{said}; `{path} --help` says what there is."
+
+
+def overrides_of(context: typer.Context) -> list[str]:
+    """Arguments that are no options of the command: overrides of the configuration, ``--a.b=c``.
+
+    Raises:
+        ConfigError: one of them sets nothing; says which option was meant, or how to write it.
+    """
+    names = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+    given = list(context.args)
+    for index, argument in enumerate(given):
+        name, equals, _ = argument.partition("=")
+        near = next(iter(difflib.get_close_matches(name, [*names, "--help"], n=1, cutoff=0.7)), None)
+        if near and "." not in name:
+            raise ConfigError(f"There is no option {name}: did you mean {near}?")
+        if equals:
+            continue
+        value = given[index + 1] if index + 1 < len(given) and not given[index + 1].startswith("-") else "VALUE"
+        if not name.startswith("--"):
+            raise ConfigError(
+                f"The argument {argument!r} is one too many: `{context.command_path} --help` says what there is; keys "
+                "of the configuration are set as --a.b=c."
+            )
+        raise ConfigError(f"{name} has no value: write {name}={value}.")
+    return given
+
+
+def _or(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
