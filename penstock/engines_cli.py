@@ -77,12 +77,11 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Ask every engine for the checksum of its weights: those of one version must agree (exit code 1 if not)."""
-    from penstock.messages import unpack
+    from penstock.snapshot import snapshot
 
     target = Target(run, url, directory)
     rows: list[dict[str, Any]] = []
-    for raw in target.client.hvals(target.keys.workers):
-        record = unpack(raw, "presence of a worker")
+    for record in snapshot(target.client, target.keys)["workers"]:
         for at in _addresses(record):
             rows.append({"worker": record["name"], "url": at, "version": record["version"], **_ask(at)})
     if as_json:

@@ -21,13 +21,18 @@ CHANGEABLE = frozenset({
     "unit", "size", "multiple", "sampler", "priority", "exponent", "reuse", "quota", "prefetch", "keep_groups",
     "keep_bytes", "keep_s", "split", "bound", "on_expiry",
 })  # fmt: skip
+#: Those of one that reads what it asked for (evaluations, ``Requests``): its trainer alone knows how much that is.
+CHANGEABLE_BY_ASKERS = frozenset({"prefetch", "keep_s", "split"})
+
+#: What a field that no trainer has set yet means to the buffer.
+_UNSET = {"size": "1", "driving": "0"}
 
 
 def stored(raw: Mapping[bytes, bytes]) -> dict[str, str]:
-    """The fields of a definition in a ``sub:NAME`` hash."""
+    """The fields of a definition in a ``sub:NAME`` hash, which names only those that its trainer chose."""
     fields = {key.decode(): value.decode() for key, value in raw.items() if key != b"owner"}
     fields["start"] = fields.get("from", "")
-    known = {name: fields[name] for name in Definition.model_fields if name in fields}
+    known = _UNSET | {name: fields[name] for name in Definition.model_fields if name in fields}
     return {name: value for name, value in known.items() if value != "" or name in ("share", "model")}
 
 
@@ -42,10 +47,13 @@ def set_subscription(client: Client, keys: Keys, name: str, changes: Mapping[str
         revision = int(client.hget(keys.subs, "rev") or 0)
         live = client.hexists(keys.subs, f"sub:{name}")
         before = stored(client.hgetall(keys.sub(name))) if live else {"driving": "0", "size": "1"}
-        if live and (fixed := changes.keys() - CHANGEABLE):
+        asks = before.get("mode") == "eval"
+        changeable = CHANGEABLE_BY_ASKERS if asks else CHANGEABLE
+        if live and (fixed := changes.keys() - changeable):
+            why = ", which takes what its trainer asks for," if asks else ""
             raise ConfigError(
-                f"{', '.join(sorted(fixed))} of subscription {name!r} cannot change while it is there; "
-                f"these can: {', '.join(sorted(CHANGEABLE))}."
+                f"{', '.join(sorted(fixed))} of subscription {name!r}{why} cannot change while it is there; "
+                f"these can: {', '.join(sorted(changeable))}."
             )
         if not live and "size" not in changes:
             raise ConfigError(f"There is no subscription {name!r} yet: give its size to make it.")
@@ -84,7 +92,8 @@ def list_subscriptions(client: Client, keys: Keys) -> list[dict[str, Any]]:
         now = _held(held.get(name.encode()), name)
         seen = int(raw.get(b"seen") or 0) / 1000
         owned = bool(client.exists(keys.owner(name)))
-        row = {"name": name, **stored(raw), **moved, **now, "drops": drops, "set": set_, "owned": owned, "seen_s": seen}
+        definition = {"unit": "groups", "sampler": "fifo", **stored(raw)}
+        row = {"name": name, **definition, **moved, **now, "drops": drops, "set": set_, "owned": owned, "seen_s": seen}
         rows.append({**row, "parked": raw.get(b"parked") == b"1"})
     return rows
 

@@ -117,7 +117,8 @@ class Definition(SubscriptionConfig):
     lanes: str = "train"
     #: sync | one_step | async | eval
     mode: str = "async"
-    bound: NotNegative = 0
+    #: -1: none, for one that does not drive.
+    bound: Annotated[int, Field(ge=-1)] = 0
     on_expiry: OnExpiry = "mask"
     #: Batches per publication.
     per_version: Positive = 1
@@ -147,6 +148,8 @@ class Definition(SubscriptionConfig):
     def _drives_a_model(self) -> Self:
         if self.driving and not self.model:
             raise ValueError("a subscription that drives the clock needs the model whose clock that is")
+        if self.driving and self.bound < 0:
+            raise ValueError("a subscription that drives the clock needs a bound of 0 or more")
         if self.keep_when_few and (self.unit != "groups" or self.share):
             raise ValueError("keep_when_few counts groups of one subscription: leave unit, share or it away")
         return self
