@@ -8,6 +8,7 @@ local EVENTS_MAX = 100000 -- events kept; they say where to look, so one that is
 
 local function group_key(prefix, job) return prefix .. 'group:' .. job end
 local function lane_key(prefix, lane) return prefix .. 'jobs:' .. lane end
+local function line_key(prefix, lane) return prefix .. 'queued:' .. lane end
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -31,9 +32,24 @@ local function field(flat, name)
   return nil
 end
 
+-- An entry's id in a form that sorts as the numbers in it do, and back.
+local function place_of(eid)
+  local ms, seq = string.match(eid, '^(%d+)%-(%d+)$')
+  return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #seq) .. seq
+end
+local function entry_of(place)
+  local ms, seq = string.match(place, '^0*(%d+)%-0*(%d+)$')
+  return ms .. '-' .. seq
+end
+
+-- Queued entries stand in line by the version that they need, then by age, so that a job which some engine may start
+-- is never behind one which it may not: a stream alone is read from its head.
+local function line_up(prefix, lane, eid, nb) redis.call('ZADD', line_key(prefix, lane), nb, place_of(eid)) end
+
 -- Take a job's entry out of its lane; its body, or nil if the entry is gone.
 local function take_entry(prefix, lane, eid)
   local key = lane_key(prefix, lane)
+  redis.call('ZREM', line_key(prefix, lane), place_of(eid))
   local found = redis.call('XRANGE', key, eid, eid)
   redis.call('XACK', key, GROUP, eid)
   redis.call('XDEL', key, eid)
@@ -44,6 +60,7 @@ end
 -- Put a job onto a lane as queued; the caller has taken it out of where it was.
 local function put_entry(prefix, lane, job, nb, body)
   local eid = redis.call('XADD', lane_key(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
+  line_up(prefix, lane, eid, nb)
   local key = group_key(prefix, job)
   redis.call('HSET', key, 'st', 'queued', 'cl', lane, 'eid', eid)
   redis.call('HDEL', key, 'tok', 'own')

@@ -31,6 +31,7 @@ for i = 0, math.min(room, given) - 1 do
   if redis.call('GETBIT', prefix .. 'done:' .. set, index) == 0 and redis.call('EXISTS', key) == 0 then
     local seq = count(prefix, 'seq:' .. lane)
     local eid = redis.call('XADD', lane_key(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
+    line_up(prefix, lane, eid, nb)
     redis.call('HSET', key, 'st', 'queued', 'ln', lane, 'cl', lane, 'eid', eid, 'n', n, 'c', 0, 'nb', nb, 'seq', seq)
     if ARGV[7] == '1' then
       redis.call('HSET', key, 'co', 1)

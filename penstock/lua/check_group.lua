@@ -4,7 +4,7 @@
 -- Returns: '' when it agrees or is gone; else what is wrong
 -- Atomic because a job moves while the audit looks.
 local prefix, job = ARGV[1], ARGV[2]
-local g = redis.call('HMGET', KEYS[1], 'st', 'cl', 'eid', 'c', 'n', 'tok', 'ln', 'co')
+local g = redis.call('HMGET', KEYS[1], 'st', 'cl', 'eid', 'c', 'n', 'tok', 'ln', 'co', 'nb')
 local st = g[1]
 if not st then return '' end
 local function entry(key)
@@ -14,6 +14,9 @@ end
 if (st == 'queued' or st == 'leased') then
   if not entry(lane_key(prefix, g[2])) then return st .. ' but not in lane ' .. g[2] end
   local pending = #redis.call('XPENDING', lane_key(prefix, g[2]), GROUP, g[3], g[3], 1)
+  local needs = redis.call('ZSCORE', line_key(prefix, g[2]), place_of(g[3]))
+  if (needs ~= false) ~= (st == 'queued') then return st .. ', and in the line of lane ' .. g[2] .. ' or not' end
+  if needs and tonumber(needs) ~= tonumber(g[9]) then return 'queued in the line of another version' end
   if st == 'queued' and pending == 1 then return 'queued but delivered' end
   if st == 'leased' and pending == 0 then return 'leased but not delivered' end
   if st == 'leased' and not g[6] then return 'leased without a token' end

@@ -3,32 +3,30 @@
 -- ARGV: prefix, worker, token base, most jobs, engine version, suspects allowed (0|1),
 --       then the lanes' names in the order of KEYS
 -- Returns: list of {lane, job, token, nb, body, attempts, crashes, {k committed}}
--- Atomic because a job must not be seen by two workers, nor start on weights older than `nb` (T12).
+-- Atomic because a job must not be seen by two workers, nor start on weights older than `nb` (T12). Among those that may
+-- be started the ones of the oldest version come first, then the oldest, whatever stands before them in the lane.
 local prefix, worker, base = ARGV[1], ARGV[2], ARGV[3]
 local most, version, suspects = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local leased, now = {}, now_ms()
 
--- Next undelivered entry of a lane, or nil.
-local function peek(key)
-  local groups = redis.call('XINFO', 'GROUPS', key)
-  local last = '0-0'
-  for _, g in ipairs(groups) do if field(g, 'name') == GROUP then last = field(g, 'last-delivered-id') end end
-  local found = redis.call('XRANGE', key, '(' .. last, '+', 'COUNT', 1)
-  return found[1]
-end
-
+-- Lease the first one in line; false when no more of this lane may be started.
 local function lease_one(key, lane)
-  local read = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', 1, 'STREAMS', key, '>')
-  if not read then return false end
-  local entry = read[1][2][1]
-  local eid, job = entry[1], field(entry[2], 'id')
+  local line = line_key(prefix, lane)
+  local place = redis.call('ZRANGEBYSCORE', line, '-inf', version, 'LIMIT', 0, 1)[1]
+  if not place then return false end
+  redis.call('ZREM', line, place)
+  local eid = entry_of(place)
+  local entry = redis.call('XRANGE', key, eid, eid)[1]
+  if not entry then return true end
+  local job = field(entry[2], 'id')
   local gkey = group_key(prefix, job)
   local g = redis.call('HMGET', gkey, 'st', 'eid', 'v0', 'c', 'pf', 'nb', 'att', 'cr', 'ln', 'n')
   if g[1] ~= 'queued' or g[2] ~= eid then
-    redis.call('XACK', key, GROUP, eid)
     redis.call('XDEL', key, eid)
     return true
   end
+  -- pending from now on, wherever in the stream it is: its idle time tells when the lease runs out
+  redis.call('XCLAIM', key, GROUP, worker, 0, eid, 'FORCE', 'JUSTID')
   local token = base .. '.' .. #leased
   local v0 = version
   if g[3] and (tonumber(g[4] or 0) > 0 or g[5]) then v0 = math.min(v0, tonumber(g[3])) end
@@ -51,10 +49,9 @@ for i = 3, #KEYS do
   while open and #leased < most do
     local limited = lane == 'suspect'
     if limited and suspects <= 0 then break end
-    local entry = peek(KEYS[i])
-    if not entry or tonumber(field(entry[2], 'nb')) > version then break end
+    local before = #leased
     if not lease_one(KEYS[i], lane) then break end
-    if limited then suspects = suspects - 1 end
+    if limited then suspects = suspects - (#leased - before) end
   end
 end
 return leased

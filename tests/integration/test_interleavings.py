@@ -319,6 +319,10 @@ def test_skip_moves_once_and_only_for_the_leader(client: redis.Redis, keys: Keys
 TAMPER: dict[str, Callable[[redis.Redis, Keys], object]] = {
     "entry gone from its lane": lambda client, keys: client.xdel(keys.jobs("train"), eid(client, keys, "queued")),
     "entry too many in a lane": lambda client, keys: client.xadd(keys.jobs("train"), {"id": "x", "nb": 0, "body": ""}),
+    "not in line": lambda client, keys: client.delete(keys.of("queued:train")),
+    "in the line of another version": lambda client, keys: client.zincrby(
+        keys.of("queued:train"), 1, client.zrange(keys.of("queued:train"), 0, 0)[0]
+    ),
     "delivered twice": lambda client, keys: client.hset(keys.group(job(client, keys, "leased")), "st", "queued"),
     "lease without a delivery": lambda client, keys: client.xack(
         keys.jobs("train"), "workers", eid(client, keys, "leased")

@@ -1,0 +1,60 @@
+"""``penstock producer``, ``buffer``, ``worker`` and ``trainer`` as processes that tests signal and kill."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock.config import Config
+
+
+class PartProcess:
+    """One part of a run as a process of its own; its log is ``FOLDER/NAME.log``."""
+
+    def __init__(self, part: str, config: Config, folder: Path, name: str) -> None:
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+        self.log = folder / f"{name}.log"
+        command = [sys.executable, "-m", "penstock.cli", part, "--config", str(path)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--name", name] if part == "worker" else command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """``kill -9``, of a process that was stopped too; returns when it is gone."""
+        self.process.kill()
+        self.process.wait()
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+
+StartPart = Callable[..., PartProcess]
+
+
+@pytest.fixture
+def start_part(tmp_path: Path) -> Iterator[StartPart]:
+    """``start_part(PART, config, NAME)``: whatever it started is killed at the end of the test."""
+    started: list[PartProcess] = []
+
+    def make(part: str, config: Config, name: str = "") -> PartProcess:
+        started.append(PartProcess(part, config, tmp_path, name or part))
+        return started[-1]
+
+    yield make
+    for one in started:
+        with contextlib.suppress(ProcessLookupError):
+            one.signal(signal.SIGCONT)
+        one.kill()
