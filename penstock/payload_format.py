@@ -18,6 +18,8 @@ MAX_HEADER_BYTES = 1024 * 1024
 MAX_TOKENS = 64 * 1024 * 1024
 #: Most arrays of one payload, the three that are always there included.
 MAX_ARRAYS = 64
+#: Most dimensions of one; numpy takes 64.
+MAX_DIMENSIONS = 16
 
 GENERATED = 1
 LOSS = 2

@@ -15,6 +15,7 @@ from penstock.payload_format import (
     LOSS,
     MAGIC,
     MAX_ARRAYS,
+    MAX_DIMENSIONS,
     MAX_HEADER_BYTES,
     MAX_TOKENS,
     PRELUDE,
@@ -24,8 +25,9 @@ from penstock.payload_format import (
     checksum_of,
 )
 
-#: Every value that a mask may hold.
-_MASKS = bytes(range((GENERATED | LOSS) + 1))
+#: Every value that a mask may hold: what bears loss was drawn (T8). And those of what was drawn.
+_MASKS = bytes((0, GENERATED, GENERATED | LOSS))
+_DRAWN = bytes((GENERATED, GENERATED | LOSS))
 
 
 def decode(data: bytes | memoryview, sample_id: str, checksum: int | None = None) -> Payload:
@@ -63,9 +65,34 @@ def decode(data: bytes | memoryview, sample_id: str, checksum: int | None = None
             tokens, logprobs, mask = [_core(sides, name, length, sample_id) for name in CORE]
         except KeyError as exc:
             raise PayloadError(f"sample {sample_id}: its payload has no array {exc.args[0]!r}.") from exc
-    if mask.tobytes().translate(None, _MASKS):
-        raise PayloadError(f"sample {sample_id}: its mask holds bits that have no meaning.")
-    return Payload(tokens, logprobs, mask, spans, prompt, sides)
+    payload = Payload(tokens, logprobs, mask, spans, prompt, sides)
+    _check_truth(payload, sample_id)
+    return payload
+
+
+def _check_truth(payload: Payload, sample_id: str) -> None:
+    """What the loss relies on (T6, T8, I7), as it was checked when it was written; PayloadError where it is not so."""
+    mask = payload.mask.tobytes()
+    if mask.translate(None, _MASKS):
+        raise PayloadError(
+            f"sample {sample_id}: its mask holds bits that have no meaning, or loss on what was not drawn."
+        )
+    covered = 0
+    for start, end, version in payload.spans:
+        if start < payload.prompt_length or mask[start:end].translate(None, _DRAWN):
+            raise PayloadError(
+                f"sample {sample_id}: version {version} is given to tokens {start} to {end}, not all of them drawn."
+            )
+        covered += end - start
+    if mask.find(GENERATED | LOSS) < 0:
+        return
+    if covered != len(mask) - mask.count(0):
+        raise PayloadError(f"sample {sample_id}: it bears loss, but not every token that was drawn has a version.")
+    # One number that is not finite makes the sum of squares so, at a quarter of the price of looking at each.
+    with np.errstate(over="ignore"):
+        finite = math.isfinite(payload.logprobs.dot(payload.logprobs))
+    if not finite and not np.isfinite(payload.logprobs).all():
+        raise PayloadError(f"sample {sample_id}: it bears loss, and a logprob of it is not a finite number.")
 
 
 def _is_plain(entries: Any, length: int, size: int) -> bool:
@@ -161,7 +188,15 @@ def _core(arrays: dict[str, Array], name: str, length: int, sample_id: str) -> A
 
 
 def _is_shape(value: Any) -> bool:
-    return _is_count(value[0]) if len(value) == 1 else all(map(_is_count, value))
+    """A list of counts of which numpy can make an array: the product counts even where a dimension is 0."""
+    if len(value) == 1:
+        return _is_count(value[0])
+    return (
+        type(value) is list
+        and len(value) <= MAX_DIMENSIONS
+        and all(map(_is_count, value))
+        and math.prod(max(1, one) for one in value) < 2**40
+    )
 
 
 def _is_count(value: Any) -> bool:

@@ -25,6 +25,7 @@ from penstock.payload_format import (
     LOSS,
     MAGIC,
     MAX_ARRAYS,
+    MAX_DIMENSIONS,
     MAX_HEADER_BYTES,
     MAX_TOKENS,
     PRELUDE,
@@ -292,6 +293,11 @@ def _check_one(raw: _Raw, mask: Array, runs: Sequence[tuple[int, int, int, int, 
         spans.append((start, end, version))
         if bearing:
             counts[version] = counts.get(version, 0) + bearing
+    if spans and spans[0][0] < raw.prompt_length:
+        raise PayloadError(
+            f"sample {raw.sample}: token {spans[0][0]} has version {spans[0][2]}, but it is one of the prompt's "
+            f"{raw.prompt_length}: the policy did not draw it."
+        )
     if num_loss and covered != num_generated:
         raise PayloadError(f"sample {raw.sample}: it bears loss, but not every generated token has a version (I7).")
     if num_loss and not finite and not np.isfinite(raw.logprobs).all():
@@ -374,6 +380,11 @@ def _sides(sides: Mapping[str, Array], sample_id: str) -> list[tuple[str, str, A
             raise PayloadError(
                 f"sample {sample_id}: side array {name!r} of {array.dtype} cannot be stored; "
                 f"rename it or convert it to one of {', '.join(DTYPES)}."
+            )
+        if array.ndim > MAX_DIMENSIONS:
+            raise PayloadError(
+                f"sample {sample_id}: side array {name!r} has {array.ndim} dimensions, more than the {MAX_DIMENSIONS} "
+                "allowed: flatten it."
             )
         checked.append((name, dtype, np.ascontiguousarray(array, DTYPES[dtype])))
     if len(CORE) + len(checked) > MAX_ARRAYS:

@@ -1,5 +1,7 @@
 """Payload bytes: what goes in comes out, and what cannot be right is refused with the sample's name."""
 
+import copy
+import random
 import struct
 from dataclasses import replace
 from typing import Any
@@ -126,6 +128,39 @@ def test_damaged_bytes_are_refused_or_harmless(data: st.DataObject) -> None:
     assert len(payload.versions) == len(payload.tokens)
 
 
+@pytest.mark.timeout(120)
+def test_mutated_headers_are_refused_or_harmless() -> None:
+    """Values of the header replaced by hostile ones, anywhere and several at once: PayloadError or a true payload."""
+    whole = payloads.encode(make_sample(), {"experts": np.zeros((6, 2), np.uint8)})
+    size = struct.unpack_from("<I", whole, 4)[0]
+    header = msgpack.unpackb(whole[8 : 8 + size])
+    rng = random.Random(7)
+    hostile: list[Any] = [0, -1, 1, 2**31, 2**62, 2**63, 1.5, float("nan"), None, True, "", "mask", b"x", [], {}, [[]]]
+    refused = kept = 0
+    for _ in range(20_000):
+        mutant = copy.deepcopy(header)
+        for _ in range(rng.randint(1, 3)):
+            at: Any = mutant
+            while True:
+                place = rng.choice(list(at) if isinstance(at, dict) else range(len(at))) if at else None
+                if place is None:
+                    break
+                if isinstance(at[place], list | dict) and rng.random() < 0.8:
+                    at = at[place]
+                    continue
+                at[place] = copy.copy(rng.choice(hostile))
+                break
+        try:
+            payload = payloads.decode(rewrite(whole, **mutant), NAME)
+        except PayloadError as exc:
+            refused += NAME in str(exc)
+        else:
+            kept += 1
+            assert (payload.versions >= 0).tolist() == payload.generated.astype(bool).tolist()
+            assert payload.prompt_length <= 3
+    assert (refused + kept, refused > kept) == (20_000, True)
+
+
 @pytest.mark.parametrize("cut", range(0, len(payloads.encode(make_sample())), 5))
 def test_truncated_bytes_are_refused(cut: int) -> None:
     with pytest.raises(PayloadError, match=NAME):
@@ -144,9 +179,36 @@ def change_array(index: int, field: int, value: Any) -> bytes:
     return rewrite(data, arrays=arrays)
 
 
+def change_bytes(index: int, at: int, value: bytes) -> bytes:
+    """The payload with some bytes of one of its arrays replaced."""
+    data = payloads.encode(make_sample())
+    size = struct.unpack_from("<I", data, 4)[0]
+    begin = 8 + size + -size % 8 + arrays_of(data)[index][3] + at
+    return data[:begin] + value + data[begin + len(value) :]
+
+
+def add_array(shape: Any) -> bytes:
+    data = payloads.encode(make_sample())
+    arrays = arrays_of(data)
+    return rewrite(data, arrays=[*arrays, ["side", "int8", shape, arrays[-1][3] + 16]])
+
+
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
+        (change_bytes(1, 4 * 4, struct.pack("<f", float("nan"))), "a logprob of it is not a finite number"),
+        (change_bytes(1, 4 * 4, struct.pack("<f", float("-inf"))), "a logprob of it is not a finite number"),
+        (change_bytes(2, 0, b"\x02"), "loss on what was not drawn"),
+        (change_bytes(2, 6, b"\x02"), "loss on what was not drawn"),
+        (change_bytes(2, 6, b"\x01"), "not every token that was drawn has a version"),
+        (rewrite(payloads.encode(make_sample()), spans=[2, 5, 4, 5, 6, 5, 8, 9, 5]), "version 4 is given to tokens 2"),
+        (rewrite(payloads.encode(make_sample()), prompt=4), "version 4 is given to tokens 3 to 5"),
+        (rewrite(payloads.encode(make_sample()), spans=[3, 5, 4, 5, 9, 5]), "not all of them drawn"),
+        (rewrite(payloads.encode(make_sample()), spans=[3, 5, 4]), "not every token that was drawn has a version"),
+        (add_array([0, 2**62, 2**62]), "array 'side' has shape"),
+        (add_array([0] * 65), "array 'side' has shape"),
+        (add_array({"0": 0, "1": 0}), "array 'side' has shape"),
+        (add_array(7), "does not describe an array"),
         (change_array(0, 1, "complex128"), "unknown dtype 'complex128'"),
         (change_array(0, 1, ["int32"]), "does not describe an array"),
         (change_array(0, 1, "float32"), "tokens is float32, not int32"),
@@ -204,6 +266,8 @@ def test_side_arrays_travel_with_their_shape() -> None:
     payload = payloads.decode(payloads.encode(make_sample(), {"experts": experts, "values": empty}), NAME)
     np.testing.assert_array_equal(payload.sides["experts"], experts)
     assert payload.sides["values"].shape == (0, 3)
+    with pytest.raises(PayloadError, match="17 dimensions, more than the 16"):
+        payloads.encode(make_sample(), {"deep": np.zeros([1] * 17, np.uint8)})
     with pytest.raises(PayloadError, match="complex64"):
         payloads.encode(make_sample(), {"experts": np.zeros(3, np.complex64)})
 
@@ -223,6 +287,7 @@ def test_side_arrays_travel_with_their_shape() -> None:
         ({"loss_mask": [0, 0, 1, 1, 1, 1, 0, 0, 1]}, "token 2 bears loss but was not generated"),
         ({"versions": [-1, -1, -1, 4, -1, 5, -1, -1, 5]}, "not every generated token has a version"),
         ({"versions": [-1, -1, 4, 4, 4, 5, -1, -1, 5]}, "version 4 is given to tokens 2 to 5"),
+        ({"prompt_length": 4}, "token 3 has version 4, but it is one of the prompt's 4"),
         ({"versions": None, "spans": [(3, 6, 4), (5, 9, 5)]}, "overlaps"),
         ({"spans": [(3, 6, 4)]}, "one of the two"),
         ({"prompt_length": 10}, "a prompt of 10 of 9"),
