@@ -44,6 +44,10 @@ app = typer.Typer(
 )
 
 ConfigOption = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="YAML file of the run.")]
+#: Sets redis.url, by ``overrides_of``: the same option under the same names as of the commands that look into a run.
+RedisOption = Annotated[
+    str | None, typer.Option("--redis", "--redis.url", metavar="URL", help="Redis URL; else what the file says.")
+]
 
 
 def _say_version(wanted: bool) -> None:
@@ -69,6 +73,11 @@ def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in its folder.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; what is there moves to NAME.prev.")] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", metavar="PART", help="Leave a part to be started by hand: trainer, worker, ..."),
+    ] = None,
+    redis: RedisOption = None,
 ) -> None:
     """Start everything that a run needs on this machine, show it, and end when the trainer is done."""
     from penstock.launch import Choice, launch
@@ -77,11 +86,11 @@ def run(
     if resume and fresh:
         raise ConfigError("--resume goes on and --fresh starts anew: give one of them.")
     choice: Choice = "resume" if resume else "fresh" if fresh else None
-    raise typer.Exit(launch(load_config(config, overrides_of(context)), choice))
+    raise typer.Exit(launch(load_config(config, overrides_of(context)), choice, without=frozenset(without or ())))
 
 
 @app.command(context_settings=OVERRIDES)
-def prepare(context: typer.Context, config: ConfigOption) -> None:
+def prepare(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
     """Run the configuration's ``prepare`` command alone: it makes data and the first policy."""
     from penstock.launch import prepare as prepare_
     from penstock.load_config import load_config
@@ -90,7 +99,7 @@ def prepare(context: typer.Context, config: ConfigOption) -> None:
 
 
 @app.command(context_settings=OVERRIDES)
-def redis(context: typer.Context, config: ConfigOption) -> None:
+def redis(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
     """Run the Redis server of a run in the foreground, until SIGTERM or Ctrl-C."""
     from penstock.launch import serve_redis
     from penstock.load_config import load_config
@@ -104,7 +113,7 @@ def redis(context: typer.Context, config: ConfigOption) -> None:
 
 
 @app.command(context_settings=OVERRIDES)
-def producer(context: typer.Context, config: ConfigOption) -> None:
+def producer(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
     """Admit prompts as jobs, as far as the gate allows."""
     _part("producer", "producer", config, overrides_of(context))
 
@@ -114,6 +123,7 @@ def worker(
     context: typer.Context,
     config: ConfigOption,
     name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
+    redis: RedisOption = None,
 ) -> None:
     """Generate and reward: one engine, any number of samples at once. May join and leave at any moment."""
     from penstock.keys import check_name
@@ -123,7 +133,7 @@ def worker(
 
 
 @app.command(context_settings=OVERRIDES)
-def buffer(context: typer.Context, config: ConfigOption) -> None:
+def buffer(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
     """Cut finished groups into batches for the trainers."""
     _part("buffer", "buffer", config, overrides_of(context))
 
@@ -133,6 +143,7 @@ def verifiers(
     context: typer.Context,
     config: ConfigOption,
     name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
+    redis: RedisOption = None,
 ) -> None:
     """Compute rewards for the workers (reward.pool.kind: rq). Any number of these may join and leave."""
     from penstock.keys import check_name
@@ -142,7 +153,7 @@ def verifiers(
 
 
 @app.command(context_settings=OVERRIDES)
-def trainer(context: typer.Context, config: ConfigOption) -> None:
+def trainer(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
     """Run the reference GRPO trainer."""
     _part("consumers", "trainer", config, overrides_of(context))
 

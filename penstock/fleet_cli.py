@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from penstock.cli import OVERRIDES, ConfigOption
+from penstock.cli import OVERRIDES, ConfigOption, RedisOption
 from penstock.errors import ConfigError
 from penstock.inspect_cli import DIRECTORY, FolderOption, JsonOption, RunArgument, Target, UrlOption
 from penstock.terminal import table
@@ -19,7 +19,7 @@ def _print(value: Any) -> None:
 
 
 @fleet_app.command(context_settings=OVERRIDES)
-def plan(context: typer.Context, config: ConfigOption, as_json: JsonOption = False) -> None:
+def plan(context: typer.Context, config: ConfigOption, redis: RedisOption = None, as_json: JsonOption = False) -> None:
     """Print every process of the fleet: where, on which GPUs and ports, by which command. Starts nothing."""
     from penstock.cli import check_ours
     from penstock.load_config import load_config
@@ -38,7 +38,7 @@ def plan(context: typer.Context, config: ConfigOption, as_json: JsonOption = Fal
 
 
 @fleet_app.command(context_settings=OVERRIDES)
-def up(context: typer.Context, config: ConfigOption) -> None:
+def up(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
     """Start the engines and workers of the fleet and keep them up, until SIGTERM or Ctrl-C: workers drain then."""
     from penstock.cli import _part
 

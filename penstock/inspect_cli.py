@@ -9,7 +9,9 @@ import typer
 from penstock.errors import ConfigError
 from penstock.terminal import table
 
-UrlOption = Annotated[str | None, typer.Option("--redis", help="Redis URL; else what the run's folder says.")]
+UrlOption = Annotated[
+    str | None, typer.Option("--redis", "--redis.url", help="Redis URL; else what the run's folder says.")
+]
 FolderOption = Annotated[Path, typer.Option("--directory", help="Folder of the runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -3,6 +3,9 @@
     prepare ──> Redis ──> buffer, trainer, producer, workers ──> the trainer exits 0
                                                                   └─> workers and producer, buffer, report, Redis
 
+Parts that are left out (``without``) are for others to start: a trainer of one's own, say; the run then goes on until
+it is stopped.
+
 A child that dies is started again with back-off; a Redis of our own that dies is started again on its port. Ctrl-C
 (or SIGTERM) stops everything within seconds, and a second one kills it; a run that was stopped can go on.
 """
@@ -14,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +49,9 @@ LOOK_EVERY_S = 1.0
 STOP_S = 10.0
 #: After Ctrl-C workers get a second SIGTERM so late: hand back what is partial, do not drain on.
 HURRY_S = 2.0
+
+#: What may be left to be started by hand.
+PARTS = ("buffer", "trainer", "producer", "worker", "verifiers")
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 130, 141
 
@@ -82,12 +88,22 @@ class _Stopped(Exception):
     """Ctrl-C while something was being started."""
 
 
-def launch(config: Config, choice: Choice = None, console: Console | None = None) -> int:
+def launch(
+    config: Config,
+    choice: Choice = None,
+    console: Console | None = None,
+    *,
+    without: Collection[str] = (),
+) -> int:
     """Run to the end and return the exit code: 0 finished, 1 failed, 130 stopped. Blocks.
+
+    Args:
+        without: parts that are not started here (``PARTS``); without the trainer it goes on until it is stopped.
 
     Raises:
         ConfigError, QueueUnavailable: it could not start; nothing of it is left behind.
     """
+    _check_parts(without)
     folder, stop = RunFolder(config.run_dir), Stop()
     # A reader that left (``| head``) stops the run as a closed terminal does.
     live = Live(config, console, on_closed=stop.press)
@@ -97,7 +113,7 @@ def launch(config: Config, choice: Choice = None, console: Console | None = None
         clear = choice == "fresh" or (not resume and folder.record() is not None)
         with stop.installed():
             folder.make(resume=resume)
-            return _launch(_Run(config, folder, stop, live), clear=clear, resume=resume)
+            return _launch(_Run(config, folder, stop, live, without), clear=clear, resume=resume)
 
 
 def _launch(run: "_Run", *, clear: bool, resume: bool) -> int:
@@ -111,6 +127,12 @@ def _launch(run: "_Run", *, clear: bool, resume: bool) -> int:
             run.abandon()
             raise
         return run.to_the_end()
+
+
+def _check_parts(without: Collection[str]) -> None:
+    """Refuse names that are no parts, with ConfigError."""
+    if unknown := sorted(set(without) - set(PARTS)):
+        raise ConfigError(f"--without {unknown[0]}: a run has the parts {', '.join(PARTS)}.")
 
 
 def prepare(config: Config) -> None:
@@ -183,11 +205,14 @@ def _decide(choice: Choice, folder: RunFolder, console: Console) -> bool:
 class _Run:
     """One start of a run, from Redis to report."""
 
-    def __init__(self, config: Config, folder: RunFolder, stop: Stop, live: Live) -> None:
+    def __init__(
+        self, config: Config, folder: RunFolder, stop: Stop, live: Live, without: Collection[str] = ()
+    ) -> None:
         self.config = config
         self.folder = folder
         self.stop = stop
         self.live = live
+        self.without = without
         self.server: RedisServer | None = None
         self.server_deaths: list[float] = []
         self.observer: Observer | None = None
@@ -209,17 +234,24 @@ class _Run:
         save_resolved(self.config, self.folder.path / CONFIG_FILE)
         self.folder.write(self.record)
         environment = self._environment()
-        parts: list[tuple[str, list[str]]] = [("buffer", []), ("trainer", []), ("producer", [])]
-        if self.config.reward.pool.kind == "rq":
-            parts.append(("verifiers", ["--name", "verifiers"]))
-        workers = [("worker", ["--name", f"worker-{index}"]) for index in range(self.config.worker.count)]
-        for command, arguments in [*parts, *workers]:
-            name = arguments[-1] if arguments else command
+        for name, command, *arguments in self._parts():
             argv = python_command("penstock.cli", command, "--config", str(self.folder.path / CONFIG_FILE))
             child = Child(name, [*argv, *arguments], environment, self.folder.logs / f"{name}.log")
             self.children.append(child)
             self._unless_stopped()
             child.start()
+
+        if "trainer" in self.without:
+            self.live.event(f'The trainer is yours: Trainer(run="{self.config.run}"). Ctrl-C ends the run.')
+
+    def _parts(self) -> list[list[str]]:
+        """Of each process its name, its command and the arguments of that."""
+        parts = [["buffer", "buffer"], ["trainer", "trainer"], ["producer", "producer"]]
+        if self.config.reward.pool.kind == "rq":
+            parts.append(["verifiers", "verifiers", "--name", "verifiers"])
+        for index in range(self.config.worker.count):
+            parts.append([f"worker-{index}", "worker", "--name", f"worker-{index}"])
+        return [part for part in parts if part[1] not in self.without]
 
     def abandon(self) -> None:
         """After a start that failed: end what runs, and leave the folder as it was."""

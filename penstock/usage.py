@@ -37,13 +37,14 @@ def sentence(mistake: Exception) -> str:
 
 
 def overrides_of(context: typer.Context) -> list[str]:
-    """Arguments that are no options of the command: overrides of the configuration, ``--a.b=c``.
+    """Arguments that are no options of the command: overrides of the configuration, ``--a.b=c``, and ``--redis``.
 
     Raises:
         ConfigError: one of them sets nothing; says which option was meant, or how to write it.
     """
     names = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
-    given = list(context.args)
+    url = context.params.get("redis")
+    given = [*context.args, *([f"--redis.url={url}"] if url is not None else [])]
     for index, argument in enumerate(given):
         name, equals, _ = argument.partition("=")
         near = next(iter(difflib.get_close_matches(name, [*names, "--help"], n=1, cutoff=0.7)), None)

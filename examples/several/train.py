@@ -20,10 +20,10 @@ from transformers.utils import logging
 
 from consumers import checkpoint, corrections
 from penstock import Batch, Trainer
+from penstock.await_redis import await_redis
 from penstock.config import Config
 from penstock.errors import OwnershipLost, RolesApart, WaitTimeout
 from penstock.load_config import load_config
-from penstock.redis_server import with_url
 
 ROLES = ("actor", "critic")
 #: Where each of them sits at the buffer.
@@ -179,7 +179,7 @@ def main() -> None:
         sys.exit(f"usage: python train.py {'|'.join(SEATS)} [--a.b=c ...]")
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    config = with_url(load_config(Path(__file__).with_name("run.yaml"), overrides))
+    config = await_redis(load_config(Path(__file__).with_name("run.yaml"), overrides))
     at_most = None
     while True:
         try:

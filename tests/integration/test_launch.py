@@ -177,6 +177,20 @@ def test_ctrl_c_stops_everything_within_seconds_and_the_run_goes_on_later(desk: 
     assert snapshots == list(range(1, len(snapshots) + 1)), "Redis kept its data"
 
 
+def test_without_the_trainer_the_run_goes_on_until_it_is_stopped(desk: Desk) -> None:
+    desk.do("trainer", "exit 0")
+    process = desk.start("--without", "trainer", "--without=worker")
+    until(lambda: desk.pids("producer") and desk.pids("buffer") and (desk.run_dir / "queue.jsonl").exists())
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+
+    assert (process.returncode, err) == (130, "")
+    assert 'The trainer is yours: Trainer(run="demo")' in " ".join(out.split())
+    assert not desk.pids("trainer")
+    assert not desk.pids("worker-0")
+    assert desk.state() == "stopped"
+
+
 def test_ctrl_c_kills_what_does_not_listen(desk: Desk) -> None:
     desk.do("worker-0", "ignore")
     process = desk.start()

@@ -4,9 +4,12 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from penstock import cli
 from penstock.errors import ConfigError, PayloadError, QueueUnavailable
@@ -216,3 +219,56 @@ def test_a_pipe_that_broke_inside_is_no_reader_that_left(monkeypatch: pytest.Mon
 
     with pytest.raises(BrokenPipeError, match="a child's pipe"):
         cli._run([])
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command of the tree that does something, by its words."""
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield " ".join(path), command
+    for name, child in (children or {}).items():
+        yield from commands(child, (*path, name))
+
+
+def test_redis_is_named_by_the_same_option_under_both_names_in_every_command() -> None:
+    if not cli.app.registered_groups:
+        cli._register_inspection()
+    found = {
+        path: next((one.opts for one in command.params if "--redis" in one.opts), None)
+        for path, command in commands(typer.main.get_command(cli.app))
+    }
+
+    assert {"run", "redis", "worker", "status", "dead requeue", "fleet up", "payloads add"} <= found.keys()
+    assert {path: opts for path, opts in found.items() if opts != ["--redis", "--redis.url"]} == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--redis", "redis://127.0.0.1:1/0"),
+        ("--redis=redis://127.0.0.1:1/0",),
+        ("--redis.url", "redis://127.0.0.1:1/0"),
+        ("--redis.url=redis://127.0.0.1:1/0",),
+    ],
+)
+@pytest.mark.parametrize("command", [("run", "run.yaml"), ("status", "--run", "demo")])
+def test_both_names_are_understood_with_and_without_an_equals_sign(
+    tmp_path: Path, command: tuple[str, ...], arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "run.yaml").write_text(YAML + "engine: {url: 'http://127.0.0.1:1'}\n")
+
+    done = penstock(*command, *arguments, cwd=tmp_path)
+
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "No Redis answers at redis://127.0.0.1:1/0" in done.stderr
+
+
+def test_a_part_that_a_run_does_not_have_cannot_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(YAML)
+
+    done = penstock("run", "run.yaml", "--without", "trainers", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "penstock: --without trainers: a run has the parts buffer, trainer, producer, worker, verifiers.\n"
+    )
