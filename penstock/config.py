@@ -82,11 +82,12 @@ class DatasetConfig(Section):
 
     #: Name in job ids.
     name: str
-    #: JSONL or parquet file; ``path@[a:b]`` takes a slice of its lines.
+    #: JSONL (``.jsonl``, ``.jsonl.gz``) or parquet file; ``path@[a:b]`` takes a slice of its lines.
     path: str
     #: Column of the prompt: text, or a list of chat messages.
     input_key: str = "prompt"
-    label_key: str = "label"
+    #: Column of what the reward compares with, any JSON value; None: there is none.
+    label_key: str | None = "label"
     #: Column of answers that are given: text, token ids, or a list of those; None: all are drawn.
     answer_key: str | None = None
     #: Column handed through to rewards; None: none.

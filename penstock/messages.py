@@ -122,7 +122,7 @@ class Job(Record):
     prompt: str | None = None
     #: The prompt as token ids.
     prompt_ids: list[int] | None = None
-    #: What the reward compares with.
+    #: What the reward compares with, as text; a label of another type as JSON.
     label: str = ""
     #: Handed through to rewards and environments.
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -138,6 +138,13 @@ class Job(Record):
     environment: str | None = None
     #: Answers that are given, as text or token ids: those of samples 0, 1, ... The rest of the ``n`` are drawn.
     answers: list[Any] = field(default_factory=list)
+    #: The label where it is not text: a number, list or map as the dataset has it; None: ``label`` is all.
+    label_value: Any = None
+
+    @property
+    def raw_label(self) -> Any:
+        """The label with the type that it has in the dataset."""
+        return self.label if self.label_value is None else self.label_value
 
     @property
     def dataset(self) -> str:

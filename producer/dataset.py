@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from penstock.keys import check_name
 from penstock.messages import Job
+from producer.lines import check_writable, read_lines
 
 #: Renders chat messages to a prompt.
 Template = Callable[[list[dict[str, Any]]], str]
@@ -30,7 +31,8 @@ class Prompt:
     index: int
     text: str | None
     ids: list[int] | None
-    label: str
+    #: Any JSON value.
+    label: Any
     metadata: dict[str, Any]
     #: Given answers: text or token ids.
     answers: list[Any] = field(default_factory=list)
@@ -59,7 +61,7 @@ class Dataset:
         path, first, last = parse_path(config.path)
         if not path.is_file():
             raise ConfigError(f"dataset {config.name}: there is no file {path}; correct its path.")
-        rows = _read_parquet(path, config) if path.suffix == ".parquet" else _read_jsonl(path, config)
+        rows = read_lines(path, config)
         self.prompts = [self._prompt(i, row) for i, row in enumerate(rows) if first <= i < last]
         if not self.prompts:
             raise ConfigError(f"dataset {config.name}: {config.path} holds no prompt.")
@@ -73,12 +75,25 @@ class Dataset:
         if config.input_key not in row:
             raise ConfigError(f"{where}: there is no {config.input_key!r}; set the dataset's input_key.")
         text, ids = self._render(row[config.input_key], where)
-        label = row.get(config.label_key, "")
+        label = self._label(row, where)
         metadata = row.get(config.metadata_key) if config.metadata_key else None
         if metadata is not None and not isinstance(metadata, dict):
             raise ConfigError(f"{where}: {config.metadata_key!r} is not a map.")
-        label = label if isinstance(label, str) else json.dumps(label)
-        return Prompt(index, text, ids, label, metadata or {}, self._answers(row, where))
+        answers = self._answers(row, where)
+        check_writable([text, ids, label, metadata, answers], where)
+        return Prompt(index, text, ids, label, metadata or {}, answers)
+
+    def _label(self, row: dict[str, Any], where: str) -> Any:
+        """The label as the file has it; '' where the configuration says that there is none."""
+        key = self.config.label_key
+        if key is None:
+            return ""
+        if row.get(key) is None:
+            raise ConfigError(
+                f"{where}: {'its' if key in row else 'there is no'} {key!r}{' is null' if key in row else ''}; set the "
+                "dataset's label_key, or `label_key: null` where the reward needs none."
+            )
+        return row[key]
 
     def _answers(self, row: dict[str, Any], where: str) -> list[Any]:
         key = self.config.answer_key
@@ -116,7 +131,8 @@ class Dataset:
             n=config.n or n,
             prompt=prompt.text,
             prompt_ids=prompt.ids,
-            label=prompt.label,
+            label=prompt.label if isinstance(prompt.label, str) else json.dumps(prompt.label, ensure_ascii=False),
+            label_value=None if isinstance(prompt.label, str) else prompt.label,
             metadata=prompt.metadata,
             sampling={**sampling, **config.sampling},
             lane=lane,
@@ -190,28 +206,3 @@ def check_overlap(train: Sequence[Dataset], held_out: Sequence[Dataset]) -> None
                 f"dataset {dataset.config.name}: {len(both)} of its prompts are trained on too (line {both[0]} is the "
                 "first): take them out of one of the files, or its accuracy means nothing."
             )
-
-
-def _read_jsonl(path: Path, config: DatasetConfig) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line.decode())
-            except ValueError as exc:
-                raise ConfigError(
-                    f"dataset {config.name}: line {number} of {path} is not JSON in UTF-8 ({exc})."
-                ) from exc
-            if not isinstance(row, dict):
-                raise ConfigError(f"dataset {config.name}: line {number} of {path} is not a JSON object.")
-            yield row
-
-
-def _read_parquet(path: Path, config: DatasetConfig) -> Iterator[dict[str, Any]]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as exc:
-        raise ConfigError(f"dataset {config.name}: parquet needs pyarrow; pip install 'penstock[parquet]'.") from exc
-    try:
-        yield from parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"dataset {config.name}: {path} is not a parquet file that can be read ({exc}).") from exc

@@ -89,7 +89,7 @@ async def test_I8_a_loop_that_stands_still_gives_its_jobs_up_and_names_the_line(
         await until(go_on.with_suffix(".began").exists, worker.text())
         await until(all_in(client, keys, jobs, "queued"), "for the lease to run out")
         await until(lambda: "worker_parts.py" in waits_of(client, keys, "loop"))
-        assert "(holds_the_loop)" in waits_of(client, keys, "loop")
+        assert "(_wait_for_the_test)" in waits_of(client, keys, "loop")
         let_go(go_on)
         await until(all_in(client, keys, jobs, "ready"), worker.text())
         await until(lambda: not waits_of(client, keys, "loop"))
