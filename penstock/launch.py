@@ -35,7 +35,7 @@ from penstock.payload_folder import PayloadFolder, is_folder
 from penstock.payload_servers import read
 from penstock.preflight import check
 from penstock.processes import MAX_DEATHS, Child, last_lines, python_command, python_environment
-from penstock.redis_server import RedisServer, delete_run, holds_run, with_url, write_address
+from penstock.redis_server import RedisServer, delete_run, holds_run, kept_password, with_url, write_address
 from penstock.run_config import CONFIG_FILE
 from penstock.run_folder import Record, RunFolder
 
@@ -181,6 +181,7 @@ def _server(config: Config, folder: RunFolder) -> RedisServer:
     return RedisServer(
         folder.redis,
         port=config.redis.port,
+        password=kept_password(folder.redis),
         appendfsync=config.redis.appendfsync,
         max_memory_bytes=config.redis.max_memory_bytes,
     )

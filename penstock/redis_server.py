@@ -2,10 +2,12 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -28,7 +30,15 @@ from penstock.processes import die_with, last_lines
 #: Written into the run's folder, so that commands find the server of a run.
 ADDRESS_FILE = "redis.json"
 
+#: In the folder of a server of our own, mode 600: what it asks for.
+PASSWORD_FILE = "password"
+
 HOST = "127.0.0.1"
+
+#: What a client with the password may do: all that works on keys, and of what the server calls dangerous only what
+#: penstock asks for (its memory and settings) and what rq's workers say of themselves. No CONFIG SET, SAVE, DEBUG,
+#: REPLICAOF, MODULE or SHUTDOWN, by which whoever can write to Redis writes files or loads code.
+RULES = "~* &* +@all -@dangerous +info +config|get +client|setname +client|list"
 
 #: The append-only file is written anew when it has doubled, and not before it is this large: payloads come and go at a
 #: hundred MB a second, and at Redis' own 64 MiB it would be copied twice a second.
@@ -119,13 +129,30 @@ def with_url(config: Config) -> Config:
     return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url, "port": 0})})
 
 
+def kept_password(folder: Path) -> str:
+    """The password in a server's folder, made at random where there is none yet; readable by this user alone."""
+    path = folder / PASSWORD_FILE
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+    password = secrets.token_urlsafe(24)
+    temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(password)
+    temporary.replace(path)
+    return password
+
+
 class RedisServer:
     """One server process; ``stop`` keeps its data, and ``start`` after it takes them up on the same port.
 
     Args:
         folder: for its data, configuration and log; made when absent.
         port: 0 takes a free one at the first start.
-        password: None asks for none; the server listens on loopback only.
+        password: asked for, and dangerous commands are forbidden (``RULES``); None asks for none and allows all. The
+            server listens on loopback only.
         appendfsync: ``everysec`` or ``always``.
         max_memory_bytes: 0 sets no limit.
     """
@@ -272,7 +299,7 @@ class RedisServer:
             "databases 1",
         ]
         if self.password:
-            lines.append(f'requirepass "{_escaped(self.password)}"')
+            lines.append(f"user default on #{hashlib.sha256(self.password.encode()).hexdigest()} {RULES}")
         return "\n".join(lines) + "\n"
 
     def _wait(self, timeout_s: float, stopped: Callable[[], bool]) -> None:
@@ -321,10 +348,6 @@ def _port_in_use(port: int) -> bool:
 
 def _in_use(port: int) -> ConfigError:
     return ConfigError(f"redis.port: port {port} is in use; choose another one, or 0 for a free one.")
-
-
-def _escaped(password: str) -> str:
-    return password.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def holds_run(client: redis.Redis, prefix: str) -> bool:

@@ -18,7 +18,17 @@ from penstock import redis_server
 from penstock.config import Config
 from penstock.connect import check_async, connect, connect_async, connect_blocking, translate
 from penstock.errors import ConfigError, QueueUnavailable
-from penstock.redis_server import RedisServer, delete_run, find_binary, holds_run, read_address, with_url, write_address
+from penstock.redis_server import (
+    PASSWORD_FILE,
+    RedisServer,
+    delete_run,
+    find_binary,
+    holds_run,
+    kept_password,
+    read_address,
+    with_url,
+    write_address,
+)
 
 
 @pytest.fixture
@@ -102,6 +112,36 @@ def test_two_servers_never_share_a_folder(server: RedisServer, monkeypatch: pyte
         RedisServer(server.folder).start()
 
 
+def test_who_has_the_password_cannot_make_the_server_write_files_or_load_code(tmp_path: Path) -> None:
+    """What penstock itself asks for is allowed: its own checks see the settings and the memory."""
+    server = RedisServer(tmp_path / "redis", password="hush")
+    try:
+        with connect(server.start()) as client:
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+            assert client.info("memory")["used_memory"] > 0
+            for command in (
+                "CONFIG SET dir /tmp", "SAVE", "BGSAVE", "BGREWRITEAOF", "DEBUG JMAP", "MODULE LOAD /tmp/x.so",
+                "REPLICAOF 127.0.0.1 1", "SHUTDOWN NOSAVE", "FLUSHALL", "KEYS *", "MONITOR", "ACL SETUSER x on nopass",
+                "CLIENT KILL TYPE normal",
+            ):  # fmt: skip
+                # From Redis 7 on DEBUG and MODULE are forbidden before permissions are looked at.
+                with pytest.raises(redis.ResponseError, match=r"no permissions|not allowed"):
+                    client.execute_command(*command.split())
+                with pytest.raises(redis.ResponseError):
+                    client.eval("return redis.call(unpack(ARGV))", 0, *command.split())
+            assert server.alive()
+    finally:
+        server.kill()
+
+
+def test_a_server_of_a_run_has_a_password_of_its_own_that_stays(tmp_path: Path) -> None:
+    password = kept_password(tmp_path / "redis")
+    assert len(password) >= 32
+    assert kept_password(tmp_path / "redis") == password
+    assert kept_password(tmp_path / "other") != password
+    assert stat.S_IMODE((tmp_path / "redis" / PASSWORD_FILE).stat().st_mode) == 0o600
+
+
 def test_a_password_is_asked_for_and_never_shown(tmp_path: Path) -> None:
     server = RedisServer(tmp_path / "redis", password='p@s"s')
     try:
@@ -114,6 +154,7 @@ def test_a_password_is_asked_for_and_never_shown(tmp_path: Path) -> None:
             assert "hush" not in str(caught.value)
         assert server.pid is not None
         assert b"p@s" not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
+        assert "p@s" not in (server.folder / "redis.conf").read_text()
         assert stat.S_IMODE((server.folder / "redis.conf").stat().st_mode) == 0o600
     finally:
         server.kill()
