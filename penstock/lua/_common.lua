@@ -15,6 +15,19 @@ local function now_ms()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
+-- For how long (ms) somebody who looks after others has been in contact with this server, without a break of more than
+-- `gap` ms between two looks. What could not be renewed during an outage, a failover, a restart or a freeze of whoever
+-- looks says nothing of those who were to renew it. Counted anew on another server, and where its clock was set back.
+local function contact(prefix, gap)
+  local key, now = prefix .. 'contact', now_ms()
+  local server = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+  local c = redis.call('HMGET', key, 'server', 'last', 'since')
+  local last, since = tonumber(c[2] or 0), tonumber(c[3] or now)
+  if c[1] ~= server or now < last or now - last > gap then since = now end
+  redis.call('HSET', key, 'server', server, 'last', now, 'since', since)
+  return now - since
+end
+
 -- A write that frees, first in the script, so that the rest is allowed when Redis is full.
 local function freeing(prefix) redis.call('DEL', prefix .. 'nothing') end
 

@@ -1,16 +1,15 @@
 -- reclaim: leased -> queued for leases that nobody renewed (one elected reclaimer).
 -- KEYS: reclaimer, jobs:LANE
 -- ARGV: prefix, lane, reclaimer's token, lease in ms, most jobs
--- Returns: list of {job, worker, where it went}, or 'restart' | 'elected' when it is not the caller's turn
--- Atomic because a lease that is renewed meanwhile must not be taken. Waits one lease after a restart of Redis,
--- or the first comer would take every lease that could not be renewed while Redis was down.
+-- Returns: list of {job, worker, where it went}, or 'contact' | 'elected' when it is not the caller's turn
+-- Atomic because a lease that is renewed meanwhile must not be taken. Waits one lease after unbroken contact
+-- began, or the first comer after an outage would take every lease that could not be renewed meanwhile.
 local prefix, lane, lease = ARGV[1], ARGV[2], tonumber(ARGV[4])
 freeing(prefix)
 local elected = redis.call('GET', KEYS[1])
 if elected and elected ~= ARGV[3] then return 'elected' end
 redis.call('SET', KEYS[1], ARGV[3], 'PX', math.max(2000, lease))
-local uptime = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
-if tonumber(uptime) * 1000 <= lease then return 'restart' end
+if contact(prefix, lease / 2) <= lease then return 'contact' end
 local moved = {}
 for _, p in ipairs(redis.call('XPENDING', KEYS[2], GROUP, 'IDLE', lease, '-', '+', ARGV[5])) do
   local found = redis.call('XRANGE', KEYS[2], p[1], p[1])

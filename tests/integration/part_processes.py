@@ -32,6 +32,12 @@ class PartProcess:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
+    def freeze(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """``kill -9``, of a process that was stopped too; returns when it is gone."""
         self.process.kill()
@@ -58,3 +64,4 @@ def start_part(tmp_path: Path) -> Iterator[StartPart]:
         with contextlib.suppress(ProcessLookupError):
             one.signal(signal.SIGCONT)
         one.kill()
+        print(f"--- {one.log.name}\n{one.text()}")  # shown where the test failed

@@ -169,6 +169,14 @@ def seal(
     return run(client, scripts.seal(keys, leader, revision=revision(client, keys), subs=subs, jobs=jobs))
 
 
+def in_contact(client: redis.Redis, keys: Keys) -> None:
+    """The leader has looked without a break for longer than any lease, as after a quiet hour."""
+    seconds, micros = client.time()
+    now = 1000 * int(seconds) + int(micros) // 1000
+    record = {"server": str(client.info("server")["run_id"]), "last": now, "since": 0}
+    client.hset(keys.of("contact"), mapping=record)
+
+
 def state(client: redis.Redis, keys: Keys, job: str) -> str:
     return (client.hget(keys.group(job), "st") or b"gone").decode()
 

@@ -106,6 +106,8 @@ class RandomPlay:
             if lane is not None and play.state(self.client, self.keys, held.job) == "leased":
                 key = self.keys.jobs(lane.decode())
                 self.client.xclaim(key, "workers", "w1", 0, [eid], idle=10**7, justid=True)
+                if self.random.random() < 0.8:
+                    play.in_contact(self.client, self.keys)
                 run(self.client, scripts.reclaim(self.keys, lane.decode(), "me", 900))
 
     def due(self) -> None:

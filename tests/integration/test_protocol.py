@@ -1,7 +1,5 @@
 """The verbs of the protocol on a real Redis: states, guards, and the interleavings that once broke them."""
 
-import time
-
 import pytest
 import redis
 
@@ -223,19 +221,33 @@ def test_reclaim_takes_only_leases_that_ran_out_and_charges_them(client: redis.R
 
 
 def _reclaim(client: redis.Redis, keys: Keys, lease_ms: int) -> object:
-    # The server may be younger than a lease: shorten the lease that is compared, not the check.
-    while (up := int(client.info("server")["uptime_in_seconds"])) < 2:
-        time.sleep(0.05)
-    return run(client, scripts.reclaim(keys, "train", "me", min(lease_ms, up * 1000 - 1)))
+    play.in_contact(client, keys)
+    return run(client, scripts.reclaim(keys, "train", "me", lease_ms))
 
 
-def test_reclaim_waits_one_lease_after_a_restart_of_redis(client: redis.Redis, keys: Keys) -> None:
+@pytest.mark.parametrize("broken", ["no look yet", "a look long ago", "another server", "a clock set back"])
+def test_reclaim_waits_one_lease_after_unbroken_contact_began(client: redis.Redis, keys: Keys, broken: str) -> None:
     play.admit(client, keys, [play.job(0)])
     held = play.lease(client, keys)[0]
     eid = client.hget(keys.group(held.job), "eid")
     client.xclaim(keys.jobs("train"), "workers", "w1", 0, [eid], idle=10**9, justid=True)
-    assert run(client, scripts.reclaim(keys, "train", "me", 10**8)) == "restart"
+    play.in_contact(client, keys)
+    last = int(client.hget(keys.of("contact"), "last"))
+    match broken:
+        case "no look yet":
+            client.delete(keys.of("contact"))
+        case "a look long ago":
+            client.hset(keys.of("contact"), "last", last - 10**7)
+        case "another server":
+            client.hset(keys.of("contact"), "server", "0" * 40)
+        case "a clock set back":
+            client.hset(keys.of("contact"), "last", last + 10**7)
+    assert run(client, scripts.reclaim(keys, "train", "me", 10**6)) == "contact"
+    assert run(client, scripts.reclaim(keys, "train", "me", 10**6)) == "contact", "a lease has not gone by since"
     assert play.state(client, keys, held.job) == "leased"
+    since = int(client.hget(keys.of("contact"), "since"))
+    client.hset(keys.of("contact"), "since", since - 10**6 - 1)
+    assert run(client, scripts.reclaim(keys, "train", "me", 10**6)) == [(held.job, "w1", "resume")]
 
 
 def test_only_the_elected_reclaimer_reclaims(client: redis.Redis, keys: Keys) -> None:

@@ -446,6 +446,7 @@ class Histories(RuleBasedStateMachine):
         self.client.delete(self.keys.owner(sub.name))
         self.client.hset(self.keys.sub(sub.name), "seen", 1)
         self.state.refresh()
+        play.in_contact(self.client, self.keys)
         call = scripts.park(self.keys, self.leadership, sub.name, revision=self.state.revision, absent_ms=1)
         answer = run(self.client, call)
         assert answer.outcome == "parked"
