@@ -77,16 +77,36 @@ def run(
         list[str] | None,
         typer.Option("--without", metavar="PART", help="Leave a part to be started by hand: trainer, worker, ..."),
     ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print who gets which GPUs, and start nothing.")] = False,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=0, metavar="N", help="Take this machine to have N GPUs.")
+    ] = None,
     redis: RedisOption = None,
 ) -> None:
     """Start everything that a run needs on this machine, show it, and end when the trainer is done."""
-    from penstock.launch import Choice, launch
+    from penstock.gpus import numbered, visible_gpus
     from penstock.load_config import load_config
 
     if resume and fresh:
         raise ConfigError("--resume goes on and --fresh starts anew: give one of them.")
+    loaded = load_config(config, overrides_of(context))
+    names = visible_gpus() if gpus is None else numbered(gpus)
+    left_out = frozenset(without or ())
+    if plan:
+        _show_plan(loaded, names, left_out)
+        return
+    from penstock.launch import Choice, launch
+
     choice: Choice = "resume" if resume else "fresh" if fresh else None
-    raise typer.Exit(launch(load_config(config, overrides_of(context)), choice, without=frozenset(without or ())))
+    raise typer.Exit(launch(loaded, choice, without=left_out, gpus=names))
+
+
+def _show_plan(config: "Config", gpus: tuple[str, ...], without: frozenset[str]) -> None:
+    from penstock.placement import as_text, place
+    from penstock.run_parts import check_parts
+
+    check_parts(without)
+    typer.echo(as_text(config, place(config, gpus, without), without))
 
 
 @app.command(context_settings=OVERRIDES)

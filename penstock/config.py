@@ -411,6 +411,10 @@ class TrainerConfig(Section):
     transport: Literal["disk", "nccl", "gloo", "cuda_ipc", "checkpoint_engine"] = "disk"
     #: Longest wait for workers to be ready for a transfer, and longest transfer; after it that version goes by disk.
     transfer_timeout_s: Seconds = 30.0
+    #: `penstock run`: engines run on the trainer's GPUs (on rank 0's with cuda_ipc); leave room for both by
+    #: engine.args.mem-fraction-static. None: with transport cuda_ipc, and checkpoint_engine without
+    #: parameter_server_gpus.
+    colocate: bool | None = None
     #: checkpoint_engine: the GPUs, as the trainer counts them, on which engines run, one engine process on each; None:
     #: the trainer's own.
     parameter_server_gpus: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None

@@ -1,7 +1,7 @@
 """``penstock run``: everything of a run on this machine, as child processes, until the trainer is done.
 
-    prepare ──> Redis ──> buffer, trainer, producer, workers ──> the trainer exits 0
-                                                                  └─> workers and producer, buffer, report, Redis
+    prepare ──> Redis ──> buffer, trainer, producer, workers or fleet ──> the trainer exits 0
+                                                    └─> workers and producer, buffer, report, Redis
 
 Parts that are left out (``without``) are for others to start: a trainer of one's own, say; the run then goes on until
 it is stopped.
@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,7 @@ from rich.console import Console
 from penstock.config import Config
 from penstock.connect import connect
 from penstock.errors import ConfigError, QueueUnavailable
+from penstock.gpus import visible_gpus
 from penstock.keys import Keys
 from penstock.live import Live
 from penstock.load_config import check_files, redact, save_resolved, secret_environment, without_settings
@@ -33,11 +34,13 @@ from penstock.logs import FORMAT
 from penstock.observer import Observer
 from penstock.payload_folder import PayloadFolder, is_folder
 from penstock.payload_servers import read
+from penstock.placement import Placement, place
 from penstock.preflight import check
 from penstock.processes import MAX_DEATHS, Child, last_lines, python_command, python_environment
 from penstock.redis_server import RedisServer, delete_run, holds_run, kept_password, with_url, write_address
 from penstock.run_config import CONFIG_FILE
 from penstock.run_folder import Record, RunFolder
+from penstock.run_parts import check_parts, parts_of
 
 Choice = Literal["resume", "fresh"] | None
 
@@ -49,9 +52,6 @@ LOOK_EVERY_S = 1.0
 STOP_S = 10.0
 #: After Ctrl-C workers get a second SIGTERM so late: hand back what is partial, do not drain on.
 HURRY_S = 2.0
-
-#: What may be left to be started by hand.
-PARTS = ("buffer", "trainer", "producer", "worker", "verifiers")
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 130, 141
 
@@ -94,16 +94,19 @@ def launch(
     console: Console | None = None,
     *,
     without: Collection[str] = (),
+    gpus: Sequence[str] | None = None,
 ) -> int:
     """Run to the end and return the exit code: 0 finished, 1 failed, 130 stopped. Blocks.
 
     Args:
-        without: parts that are not started here (``PARTS``); without the trainer it goes on until it is stopped.
+        without: parts that are not started (``penstock.run_parts``); without the trainer it goes on until stopped.
+        gpus: names of the GPUs of this machine; None: those that are found.
 
     Raises:
         ConfigError, QueueUnavailable: it could not start; nothing of it is left behind.
     """
-    _check_parts(without)
+    check_parts(without)
+    placement = place(config, visible_gpus() if gpus is None else gpus, without)
     folder, stop = RunFolder(config.run_dir), Stop()
     # A reader that left (``| head``) stops the run as a closed terminal does.
     live = Live(config, console, on_closed=stop.press)
@@ -113,7 +116,7 @@ def launch(
         clear = choice == "fresh" or (not resume and folder.record() is not None)
         with stop.installed():
             folder.make(resume=resume)
-            return _launch(_Run(config, folder, stop, live, without), clear=clear, resume=resume)
+            return _launch(_Run(config, folder, stop, live, placement, without), clear=clear, resume=resume)
 
 
 def _launch(run: "_Run", *, clear: bool, resume: bool) -> int:
@@ -127,12 +130,6 @@ def _launch(run: "_Run", *, clear: bool, resume: bool) -> int:
             run.abandon()
             raise
         return run.to_the_end()
-
-
-def _check_parts(without: Collection[str]) -> None:
-    """Refuse names that are no parts, with ConfigError."""
-    if unknown := sorted(set(without) - set(PARTS)):
-        raise ConfigError(f"--without {unknown[0]}: a run has the parts {', '.join(PARTS)}.")
 
 
 def prepare(config: Config) -> None:
@@ -207,12 +204,19 @@ class _Run:
     """One start of a run, from Redis to report."""
 
     def __init__(
-        self, config: Config, folder: RunFolder, stop: Stop, live: Live, without: Collection[str] = ()
+        self,
+        config: Config,
+        folder: RunFolder,
+        stop: Stop,
+        live: Live,
+        placement: Placement,
+        without: Collection[str] = (),
     ) -> None:
         self.config = config
         self.folder = folder
         self.stop = stop
         self.live = live
+        self.placement = placement
         self.without = without
         self.server: RedisServer | None = None
         self.server_deaths: list[float] = []
@@ -234,25 +238,16 @@ class _Run:
         self._clear_keys(clear=clear, resume=resume)
         save_resolved(self.config, self.folder.path / CONFIG_FILE)
         self.folder.write(self.record)
-        environment = self._environment()
-        for name, command, *arguments in self._parts():
-            argv = python_command("penstock.cli", command, "--config", str(self.folder.path / CONFIG_FILE))
-            child = Child(name, [*argv, *arguments], environment, self.folder.logs / f"{name}.log")
+        environment, config = self._environment(), str(self.folder.path / CONFIG_FILE)
+        for part in parts_of(self.config, self.placement, self.without):
+            argv = python_command("penstock.cli", *part.command, "--config", config, *part.arguments)
+            log_path = self.folder.logs / f"{part.name}.log"
+            child = Child(part.name, argv, environment | part.environment, log_path)
             self.children.append(child)
             self._unless_stopped()
             child.start()
-
         if "trainer" in self.without:
             self.live.event(f'The trainer is yours: Trainer(run="{self.config.run}"). Ctrl-C ends the run.')
-
-    def _parts(self) -> list[list[str]]:
-        """Of each process its name, its command and the arguments of that."""
-        parts = [["buffer", "buffer"], ["trainer", "trainer"], ["producer", "producer"]]
-        if self.config.reward.pool.kind == "rq":
-            parts.append(["verifiers", "verifiers", "--name", "verifiers"])
-        for index in range(self.config.worker.count):
-            parts.append([f"worker-{index}", "worker", "--name", f"worker-{index}"])
-        return [part for part in parts if part[1] not in self.without]
 
     def abandon(self) -> None:
         """After a start that failed: end what runs, and leave the folder as it was."""
@@ -417,6 +412,9 @@ class _Run:
         first = [child for child in self.children if child.name not in served_by]
         last = [child for child in self.children if child.name in served_by]
         limit_s = self.config.worker.drain_timeout_s + STOP_S if drain else STOP_S
+        if self.config.fleet.models:
+            # It ends its workers first, then what they need.
+            limit_s += 2 * STOP_S
         presses = self.stop.count
         self._stop_some(first, limit_s, presses, hurry=not drain)
         self._stop_some(last, STOP_S, presses, hurry=False)

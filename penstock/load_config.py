@@ -8,6 +8,7 @@ import difflib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -172,8 +173,10 @@ def _absolute(config: Config) -> Config:
             for name in ("train", "eval")
         }
     )
+    python = config.engine.python
     # A bare name is looked up on the PATH.
-    python = config.engine.python if os.sep not in config.engine.python else path(config.engine.python)
+    if os.sep in python or (python := shutil.which(python) or python) != config.engine.python:
+        python = path(python)
     engine = config.engine.model_copy(update={"python": python})
     models = [
         one.model_copy(update={"model_path": one.model_path and path(one.model_path)}) for one in config.fleet.models

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from penstock import __version__
 from penstock.config import Config
 
 Row = dict[str, Any]
@@ -128,7 +129,7 @@ def setup_versions(redis_version: str, engine_version: str) -> dict[str, str]:
         "redis": redis_version,
         "torch": _installed("torch"),
         "sglang": engine_version,
-        "penstock": _installed("penstock"),
+        "penstock": __version__,
     }
 
 

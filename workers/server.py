@@ -93,10 +93,13 @@ def _text(value: Any) -> str:
 
 
 def build_environment(config: EngineConfig) -> dict[str, str]:
-    """Environment variables of the server: the worker's, less its Python's, with ``engine.env`` on top."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
-    }
+    """Environment variables of the server: the worker's, with ``engine.env`` on top.
+
+    Those of the worker's Python are left out, for an interpreter of another environment: it would find our packages
+    before its own.
+    """
+    hidden = set() if is_own_python(config.python) else {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
     # Its own tools (ninja, ...) stand beside its interpreter.
     environment["PATH"] = str(Path(config.python).absolute().parent) + os.pathsep + environment.get("PATH", "")
     # /health then answers at once; penstock asks the scheduler itself (Engine.healthy).
@@ -104,6 +107,12 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
     if str(config.args.get("device", "")) == "cpu":
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
     return environment | config.env
+
+
+def is_own_python(python: str) -> bool:
+    """Whether an interpreter is the one that runs this: the same file in the same folder (environments link theirs)."""
+    mine, other = Path(sys.executable).absolute(), Path(python).absolute()
+    return mine.parent == other.parent and mine.resolve() == other.resolve()
 
 
 def check_python(config: EngineConfig) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock import cli, launch, observer, processes
+from penstock import cli, launch, observer, preflight, processes
 
 PARTS = Path(__file__).with_name("launch_parts.py")
 
@@ -36,6 +36,9 @@ def main() -> None:
     if "PENSTOCK_TEST_DRAW" not in os.environ:
         # matplotlib takes longer to import than everything else here.
         observer.draw = lambda config, rows, path: path.touch()
+    if "PENSTOCK_TEST_ANY_ENGINE" in os.environ:
+        preflight.check_engine = lambda python: None
+        preflight.check_engine_arguments = lambda config: None
     stand_in("penstock.snapshot", snapshot=lambda client, keys: {"step": int(client.incr("snapshots")), "version": 1})
     stand_in("penstock.audit", audit=lambda client, keys: Audit())
     cli.main()

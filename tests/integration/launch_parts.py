@@ -27,7 +27,7 @@ def main() -> int:
         os._exit(0)
     with (desk / f"{name}.pids").open("a") as file:
         file.write(f"{os.getpid()} {child}\n")
-    settings = {key: value for key, value in os.environ.items() if key.startswith("PENSTOCK_")}
+    settings = {key: value for key, value in os.environ.items() if key.startswith(("PENSTOCK_", "CUDA_"))}
     print(f"{name} says {what} {settings}", flush=True)
     if what == "exit":
         return int(argument)

@@ -191,6 +191,42 @@ def test_without_the_trainer_the_run_goes_on_until_it_is_stopped(desk: Desk) -> 
     assert desk.state() == "stopped"
 
 
+def test_each_engine_gets_gpus_of_its_own_behind_the_trainers(desk: Desk) -> None:
+    del desk.settings["engine"]
+    desk.settings["trainer"] = {"device": "cuda"}
+    desk.do("trainer", "exit-when go")
+    process = desk.start(CUDA_VISIBLE_DEVICES="4,GPU-x,6", PENSTOCK_TEST_ANY_ENGINE="1")
+    desk.up()
+    (desk.folder / "go").touch()
+    process.communicate(timeout=60)
+
+    said = {part: (desk.run_dir / "logs" / f"{part}.log").read_text() for part in PARTS}
+    seen = {part: re.findall(r"'CUDA_VISIBLE_DEVICES': '([^']*)'", text)[0] for part, text in said.items()}
+    assert seen["trainer"] == "4,GPU-x,6", "it counts by itself"
+    assert (seen["worker-0"], seen["worker-1"]) == ("GPU-x", "6")
+
+    code, _, err = desk.run("--gpus", "2", PENSTOCK_TEST_ANY_ENGINE="1")
+    assert code == 2
+    assert "takes 2 GPUs; this machine has 2 GPUs, and the trainer takes 1 of them: lower worker.count to 1" in err
+
+
+def test_a_run_with_a_fleet_starts_it_in_place_of_workers(desk: Desk) -> None:
+    del desk.settings["engine"]
+    desk.settings["trainer"] = {"device": "cuda"}
+    desk.settings["fleet"] = {"models": [{"name": "policy", "server_groups": [{"num_gpus": 2}]}]}
+    desk.do("trainer", "exit-when go")
+    process = desk.start(CUDA_VISIBLE_DEVICES="4,5,6", PENSTOCK_TEST_ANY_ENGINE="1")
+    until(lambda: desk.pids("fleet") and desk.pids("trainer") and (desk.run_dir / "queue.jsonl").exists())
+    (desk.folder / "go").touch()
+    _, err = process.communicate(timeout=60)
+
+    assert (process.returncode, err) == (0, "")
+    assert "'CUDA_VISIBLE_DEVICES': '5,6'" in (desk.run_dir / "logs" / "fleet.log").read_text()
+    assert not desk.pids("worker-0")
+    ended = (desk.folder / "ended").read_text().split()
+    assert ended.index("fleet") < ended.index("buffer"), "workers that drain need it"
+
+
 def test_ctrl_c_kills_what_does_not_listen(desk: Desk) -> None:
     desk.do("worker-0", "ignore")
     process = desk.start()
@@ -327,8 +363,15 @@ def test_fresh_starts_anew_and_resume_needs_a_run(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"engine": {"python": "/no/python"}}, "engine.python: there is no interpreter /no/python"),
-        ({"engine": {"python": sys.executable}}, "has no sglang; build the engine's environment with `make engine`"),
+        (
+            {"engine": {"python": "/no/python", "args": {"device": "cpu"}}},
+            "engine.python: there is no interpreter /no/python",
+        ),
+        (
+            {"engine": {"python": sys.executable, "args": {"device": "cpu"}}},
+            "has no sglang; build the engine's environment with `make engine`",
+        ),
+        ({"engine": {}}, "takes 2 GPUs; this machine has no GPU"),
         ({"prepare": ["absent.py"]}, "prepare: there is no script"),
         ({"prepare": ["broken.py"]}, "no luck today"),
         ({"model": {"path": "absent"}}, "model.path:"),

@@ -1,5 +1,6 @@
 """Configuration: three sources, one sentence per mistake, no secret shown."""
 
+import shutil
 import stat
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def test_paths_of_the_file_are_relative_to_it_and_the_rest_to_the_current_folder
     assert config.run_dir == here / "runs" / "demo"
     assert config.engine.python == str(here / ".engine/bin/python")
     assert other.model.path == str(here / "mine")
+    assert load_config(write(there), ["engine.python=sh"], {}).engine.python == shutil.which("sh")
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,22 @@
 
 import io
 import json
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+import penstock
 from penstock.config import Config
 from penstock.live import Live
 from penstock.report import draw, read_rows, setup_versions, summarize, write_summary
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -188,3 +193,13 @@ def test_a_line_that_says_the_same_comes_once_a_minute() -> None:
     text = shown(False, snapshots(), clock=lambda: now[0])
 
     assert [line[:7] for line in text.splitlines()] == ["[00:00]", "[01:00]", "[01:10]"]
+
+
+def test_the_version_of_penstock_is_told_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("penstock.report.version", not_installed)
+
+    assert setup_versions("7.2", "0.5.17")["penstock"] == penstock.__version__
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == penstock.__version__

@@ -48,6 +48,17 @@ def test_arguments_become_flags() -> None:
     assert "SGLANG_USE_CPU_ENGINE" not in servers.build_environment(EngineConfig())
 
 
+def test_a_server_of_another_environment_does_not_see_our_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    other = tmp_path / "python"
+    other.symlink_to(Path(sys.executable).resolve())
+
+    assert "PYTHONPATH" not in servers.build_environment(EngineConfig(python=str(other)))
+    assert servers.build_environment(EngineConfig(python=sys.executable))["PYTHONPATH"] == "/ours"
+
+
 @pytest.mark.parametrize("name", ["port", "model-path", "weight_version", "host"])
 def test_arguments_that_penstock_gives_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be set"):

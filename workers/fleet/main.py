@@ -343,7 +343,7 @@ class Fleet:
     # -- end
 
     def _finish(self) -> None:
-        """Drain the workers, then end the rest; a second signal hurries."""
+        """Drain the workers, then end the rest; a second signal has workers hand back what runs, a third one kills."""
         workers = [name for name, spec in self._specs.items() if spec.kind == "worker" and name in self._statuses]
         presses = self.stop.count
         self._end(workers, self.config.worker.drain_timeout_s + STOP_S, presses)
@@ -353,7 +353,12 @@ class Fleet:
         left, began = list(names), time.monotonic()
         for name in left:
             self.launcher.terminate(name)
-        while left and time.monotonic() - began < limit_s and self.stop.count == presses:
+        hurried = False
+        while left and time.monotonic() - began < limit_s and self.stop.count <= presses + 1:
+            if self.stop.count > presses and not hurried:
+                hurried, limit_s = True, time.monotonic() - began + STOP_S
+                for name in left:
+                    self.launcher.terminate(name)
             self._statuses = self.launcher.look()
             left = [name for name in left if self._statuses[name].state != "ended"]
             time.sleep(LOOK_S / 4)

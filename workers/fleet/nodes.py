@@ -1,13 +1,11 @@
 """Machines and which of their GPUs are free."""
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.config import Config
 from penstock.errors import ConfigError
+from penstock.gpus import visible_gpus
 
 LOOPBACK = "127.0.0.1"
 
@@ -18,23 +16,20 @@ class Node:
 
     host: str
     gpus: tuple[int, ...] = ()
+    #: What CUDA_VISIBLE_DEVICES calls each of them there; empty: their ids.
+    names: tuple[str, ...] = ()
+
+    def visible(self, gpus: Iterable[int]) -> str:
+        """CUDA_VISIBLE_DEVICES for these ids."""
+        return ",".join(self.names[self.gpus.index(gpu)] if self.names else str(gpu) for gpu in gpus)
 
 
 def local_nodes(config: Config) -> list[Node]:
     """The nodes of ``fleet.nodes``; without them this machine with the GPUs that this process may use."""
     if config.fleet.nodes:
         return [Node(node.host, tuple(range(node.num_gpus))) for node in config.fleet.nodes]
-    return [Node(LOOPBACK, tuple(range(_count_gpus())))]
-
-
-def _count_gpus() -> int:
-    # Empty means none; ids and MIG names both stand between commas.
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    names = visible_gpus()
+    return [Node(LOOPBACK, tuple(range(len(names))), names)]
 
 
 @dataclass(slots=True)
@@ -46,6 +41,9 @@ class Inventory:
     owners: dict[tuple[str, int], str] = field(default_factory=dict)
     #: Processes per host.
     load: dict[str, int] = field(default_factory=dict)
+
+    def node(self, host: str) -> Node:
+        return next(node for node in self.nodes if node.host == host)
 
     def free(self, node: Node) -> list[int]:
         return [gpu for gpu in node.gpus if (node.host, gpu) not in self.owners]

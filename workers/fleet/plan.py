@@ -301,7 +301,7 @@ class _Planner:
     ) -> EngineProcess:
         env = self.config.engine.env | group.env
         if rank.gpus:
-            env |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, rank.gpus))}
+            env |= {"CUDA_VISIBLE_DEVICES": self.inventory.node(rank.host).visible(rank.gpus)}
         host = self._address(rank)
         engine = self.config.engine.model_copy(
             update={"args": args, "env": env, "host": host, "port": ports["http"], "url": None}
