@@ -16,6 +16,8 @@ import logging
 import signal
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from types import FrameType
 
 from buffer.cutter import Cutter
@@ -51,6 +53,8 @@ EVENTS = 1024
 RETIRE_S, TIDY_S = 0.25, 60.0
 #: How often groups that take too long are looked for.
 LATE_S = 0.5
+#: Jobs that are brought back in one step, after a wait or from a lease; a look goes on until there are no more.
+CHUNK = 256
 #: Before the next try when a server does not answer; doubles.
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 
@@ -163,11 +167,11 @@ class Buffer:
                 state.refresh()
                 state.catch_up()
                 state.settle()
-                self._housekeep(retirement, last)
+                self._housekeep(retirement, last, alive)
                 holdings.tell(state)
                 scores.expire()
             if house.reclaim.is_due():
-                self._reclaim()
+                self._reclaim(alive)
             if house.late.is_due():
                 partial.tend()
             if house.tidy.is_due():
@@ -227,20 +231,32 @@ class Buffer:
             self._served[name] = time.monotonic()
         waiting.end()
 
-    def _housekeep(self, retirement: Retirement, last: str) -> None:
-        scripts.run(self.client, scripts.due(self._keys))
+    def _housekeep(self, retirement: Retirement, last: str, alive: Callable[[], None]) -> None:
+        while scripts.run(self.client, scripts.due(self._keys, CHUNK)) == CHUNK:
+            alive()
         retirement.park()
         retirement.seal()
         retirement.sweep()
         retirement.trim(last)
 
-    def _reclaim(self) -> None:
-        """Bring back jobs whose worker is gone."""
+    def _reclaim(self, alive: Callable[[], None]) -> None:
+        """Bring back every job whose worker is gone, a chunk at a time: others use Redis meanwhile."""
         lease_ms = int(self._config.worker.lease_s * 1000)
+        taken: Counter[tuple[str, str]] = Counter()
         for lane in LANES:
-            moved = scripts.run(self.client, scripts.reclaim(self._keys, lane, self._reclaimer, lease_ms))
-            for job, worker, where in moved if isinstance(moved, list) else ():
-                log.warning("job %s was taken from worker %s, whose lease ran out; it is in %s now", job, worker, where)
+            while True:
+                alive()
+                call = scripts.reclaim(self._keys, lane, self._reclaimer, lease_ms, CHUNK)
+                moved = scripts.run(self.client, call)
+                if isinstance(moved, str):
+                    return  # not our turn
+                taken.update((worker, where) for _, worker, where in moved)
+                for job, worker, where in moved:
+                    log.debug("job %s was taken from worker %s; it is in %s now", job, worker, where)
+                if len(moved) < CHUNK:
+                    break
+        for (worker, where), count in taken.items():
+            log.warning("%d jobs were taken from worker %s, whose leases ran out; they are in %s", count, worker, where)
 
     def _waiting(self, who: str) -> Waiting:
         if who not in self._waits:
