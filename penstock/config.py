@@ -11,11 +11,9 @@ from penstock.fleet_config import FleetConfig, RouterConfig
 from penstock.keys import check_name
 from penstock.payload_folder import is_folder, path_of
 from penstock.pool_config import PoolConfig
+from penstock.redaction import MASK
 from penstock.section import Positive, Seconds, Section
 from penstock.subscription_config import SubscriptionConfig
-
-#: Stands for a password in files and logs; a URL that has it cannot be used.
-MASK = "***"
 
 #: Most versions between drawing and training that a mode allows; async takes what is given.
 MODE_BOUND = {"sync": 0, "one_step": 1}
@@ -27,7 +25,7 @@ STREAM_TOKENS = 16
 
 def check_url(url: str) -> str:
     """``url`` if it may be the address of a Redis; else ValueError that says what to write."""
-    if f":{MASK}@" in url or f"password={MASK}" in url:
+    if f":{MASK}@" in url or f"password={MASK}" in url.lower():
         raise ValueError("has a masked password; set the real URL, for instance by PENSTOCK_REDIS__URL")
     if sentinel.is_sentinel(url):
         sentinel.parse(url)

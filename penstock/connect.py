@@ -26,7 +26,7 @@ from redis.sentinel import MasterNotFoundError
 
 from penstock import sentinel
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueRefused, QueueUnavailable
-from penstock.load_config import redact
+from penstock.redaction import know_url, redact
 
 #: Oldest Redis whose semantics penstock is built on; the embedded server's.
 MIN_VERSION = (6, 2)
@@ -132,6 +132,7 @@ def _client(kind: Any, url: str, timeout_s: float, retry: Any) -> Any:
     }
     if not url.startswith("unix://"):  # nothing to be kept alive there
         options["socket_keepalive"] = True
+    know_url(url)
     try:
         if sentinel.is_sentinel(url):
             return sentinel.client(kind, url, options)

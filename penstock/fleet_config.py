@@ -1,17 +1,15 @@
 """Section ``fleet``: which engines of which models run where; and ``engine.router``."""
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from penstock.errors import ConfigError
 from penstock.keys import check_name
+from penstock.redaction import is_secret
 from penstock.section import Positive, Seconds, Section
 
 WorkerType = Literal["regular", "prefill", "decode", "encoder", "placeholder"]
-#: Variables whose values must not be shown.
-SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
 Port = Annotated[int, Field(gt=0, le=65535)]
 
 
@@ -118,7 +116,7 @@ class GroupConfig(Section):
     @field_validator("env")
     @classmethod
     def _env_is_no_secret(cls, env: dict[str, str]) -> dict[str, str]:
-        if secret := next((name for name in env if SECRET_NAME.search(name)), None):
+        if secret := next((name for name, value in env.items() if is_secret(name, value)), None):
             raise ValueError(f"{secret} would be shown by the plan: put secrets into engine.env, where they are masked")
         return env
 

@@ -17,17 +17,14 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from penstock.config import MASK, Config
+from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.fleet_config import SECRET_NAME
+from penstock.redaction import MASK, has_password, is_secret, know, know_url
+from penstock.redaction import redact as redact
 
 #: Variables ``PENSTOCK_A__B`` set ``a.b``; those of tests are no configuration.
 ENV_PREFIX = "PENSTOCK_"
 ENV_PREFIX_TESTS = "PENSTOCK_TEST_"
-
-# Up to the last @: a password may hold one.
-_PASSWORD = re.compile(r"""(?<=://)([^:/@\s]*):([^\s"']*)@""")
-_PASSWORD_OPTION = re.compile(r"""(?<=[?&])([a-z_]*password)=[^&\s"']*""")
 
 Path_ = tuple[str, ...]
 
@@ -56,6 +53,7 @@ def load_config(path: Path, overrides: list[str], environ: Mapping[str, str] | N
         config = Config.model_validate(values)
     except ValidationError as exc:
         raise ConfigError("\n".join(_sentences(exc, where, str(path)))) from None
+    _remember(config)
     return _absolute(config)
 
 
@@ -79,12 +77,6 @@ def secret_environment(config: Config) -> dict[str, str]:
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """``environ`` less the variables that set keys: they are in the resolved file, where arguments may have won."""
     return {name: value for name, value in environ.items() if not _is_setting(name)}
-
-
-def redact(text: str) -> str:
-    """``text`` with the password of every URL in it masked."""
-    masked = _PASSWORD.sub(lambda match: f"{match[1]}:{MASK}@", text)
-    return _PASSWORD_OPTION.sub(lambda match: f"{match[1]}={MASK}", masked)
 
 
 def check_files(config: Config, *, data: bool = True, model: bool = True) -> None:
@@ -368,13 +360,23 @@ def _secrets(values: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
         (("engine", "url"), values["engine"]["url"]),
     ]
     urls += [(("redis", "payload_servers", name), url) for name, url in values["redis"]["payload_servers"].items()]
-    yield from ((key, url) for key, url in urls if url is not None and redact(url) != url)
-    for name, value in values["engine"]["env"].items():
-        if SECRET_NAME.search(name):
-            yield ("engine", "env", name), value
+    yield from ((key, url) for key, url in urls if url is not None and has_password(url))
+    for section in ("env", "args"):
+        for name, value in values["engine"][section].items():
+            if is_secret(name, value):
+                yield ("engine", section, name), value
+
+
+def _remember(config: Config) -> None:
+    """Have the secrets of a configuration masked in whatever this process shows."""
+    for key, value in _secrets(config.model_dump(mode="json")):
+        if key[0] == "redis" or key[1] == "url":
+            know_url(value)
+        else:
+            know(str(value))
 
 
 def _masked(values: dict[str, Any]) -> dict[str, Any]:
     for key, value in list(_secrets(values)):
-        _put(values, key, redact(value) if redact(value) != value else MASK, "secrets")
+        _put(values, key, MASK if key[1] in ("env", "args") else redact(value), "secrets")
     return values

@@ -3,8 +3,7 @@
 import shlex
 from typing import Any
 
-from penstock.config import MASK
-from penstock.fleet_config import SECRET_NAME
+from penstock.redaction import MASK, is_secret
 from workers.fleet.plan import Plan
 
 
@@ -62,7 +61,7 @@ def _feeds(plan: Plan, worker: str) -> str:
 
 
 def _masked(environment: dict[str, str]) -> dict[str, str]:
-    return {name: MASK if SECRET_NAME.search(name) else value for name, value in environment.items()}
+    return {name: MASK if is_secret(name, value) else value for name, value in environment.items()}
 
 
 def as_text(plan: Plan) -> str:

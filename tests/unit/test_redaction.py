@@ -1,0 +1,91 @@
+"""What must not be shown is masked, however it is written; what penstock advises stays readable."""
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from penstock import redaction
+from penstock.logs import set_up
+from penstock.redaction import is_secret, know, know_url, redact
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a redis://u:hu@sh@h:1/0 b", "a redis://u:***@h:1/0 b"),
+        ("redis://:pa ss\"w'd@h:1/0", "redis://:***@h:1/0"),
+        ('at redis://:a b@h:1 and redis://:c"d@h:2', "at redis://:***@h:1 and redis://:***@h:2"),
+        ("redis://h:1?PASSWORD=hush", "redis://h:1?PASSWORD=***"),
+        (
+            '{"url": "redis+sentinel://h/n?sentinel_password=hush"}',
+            '{"url": "redis+sentinel://h/n?sentinel_password=***"}',
+        ),
+        ("https://h/x?a=1&api_key=hush&b=2", "https://h/x?a=1&api_key=***&b=2"),
+        ("https://h/x?Token=hu'sh.", "https://h/x?Token=***."),
+        # What penstock itself advises, and what holds no secret.
+        ("write redis://[:PASSWORD@]HOST:PORT/DB", "write redis://[:PASSWORD@]HOST:PORT/DB"),
+        ("redis.url (redis://:PASSWORD@HOST:PORT)", "redis.url (redis://:PASSWORD@HOST:PORT)"),
+        ("redis://h:6379/0 knows no job d@0", "redis://h:6379/0 knows no job d@0"),
+        ("https://h/x?page=2", "https://h/x?page=2"),
+    ],
+)
+def test_secrets_in_addresses_are_masked(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+def test_a_secret_that_is_known_is_masked_however_it_is_quoted() -> None:
+    secret = "p\" s'@/ü"
+    know(secret)
+    for way in (f"refused {secret}!", json.dumps({"x": secret}), repr([secret]), "redis://:p%22%20s%27%40%2F%C3%BC@h"):
+        assert "***" in redact(way)
+        assert not {'p"', "p%22", 'p\\"'} & set(redact(way).replace("***", " ").split())
+    know_url("redis://:a%20b%22c@h:1/0")
+    assert redact('the password is a b"c or a%20b%22c') == "the password is *** or ***"
+    know("abc")
+    assert redact("abcdef") == "abcdef", "too short to be told from a word"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        *(
+            (name, "x", True)
+            for name in ("HF_TOKEN", "DATABASE_DSN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "SIGNING_KEY")
+        ),
+        *((name, "x", True) for name in ("api-key", "PGPASSWORD", "MYSECRET", "DB_PASS", "KEY", "BASIC_AUTH")),
+        *((name, "x", False) for name in ("TOKENIZERS_PARALLELISM", "max-total-tokens", "tokenizer-path", "KEYBOARD")),
+        *((name, "x", False) for name in ("MONKEY", "PATH", "PASSAGE", "NCCL_DEBUG")),
+        ("DATABASE", "postgres://me:hush@h/db", True),
+        ("DATABASE", "postgres://h/db", False),
+    ],
+)
+def test_names_and_values_that_are_secret(name: str, value: str, secret: bool) -> None:
+    assert is_secret(name, value) is secret
+
+
+@pytest.fixture
+def root_logging() -> Iterator[None]:
+    before = logging.root.handlers[:], logging.root.level
+    yield
+    logging.root.handlers[:], logging.root.level = before[0], before[1]
+
+
+@pytest.mark.usefixtures("root_logging")
+def test_logs_and_their_tracebacks_mask_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    know("hush hush")
+    set_up("part")
+    try:
+        raise ValueError("hush hush")
+    except ValueError:
+        logging.getLogger("x").exception("the word is %s", "hush hush")
+    said = capsys.readouterr().err
+    assert "the word is ***" in said
+    assert "ValueError: ***" in said
+    assert "hush" not in said
