@@ -205,16 +205,13 @@ class Producer:
     def _check_source(self) -> None:
         """The prompts must be those that the position was counted in."""
         mine = self._source.fingerprint(self._evals)
-        self._control.do(lambda client: client.hsetnx(self._keys.source, "fingerprint", mine))
-        theirs = self._control.do(lambda client: client.hget(self._keys.source, "fingerprint")).decode()
-        if theirs != mine:
+        sizes = {"epoch_lines": len(self._source), "eval_jobs": sum(map(len, self._evals))}
+        if self._control.call(scripts.identify(self._keys, mine, sizes)) != mine:
             raise ConfigError(
                 f"Run {self._config.run!r} was started with other prompts (or another seed or order): its position "
                 "would mean other jobs. Bring the files back, or start a run with another name."
             )
         lengths = ",".join(f"{d.config.name}:{len(d)}" for d in self._source.datasets)
-        sizes = {"epoch_lines": len(self._source), "eval_jobs": sum(map(len, self._evals))}
-        self._control.do(lambda client: client.hset(self._keys.source, mapping=sizes))
         log.info("prompts: %s (%d per epoch)", lengths, len(self._source))
 
     def _is_full(self) -> bool:

@@ -5,6 +5,7 @@
 -- Returns: 'ok' | 'owner' | 'role' | 'unknown' | 'diverged' | 'committed' | 'full'
 -- Atomic because what is listed is freed with the batch, and because nothing may be added to a batch that this rank,
 -- or everybody, has committed (T13). The key carries digest and gen: what an older lineage writes late, nobody reads.
+freeing(ARGV[1]) -- a trainer that goes on is what empties a full Redis
 local n, rank, role, most = tonumber(ARGV[4]), tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
 if not owns(KEYS[1], ARGV[2], ARGV[3]) then return 'owner' end
 local s = redis.call('HMGET', KEYS[1], 'cursor', 'bits', 'roles')

@@ -34,7 +34,7 @@ from penstock.scripts.leader import (
     tidy,
 )
 from penstock.scripts.operator import Recount, cancel, check_group, collect, recount, requeue, unsubscribe
-from penstock.scripts.producer import Admission, admit, swap
+from penstock.scripts.producer import Admission, admit, identify, swap
 from penstock.scripts.shared import ensure_lanes, note, server
 from penstock.scripts.trainer import (
     MOVED,
@@ -115,6 +115,7 @@ __all__ = [
     "extend",
     "fail",
     "grant",
+    "identify",
     "is_demoted",
     "join",
     "judge",

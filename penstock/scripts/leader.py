@@ -172,7 +172,8 @@ def expire(keys: Keys, lead: Leadership, job: str) -> Call[int]:
 
 def rolled_back(keys: Keys, lost: Mapping[str, int]) -> Call[int]:
     """Keep by how much counters went back when Redis forgot acknowledged writes."""
-    return Call(script("rolled_back"), [keys.counters], [part for pair in lost.items() for part in pair], int)
+    flat: list[Value] = [part for pair in lost.items() for part in pair]
+    return Call(script("rolled_back"), [keys.counters], [keys.prefix, *flat], int)
 
 
 def seal(

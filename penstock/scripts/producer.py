@@ -1,6 +1,6 @@
 """Verbs of the producer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,12 @@ def admit(
     return Call(script("admit"), [keys.source, keys.subs, keys.clock, *subs], args, parse)
 
 
+def identify(keys: Keys, fingerprint: str, sizes: Mapping[str, int]) -> Call[str]:
+    """Say in what prompts the positions of the source are counted; the fingerprint that was told first."""
+    flat: list[Value] = [part for pair in sizes.items() for part in pair]
+    return Call(script("identify"), [keys.source], [keys.prefix, fingerprint, *flat], text)
+
+
 def swap(keys: Keys, field: str, read: int, number: int) -> Call[int]:
     """Move a number of the source from ``read`` to ``number``, unless it moved meanwhile; the number that is there."""
-    return Call(script("swap"), [keys.source], [field, read, number], int)
+    return Call(script("swap"), [keys.source], [keys.prefix, field, read, number], int)

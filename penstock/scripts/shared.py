@@ -1,15 +1,14 @@
 """Verbs that all say, and what must be there before any."""
 
 import redis
-from redis.exceptions import ResponseError
 
 from penstock.keys import LANES, Keys
-from penstock.scripts.call import Call, script
+from penstock.scripts.call import Call, run, script
 
 
 def server(keys: Keys, name: str, record: bytes, *, only_new: bool = False) -> Call[int]:
     """Make a payload server known, or change its state; the directory's revision, 0 where nothing was changed."""
-    return Call(script("server"), [keys.servers], [name, record, int(only_new)], int)
+    return Call(script("server"), [keys.servers], [keys.prefix, name, record, int(only_new)], int)
 
 
 def note(keys: Keys, records: str, field: str, record: bytes) -> Call[int]:
@@ -18,10 +17,5 @@ def note(keys: Keys, records: str, field: str, record: bytes) -> Call[int]:
 
 
 def ensure_lanes(client: "redis.Redis", keys: Keys) -> None:
-    """Create the job streams and their consumer group. Idempotent; blocks for one round trip per lane."""
-    for lane in LANES:
-        try:
-            client.xgroup_create(keys.jobs(lane), "workers", id="0", mkstream=True)
-        except ResponseError as exc:
-            if "BUSYGROUP" not in str(exc):
-                raise
+    """See that the job streams and their consumer group are there, a full Redis too. Idempotent; one round trip."""
+    run(client, Call(script("lanes"), [keys.jobs(lane) for lane in LANES], [keys.prefix], int))
