@@ -7,7 +7,8 @@ the engine drew with, T6), A the advantage, sg stop-gradient. With L(r) a loss o
 - ``decoupled``: w L(π_θ / π_old), w = sg(min(π_old / μ, C)). Decoupled PPO (Hilton et al. 2021, arXiv 2110.00641) as
   AReaL uses it (Fu et al. 2025, arXiv 2505.24298); where π_old differs from μ by engine against trainer alone, it is
   the truncated importance sampling that Yao et al. 2025 put on PPO ("Your Efficient RL Framework Secretly Brings You
-  Off-Policy RL Training").
+  Off-Policy RL Training"). With one optimizer step per batch π_θ is π_old, so that r is 1, no clip acts, and what is
+  left is the gradient of ``truncated``: it takes several (``trainer.minibatches``, ``trainer.epochs``) to differ.
 - ``truncated``: -w A log π_θ, w = sg(min(π_θ / μ, C)): truncated importance sampling of the plain policy gradient
   (Ionides 2008; the ρ of V-trace, Espeholt et al. 2018, arXiv 1802.01561). No π_old, no clip.
 
@@ -20,7 +21,7 @@ Everything here is a pure function of tensors of one shape, [B, L] or [T].
 import torch
 from torch import Tensor
 
-from consumers.losses import RatioLoss, TokenLoss, ppo, ratio, reinforce
+from consumers.losses import DUAL_CLIP, RatioLoss, TokenLoss, log_ratio, ppo, reinforce
 
 __all__ = ["DEFAULT_CAP", "TokenLoss", "bypass", "decoupled", "token_logprobs", "truncated"]
 
@@ -56,6 +57,7 @@ def bypass(
     *,
     loss: RatioLoss = ppo,
     segments: Tensor | None = None,
+    dual_clip: float | None = DUAL_CLIP,
 ) -> TokenLoss:
     """L(r) with r = π_θ / μ.
 
@@ -63,9 +65,9 @@ def bypass(
         logprobs: log π_θ, carries the gradient.
         behaviour: log μ.
         mask: bool; where False, nothing is computed and the loss is 0.
-        loss, segments: see ``losses``.
+        loss, segments, dual_clip: see ``losses``.
     """
-    return loss(logprobs, behaviour, advantages, mask, clip_low, clip_high, segments)
+    return loss(logprobs, behaviour, advantages, mask, clip_low, clip_high, segments, dual_clip)
 
 
 def decoupled(
@@ -80,6 +82,7 @@ def decoupled(
     *,
     loss: RatioLoss = ppo,
     segments: Tensor | None = None,
+    dual_clip: float | None = DUAL_CLIP,
 ) -> TokenLoss:
     """w L(r) with r = π_θ / π_old and w = min(π_old / μ, cap), through which no gradient flows.
 
@@ -87,16 +90,17 @@ def decoupled(
         old: log π_old, from one pass over the whole batch before its first optimizer step.
         The others are as for ``bypass``.
     """
-    weight = ratio(old, behaviour, mask).clamp(max=cap).detach()
-    of, clipped = loss(logprobs, old.detach(), advantages, mask, clip_low, clip_high, segments)
-    return TokenLoss(weight * of, clipped)
+    away, beyond = log_ratio(old.detach(), behaviour.detach(), mask)
+    of = loss(logprobs, old.detach(), advantages, mask, clip_low, clip_high, segments, dual_clip)
+    return of._replace(loss=away.exp().clamp(max=cap) * of.loss, clamped=of.clamped | beyond)
 
 
 def truncated(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, cap: float) -> TokenLoss:
     """-w A log π_θ with w = min(π_θ / μ, cap), through which no gradient flows.
 
     Returns:
-        ``clipped`` marks the tokens whose weight the cap changed.
+        ``high`` marks the tokens whose weight the cap changed.
     """
-    plain = ratio(logprobs, behaviour, mask).detach()
-    return TokenLoss(plain.clamp(max=cap) * reinforce(logprobs, advantages, mask).loss, (plain > cap) & mask)
+    away, beyond = log_ratio(logprobs.detach(), behaviour, mask)
+    plain, of = away.exp(), reinforce(logprobs, advantages, mask)
+    return of._replace(loss=plain.clamp(max=cap) * of.loss, high=(plain > cap) & mask, clamped=beyond)

@@ -16,6 +16,7 @@ from torch import Tensor
 from consumers import corrections, losses
 from consumers.batch import Batch
 from consumers.losses import TokenLoss
+from consumers.totals import Totals
 from penstock.config import TrainerConfig
 from penstock.errors import PenstockError
 
@@ -70,8 +71,10 @@ class GRPO:
         With more than one rank it blocks until all have called it. A batch without any loss token changes nothing.
 
         Returns:
-            ``loss`` (token mean), ``grad_norm`` (before the clip), ``clip_frac`` (share of loss tokens),
-            ``tokens`` (loss tokens), ``entropy`` (mean of -log π_θ of the drawn tokens, an estimate), ``lr``,
+            ``loss`` (token mean), ``grad_norm`` (before the clip), ``tokens`` (loss tokens), ``entropy`` (mean of
+            -log π_θ of the drawn tokens, an estimate), ``lr``; as shares of the loss tokens ``clip_frac`` and its parts
+            ``clip_low_frac``, ``clip_high_frac`` and ``clip_dual_frac``, and ``ratio_clamped_frac`` (see ``losses``);
+            of r = π_θ / μ ``ess``, ``k3``, ``ratio_min``, ``_p01``, ``_p50``, ``_p99`` and ``_max`` (see ``totals``);
             ``logprob_diff_mean`` and ``_max`` (|log π_θ - log μ| before the step, what staleness and the difference
             between engine and trainer make of it), ``logprob_diff_fresh_mean`` and ``_max`` (of tokens at staleness 0:
             the difference between engine and trainer alone, if there is one batch per version), ``skipped``.
@@ -84,13 +87,13 @@ class GRPO:
         micros = [_to(micro, self.device) for micro in batch.micro_batches(self.config.max_tokens, self.max_samples)]
         metrics: dict[str, float] = {}
         olds = self.old_logprobs(micros) if self.config.correction == "decoupled" else [None] * len(micros)
+        totals = Totals(self.device)
         for epoch in range(self.epochs):
             self.optimizer.zero_grad(set_to_none=True)
-            totals = Totals(self.device)
             for micro, old in zip(micros, olds, strict=True):
-                self._backward(micro, old, totals)
+                self._backward(micro, old, totals, first=epoch == 0)
             self._average_gradients()
-            if epoch == 0:
+            if epoch == self.epochs - 1:
                 metrics = totals.reduce(self.dp_size, self.process_group)
             metrics["grad_norm"] = self._apply(batch)
         return metrics | {"lr": float(self.optimizer.param_groups[0]["lr"]), "skipped": 0.0}
@@ -115,15 +118,16 @@ class GRPO:
 
     def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
         """[B, L] loss per token by the configured loss and correction."""
-        clips = (self.config.clip_low, self.config.clip_high)
-        cap = self.config.weight_cap or corrections.DEFAULT_CAP
+        config = self.config
+        cap = config.weight_cap or corrections.DEFAULT_CAP
         behaviour, advantages, mask = micro["logprobs"], micro["advantages"], micro["loss_mask"]
-        if self.config.correction == "truncated":
+        if config.correction == "truncated":
             return corrections.truncated(logprobs, behaviour, advantages, mask, cap)
-        loss = losses.RATIO_LOSSES[self.config.loss]
+        clips = (config.clip_low, config.clip_high)
+        how: Any = {"loss": losses.RATIO_LOSSES[config.loss], "dual_clip": config.dual_clip}
         if old is None:
-            return corrections.bypass(logprobs, behaviour, advantages, mask, *clips, loss=loss)
-        return corrections.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap, loss=loss)
+            return corrections.bypass(logprobs, behaviour, advantages, mask, *clips, **how)
+        return corrections.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap, **how)
 
     def denominator(self, micro: Micro) -> float:
         """What this rank's sum over tokens is divided by, so that averaged gradients are the mean of all (T10)."""
@@ -139,13 +143,15 @@ class GRPO:
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps = int(state["steps"])
 
-    def _backward(self, micro: Micro, old: Tensor | None, totals: "Totals") -> None:
+    def _backward(self, micro: Micro, old: Tensor | None, totals: Totals, *, first: bool) -> None:
         logprobs = self.logprobs(micro)
         token_loss = self.token_loss(micro, logprobs, old)
         weights = losses.token_weights(micro["loss_mask"], self.config.aggregation)
         loss = (token_loss.loss * weights).sum() / self.denominator(micro)
         loss.backward()  # type: ignore[no-untyped-call]
-        totals.add(micro, logprobs.detach(), token_loss)
+        now = logprobs.detach()
+        before = (now if old is None else old) if first else None
+        totals.add(micro["loss_mask"], micro["staleness"], now, micro["logprobs"], token_loss, before)
 
     def _average_gradients(self) -> None:
         """Mean over ranks, in one all-reduce per dtype; a parameter unused on this rank counts as zero."""
@@ -178,52 +184,6 @@ class GRPO:
         self.optimizer.step()
         self.steps += 1
         return norm
-
-
-class Totals:
-    """Sums and maxima over the loss tokens of a step, kept on the device until they are read once."""
-
-    def __init__(self, device: torch.device) -> None:
-        #: loss, clipped, -log π_θ, |difference|, tokens, |difference| and number of fresh tokens
-        self.sums = torch.zeros(7, dtype=torch.float64, device=device)
-        #: largest |difference|, of all and of fresh tokens
-        self.maxima = torch.zeros(2, dtype=torch.float64, device=device)
-
-    def add(self, micro: Micro, logprobs: Tensor, token_loss: TokenLoss) -> None:
-        mask = micro["loss_mask"]
-        fresh = mask & (micro["staleness"] == 0)
-        difference = torch.where(mask, logprobs - micro["logprobs"], 0.0).abs()
-        self.sums += torch.stack(
-            [
-                token_loss.loss.detach().sum(dtype=torch.float64),
-                token_loss.clipped.sum(),
-                -(logprobs * mask).sum(dtype=torch.float64),
-                difference.sum(dtype=torch.float64),
-                mask.sum(),
-                (difference * fresh).sum(dtype=torch.float64),
-                fresh.sum(),
-            ]
-        )
-        maxima = torch.stack([difference.max(), (difference * fresh).max()])
-        self.maxima = torch.maximum(self.maxima, maxima.double())
-
-    def reduce(self, dp_size: int, process_group: dist.ProcessGroup | None) -> dict[str, float]:
-        """Means and maxima over all ranks."""
-        if dp_size > 1:
-            dist.all_reduce(self.sums, group=process_group)
-            dist.all_reduce(self.maxima, op=dist.ReduceOp.MAX, group=process_group)
-        loss, clipped, surprise, difference, tokens, fresh_difference, fresh = self.sums.tolist()
-        largest, fresh_largest = self.maxima.tolist()
-        return {
-            "loss": loss / max(tokens, 1),
-            "clip_frac": clipped / max(tokens, 1),
-            "entropy": surprise / max(tokens, 1),
-            "logprob_diff_mean": difference / max(tokens, 1),
-            "logprob_diff_max": largest,
-            "logprob_diff_fresh_mean": fresh_difference / max(fresh, 1),
-            "logprob_diff_fresh_max": fresh_largest,
-            "tokens": tokens,
-        }
 
 
 def _to(micro: Micro, device: torch.device) -> Micro:

@@ -377,6 +377,9 @@ class TrainerConfig(Section):
     max_grad_norm: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.2
+    #: Where a losing token (advantage below 0) has become this many times as likely, it is not pushed further (dual
+    #: clip, arXiv 1912.09729); of ppo and gspo, whose clips leave that open. null: no such bound.
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
     #: How rewards become advantages (consumers/advantages.py).
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
     #: Loss per token (consumers/losses.py); gspo wants clips of about 3e-4 and aggregation sample.

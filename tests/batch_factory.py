@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from consumers import advantages
 from consumers.batch import Batch
 from penstock import payloads
 from penstock.messages import Job, Manifest, Row, Sample
@@ -133,6 +134,7 @@ def make_batch(
     dp_size: int = 1,
     row_changes: dict[int, Any] | None = None,
     store: Any = None,
+    advantage: advantages.Kind = "grpo",
     **changes: Any,
 ) -> Batch:
     """One rank's share of a batch of ``samples``; ``row_changes`` falsifies rows by index."""
@@ -150,6 +152,7 @@ def make_batch(
         dp_rank=dp_rank,
         dp_size=dp_size,
         store=store,
+        advantage=advantage,
     )
 
 

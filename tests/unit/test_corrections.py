@@ -9,7 +9,7 @@ from torch import Tensor
 
 from consumers import corrections
 
-LOW, HIGH, CAP = 0.2, 0.3, 2.0
+LOW, HIGH, CAP, DUAL = 0.2, 0.3, 2.0, 3.0
 
 torch.manual_seed(0)
 # Ratios from 0.3 to 3, both signs of advantage, so that every branch of min and clip is taken.
@@ -22,14 +22,17 @@ def clip(ratio: float) -> float:
     return min(max(ratio, 1 - LOW), 1 + HIGH)
 
 
+def objective(ratio: float, advantage: float) -> float:
+    plain = min(ratio * advantage, clip(ratio) * advantage)
+    return max(plain, DUAL * advantage) if advantage < 0 else plain
+
+
 def bypass_written_out(theta: float, mu: float, advantage: float) -> float:
-    ratio = math.exp(theta - mu)
-    return -min(ratio * advantage, clip(ratio) * advantage)
+    return -objective(math.exp(theta - mu), advantage)
 
 
 def decoupled_written_out(theta: float, old: float, mu: float, advantage: float) -> float:
-    ratio = math.exp(theta - old)
-    return -min(math.exp(old - mu), CAP) * min(ratio * advantage, clip(ratio) * advantage)
+    return -min(math.exp(old - mu), CAP) * objective(math.exp(theta - old), advantage)
 
 
 def expected(one: Callable[[int, int, float], float]) -> tuple[Tensor, Tensor]:

@@ -78,7 +78,10 @@ def expected_gradient(
             )
             ratio = torch.exp(theta[t] - base)
             clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-            loss = loss - weight * torch.minimum(ratio * advantage, clipped * advantage) / num_tokens
+            objective = torch.minimum(ratio * advantage, clipped * advantage)
+            if advantage < 0:
+                objective = objective.clamp(min=3.0 * advantage)
+            loss = loss - weight * objective / num_tokens
     model.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     return gradient(model)
@@ -279,9 +282,9 @@ def test_T9_both_corrections_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -
     original = GRPO.token_loss
 
     def twice(self: GRPO, micro: Micro, logprobs: Tensor, old: Tensor | None) -> corrections.TokenLoss:
-        loss, clipped = original(self, micro, logprobs, old)
+        of = original(self, micro, logprobs, old)
         weight = torch.where(micro["loss_mask"], logprobs - micro["logprobs"], 0.0).exp().clamp(max=2.0).detach()
-        return corrections.TokenLoss(weight * loss, clipped)
+        return of._replace(loss=weight * of.loss)
 
     monkeypatch.setattr(GRPO, "token_loss", twice)
     assert honest < TOLERANCE
@@ -348,12 +351,11 @@ def test_a_batch_without_loss_changes_nothing() -> None:
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_named() -> None:
     model = near_model()
     samples = drawn()
-    samples[3].logprobs[-1] = -300.0
-    samples[3].reward = -50.0
+    samples[3].reward = -1e30
     trainer = GRPO(model, torch.optim.SGD(model.parameters(), lr=0.5), config())
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(PenstockError, match=r"batch 1: the norm of its gradient is (inf|nan)"):
-        trainer.step(make_batch(samples))
+        trainer.step(make_batch(samples, advantage="dr_grpo"))
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
     assert trainer.steps == 0
 

@@ -20,7 +20,7 @@ from penstock.config import TrainerConfig
 from penstock.messages import Job, Sample
 from tests.batch_factory import logprobs_of, make_batch, tiny_model
 
-LOW, HIGH, CAP = 0.03, 0.05, 2.0
+LOW, HIGH, CAP, DUAL = 0.03, 0.05, 2.0, 3.0
 Array = NDArray[Any]
 
 torch.manual_seed(0)
@@ -39,9 +39,14 @@ def clip(ratio: Array) -> Array:
     return np.minimum(np.maximum(ratio, 1 - LOW), 1 + HIGH)
 
 
+def objective(ratio: Array, advantage: Array) -> Array:
+    """min(r A, clip(r) A), and where A < 0 not below the dual clip."""
+    plain = np.minimum(ratio * advantage, clip(ratio) * advantage)
+    return np.where(advantage < 0, np.maximum(plain, DUAL * advantage), plain)
+
+
 def ppo_np(theta: Array, proximal: Array) -> Array:
-    ratio = np.exp(theta - proximal)
-    return np.where(mask, -np.minimum(ratio * adv, clip(ratio) * adv), 0)
+    return np.where(mask, -objective(np.exp(theta - proximal), adv), 0)
 
 
 def gspo_np(theta: Array, proximal: Array) -> Array:
@@ -51,7 +56,7 @@ def gspo_np(theta: Array, proximal: Array) -> Array:
         if len(drawn):
             s = np.exp(sum(theta[row, t] - proximal[row, t] for t in drawn) / len(drawn))
             for t in drawn:
-                out[row, t] = -min(s * adv[row, t], float(clip(s)) * adv[row, t])
+                out[row, t] = -objective(s, adv[row, t])
     return out
 
 
@@ -225,6 +230,7 @@ def loss_np(model: torch.nn.Module, samples: list[Sample], config: TrainerConfig
             ratio = (theta - proximal)[at].mean().exp().expand_as(theta)
         if config.loss in ("ppo", "gspo"):
             each = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+            each = each.clamp(max=-DUAL * advantage) if advantage < 0 else each
         elif config.loss == "cispo":
             each = -ratio.detach().clamp(low, high) * advantage * theta
         else:
