@@ -61,7 +61,11 @@ def list_(
     table(groups, ["group", "worker_type", "engines", "leaving", "refused"], f"fleet on {state['host']}")
     table(state["processes"], ["name", "kind", "host", "state", "pid", "starts", "why"], "processes")
     if auto := state.get("autoscale"):
-        typer.echo(f"autoscaler: {auto['engines']} of {auto['group']}; wanted {auto['wanted']}, {auto['binds']} binds")
+        each = auto["capacity_tokens_per_s"]
+        of_one = f"; a worker with full slots draws {each:.0f} tokens/s" if each else ""
+        typer.echo(
+            f"autoscaler: {auto['engines']} of {auto['group']}; wanted {auto['wanted']}, {auto['binds']} binds{of_one}"
+        )
     for model, url in state["endpoints"].items():
         typer.echo(f"model {model} answers at {url}")
 

@@ -225,7 +225,7 @@ class AutoscaleConfig(Section):
 
     min_workers: Positive = 1
     max_workers: Positive
-    #: What a worker draws when it is busy; None: the mean of what they show.
+    #: What a worker draws with all slots taken; None: as they were seen to, the mean of those that ever were full.
     worker_tokens_per_s: Annotated[float, Field(gt=0)] | None = None
     #: Wanted for so long before workers are added.
     up_after_s: Seconds = 30.0

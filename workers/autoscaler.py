@@ -1,7 +1,7 @@
 """How many workers a run needs: the least of three bounds, and when a change is made. Pure.
 
-    N_backlog = ceil(tokens queued and in flight / (slots x mean tokens of a job's sample))
-    N_demand  = ceil(1.15 x tokens/s that trainers eat / tokens/s of one worker)
+    N_backlog = ceil(samples not yet committed / slots)
+    N_demand  = ceil(1.15 x tokens/s that trainers eat / tokens/s of one worker with full slots)
     N_fresh   = ceil((bound + 1) x samples of a publication / slots)
 
 More workers than the trainers eat only make stale samples; more than N_fresh find the gate closed. What is not known
@@ -21,11 +21,11 @@ HEADROOM = 1.15
 class Load:
     """What is seen of a run; 0: not known yet."""
 
-    #: Samples queued or in flight.
+    #: Samples that are not committed yet, queued or in flight.
     open_samples: float
     #: Samples that one worker draws at once.
     slots: int
-    #: Tokens that trainers consume, and that one busy worker draws, per second.
+    #: Tokens that trainers consume, and that one worker draws with all slots taken, per second.
     trainer_tokens_per_s: float
     worker_tokens_per_s: float
     #: Staleness bound, and samples that go into one publication.

@@ -13,6 +13,7 @@ from penstock import scripts
 from penstock.load_config import redact
 from penstock.messages import pack
 from penstock.waits import Waiting
+from workers.capacity import Capacity
 from workers.held_job import HeldJob
 from workers.routed_engine import RoutedEngine
 from workers.services import Services
@@ -45,6 +46,8 @@ class Presence:
         self._draining = draining
         self._metrics_url = metrics_url
         self._tokens_per_s = 0.0
+        self._capacity = Capacity()
+        self._was_full = False
 
     async def run(self) -> None:
         """Show the worker twice a second, for ever."""
@@ -59,10 +62,16 @@ class Presence:
             now = time.monotonic()
             tokens = self._services.tally.generated_tokens
             rate = (tokens - before) / (now - at)
+            self._look_at_capacity(now - at, tokens - before)
             before, at = tokens, now
             self._tokens_per_s = 0.7 * self._tokens_per_s + 0.3 * rate
             for waiting in self._waits.values():
                 waiting.tick()
+
+    def _look_at_capacity(self, seconds: float, tokens: int) -> None:
+        full = self._services.num_running >= self._services.config.worker.slots
+        self._capacity.add(seconds, tokens, full=full and self._was_full)
+        self._was_full = full
 
     async def end(self) -> None:
         """Take the record away; a Redis that is gone is not an error here."""
@@ -113,6 +122,8 @@ class Presence:
             "running": services.num_running,
             "slots": services.config.worker.slots,
             "tokens_per_s": self._tokens_per_s,
+            "capacity_tokens_per_s": self._capacity.tokens_per_s,
+            "open_samples": sum(held.num_open for held in self._held.values()),
             "generated_tokens": tally.generated_tokens,
             "samples": tally.committed_samples,
             "groups": tally.committed_groups,

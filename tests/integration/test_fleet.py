@@ -35,7 +35,7 @@ from workers.fleet import main as fleet_main
 from workers.fleet.kept import Spec, Status
 from workers.fleet.main import Fleet
 from workers.fleet.nodes import Node
-from workers.fleet.state import write_wanted
+from workers.fleet.state import write_capacity, write_wanted
 from workers.members import read_members
 
 pytestmark = pytest.mark.timeout(300)
@@ -363,13 +363,15 @@ def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
     notes = Notes()
     limits = {"min_workers": 1, "max_workers": 2, "up_after_s": 1e-6}
     groups = [{"name": "r", "num_gpus": 1}]
+    write_capacity(client, keys, 640.0)  # as an earlier fleet saw it
     fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1, 2))], *groups, autoscale=limits)
     admit(client, keys, [job(i) for i in range(100)])
     fleet._talk()
     fleet._talk()
     fleet._start_waiting()
     assert sorted(notes.states) == ["policy.r.0", "policy.r.1"]
-    assert shown(client, keys)["autoscale"] == {"group": "policy.r", "wanted": 2, "binds": "max", "engines": 2}
+    known = shown(client, keys)["autoscale"]
+    assert known == {"group": "policy.r", "wanted": 2, "binds": "max", "engines": 2, "capacity_tokens_per_s": 640.0}
     write_wanted(client, keys, "policy.r", 3)
     fleet._talk()
     fleet._talk()

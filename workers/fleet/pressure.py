@@ -12,40 +12,58 @@ from penstock.keys import Keys
 from penstock.snapshot import snapshot
 from workers.autoscaler import Autoscaler, Load, wanted
 from workers.fleet.models import groups_of
+from workers.fleet.state import read_capacity, write_capacity
 
 #: What trainers eat is taken over so long.
 WINDOW_S = 60.0
 #: Below so long it is not known yet.
 LEAST_S = 10.0
+#: A capacity is written anew when it changed by such a share.
+KEEP_CHANGE = 0.02
 
 
 class Pressure:
-    """Sees snapshots one after the other, because consumption is a difference of two."""
+    """Sees snapshots one after the other, because consumption is a difference of two.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        capacity: tokens/s of a worker with full slots as it was known before; 0: it was not.
+    """
+
+    def __init__(self, config: Config, capacity: float = 0.0) -> None:
         self._config = config
         self._cut: deque[tuple[float, float]] = deque()
+        #: As it is known now: workers that are throttled by the gate or have just started do not show it.
+        self.capacity = capacity
 
     def load(self, now: float, state: Mapping[str, Any]) -> Load:
         """The load as of a snapshot (``penstock.snapshot``) taken at ``now`` (seconds, any origin)."""
         config, workers = self._config, state["workers"]
-        open_jobs = sum(lane["queued"] + lane["leased"] for lane in state["lanes"].values()) + state["delayed"]
         samples = sum(one.get("samples", 0) for one in workers)
         tokens = sum(one.get("generated_tokens", 0) for one in workers)
         mean_tokens = tokens / samples if samples else 0.0
-        busy = [one["tokens_per_s"] for one in workers if one.get("running") and one.get("tokens_per_s")]
+        shown = [one["capacity_tokens_per_s"] for one in workers if one.get("capacity_tokens_per_s")]
+        if shown:
+            self.capacity = sum(shown) / len(shown)
         assert config.fleet.autoscale is not None
-        given = config.fleet.autoscale.worker_tokens_per_s
         driving = [sub for sub in state["subs"] if sub.get("driving") and sub.get("unit", "groups") == "groups"]
         return Load(
-            open_samples=open_jobs * config.rollout.n,
+            open_samples=self._open_samples(state),
             slots=config.worker.slots,
             trainer_tokens_per_s=self._eaten(now, driving) * config.rollout.n * mean_tokens,
-            worker_tokens_per_s=given or (sum(busy) / len(busy) if busy else 0.0),
+            worker_tokens_per_s=config.fleet.autoscale.worker_tokens_per_s or self.capacity,
             bound=max((int(sub.get("bound", 0)) for sub in driving), default=0),
             samples_per_version=config.rollout.n
             * sum(int(sub.get("size", 0)) * int(sub.get("per_version", 1)) for sub in driving),
         )
+
+    def _open_samples(self, state: Mapping[str, Any]) -> float:
+        """Samples not yet committed: those of queued jobs, those that workers tell of, and those of silent workers."""
+        lanes, workers = state["lanes"].values(), state["workers"]
+        queued = sum(lane["queued"] for lane in lanes) + state["delayed"]
+        held = sum(one.get("held", 0) for one in workers)
+        silent = max(0, sum(lane["leased"] for lane in lanes) - held)
+        told: int = sum(one.get("open_samples", 0) for one in workers)
+        return float((queued + silent) * self._config.rollout.n + told)
 
     def _eaten(self, now: float, driving: list[dict[str, Any]]) -> float:
         """Groups per second that went into batches; 0: not known."""
@@ -70,9 +88,11 @@ class Scaling:
         assert config.fleet.autoscale is not None
         self.group = the_group(config)
         self._config = config.fleet.autoscale
-        self._pressure = Pressure(config)
+        self._pressure = Pressure(config, read_capacity(client, keys))
         self._autoscaler = Autoscaler(self._config)
         self._client, self._keys = client, keys
+        #: Capacity as it was written last.
+        self._kept = self._pressure.capacity
         #: What was decided last and which term binds, for people.
         self.record: dict[str, Any] = {}
 
@@ -80,9 +100,23 @@ class Scaling:
         """How many engines there should be, where ``present`` are. Blocks for a few round trips."""
         now = time.monotonic()
         want = wanted(self._pressure.load(now, snapshot(self._client, self._keys)), self._config)
+        self._keep_capacity()
         count = self._autoscaler.decide(now, want.count, present)
-        self.record = {"group": self.group, "wanted": want.count, "binds": want.binds, "engines": count}
+        self.record = {
+            "group": self.group,
+            "wanted": want.count,
+            "binds": want.binds,
+            "engines": count,
+            "capacity_tokens_per_s": self._pressure.capacity,
+        }
         return count
+
+    def _keep_capacity(self) -> None:
+        """Have the next fleet of this run know it from its first look on."""
+        now = self._pressure.capacity
+        if now and abs(now - self._kept) > KEEP_CHANGE * now:
+            write_capacity(self._client, self._keys, now)
+            self._kept = now
 
 
 def the_group(config: Config) -> str:

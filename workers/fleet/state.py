@@ -1,4 +1,4 @@
-"""What a fleet shows in Redis, and what is asked of it there: fields ``state`` and ``wanted`` of the hash ``fleet``."""
+"""What a fleet shows in Redis, and what is asked of it there: fields of the hash ``fleet``."""
 
 import time
 from typing import Any
@@ -10,7 +10,7 @@ from penstock.keys import Keys
 from penstock.messages import pack, unpack
 from penstock.scripts import run
 
-STATE, WANTED = "state", "wanted"
+STATE, WANTED, CAPACITY = "state", "wanted", "capacity"
 #: A state older than this is of a fleet that is gone.
 GONE_S = 15.0
 #: Most engines of a group that may be asked for.
@@ -58,3 +58,17 @@ def read_wanted(client: Client, keys: Keys) -> dict[str, int]:
     if not fine:
         raise ProtocolError("What is wanted of the fleet is no map of groups to numbers.")
     return dict(value)
+
+
+def write_capacity(client: Client, keys: Keys, tokens_per_s: float) -> None:
+    """Keep what a worker of this run draws with full slots, for the next fleet."""
+    run(client, scripts.note(keys, keys.fleet, CAPACITY, pack(tokens_per_s)))
+
+
+def read_capacity(client: Client, keys: Keys) -> float:
+    """What an earlier fleet kept; 0 where there was none. Raises ProtocolError for what is no rate."""
+    data = client.hget(keys.fleet, CAPACITY)
+    value = unpack(data, "the capacity of a worker") if data else 0.0
+    if not isinstance(value, float) or not 0 <= value < float("inf"):
+        raise ProtocolError("The capacity of a worker is not a rate that penstock wrote.")
+    return value
