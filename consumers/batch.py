@@ -149,6 +149,16 @@ class Batch:
         return self._counts
 
     @property
+    def indices(self) -> Sequence[int]:
+        """Index into ``all_rows`` of each of this rank's rows."""
+        return self._indices
+
+    @property
+    def shares(self) -> Sequence[Sequence[int]]:
+        """As ``indices``, of every rank."""
+        return self._shares
+
+    @property
     def temperature(self) -> float:
         """What all samples of the whole batch that bear loss were drawn at; 1 where none bears any.
 

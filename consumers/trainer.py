@@ -30,7 +30,7 @@ from penstock import scripts
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError, PublishError, RolesApart, WaitTimeout
 from penstock.keys import Keys
-from penstock.memory_control import TAGS, change, check_tags
+from penstock.memory_control import TAGS, change, check_tags, live_workers, revive, watch
 from penstock.messages import Publication, pack
 from penstock.run_config import config_of
 from penstock.staleness import Policy
@@ -460,6 +460,37 @@ class Trainer:
         """
         given = set(check_tags(tags))
         self._change_memory(lambda offloaded: offloaded - given, timeout)
+
+    def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:
+        """Have workers count health checks of their engines, or, ``watched`` false, leave them out: while this process
+        takes the engines' time or their GPUs. An engine whose process ends is lost all the same.
+
+        Blocks until all do. Raises WaitTimeout as :meth:`offload_engines`.
+        """
+        if self.is_leader:
+            by = f"trainer {self.name}"
+            watch(self._subscriber.control, self.keys, self.model_name, watched, by=by, timeout_s=timeout)
+
+    def revive_engines(self, *, timeout: float = 600.0) -> None:
+        """Have engines that are lost started at once, without the wait after several failures; blocks until all serve.
+
+        They are started again without being asked, too; this is for a trainer that will not go on without them. With
+        memory offloaded it returns at once: they start when it is back.
+
+        Raises:
+            WaitTimeout: an engine was not back in ``timeout`` seconds; names its worker and why.
+        """
+        if self.is_leader:
+            subscriber, by = self._subscriber, f"trainer {self.name}"
+            tell = subscriber.waiting.for_
+            revive(subscriber.control, self.keys, self.model_name, by=by, timeout_s=timeout, tell=tell)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """What each live worker shows of itself: ``name``, ``url`` of its engine, ``version``, ``state``, ...
+
+        Blocks for a round trip.
+        """
+        return live_workers(self._subscriber.control, self.keys)
 
     def _change_memory(self, change_tags: "Callable[[set[str]], set[str]]", timeout: float) -> None:
         if not self.is_leader:

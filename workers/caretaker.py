@@ -149,7 +149,7 @@ class Caretaker:
             self._waiting.for_(f"its engine, which {self._restarts.said()} and is tried every {wait_s:g} s{last}")
         else:
             self._waiting.for_(f"its engine to be started again{last}")
-        await asyncio.sleep(wait_s)
+        await self._updates.pause(wait_s)
 
     def _hand_back(self) -> None:
         """Let other workers have what waits for this engine, without a charge."""

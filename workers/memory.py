@@ -29,7 +29,11 @@ class Memory:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._hold = ExitStack()
+        self._unwatched = ExitStack()
         self.wish: MemoryWish | None = None
+        #: Set while somebody wants a lost engine started without waiting; and when that was asked (Unix time, theirs).
+        self.revive = asyncio.Event()
+        self.revived_at = 0.0
         #: Why the wish cannot be followed; shown in presence.
         self.cannot_offload = ""
 
@@ -38,15 +42,27 @@ class Memory:
         """Tags that are to be offloaded."""
         return set(self.wish.offloaded) if self.wish else set()
 
+    @property
+    def unwatched(self) -> bool:
+        """Whether health checks are left out because somebody asked for it."""
+        return self.wish is not None and self.wish.unwatched
+
     def is_settled(self) -> bool:
         """Whether the engine's memory is as it is wished, or cannot be."""
         return self._services.engine.offloaded == self.wanted or bool(self.cannot_offload)
 
     def take(self, wish: MemoryWish | None) -> None:
         """A newer wish."""
-        self.wish = wish
+        before, self.wish = self.unwatched, wish
         self.cannot_offload = ""
         engine = self._services.engine
+        if self.unwatched and not before:
+            self._unwatched.enter_context(engine.unwatched())
+        elif not self.unwatched:
+            self._unwatched.close()
+        if wish is not None and wish.revive_at > self.revived_at:
+            self.revived_at = wish.revive_at
+            self.revive.set()
         if self.wanted and not engine.info.saves_memory:
             self.cannot_offload = (
                 "its engine cannot give memory back: set enable-memory-saver: true in engine.args (on a GPU)"

@@ -135,6 +135,8 @@ class Presence:
             "why": services.crash_loop or self._updates.cannot_load or self._updates.memory.cannot_offload,
             "ranks": engine.info.num_ranks,
             "offloaded": sorted(engine.offloaded),
+            "unwatched": self._updates.memory.unwatched,
+            "revived_at": self._updates.memory.revived_at,
             "metrics": self._metrics_url,
             "engines": engine.describe() if isinstance(engine, RoutedEngine) else [],
         }

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 
 from penstock.control import AsyncControl, Client
 from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull
@@ -129,6 +130,14 @@ class Updates:
             wish = self.memory.wish
             self._waiting.for_(f"{', '.join(sorted(self.memory.wanted))} to be onloaded by {wish.by if wish else ''}")
             await asyncio.sleep(WISH_S)
+
+    async def pause(self, wait_s: float) -> None:
+        """Sleep before the next start of a lost engine, unless somebody asks that it be started at once."""
+        deadline = time.monotonic() + wait_s
+        while not self.memory.revive.is_set() and (left := deadline - time.monotonic()) > 0:
+            self._take_wish(await self._reader.do(lambda client: client.xrevrange(self._memory_key, count=1)))
+            await asyncio.sleep(min(left, WISH_S))
+        self.memory.revive.clear()
 
     def _take(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
         if not entries or entries[0][0].decode() == self._last:

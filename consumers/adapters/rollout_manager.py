@@ -2,26 +2,34 @@
 
     manager.load(start - 1); manager.publish(model, start - 1)
     for rollout_id in range(start, num_rollout):
-        shares = manager.generate(rollout_id)          # one dict of train data per data-parallel rank
+        shares = manager.generate(rollout_id)          # one Box of train data per data-parallel rank
         train(rollout_id, shares)
         save_model(rollout_id); manager.save(rollout_id)
         manager.publish(model, rollout_id)             # where slime calls actor_model.update_weights()
 
 Rollout i is batch i + 1 of the subscription. A loop that generates ahead (slime's ``train_async``) calls
 ``generate(i + 1)`` before it has trained rollout i; nothing is committed before ``publish`` or ``save`` names it.
+
+What slime's ``process_rollout_data`` does with a share is ``ray.get(shares[rank].inner)``: in a process that has
+joined Ray (the actor that slime's loop calls) ``inner`` is a reference in its object store, elsewhere the dict itself.
 """
 
 import json
 import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from consumers import behaviour
-from consumers.adapters.slime import train_data
+from consumers.adapters.engine_metrics import EngineMetrics
+from consumers.adapters.slime import lineage, train_shares
 from consumers.batch import Batch
 from consumers.evaluate import Evaluation
 from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.engine_http import check_weights
 from penstock.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
@@ -31,6 +39,18 @@ if TYPE_CHECKING:
 
 #: Longest wait for an evaluation.
 EVAL_TIMEOUT_S = 3600.0
+#: What slime's ``onload_kv`` brings back.
+KV_TAGS = ("kv_cache", "cuda_graph")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Box:
+    """One rank's share of a rollout."""
+
+    #: The train data (``consumers.adapters.slime``), or Ray's reference to it.
+    inner: Any
+    #: Where each of its samples comes from: job, k, versions, temperature and kind of the logprobs; fillers too.
+    lineage: list[dict[str, Any]] = field(default_factory=list)
 
 
 class RolloutManager:
@@ -44,6 +64,7 @@ class RolloutManager:
         prefetch: batches cut and fetched ahead, see ``Trainer``.
         temperature: what slime's trainer divides logits by, its ``--rollout-temperature``; None takes the run's
             ``rollout.sampling``. Another one than the run's is refused here, and batches of any other by ``generate``.
+        metrics_host: where ``get_metrics_router_addr`` listens.
         options: further arguments of ``consumers.adapters.slime.train_data``.
 
     The subscription is taken when it is made; ``dispose`` (or the end of a ``with`` block) gives it back. Not
@@ -60,6 +81,7 @@ class RolloutManager:
         folder: Path | None = None,
         prefetch: int = 0,
         temperature: float | None = None,
+        metrics_host: str = "127.0.0.1",
         **options: Any,
     ) -> None:
         if dp_size < 1:
@@ -80,6 +102,10 @@ class RolloutManager:
         #: Rollouts that were handed out and are not committed, by id; in their order.
         self._open: dict[int, Batch] = {}
         self._evaluation: Evaluation | None = None
+        self._metrics_host = metrics_host
+        self._metrics: EngineMetrics | None = None
+        #: True while health checks are left out because this process asked for it.
+        self._unwatched = False
         self._trainer.__enter__()
         self._next = self._trainer.position
         #: Samples of all rollouts handed out before ``_next``, as far as this process knows.
@@ -95,6 +121,10 @@ class RolloutManager:
         """Give the subscription back; what is not committed comes again. Blocks shortly."""
         if self._evaluation is not None:
             self._evaluation.stop()
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._unwatched:
+            self.health_monitoring_resume()
         self._trainer.close()
 
     @property
@@ -104,8 +134,8 @@ class RolloutManager:
 
     # --- slime's methods ------------------------------------------------------------------------------------------
 
-    def generate(self, rollout_id: int) -> list[dict[str, Any]]:
-        """Train data of a rollout, one dict per rank (``slime.train_data``); blocks until its batch is cut.
+    def generate(self, rollout_id: int) -> list[Box]:
+        """Train data of a rollout, a ``Box`` per rank; blocks until its batch is cut. Health checks are resumed.
 
         Asked again before it is committed, it returns the same rollout.
 
@@ -113,6 +143,7 @@ class RolloutManager:
             ProtocolError: ``rollout_id`` is neither the next one nor one that is not committed yet.
             ConfigError: not all of it was drawn at the run's temperature, or logprobs are from before it (T6).
         """
+        self.health_monitoring_resume()
         batch = self._open.get(rollout_id)
         if batch is None:
             if rollout_id != self._next:
@@ -122,7 +153,7 @@ class RolloutManager:
                 )
             batch = self._open[rollout_id] = self._trainer.next()
             self._next = rollout_id + 1
-        return [self._share(batch, rank) for rank in range(self.dp_size)]
+        return self._shares(batch)
 
     def eval(self, rollout_id: int) -> dict[str, float]:
         """Have the last publication evaluated: ``eval/DATASET`` -> mean reward. Blocks until it is.
@@ -133,6 +164,7 @@ class RolloutManager:
         """
         if not self.config.data.eval:
             raise ConfigError("data.eval names no dataset, so there is nothing to evaluate: add one.")
+        self.health_monitoring_resume()
         version = self.version
         if not version:
             raise ProtocolError(f"Rollout {rollout_id} cannot be evaluated: publish the first weights before.")
@@ -208,16 +240,92 @@ class RolloutManager:
             self._samples += len(batch.all_rows)
             del self._open[number]
 
+    # --- engines --------------------------------------------------------------------------------------------------
+
+    def set_train_parallel_config(self, config: "Mapping[str, Any]") -> None:
+        """How the trainer is split, as slime's first rank tells it: ``dp_size``, ``vpp_size``,
+        ``microbatch_group_size_per_vp_stage``."""
+        dp_size = int(config["dp_size"])
+        if dp_size < 1:
+            raise ConfigError(f"dp_size is {dp_size}; it must be at least 1.")
+        self.dp_size = dp_size
+        if int(config.get("vpp_size") or 1) > 1:
+            self._options["multiple"] = int(config["microbatch_group_size_per_vp_stage"])
+
+    def offload(self) -> None:
+        """Every engine gives up its GPU memory; running requests return first. Blocks until all have followed.
+
+        Engines need ``enable-memory-saver``. Raises WaitTimeout; names the worker.
+        """
+        self._trainer.offload_engines()
+
+    def onload(self, tags: Sequence[str] | None = None) -> None:
+        """Engines have that memory again, all of it without ``tags``; with weights they load the newest publication."""
+        self._trainer.onload_engines(tags) if tags is not None else self._trainer.onload_engines()
+
+    def onload_weights(self) -> None:
+        """Memory for weights; what is published from now on is loaded into it."""
+        self._trainer.onload_engines(("weights",))
+
+    def onload_kv(self) -> None:
+        """Memory for KV cache and CUDA graphs: engines go on."""
+        self._trainer.onload_engines(KV_TAGS)
+
+    def recover(self, timeout: float = 600.0) -> None:
+        """Have engines that are lost started at once, and block until all serve; before the first rollout: nothing.
+
+        Workers start them again without being asked; this cuts their waits short. Raises WaitTimeout.
+        """
+        if self._next > 0:
+            self._trainer.revive_engines(timeout=timeout)
+
+    #: slime's name for it.
+    recover_updatable_engines = recover
+
+    def health_monitoring_pause(self) -> None:
+        """No health check of an engine counts until ``health_monitoring_resume``, ``generate`` or ``eval``. Blocks
+        until all workers follow. One whose process ends is lost all the same."""
+        self._trainer.watch_engines(False)
+        self._unwatched = True
+
+    def health_monitoring_resume(self) -> None:
+        """Health checks count again. Nothing where this process had not paused them."""
+        if self._unwatched:
+            self._trainer.watch_engines(True)
+            self._unwatched = False
+
+    def check_weights(self, action: str) -> list[dict[str, Any]]:
+        """Have each engine ``snapshot``, ``reset_tensors``, ``compare`` or ``checksum`` its weights; their answers.
+
+        Raises:
+            ConfigError: no such action, or it would reset weights that are served.
+            EngineError: an engine refuses, or finds a difference.
+        """
+        return check_weights(self._trainer.workers(), action)
+
+    def get_metrics_router_addr(self) -> str:
+        """``http://HOST:PORT``, where ``/engine_metrics`` has those of all engines, until ``dispose``."""
+        if self._metrics is None:
+            self._metrics = EngineMetrics(self._trainer.workers, self._metrics_host)
+        return self._metrics.address
+
     # --- parts ----------------------------------------------------------------------------------------------------
 
-    def _share(self, batch: Batch, rank: int) -> dict[str, Any]:
+    def _shares(self, batch: Batch) -> list[Box]:
         before = sum(len(one.all_rows) for one in self._open.values() if one.n < batch.n)
-        share = batch.share(rank, self.dp_size)
-        return train_data(share, first_index=self._samples + before, temperature=self.temperature, **self._options)
+        made: dict[str, Any] = {"first_index": self._samples + before, "temperature": self.temperature}
+        shares = train_shares(batch, self.dp_size, **self._options | made)
+        return [Box(_put(share), lineage(batch, share)) for share in shares]
 
     def _file(self, name: str) -> Path:
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / name
+
+
+def _put(share: dict[str, Any]) -> Any:
+    """In Ray's object store, where this process has joined one."""
+    ray = sys.modules.get("ray")
+    return ray.put(share) if ray is not None and ray.is_initialized() else share
 
 
 def _write(path: Path, text: str) -> None:

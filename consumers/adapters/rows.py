@@ -38,12 +38,12 @@ def rows_of(batch: Batch) -> list[RowArrays]:
     """This rank's samples in the order of ``batch.rows``. Decodes the batch. Raises PayloadError."""
     if not batch.rows:
         return []
-    arrays = batch.arrays()
+    names = ("tokens", "loss_mask", "generated", "logprobs", "versions")
+    arrays = batch.arrays(names)
     lost = set(batch.lost)
     found = []
     for i, row in enumerate(batch.rows):
         gone = row.sample in lost
         length = 0 if gone else int(arrays["lengths"][i])
-        names = ("tokens", "loss_mask", "generated", "logprobs", "versions")
         found.append(RowArrays(row, int(arrays["rows"][i]), **{n: arrays[n][i, :length] for n in names}, lost=gone))
     return found

@@ -1,20 +1,42 @@
 """A batch as the train data that slime's trainers take: one dict per data-parallel rank, a list entry per sample.
 
-Keys and their meaning are slime's (``slime/ray/rollout.py``, Apache-2.0), with two differences on purpose: rewards are
-normalised by group id whatever the sizes of the groups, and a key that only some samples have is there for all of
-them (None where a sample has none), not only if the first one has it. It needs no slime, and blocks only for side
-arrays that lie in keys of their own.
+Keys, their meaning and the tensors' dtypes are slime's (Apache-2.0), with two differences on purpose: rewards are
+normalised by group id whatever the sizes of the groups, and a side array that only some samples have is an error
+instead of being left out or taken from whoever comes first. It needs no slime, and blocks only for side arrays that lie
+in keys of their own.
+
+| key | per sample of this rank | |
+|---|---|---|
+| ``tokens`` | int64 [L] | prompt and response |
+| ``loss_masks`` | int32 [R] | of the response |
+| ``rollout_log_probs``, ``teacher_log_probs`` | float32 [R] | of the response |
+| ``rollout_routed_experts`` | int32 [L - 1, layers, experts per token] | |
+| ``response_lengths``, ``truncated``, ``sample_indices``, ``rollout_ids``, ``partition`` | int | |
+| ``oldest_versions``, ``newest_versions`` | int | of the sample's tokens |
+| ``rewards`` (normalised), ``temperatures`` | float | |
+| ``source_names`` | str | dataset |
+| ``rollout_mask_sums`` | one float32 tensor [samples] | loss tokens of the sample's rollout |
+
+Of the whole batch, to be indexed by ``partition``: ``raw_reward`` and ``total_lengths``. Of the step:
+``global_batch_sizes``, ``num_microbatches`` (one entry each) and ``micro_batch_indices`` (positions in this rank's
+lists). Nothing is None, but where a sample has no ``multimodal_train_inputs``.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from consumers import behaviour
 from consumers.adapters.rows import RowArrays, rows_of
 from consumers.advantages import Kind, group_advantages
 from consumers.batch import Batch
 from penstock import partition
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, ProtocolError
 from penstock.messages import Row
 
 #: Estimators whose rewards are normalised by group -> divided by the standard deviation too.
@@ -23,33 +45,50 @@ NORMALISED = {"grpo": True, "gspo": True, "cispo": True, "reinforce_plus_plus_ba
 #: Payload side arrays that slime has a key for: name -> key.
 SIDES = {"routed_experts": "rollout_routed_experts", "teacher_logprobs": "teacher_log_probs"}
 
-#: A row that nobody drew and nothing trains: one token of prompt, one of response.
-_FILLER: dict[str, Any] = {
-    "tokens": [0, 0],
-    "response_lengths": 1,
-    "rewards": 0.0,
-    "truncated": 0,
-    "loss_masks": [0],
-    "rollout_log_probs": [0.0],
-    "temperatures": 1.0,
-    "source_names": "",
-    "metadata": None,
+#: dtypes of slime's tensors; experts of uint8 would divide by zero where a model has 256 of them.
+DTYPES = {
+    "tokens": torch.int64,
+    "loss_masks": torch.int32,
+    "rollout_log_probs": torch.float32,
+    "teacher_log_probs": torch.float32,
+    "rollout_routed_experts": torch.int32,
 }
+#: The one key whose entries may be None, where a sample has no images.
+MULTIMODAL = "multimodal_train_inputs"
+
+#: Keys that every share has.
+_KEYS = {
+    "tokens", "response_lengths", "loss_masks", "rollout_log_probs", "rewards", "truncated", "temperatures",
+    "oldest_versions", "newest_versions", "source_names", "partition", "sample_indices", "rollout_ids",
+    "rollout_mask_sums", "raw_reward", "total_lengths", "global_batch_sizes", "num_microbatches", "micro_batch_indices",
+}  # fmt: skip
+
+#: Key -> sample id -> value.
+Columns = Mapping[str, Mapping[str, Any]]
 
 
-def train_data(
-    batch: Batch,
-    *,
-    estimator: str = "grpo",
-    normalize: bool = True,
-    std: bool = True,
-    max_tokens: int | None = None,
-    max_samples: int | None = None,
-    first_index: int = 0,
-    columns: Mapping[str, Mapping[str, Any]] | None = None,
-    temperature: float | None = None,
-) -> dict[str, Any]:
-    """This rank's share of a batch as slime's train data.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a batch becomes train data; see :func:`train_data`."""
+
+    estimator: str = "grpo"
+    normalize: bool = True
+    std: bool = True
+    max_tokens: int | None = None
+    max_samples: int | None = None
+    #: ``num_microbatches`` is a multiple of it, as virtual pipeline stages want.
+    multiple: int = 1
+    first_index: int = 0
+    columns: Columns | None = None
+    temperature: float | None = None
+
+
+def train_data(batch: Batch, **options: Any) -> dict[str, Any]:
+    """This rank's share of a batch as slime's train data; keys, shapes and dtypes at the head of this file.
+
+    A sample whose payload is lost, and what evens out the number of micro-batches, is a filler: a copy of a real row
+    with loss mask 0. A rank that has no real row takes one token of prompt and one of response instead; with side
+    arrays, which nobody can make up, use :func:`train_shares`.
 
     Args:
         estimator: ``grpo``, ``gspo`` and ``cispo`` subtract the mean of the group and divide by its unbiased standard
@@ -58,49 +97,49 @@ def train_data(
         normalize, std: False leaves that part out, as ``--disable-rewards-normalization`` and
             ``--disable-grpo-std-normalization`` do.
         max_tokens, max_samples: limits of a micro-batch; every rank gets equally many of them.
+        multiple: the number of micro-batches is a multiple of it.
         first_index: ``sample_indices`` count from here.
-        columns: further keys: name -> sample id -> value.
+        columns: further keys: name -> sample id -> a number or an array of floats, for every sample;
+            ``multimodal_train_inputs`` -> dict, for any.
         temperature: what the trainer divides logits by, slime's ``--rollout-temperature``; None: whatever the batch
             was drawn at, if that is one number.
 
-    Returns:
-        Per sample of this rank, ordered by micro-batch: ``tokens`` (prompt and response), ``response_lengths``,
-        ``rewards`` (normalised), ``truncated`` (0 or 1), ``loss_masks`` and ``rollout_log_probs`` (of the response),
-        ``sample_indices``, ``rollout_ids`` (each sample is a rollout of its own), ``source_names`` (dataset),
-        ``metadata`` (job, k, version range, train version), the side arrays and ``columns`` that any sample has, and
-        ``partition`` (index into the whole batch).
-        Of the whole batch: ``raw_reward`` and ``total_lengths``, to be indexed by ``partition``.
-        Of the step: ``global_batch_sizes``, ``num_microbatches`` (one entry each) and ``micro_batch_indices``
-        (positions in the lists of this rank).
-        A sample whose payload is lost, and what evens out the number of micro-batches, is a row of two tokens with
-        loss mask 0; the latter has a ``partition`` behind the batch.
-
     Raises:
         PayloadError: a payload is not what its row says.
-        ConfigError: a column has the name of a key that is there already; the batch was drawn at another temperature,
-            or at several, or its logprobs are from before it (T6).
+        ProtocolError: a sample that bears loss lacks a side array that others have, or it has another length.
+        ConfigError: a column has the name of a key that is there already, or no value for a sample; the batch was
+            drawn at another temperature, or at several, or its logprobs are from before it (T6).
     """
-    check_temperature(batch, temperature)
-    rows = rows_of(batch)
-    rewards = _rewards(batch.all_rows, estimator, normalize, std)
-    bins = _micro_batches(batch, rows, max_tokens, max_samples)
-    order = [i for members in bins for i in members]
-    entries = [_entry(batch, rows[i], rewards, first_index) for i in order]
-    _add_optional(entries, [rows[i].row.sample for i in order], _optional(batch, columns or {}))
-    indices = _tile(bins, entries, len(batch.all_rows), first_index)
-    keys = list(dict.fromkeys(key for entry in entries for key in entry))
-    data: dict[str, Any] = {key: [entry.get(key) for entry in entries] for key in keys}
-    fillers = sum(1 for place in data["partition"] if place >= len(batch.all_rows))
-    data["raw_reward"] = [row.reward for row in batch.all_rows]
-    data["total_lengths"] = [len(_FILLER["tokens"]) if row.lost else row.length for row in batch.all_rows]
-    for row in rows:
-        if row.lost:
-            data["total_lengths"][row.index] = len(_FILLER["tokens"])
-    data["total_lengths"] += [len(_FILLER["tokens"])] * fillers
-    data["global_batch_sizes"] = [len(batch.all_rows)]
-    data["num_microbatches"] = [len(indices)]
-    data["micro_batch_indices"] = indices
-    return data
+    return _Maker(batch, Options(**options)).share(batch)
+
+
+def train_shares(batch: Batch, dp_size: int, **options: Any) -> list[dict[str, Any]]:
+    """The shares of all ranks, of a batch whose payloads are all here (``dp_size`` 1); as :func:`train_data`.
+
+    Side arrays that any sample has are there on every rank, and any real row of the batch may stand as a filler.
+    """
+    maker = _Maker(batch, Options(**options))
+    return [maker.share(batch.share(rank, dp_size)) for rank in range(dp_size)]
+
+
+def lineage(batch: Batch, data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Where each sample of a share comes from: job, k, versions, temperature and kind of its logprobs.
+
+    Beside the train data, not in it: slime takes means of all that it does not know.
+    """
+    rows = [batch.all_rows[place] for place in data["partition"]]
+    return [
+        {
+            "job": row.job,
+            "k": row.k,
+            "oldest_version": row.oldest,
+            "newest_version": row.newest,
+            "train_version": batch.train_version,
+            "temperature": row.temperature,
+            "logprob_kind": row.logprob_kind,
+        }
+        for row in rows
+    ]
 
 
 def check_temperature(batch: Batch, temperature: float | None) -> None:
@@ -110,75 +149,205 @@ def check_temperature(batch: Batch, temperature: float | None) -> None:
     behaviour.check_temperature(batch.all_rows, wanted, what, "the trainer's --rollout-temperature")
 
 
-def _rewards(rows: Sequence[Row], estimator: str, normalize: bool, std: bool) -> list[float]:
+class _Maker:
+    """Makes shares of one batch. ``source``: the batch whose payloads are here, all of them or one rank's."""
+
+    def __init__(self, source: Batch, options: Options) -> None:
+        check_temperature(source, options.temperature)
+        self.options = options
+        self.rewards = _rewards(source.all_rows, options)
+        found = rows_of(source)
+        self.all_rows = source.all_rows
+        self.rows = {row.index: row for row in found}
+        sides, columns = _sides(source, found), options.columns or {}
+        for key in columns.keys() & (_KEYS | sides.keys()):
+            raise ConfigError(f"columns[{key!r}]: the train data has a key of that name already.")
+        self.columns: dict[str, Mapping[str, Any]] = {**sides, **_checked(found, columns)}
+        #: Rows that are no fillers, the shortest first.
+        self.real = sorted((row for row in found if self._is_real(row)), key=lambda row: len(row.tokens))
+
+    def share(self, batch: Batch) -> dict[str, Any]:
+        """One rank's dict."""
+        bins = _micro_batches(batch, [row.length for row in batch.rows], self.options)
+        entries = [self._entry(batch.indices[i]) for members in bins for i in members]
+        indices = self._tile(bins, entries)
+        data: dict[str, Any] = {key: [entry[key] for entry in entries] for key in entries[0]}
+        data["rollout_mask_sums"] = torch.tensor([float(mask.sum()) for mask in data["loss_masks"]])
+        data["raw_reward"] = [row.reward for row in batch.all_rows]
+        data["total_lengths"] = [row.length for row in batch.all_rows]
+        for place, tokens in zip(data["partition"], data["tokens"], strict=True):
+            data["total_lengths"][place] = len(tokens)
+        data["global_batch_sizes"] = [len(batch.all_rows)]
+        data["num_microbatches"] = [len(indices)]
+        data["micro_batch_indices"] = indices
+        return data
+
+    def _is_real(self, row: RowArrays) -> bool:
+        """False where its payload is lost, or it lacks what others have; it bears no loss then."""
+        return not row.lost and all(row.row.sample in of for key, of in self.columns.items() if key != MULTIMODAL)
+
+    def _entry(self, index: int) -> dict[str, Any]:
+        """What stands for one sample, by key."""
+        row = self.rows[index]
+        values = self._values(row) if self._is_real(row) else self._stand_in(row.row.length)
+        return values | self._identity(index)
+
+    def _values(self, row: RowArrays) -> dict[str, Any]:
+        """The arrays of a real row."""
+        values: dict[str, Any] = {
+            "tokens": _tensor("tokens", row.tokens),
+            "response_lengths": row.row.length - row.row.prompt_length,
+            "loss_masks": _tensor("loss_masks", row.response("loss_mask")),
+            "rollout_log_probs": _tensor("rollout_log_probs", row.response("logprobs")),
+        }
+        return values | {key: of.get(row.row.sample) for key, of in self.columns.items()}
+
+    def _identity(self, index: int) -> dict[str, Any]:
+        """What a row says whether its payload is here or not."""
+        row = self.all_rows[index]
+        return {
+            "rewards": self.rewards[index],
+            "truncated": int(row.status == "truncated"),
+            "temperatures": row.temperature,
+            "oldest_versions": row.oldest,
+            "newest_versions": row.newest,
+            "source_names": row.job.rsplit("/", 2)[0],
+            "partition": index,
+            "sample_indices": self.options.first_index + index,
+            "rollout_ids": self.options.first_index + index,
+        }
+
+    def _stand_in(self, most: int) -> dict[str, Any]:
+        """Arrays for a row without any: those of the longest real row of at most ``most`` tokens, with loss mask 0."""
+        if not self.real:
+            return self._made_up()
+        fits = [row for row in self.real if len(row.tokens) <= most]
+        return self._copy(fits[-1] if fits else self.real[0])
+
+    def _filler(self) -> dict[str, Any]:
+        """The shortest real row once more, with loss mask 0."""
+        if not self.real:
+            return self._made_up() | self._identity(0)
+        return self._copy(self.real[0]) | self._identity(self.real[0].index)
+
+    def _copy(self, row: RowArrays) -> dict[str, Any]:
+        values = self._values(row)
+        return values | {"loss_masks": torch.zeros_like(values["loss_masks"])}
+
+    def _made_up(self) -> dict[str, Any]:
+        """One token of prompt, one of response: there is no real row to copy."""
+        named = {SIDES[side[0]] for row in self.all_rows for side in row.sides if side[0] in SIDES}
+        if wanted := named | self.columns.keys():
+            raise ProtocolError(
+                f"There is no real row to copy a filler from, and {', '.join(sorted(wanted))} cannot be made up: make "
+                "the shares of all ranks at once, by train_shares."
+            )
+        return {
+            "tokens": _tensor("tokens", [0, 0]),
+            "response_lengths": 1,
+            "loss_masks": _tensor("loss_masks", [0]),
+            "rollout_log_probs": _tensor("rollout_log_probs", [0.0]),
+        }
+
+    def _tile(self, bins: Sequence[Sequence[int]], entries: list[dict[str, Any]]) -> list[list[int]]:
+        """Positions of ``entries`` by micro-batch; fillers are appended where one has no sample."""
+        indices: list[list[int]] = []
+        at = 0
+        for members in bins:
+            indices.append(list(range(at, at + len(members))))
+            at += len(members)
+        for place in (i for i, members in enumerate(bins) if not members):
+            indices[place] = [len(entries)]
+            entries.append(self._filler())
+        return indices
+
+
+def _rewards(rows: Sequence[Row], options: Options) -> list[float]:
     """Normalised reward of every sample of the batch."""
     raw = [row.reward for row in rows]
-    if not normalize or estimator not in NORMALISED:
+    if not options.normalize or options.estimator not in NORMALISED:
         return raw
-    kind: Kind = "grpo" if NORMALISED[estimator] and std else "dr_grpo"
+    kind: Kind = "grpo" if NORMALISED[options.estimator] and options.std else "dr_grpo"
     return [float(value) for value in group_advantages(raw, [row.job for row in rows], kind)]
 
 
-def _entry(batch: Batch, row: RowArrays, rewards: Sequence[float], first_index: int) -> dict[str, Any]:
-    """What stands for one sample, by key."""
-    identity = {
-        "partition": row.index,
-        "sample_indices": first_index + row.index,
-        "rollout_ids": first_index + row.index,
-    }
-    lineage = {
-        "job": row.row.job,
-        "k": row.row.k,
-        "oldest_version": row.row.oldest,
-        "newest_version": row.row.newest,
-        "train_version": batch.train_version,
-    }
-    common = {
-        "rewards": rewards[row.index],
-        "truncated": int(row.row.status == "truncated"),
-        "temperatures": row.row.temperature,
-        "source_names": row.row.job.rsplit("/", 2)[0],
-        "metadata": lineage,
-    }
-    if row.lost:
-        return _FILLER | common | identity
-    return {
-        "tokens": row.tokens.tolist(),
-        "response_lengths": row.row.length - row.row.prompt_length,
-        "loss_masks": row.response("loss_mask").astype("int64").tolist(),
-        "rollout_log_probs": row.response("logprobs").tolist(),
-        **common,
-        **identity,
-    }
+def _tensor(key: str, values: Any) -> Tensor:
+    """A tensor of its own, of slime's dtype."""
+    return torch.tensor(np.asarray(values), dtype=DTYPES[key])
 
 
-def _optional(batch: Batch, columns: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Key -> sample id -> value, of what any sample has."""
-    sides = {
-        key: {row.sample: value for row, value in zip(batch.rows, batch.side(name), strict=True) if value is not None}
-        for name, key in SIDES.items()
-    }
-    return {key: values for key, values in (sides | dict(columns)).items() if values}
+def _sides(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, Any]]:
+    """Key -> sample id -> tensor, of the side arrays that any sample has."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, key in SIDES.items():
+        arrays = zip(rows, batch.side(name), strict=True)
+        values = {row.row.sample: _side(key, row, array) for row, array in arrays if array is not None}
+        if not values:
+            continue
+        found[key] = values
+        for row in rows:
+            if row.row.sample not in values and not row.lost and row.loss_mask.any():
+                raise ProtocolError(
+                    f"sample {row.row.sample} has no side array {name!r}, and others of batch {batch.n} have: slime "
+                    "takes it of every sample or of none. Name it in rollout.sides, so that a sample without it fails."
+                )
+    return found
 
 
-def _add_optional(
-    entries: Sequence[dict[str, Any]], samples: Sequence[str], optional: Mapping[str, Mapping[str, Any]]
-) -> None:
-    for key, values in optional.items():
-        if entries and key in entries[0]:
-            raise ConfigError(f"columns[{key!r}]: the train data has a key of that name already.")
-        for entry, sample in zip(entries, samples, strict=True):
-            entry[key] = values.get(sample)
+def _side(key: str, row: RowArrays, array: NDArray[Any] | Sequence[float]) -> Tensor:
+    """One sample's side array as slime has it. Raises ProtocolError for one of another length."""
+    length, response = row.row.length, row.row.length - row.row.prompt_length
+    # Teachers: of the whole sequence, or of the response alone.
+    wanted = {length, response} if key == "teacher_log_probs" else {length - 1}
+    if len(array) not in wanted:
+        raise ProtocolError(
+            f"sample {row.row.sample}: {key} has {len(array)} entries for {length} tokens, {response} of them drawn; "
+            f"it needs {' or '.join(map(str, sorted(wanted)))}."
+        )
+    whole = key == "teacher_log_probs" and len(array) == length
+    return _tensor(key, array[row.row.prompt_length :] if whole else array)
 
 
-def _micro_batches(
-    batch: Batch, rows: Sequence[RowArrays], max_tokens: int | None, max_samples: int | None
-) -> list[list[int]]:
-    """Positions in ``rows`` by micro-batch, as many on every rank; empty ones where a rank has too few samples."""
-    lengths = [row.row.length for row in rows]
-    bins = partition.micro_batches(lengths, max_tokens, max_samples)
-    shares = partition.split(batch.all_rows, batch.dp_size, batch.manifest.seed, batch.manifest.split)
-    count = partition.num_micro_batches(batch.all_rows, shares, max_tokens, max_samples)
+def _checked(rows: Sequence[RowArrays], columns: Columns) -> dict[str, Mapping[str, Any]]:
+    """Columns as slime can take means of them; those that no sample has are left out. Raises ConfigError."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for key, values in columns.items():
+        if not values:
+            continue
+        if key == MULTIMODAL:
+            found[key] = values
+            continue
+        found[key] = {row.row.sample: _column(key, row, values) for row in rows if not row.lost}
+    return found
+
+
+def _column(key: str, row: RowArrays, values: Mapping[str, Any]) -> Any:
+    value = values.get(row.row.sample)
+    if value is None:
+        raise ConfigError(
+            f"columns[{key!r}] has no value for sample {row.row.sample}: slime takes a mean over all, so give one for "
+            "every sample, or leave the column out."
+        )
+    if key in DTYPES and np.ndim(value):
+        return _side(key, row, value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (bool, int, float)):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind != "f" or not array.ndim:
+        raise ConfigError(
+            f"columns[{key!r}]: sample {row.row.sample} has a value of {type(value).__name__}; slime takes means, so "
+            "give numbers, or arrays of floats."
+        )
+    return torch.tensor(array, dtype=torch.float32)
+
+
+def _micro_batches(batch: Batch, lengths: Sequence[int], options: Options) -> list[list[int]]:
+    """Positions in the rank's rows by micro-batch, as many on every rank; empty ones where it has too few samples."""
+    bins = partition.micro_batches(lengths, options.max_tokens, options.max_samples)
+    count = partition.num_micro_batches(batch.all_rows, batch.shares, options.max_tokens, options.max_samples)
+    count = -(-count // options.multiple) * options.multiple
     while len(bins) < count:
         longest = max(bins, key=lambda members: (len(members) > 1, sum(lengths[i] for i in members)), default=[])
         if len(longest) < 2:
@@ -186,19 +355,3 @@ def _micro_batches(
         bins.remove(longest)
         bins += [longest[::2], longest[1::2]]
     return bins + [[] for _ in range(count - len(bins))]
-
-
-def _tile(
-    bins: Sequence[Sequence[int]], entries: list[dict[str, Any]], num_rows: int, first_index: int
-) -> list[list[int]]:
-    """Positions of ``entries`` by micro-batch; fillers are appended where one has no sample."""
-    indices: list[list[int]] = []
-    at = 0
-    for members in bins:
-        indices.append(list(range(at, at + len(members))))
-        at += len(members)
-    for place in (i for i, members in enumerate(bins) if not members):
-        index = num_rows + len(entries) - at
-        indices[place] = [len(entries)]
-        entries.append(_FILLER | {"partition": index, "sample_indices": first_index + index, "rollout_ids": -1})
-    return indices

@@ -62,6 +62,10 @@ class FakeEngine:
         self.is_away = False
         #: Tokens drawn for nobody, to see that it serves.
         self.proofs = 0
+        #: True: it gives memory back when it is told to.
+        self.saves_memory = False
+        #: What its weights are, and what they were when a snapshot was taken.
+        self.weights, self.snapshot = "mine", ""
         #: Paths asked for, in order; requests for tokens and health checks are left out.
         self.controls: list[str] = []
         self._running: dict[str, tuple[int, asyncio.Event, web.Request]] = {}
@@ -91,6 +95,10 @@ class FakeEngine:
                 web.post("/pause_generation", self._fine),
                 web.post("/continue_generation", self._fine),
                 web.post("/flush_cache", self._fine),
+                web.post("/release_memory_occupation", self._fine),
+                web.post("/resume_memory_occupation", self._fine),
+                web.post("/weights_checker", self._check_weights),
+                web.get("/metrics", self._metrics),
                 web.post("/update_weights_from_disk", self._load),
                 web.post("/update_weights_from_ipc", self._load_handles),
             ]
@@ -131,7 +139,21 @@ class FakeEngine:
 
     async def _info(self, _: web.Request) -> web.Response:
         info = {"version": "0.5.20", "disable_overlap_schedule": True, "weight_version": self.version}
+        info |= {"enable_memory_saver": self.saves_memory}
         return web.json_response(info | {"model_path": "/model", "tp_size": 1, "dp_size": 1})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=f'# TYPE sglang:runs gauge\nsglang:runs{{model="m"}} {self.num_running}\n')
+
+    async def _check_weights(self, request: web.Request) -> web.Response:
+        action = (await request.json())["action"]
+        if action == "snapshot":
+            self.snapshot = self.weights
+        elif action == "reset_tensors":
+            self.weights = "noise"
+        elif action == "compare" and self.weights != self.snapshot:
+            return web.json_response({"success": False, "message": "tensors differ"}, status=400)
+        return web.json_response({"success": True, "message": "", "per_engine_checksum": self.weights})
 
     async def _loads(self, _: web.Request) -> web.Response:
         return web.json_response({"loads": [{"num_running_reqs": self.num_running, "num_waiting_reqs": 0}]})

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -10,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from consumers.adapters.iterable import RolloutDataset
-from consumers.adapters.rollout_manager import RolloutManager
+from consumers.adapters.rollout_manager import Box, RolloutManager
 from consumers.trainer import Trainer
 from penstock.audit import audit
 from penstock.config import Config
@@ -52,8 +51,8 @@ def fill(client: redis.Redis, keys: Keys, worker: Player, batches: int) -> None:
     worker.work(batches * GROUPS, worker.clock)
 
 
-def jobs_of(shares: list[dict[str, Any]]) -> set[str]:
-    return {entry["job"] for share in shares for entry in share["metadata"]}
+def jobs_of(shares: list[Box]) -> set[str]:
+    return {origin["job"] for share in shares for origin in share.lineage}
 
 
 # --- RolloutManager -----------------------------------------------------------------------------------------------
@@ -71,8 +70,8 @@ def test_a_slime_shaped_loop_trains_every_group_once_over_a_restart(
         for rollout_id in range(3):
             shares = manager.generate(rollout_id)
             assert len(shares) == 2
-            assert [len(share["tokens"]) for share in shares] == [GROUPS, GROUPS]
-            indices = sorted(i for share in shares for i in share["sample_indices"])
+            assert [len(share.inner["tokens"]) for share in shares] == [GROUPS, GROUPS]
+            indices = sorted(i for share in shares for i in share.inner["sample_indices"])
             assert indices == list(range(rollout_id * 4, rollout_id * 4 + 4)), "samples are numbered through"
             seen.append(jobs_of(shares))
             if rollout_id == 1:
@@ -84,7 +83,7 @@ def test_a_slime_shaped_loop_trains_every_group_once_over_a_restart(
         manager.publish(weights(2), 1)
         again = manager.generate(2)
         assert jobs_of(again) == seen[2]
-        assert sorted(again[0]["sample_indices"]) == list(range(8, 12))
+        assert sorted(again[0].inner["sample_indices"]) == list(range(8, 12))
         for rollout_id in range(2, 6):
             seen[rollout_id:] = [jobs_of(manager.generate(rollout_id))]
             manager.publish(weights(rollout_id + 1), rollout_id)
@@ -104,7 +103,7 @@ def test_a_rollout_generated_ahead_is_committed_only_when_it_is_named(
         manager.generate(0)
         ahead = manager.generate(1)
         assert jobs_of(manager.generate(1)) == jobs_of(ahead), "asked twice, the same one"
-        assert ahead[0]["metadata"][0]["train_version"] == 2, "it is trained after the publication of rollout 0"
+        assert ahead[0].lineage[0]["train_version"] == 2, "it is trained after the publication of rollout 0"
         manager.publish(weights(1), 0)
         assert int(client.hget(keys.sub("actor"), "cursor") or 0) == 1
         manager.generate(2)

@@ -1,0 +1,102 @@
+"""One address that serves the metrics of all engines of a run, as a router's ``/engine_metrics`` does.
+
+Every scrape asks the engines that are alive then; each series gets the labels ``worker`` and ``source``, the address it
+is from. An engine that does not answer, or was started without ``enable-metrics``, is left out. What workers measure
+themselves comes along.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from penstock.engine_http import engine_urls, fetch
+from penstock.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+PATH = "/engine_metrics"
+#: Longest wait for one engine.
+SCRAPE_S = 5.0
+
+
+class EngineMetrics(Collector):
+    """Serves ``PATH`` from threads until ``close``.
+
+    Args:
+        workers: presence records of the workers that are alive; called at every scrape.
+        host: address to listen at; the port is a free one.
+    """
+
+    def __init__(self, workers: Callable[[], Iterable[Mapping[str, Any]]], host: str = "127.0.0.1") -> None:
+        self._workers = workers
+        registry = CollectorRegistry(auto_describe=False)
+        self._server = ThreadingHTTPServer((host, 0), _handler(registry))
+        self._server.daemon_threads = True
+        registry.register(self)
+        Thread(target=self._server.serve_forever, name="engine-metrics", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """``http://HOST:PORT``, without the path."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Metrics of all, by name, each sample with its worker."""
+        found: dict[str, Metric] = {}
+        asked = [(str(one["name"]), url) for one in self._workers() for url in _urls(one)]
+        with ThreadPoolExecutor(16) as pool:
+            for (worker, url), families in zip(asked, pool.map(_scrape, [url for _, url in asked]), strict=True):
+                mine = {"worker": worker, "source": url.removesuffix("/metrics")}
+                for family in families:
+                    into = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                    into.samples += [sample._replace(labels=sample.labels | mine) for sample in family.samples]
+        return found.values()
+
+
+def _urls(worker: Mapping[str, Any]) -> list[str]:
+    """Where its engines' metrics are, and its own."""
+    own = str(worker.get("metrics") or "")
+    return [f"{url}/metrics" for url in engine_urls(worker)] + ([own] if own else [])
+
+
+def _scrape(url: str) -> list[Metric]:
+    try:
+        return list(text_string_to_metric_families(fetch(url, timeout_s=SCRAPE_S).decode(errors="replace")))
+    except (EngineError, ValueError) as exc:
+        log.debug("no metrics from %s: %s", url, exc)
+        return []
+
+
+def _handler(registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] not in (PATH, "/metrics"):
+                self.send_error(404)
+                return
+            body = generate_latest(registry)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            log.debug(format, *args)
+
+    return Handler
