@@ -186,10 +186,16 @@ def _part(
     from penstock.logs import set_up
     from penstock.long_lived import settle
     from penstock.run_config import keep_config
+    from penstock.trainable import check_device, check_groups, check_rollouts
 
     set_up(part)
     config = load_config(path, overrides)
     check_ours(package)
+    if package == "producer":
+        check_rollouts(config)
+    if package == "consumers":
+        check_groups(config)
+        check_device(config)
     check_files(config, data=package == "producer", model=package in ("producer", "consumers"))
     if part != "trainer" or config.debug.load_batches is None:  # a recording needs no Redis
         # Of workers and verifiers there may be many, each with settings of its own.

@@ -6,12 +6,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from penstock import sentinel
+from penstock.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.fleet_config import FleetConfig, RouterConfig
 from penstock.keys import check_name
 from penstock.payload_folder import is_folder, path_of
 from penstock.pool_config import PoolConfig
 from penstock.redaction import MASK
+from penstock.sampling_names import check_sampling
 from penstock.section import Positive, Seconds, Section
 from penstock.subscription_config import SubscriptionConfig
 
@@ -21,6 +23,16 @@ MODE_BOUND = {"sync": 0, "one_step": 1}
 
 #: Tokens between two looks at a running answer, where a checkpoint may be due at any time.
 STREAM_TOKENS = 16
+
+#: Kinds of devices that torch knows; a number behind a colon names one of them.
+_DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu")
+
+
+def _checked_name(kind: str, name: str) -> str:
+    try:
+        return check_name(kind, name)
+    except ConfigError as exc:
+        raise ValueError(str(exc)) from exc
 
 
 def check_url(url: str) -> str:
@@ -100,12 +112,37 @@ class DatasetConfig(Section):
     reward: str | None = None
     environment: str | None = None
 
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_name(cls, name: str) -> str:
+        return _checked_name("dataset", name)
+
+    @field_validator("path")
+    @classmethod
+    def _slice_holds_lines(cls, path: str) -> str:
+        parse_path(path)
+        return path
+
+    @field_validator("sampling")
+    @classmethod
+    def _sampling_is_known(cls, sampling: dict[str, Any]) -> dict[str, Any]:
+        check_sampling(sampling)
+        return sampling
+
 
 class DataConfig(Section):
     train: list[DatasetConfig] = Field(min_length=1)
     eval: list[DatasetConfig] = Field(default_factory=list)
     #: Evaluate at every so many versions, and at the first and the last; 0: only first and last.
     eval_every: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [dataset.name for dataset in (*self.train, *self.eval)]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two datasets are named {name!r}, and job ids need names that differ: rename one")
+        return self
 
 
 class ModelConfig(Section):
@@ -144,6 +181,12 @@ class RolloutConfig(Section):
     lease_tokens: Positive | None = None
     #: No loss on tokens of a finished sample that are older than its newest one.
     mask_offpolicy_in_partial_rollout: bool = False
+
+    @field_validator("sampling", "eval_sampling")
+    @classmethod
+    def _sampling_is_known(cls, sampling: dict[str, Any]) -> dict[str, Any]:
+        check_sampling(sampling)
+        return sampling
 
 
 class StalenessConfig(Section):
@@ -372,11 +415,11 @@ class TrainerConfig(Section):
     filter: FilterConfig = FilterConfig()
     #: Optimizer steps (batches) of the run.
     steps: Positive = 100
-    lr: float = 1e-4
+    lr: Annotated[float, Field(ge=0)] = 1e-4
     warmup_steps: Annotated[int, Field(ge=0)] = 5
-    max_grad_norm: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    clip_high: Annotated[float, Field(ge=0)] = 0.2
     #: Where a losing token (advantage below 0) has become this many times as likely, it is not pushed further (dual
     #: clip, arXiv 1912.09729); of ppo and gspo, whose clips leave that open. null: no such bound.
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
@@ -427,7 +470,22 @@ class TrainerConfig(Section):
     #: torch threads; 0 leaves torch's choice.
     num_threads: Annotated[int, Field(ge=0)] = 1
     #: Stop when held-out accuracy has reached this; None: train all steps.
-    stop_at_accuracy: float | None = None
+    stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_name(cls, name: str) -> str:
+        return _checked_name("trainer", name)
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, device: str) -> str:
+        kind, _, number = device.partition(":")
+        if kind == "gpu":
+            raise ValueError(f"device {device!r} is none of torch's: write {device.replace('gpu', 'cuda')}")
+        if kind not in _DEVICES or (":" in device and not number.isdigit()):
+            raise ValueError(f"device {device!r} is none of torch's: write {', '.join(_DEVICES)}, or cuda:NUMBER")
+        return device
 
     @model_validator(mode="after")
     def _one_correction(self) -> Self:
@@ -479,7 +537,7 @@ class Config(Section):
     #: A script and its arguments, which ``penstock run`` runs before each start with our own interpreter, in the
     #: script's folder; what is there already is for the script to see.
     prepare: Annotated[list[str], Field(min_length=1)] | None = None
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     redis: RedisConfig = RedisConfig()
     model: ModelConfig
     data: DataConfig
@@ -497,10 +555,28 @@ class Config(Section):
     @field_validator("run")
     @classmethod
     def _run_is_a_name(cls, run: str) -> str:
-        try:
-            return check_name("run", run)
-        except ConfigError as exc:
-            raise ValueError(str(exc)) from exc
+        return _checked_name("run", run)
+
+    @model_validator(mode="after")
+    def _rollouts_can_be_had(self) -> Self:
+        rollout = self.rollout
+        most_n = max(dataset.n or rollout.n for dataset in self.data.train)
+        if "min_group" in rollout.model_fields_set and rollout.min_group > most_n:
+            raise ValueError(
+                f"rollout.min_group is {rollout.min_group}, and a group has at most {most_n} samples (rollout.n): "
+                "lower min_group or raise n"
+            )
+        asked = rollout.sampling.get("max_new_tokens") or 0
+        if rollout.max_context_tokens < asked:
+            raise ValueError(
+                f"rollout.max_context_tokens is {rollout.max_context_tokens}, and rollout.sampling.max_new_tokens "
+                f"alone {asked}: raise the first, which bounds prompt and answer together, or lower the second"
+            )
+        if self.trainer.stop_at_accuracy is not None and not self.data.eval:
+            raise ValueError(
+                "trainer.stop_at_accuracy needs an evaluation, and data.eval names no file: name one, or leave it away"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_step_drains(self) -> Self:

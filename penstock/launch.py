@@ -29,13 +29,13 @@ from penstock.errors import ConfigError, QueueUnavailable
 from penstock.gpus import visible_gpus
 from penstock.keys import Keys
 from penstock.live import Live
-from penstock.load_config import check_files, redact, save_resolved, secret_environment, without_settings
+from penstock.load_config import redact, save_resolved, secret_environment, without_settings
 from penstock.logs import FORMAT
 from penstock.observer import Observer
 from penstock.payload_folder import PayloadFolder, is_folder
 from penstock.payload_servers import read
 from penstock.placement import Placement, place
-from penstock.preflight import check
+from penstock.preflight import check, check_data
 from penstock.processes import MAX_DEATHS, Child, last_lines, python_command, python_environment
 from penstock.redis_server import RedisServer, delete_run, holds_run, kept_password, with_url, write_address
 from penstock.run_config import CONFIG_FILE
@@ -111,7 +111,7 @@ def launch(
     # A reader that left (``| head``) stops the run as a closed terminal does.
     live = Live(config, console, on_closed=stop.press)
     with folder.held():
-        check(config)
+        check(config, trains="trainer" not in without)
         resume = _decide(choice, folder, live.console)
         clear = choice == "fresh" or (not resume and folder.record() is not None)
         with stop.installed():
@@ -233,7 +233,8 @@ class _Run:
         if resume and (old := self.folder.record()):
             self.record.started_s, self.record.active_s = old.started_s, old.active_s
         self._prepare()
-        check_files(self.config)
+        if self.config.prepare is not None:
+            check_data(self.config)
         self._start_redis()
         self._clear_keys(clear=clear, resume=resume)
         save_resolved(self.config, self.folder.path / CONFIG_FILE)

@@ -7,7 +7,6 @@ variables) are masked in what is saved and printed; ``secret_environment`` hands
 import difflib
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from penstock.config import Config
+from penstock.dataset_path import parse_path
 from penstock.errors import ConfigError
+from penstock.key_hints import hint as hint_of
 from penstock.redaction import MASK, has_password, is_secret, know, know_url
 from penstock.redaction import redact as redact
 
@@ -84,7 +85,7 @@ def check_files(config: Config, *, data: bool = True, model: bool = True) -> Non
     if data:
         for name, sets in (("train", config.data.train), ("eval", config.data.eval)):
             for index, dataset in enumerate(sets):
-                file = Path(re.sub(r"@\[.*\]$", "", dataset.path))
+                file, _, _ = parse_path(dataset.path)
                 if not file.is_file():
                     raise ConfigError(f"data.{name}.{index}.path: there is no file {file}; {_make_it(config)}.")
     if model and not Path(config.model.path, "config.json").is_file():
@@ -316,7 +317,8 @@ def _sentence(key: Path_, error: Any, source: str) -> str:
     match error["type"]:
         case "extra_forbidden":
             near = _nearest(key)
-            hint = f"did you mean {near}?" if near else "remove it."
+            known = _close(key) is None and hint_of(key[-1])
+            hint = known or (f"did you mean {near}?" if near else "remove it.")
             return f"{name} ({source}): there is no such key; {hint}"
         case "missing":
             return f"{name} is missing in {source}; set it."
@@ -333,12 +335,19 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _nearest(key: Path_) -> str | None:
+def _close(key: Path_) -> str | None:
+    """The key of the same section that is spelt nearly so."""
     section = _annotation(key[:-1])
     if isinstance(section, type) and issubclass(section, BaseModel):
-        close = difflib.get_close_matches(key[-1], section.model_fields, n=1)
+        close = difflib.get_close_matches(key[-1], section.model_fields, n=1, cutoff=0.75)
         if close:
             return ".".join((*key[:-1], close[0]))
+    return None
+
+
+def _nearest(key: Path_) -> str | None:
+    if close := _close(key):
+        return close
     known = [".".join(path) for path in _all_keys(Config)]
     same = [path for path in known if path.rsplit(".", 1)[-1] == key[-1]]
     return next(iter(same or difflib.get_close_matches(".".join(key), known, n=1)), None)

@@ -7,16 +7,28 @@ from pathlib import Path
 from penstock.cli import check_ours
 from penstock.config import Config
 from penstock.connect import connect
+from penstock.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.keys import Keys
-from penstock.load_config import redact
+from penstock.load_config import check_files, redact
 from penstock.payload_folder import PayloadFolder, is_folder
+from penstock.trainable import check_device, check_groups, check_rollouts
+
+_BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"
+#: Files of prompts that are read twice for the sake of an early sentence.
+_READ_BYTES = 64 * 1024 * 1024
 
 PACKAGES = ("producer", "workers", "buffer", "consumers")
 
 
-def check(config: Config) -> None:
-    """Check packages, the engine's environment, the script to prepare, and the given Redis. Blocks for a second."""
+def check(config: Config, *, trains: bool = True) -> None:
+    """Check what can be known before a start, cheap things first, so that a wrong path answers at once.
+
+    Packages, what cannot be trained, files, Redis; then the engine's environment, for seconds.
+
+    Args:
+        trains: whether the reference trainer is one of the parts; one of the user's own may do what it cannot.
+    """
     if config.debug.load_batches is not None:
         raise ConfigError(
             "debug.load_batches trains a recording, which needs no other part: use `penstock trainer`, or remove "
@@ -24,23 +36,52 @@ def check(config: Config) -> None:
         )
     for package in PACKAGES:
         check_ours(package)
+    check_rollouts(config)
+    if trains:
+        check_groups(config)
+        check_device(config)
     if config.engine.url is None:
-        check_engine(config.engine.python)
-        check_engine_arguments(config)
-    if config.prepare is not None and not Path(config.prepare[0]).is_file():
+        check_interpreter(config.engine.python)
+    if config.prepare is None:
+        check_data(config)
+    elif not Path(config.prepare[0]).is_file():
         raise ConfigError(f"prepare: there is no script {config.prepare[0]}; correct the path, or remove the key.")
     for url in filter(None, [config.redis.url, *config.redis.payload_servers.values()]):
         if is_folder(url):
             PayloadFolder(url).claim(Keys(config.run).prefix)
         else:
             connect(url).close()
+    if config.engine.url is None:
+        check_engine(config.engine.python)
+        check_engine_arguments(config)
+
+
+def check_data(config: Config) -> None:
+    """Refuse prompts and a policy that are not there, and files of prompts with a line that cannot be read.
+
+    Files of more than ``_READ_BYTES`` together are read by the producer alone, which says the same.
+    """
+    from producer.dataset import Dataset, check_overlap
+
+    check_files(config)
+    train, held_out = config.data.train, config.data.eval
+    if sum(parse_path(one.path)[0].stat().st_size for one in (*train, *held_out)) > _READ_BYTES:
+        return
+    # Rendering needs the model's tokenizer, which takes seconds to import; the producer has it.
+    template = str if any(one.apply_chat_template for one in (*train, *held_out)) else None
+    check_overlap([Dataset(one, template) for one in train], [Dataset(one, template) for one in held_out])
+
+
+def check_interpreter(python: str) -> None:
+    """Refuse an interpreter that is not there."""
+    if shutil.which(python) is None:
+        raise ConfigError(f"engine.python: there is no interpreter {python}; {_BUILD_IT}.")
 
 
 def check_engine(python: str) -> None:
-    """Refuse an interpreter that is not there or has no sglang."""
-    hint = "build the engine's environment with `make engine`, or set engine.python or engine.url"
-    if shutil.which(python) is None:
-        raise ConfigError(f"engine.python: there is no interpreter {python}; {hint}.")
+    """Refuse an interpreter that is not there or has no sglang. Blocks for a second."""
+    hint = _BUILD_IT
+    check_interpreter(python)
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
     try:
         code = subprocess.run([python, "-P", "-c", probe], capture_output=True, timeout=60, check=False).returncode

@@ -9,6 +9,6 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """Unknown keys are refused; nothing changes after it was read."""
+    """Unknown keys and numbers that are none (NaN, infinity) are refused; nothing changes after it was read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -30,7 +30,7 @@ _START = re.compile(r"oldest|newest|(completed|version):\d{1,15}")
 class SubscriptionConfig(BaseModel):
     """How a trainer's subscription takes groups. Unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     #: Name of a pool whose members divide the groups among them; '': a copy, which sees every group.
     share: str = ""

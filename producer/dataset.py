@@ -2,16 +2,15 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock.config import DatasetConfig
+from penstock.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.keys import check_name
 from penstock.messages import Job
@@ -19,8 +18,6 @@ from producer.lines import check_writable, read_lines
 
 #: Renders chat messages to a prompt.
 Template = Callable[[list[dict[str, Any]]], str]
-
-_SLICE = re.compile(r"(.*)@\[(\d*):(\d*)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +183,6 @@ class Mixture:
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(v) is int for v in value)
-
-
-def parse_path(text: str) -> tuple[Path, int, int]:
-    """``FILE`` or ``FILE@[a:b]`` as (file, first line, line after the last)."""
-    match = _SLICE.fullmatch(text)
-    if match is None:
-        return Path(text), 0, 2**62
-    return Path(match[1]), int(match[2] or 0), int(match[3] or 2**62)
 
 
 def check_overlap(train: Sequence[Dataset], held_out: Sequence[Dataset]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.messages import Job, Sample
+from penstock.sampling_names import HONEST, NEUTRAL, TOP_K_ALL
 from workers.engine import Engine
 from workers.environments import Environment, Observation, load_environment, within
 from workers.gate import Gate
@@ -21,24 +22,6 @@ from workers.stops import StopRule, Tokenizer
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-#: Sampling parameters that leave the distribution as the logprobs have it, and are ours to hand on as they are.
-_HONEST = {
-    "max_new_tokens", "temperature", "stop", "stop_token_ids", "stop_regex", "ignore_eos", "skip_special_tokens",
-    "spaces_between_special_tokens", "no_stop_trim", "sampling_seed",
-}  # fmt: skip
-#: Those that change it, with the values at which they do not. Sent with every request for training, because a server
-#: may have been started with other defaults of its own.
-_NEUTRAL: dict[str, Any] = {
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_new_tokens": 0,
-}
-_TOP_K_ALL = 1 << 30
 
 #: Longest wait for the partial tokens of a sample that is cancelled.
 _COLLECT_S = 5.0
@@ -65,15 +48,15 @@ def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
     sampling.pop("n", None)
     if job.lane == "train":
         _refuse_hidden(job, sampling)
-        sampling = _NEUTRAL | sampling
+        sampling = NEUTRAL | sampling
     return sampling
 
 
 def _refuse_hidden(job: Job, sampling: dict[str, Any]) -> None:
     advice = "leave it out of rollout.sampling and the dataset's sampling, or use it for evaluation only."
     for name, value in sampling.items():
-        neutral = _NEUTRAL.get(name)
-        if name in _HONEST or value is None or value == neutral or (name == "top_k" and value == _TOP_K_ALL):
+        neutral = NEUTRAL.get(name)
+        if name in HONEST or value is None or value == neutral or (name == "top_k" and value == TOP_K_ALL):
             continue
         raise ConfigError(
             f"job {job.id}: sampling.{name} = {value!r} draws from another distribution than the logprobs tell (T7): "

@@ -45,7 +45,7 @@ class Desk:
         self.folder = folder
         (folder / "policy").mkdir()
         (folder / "policy" / "config.json").write_text("{}")
-        (folder / "train.jsonl").write_text("{}\n")
+        (folder / "train.jsonl").write_text('{"prompt": "p", "label": "l"}\n')
         self.settings: dict[str, Any] = {
             "run": "demo",
             "model": {"path": "policy"},
@@ -407,7 +407,7 @@ def test_a_start_that_fails_puts_the_run_before_back(desk: Desk) -> None:
 def test_prepare_makes_what_the_run_needs_in_the_scripts_folder(desk: Desk) -> None:
     (desk.folder / "make").mkdir()
     (desk.folder / "make" / "it.py").write_text(
-        "import sys; open(sys.argv[1], 'w').write('{}'); print('made', sys.argv[1])"
+        'import sys; open(sys.argv[1], \'w\').write(\'{"prompt": "p", "label": "l"}\'); print(\'made\', sys.argv[1])'
     )
     desk.settings |= {"prepare": ["make/it.py", "data.jsonl"]}
     desk.settings["data"] = {"train": [{"name": "t", "path": "make/data.jsonl"}]}

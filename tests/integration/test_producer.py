@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from pydantic import ValidationError
 
 from penstock import scripts
 from penstock.audit import audit
@@ -150,8 +151,8 @@ def test_T18_overlapping_train_and_held_out_prompts_and_equal_names_are_refused(
     data["train"][0]["path"] = f"{path}@[:4]"
     Producer(make_config(redis_server.url, keys.run, tmp_path, data=data))
     data["eval"][0]["name"] = "d"
-    with pytest.raises(ConfigError, match="Two datasets are named 'd'"):
-        Producer(make_config(redis_server.url, keys.run, tmp_path, data=data))
+    with pytest.raises(ValidationError, match="two datasets are named 'd'"):
+        make_config(redis_server.url, keys.run, tmp_path, data=data)
 
 
 def test_T18_evaluations_come_first_every_so_many_versions_and_at_the_end(

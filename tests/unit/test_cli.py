@@ -256,6 +256,9 @@ def test_both_names_are_understood_with_and_without_an_equals_sign(
     tmp_path: Path, command: tuple[str, ...], arguments: tuple[str, ...]
 ) -> None:
     (tmp_path / "run.yaml").write_text(YAML + "engine: {url: 'http://127.0.0.1:1'}\n")
+    (tmp_path / "t.jsonl").write_text('{"prompt": "p", "label": "l"}\n')
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
 
     done = penstock(*command, *arguments, cwd=tmp_path)
 

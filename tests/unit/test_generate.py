@@ -232,7 +232,7 @@ def test_T7_sampling_that_hides_the_distribution_is_refused_for_training_only(hi
     with pytest.raises(ConfigError, match=f"sampling.{next(iter(hiding))}"):
         sampling_for(Job(id="d/0/0", n=1, sampling=hiding), ROLLOUT)
     with pytest.raises(ConfigError, match=f"sampling.{next(iter(hiding))}"):
-        sampling_for(Job(id="d/0/0", n=1), replace_rollout(sampling=hiding))
+        sampling_for(Job(id="d/0/0", n=1), ROLLOUT.model_copy(update={"sampling": hiding}))
 
 
 def test_T7_neutral_values_pass_and_are_always_sent() -> None:
