@@ -5,7 +5,6 @@ Its prefix cache is on, which makes weights in place harder; its steps do not ov
 
 import asyncio
 import os
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.messages import Publication
+from tests.missing import need
 from tests.tiny_model import make_tiny_model, publication_of
 from workers import server as servers
 from workers.engine import Engine
@@ -38,10 +38,7 @@ CPU_ARGS: dict[str, object] = {
 
 def cpu_engine(**changes: object) -> EngineConfig:
     """Configuration of a spawned CPU server; ``changes`` are arguments of the server."""
-    if shutil.which(ENGINE_PYTHON) is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"{ENGINE_PYTHON} is missing: run make engine")
-        pytest.skip(f"{ENGINE_PYTHON} is missing: run make engine")
+    need(ENGINE_PYTHON, "engine")
     return EngineConfig(
         python=ENGINE_PYTHON,
         args=CPU_ARGS | changes,

@@ -20,6 +20,7 @@ from penstock.redis_server import RedisServer
 from tests.integration import play
 from tests.integration.parts import buffering, until
 from tests.integration.worker_play import make_config
+from tests.missing import need
 
 PYTHON = os.environ.get("PENSTOCK_ADAPTERS_PYTHON", ".adapters/bin/python")
 #: Longest run of one process; imports alone take 15 s on a busy machine.
@@ -28,15 +29,17 @@ PROCESS_S = 240
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(PROCESS_S + 60)]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _adapters() -> None:
+    """Looked for before an engine is started for nothing."""
+    need(PYTHON, "adapters")
+
+
 @pytest.fixture
 def config(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, model_config: ModelConfig, engine_url: str,
     tmp_path: Path,
 ) -> Config:  # fmt: skip
-    if not Path(PYTHON).exists():
-        if os.environ.get("CI"):
-            pytest.fail(f"{PYTHON} is missing: run make adapters")
-        pytest.skip(f"{PYTHON} is missing: run make adapters")
     engine = {"url": engine_url, "health_timeout_s": 20.0}
     reward = {"function": "tests.adapters.rewards:last_digit"}
     return make_config(redis_server.url, keys, model_config, tmp_path, engine=engine, reward=reward)
