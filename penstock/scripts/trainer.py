@@ -175,7 +175,10 @@ def publish(
         why = {
             "owner": f"subscription {sub!r} belongs to another trainer by now, or was rewound",
             "version": f"the clock of model {model!r} stands at {clock}, so the next version is {clock + 1}",
-            "through": f"batch {through} is not committed, or a version consumed it already",
+            "through": (
+                f"batch {through} is not committed, or a version consumed it already; a trainer that was started again "
+                "restores its checkpoint first (load_state_dict), and one that goes on commits a batch"
+            ),
         }[outcome]
         raise PublishError(f"Version {version} of model {model!r} cannot be announced: {why}.")
 

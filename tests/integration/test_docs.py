@@ -1,0 +1,550 @@
+"""What the pages show runs as it stands there: each block is executed, or stands in a list with its reason.
+
+Parts are real processes with a Redis of their own and a stand-in for the engine; trainers are those of the page.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import typer
+import yaml
+
+from consumers.roles import Seat
+from consumers.trainer import Trainer
+from penstock import cli
+from penstock.load_config import load_config
+from tests.integration.docs_blocks import ROOT, Block, blocks
+from tests.tiny_model import make_tiny_model
+from workers.server import free_port
+
+LIMIT_S = 240.0
+FAKE = Path(__file__).with_name("fake_engine.py")
+
+#: Blocks that are not executed: how they begin, and why.
+LISTED = {
+    "README.md: make run ": "minutes, from a fresh clone: sets up, trains, and runs every test",
+    "CONTRIBUTING.md: make setup ": "minutes, from a fresh clone; needs a network",
+    "README.md: dataset ──> producer": "a diagram",
+    "docs/concepts.md: dataset ──> producer": "a diagram",
+    "docs/consumers.md: name   state   share": "what a command printed",
+    "docs/consumers.md: from consumers.sources import Shards": "needs ranks that shard a model: test_replicas.py",
+    "docs/consumers.md: trainer.offload_engines()": "needs a GPU: tests/gpu/test_one_gpu.py",
+    "docs/adapters.md: from consumers.adapters.verl import": "needs verl's environment: test_foreign_trainers.py",
+    "docs/adapters.md: from consumers.adapters.trl import": "needs TRL's environment: test_foreign_trainers.py",
+    "examples/several/README.md: make several": "minutes, with a real engine: test_several.py",
+    "examples/several/README.md: penstock prepare": "minutes, with a real engine: test_several.py",
+}
+
+#: Synopses: with alternatives or places for names, so that no shell could run them. Commands and options are checked.
+SYNOPSES = (
+    "docs/fleet.md: penstock fleet plan",
+    "docs/operations.md: penstock run run.yaml [--resume",
+    "docs/operations.md: penstock payloads add",
+)
+
+#: Settings: a whole configuration, or sections of one, which must load; those of GPUs are planned for.
+SETTINGS = (
+    "README.md: run: math",
+    "docs/buffer.md: trainer:",
+    "docs/buffer.md: rollout:",
+    "docs/fleet.md: fleet:",
+    "docs/fleet.md: engine:",
+    "docs/rewards.md: reward:",
+)
+
+#: Command lines that start a run with what this machine does not have: their settings must load.
+STARTS = (
+    "docs/operations.md: PENSTOCK_WORKER__SLOTS=32 penstock run",
+    "docs/workers.md: penstock run run.yaml --faults",
+)
+
+#: Executed: how they begin.
+EXECUTED = (
+    "README.md: from penstock import Trainer",
+    "README.md: penstock run run.yaml --plan",
+    "README.md: penstock redis ",
+    "README.md: penstock status",
+    "docs/adapters.md: from consumers.adapters.rollout_manager",
+    "docs/adapters.md: from torch.utils.data import DataLoader",
+    "docs/adapters.md: from consumers.adapters.requests",
+    "docs/consumers.md: from penstock import Trainer",
+    "docs/consumers.md: # in each process of the critic",
+    "docs/operations.md: penstock prepare ",
+    "docs/rewards.md: # rewards.py",
+    "docs/rewards.md: penstock run run.yaml --reward.function",
+    "docs/workers.md: from workers.environments import",
+    "docs/workers.md: from penstock import Scorer",
+)
+
+
+class Enough(Exception):
+    """Ends a loop of a page that would go on."""
+
+
+def block(start: str) -> Block:
+    """The one block of this beginning."""
+    found = [one for one in blocks() if one.key.startswith(start)]
+    assert len(found) == 1, f"{len(found)} blocks begin as {start!r}"
+    return found[0]
+
+
+# --- a place where a reader would be ------------------------------------------------------------------------------
+
+
+@dataclass
+class Place:
+    """A folder with ``run.yaml``, a stand-in for the engine, and processes that end with the test."""
+
+    folder: Path
+    engine: str
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def write(self, name: str = "run.yaml", **sections: Any) -> None:
+        config: dict[str, Any] = {
+            "run": "digits",
+            "model": {"path": "model", "dtype": "float32"},
+            "data": {
+                "train": [{"name": "sums", "path": "train.jsonl"}],
+                "eval": [{"name": "heldout", "path": "heldout.jsonl"}],
+            },
+            "rollout": {"n": 4, "sampling": {"max_new_tokens": 4, "temperature": 1.0}},
+            "engine": {"url": self.engine},
+            "worker": {"count": 1, "apply": "abort", "drain_timeout_s": 5},
+            "trainer": {"batch_groups": 4, "steps": 2},
+        }
+        (self.folder / name).write_text(yaml.safe_dump(config | sections))
+
+    def start(self, command: str) -> subprocess.Popen[bytes]:
+        """Run a line of a page in a shell, ``penstock`` being that of this checkout."""
+        log = self.folder / f"{len(self.processes)}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {command.strip()}"],
+                cwd=self.folder,
+                env=environment(self.folder),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        self.processes.append(process)
+        return process
+
+    def end(self, process: subprocess.Popen[bytes]) -> str:
+        """Its output, once it has ended by itself with exit code 0."""
+        log = self.folder / f"{self.processes.index(process)}.log"
+        code = process.wait(LIMIT_S)
+        assert code == 0, log.read_text()
+        return log.read_text()
+
+    def stop(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            process.kill()
+            process.wait()
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Where ``penstock`` and ``python`` are those that run this."""
+    return {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.fake_engine", "--port", str(port)], cwd=ROOT, stdin=subprocess.DEVNULL
+    )
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, prompts and the commands."""
+    folder = Path(tmp_path_factory.mktemp("things"))
+    make_tiny_model(folder / "model")
+    lines = "".join(f'{{"prompt": "{i}+1=", "label": "{i + 1}"}}\n' for i in range(64))
+    (folder / "train.jsonl").write_text(lines)
+    (folder / "heldout.jsonl").write_text(lines.replace("+1=", "+1=="))
+    (folder / "make.py").write_text("print('made')\n")
+    (folder / "bin").mkdir()
+    script = folder / "bin" / "penstock"
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m penstock.cli "$@"\n')
+    script.chmod(0o755)
+    return folder
+
+
+@contextlib.contextmanager
+def a_place(folder: Path, things: Path, engine: str) -> Iterator[Place]:
+    for one in things.iterdir():
+        (folder / one.name).symlink_to(one)
+    place = Place(folder, engine)
+    place.write()
+    try:
+        yield place
+    finally:
+        place.stop()
+
+
+@pytest.fixture
+def place(tmp_path: Path, things: Path, engine: str) -> Iterator[Place]:
+    with a_place(tmp_path, things, engine) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, things: Path, engine: str) -> Iterator[Place]:
+    """The run ``digits`` without its trainer."""
+    with a_place(Path(tmp_path_factory.mktemp("running")), things, engine) as made:
+        made.start("penstock run run.yaml --without trainer")
+        yield made
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+def execute(page: Block, place: Place, monkeypatch: pytest.MonkeyPatch, **names: Any) -> dict[str, Any]:
+    """Run a block of Python in a folder, with what the page takes for granted; its names."""
+    monkeypatch.chdir(place.folder)
+    until(lambda: any(place.folder.glob("runs/*/redis.json")), "the parts to leave their configuration")
+    space = dict(names)
+    with contextlib.suppress(Enough):
+        exec(compile("\n" * (page.line - 1) + page.text, ROOT / page.page, "exec"), space)
+    return space
+
+
+def take_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a trainer that was started again does: go on behind what others of this run have trained."""
+    monkeypatch.chdir(place.folder)
+    with Trainer("run.yaml") as trainer:
+        trainer.load_state_dict({"run": "digits", "subscription": trainer.name, "batch": trainer.position})
+
+
+def policy(place: Place, publications: int = 10**6) -> Any:
+    """A model that may be published so often; then it has had enough."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(place.folder / "model", local_files_only=True)
+    given, left = model.state_dict, iter(range(publications))
+
+    def state_dict(*args: Any, **kwargs: Any) -> Any:
+        if next(left, None) is None:
+            raise Enough
+        return given(*args, **kwargs)
+
+    model.state_dict = state_dict
+    return model
+
+
+def times(count: int) -> Callable[..., None]:
+    """What a page calls once a step; enough after so many."""
+    left = iter(range(count - 1))
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        if next(left, None) is None:
+            raise Enough
+
+    return call
+
+
+# --- the list -----------------------------------------------------------------------------------------------------
+
+
+def test_every_block_of_the_pages_runs_or_stands_in_the_list_with_its_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    known = {"executed": EXECUTED, "loaded": SETTINGS, "started": STARTS, "checked": SYNOPSES, "listed": tuple(LISTED)}
+    keys = [one.key for one in blocks()]
+    counts = {how: sum(key.startswith(starts) for key in keys) for how, starts in known.items()}
+    every = [start for starts in known.values() for start in starts]
+
+    unknown = [str(one) for one in blocks() if not one.key.startswith(tuple(every))]
+    assert not unknown, f"blocks that nothing runs: have a test of this file run them, or list them: {unknown}"
+    assert [start for start in every if sum(key.startswith(start) for key in keys) != 1] == []
+    with capsys.disabled():
+        print(
+            f"\n{len(keys)} blocks: {counts['executed']} executed, {counts['loaded'] + counts['started']} whose "
+            f"settings load, {counts['checked']} synopses checked, {counts['listed']} listed with a reason"
+        )
+
+
+# --- by the pages' trainers ---------------------------------------------------------------------------------------
+
+
+def test_the_loop_of_a_rollout_manager(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = block("docs/adapters.md: from consumers.adapters.rollout_manager")
+    trained: list[Any] = []
+
+    space = execute(
+        page, running, monkeypatch, start=0, num_rollout=2, model=policy(running),
+        train=lambda rollout_id, shares: trained.append((rollout_id, len(shares))), save_model=lambda rollout_id: None,
+    )  # fmt: skip
+    space["manager"].dispose()
+
+    assert trained == [(0, 8), (1, 8)]
+
+
+def test_the_loop_of_the_readme(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_up(running, monkeypatch)
+    steps: list[Any] = []
+
+    execute(
+        block("README.md: from penstock import Trainer"), running, monkeypatch, rank=0, world=1, model=policy(running),
+        step=steps.append, checkpoint=times(3), restore=lambda: None,
+    )  # fmt: skip
+
+    assert len(steps) == 3
+    assert steps[0]["tokens"].shape[0] == 16
+
+
+def test_the_loop_of_the_page_on_consumers(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_up(running, monkeypatch)
+    space = execute(
+        block("docs/consumers.md: from penstock import Trainer"), running, monkeypatch, rank=0, world=1, device="cpu",
+        model=policy(running, 3),
+    )  # fmt: skip
+
+    assert space["data"]["loss_mask"].dtype == torch.bool
+
+
+def test_the_loop_of_a_torch_dataset(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_up(running, monkeypatch)
+    stepped: list[int] = []
+
+    execute(
+        block("docs/adapters.md: from torch.utils.data import DataLoader"), running, monkeypatch,
+        model=policy(running, 3), backward=lambda item: None, optimizer=SimpleNamespace(step=lambda: stepped.append(1)),
+    )  # fmt: skip
+
+    assert len(stepped) == 3, "the fourth publication is one too many"
+
+
+def test_scores(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_up(running, monkeypatch)
+    with Trainer("run.yaml") as trainer:
+        trainer.publish(policy(running))
+
+    space = execute(
+        block("docs/workers.md: from penstock import Scorer"), running, monkeypatch, sequences=[[5, 6, 7]], starts=[1]
+    )
+
+    assert len(space["scores"][0].logprobs) == 2
+
+
+def test_two_roles(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = block("docs/consumers.md: # in each process of the critic")
+    take_up(running, monkeypatch)
+    done = threading.Event()
+
+    def act() -> None:
+        with Trainer("run.yaml", role="actor", roles=("actor", "critic")) as trainer:
+            trainer.publish(policy(running))
+            while not done.is_set():
+                batch = trainer.next(timeout=LIMIT_S)
+                batch.put("returns", torch.zeros(len(batch.rows)))
+                trainer.commit(batch)
+                trainer.publish(policy(running))
+                done.set()
+
+    actor = threading.Thread(target=act)
+    actor.start()
+    try:
+        space = execute(page, running, monkeypatch, rank=0, world=1, values=torch.zeros(16), checkpoint=times(1))
+    finally:
+        done.set()
+        actor.join(LIMIT_S)
+
+    assert space["trainer"].seat == Seat(0, 1, role="critic", roles=("actor", "critic"))
+    assert len(space["returns"]) == 16
+
+
+def test_answers_to_prompts_that_are_given(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.write(run="math")
+    place.start("penstock run run.yaml --without trainer --without producer")
+
+    page = block("docs/adapters.md: from consumers.adapters.requests")
+    space = execute(page, place, monkeypatch, model=policy(place))
+
+    assert [len(group) for group in space["groups"]] == [8, 8]
+
+
+# --- in a shell ---------------------------------------------------------------------------------------------------
+
+
+def lines_of(page: Block) -> list[str]:
+    """Command lines without their comments."""
+    return [line.partition(" #")[0].strip() for line in page.text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("start", ["README.md: penstock redis ", "docs/operations.md: penstock prepare "])
+def test_parts_that_are_started_one_by_one_train_to_the_end(place: Place, start: str) -> None:
+    place.write(
+        prepare=["make.py"], reward={"function": "math_verify", "pool": {"kind": "rq"}} if "operations" in start else {}
+    )
+    page = block(start)
+
+    trainers = []
+    for line in lines_of(page):
+        process = place.start(line)
+        if " prepare " in line:
+            assert place.end(process) == "made\n"
+        if " trainer " in line:
+            trainers.append(process)
+
+    assert len(trainers) == 1
+    place.end(trainers[0])
+    left = [process for process in place.processes if process.poll() is None]
+    assert len(left) == len(lines_of(page)) - 1 - ("operations" in start), "the others wait for more"
+
+
+def test_a_reward_of_ones_own_is_found_beside_where_penstock_is_started(place: Place) -> None:
+    source = block("docs/rewards.md: # rewards.py")
+    (place.folder / "rewards.py").write_text(source.text)
+
+    said = place.end(place.start(block("docs/rewards.md: penstock run run.yaml --reward.function").text))
+
+    rows = (place.folder / "runs" / "digits" / "steps.jsonl").read_text().splitlines()
+    assert len(rows) == 2, said
+    # Minus a thousandth for each token: nothing is ever right here.
+    assert re.search(r'"reward_mean": -0\.004', rows[0])
+
+
+def test_the_plan_of_the_readme_for_eight_gpus(place: Place) -> None:
+    (place.folder / "run.yaml").write_text(block("README.md: run: math").text)
+
+    said = place.end(place.start(lines_of(block("README.md: penstock run run.yaml --plan"))[0]))
+
+    assert said.startswith("run math, 8 GPUs on this machine\n")
+    assert "(free)" not in said
+
+
+def test_the_verbs_that_look_into_a_run(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(running.folder)
+    page = block("README.md: penstock status")
+    found: list[list[str]] = []
+    for words in re.findall(r"penstock ((?:[a-z]+ )*[a-z|]+)(?=  |$)", page.text, re.MULTILINE):
+        *path, last = words.split()
+        found += [[*path, one] for one in last.split("|")]
+
+    assert [["jobs", "cancel"] in found, ["why"] in found] == [True, True]
+    for words in found:
+        command = command_of(words)
+        assert command is not None, words
+        if not [one for one in command.params if one.required] and words != ["dead", "requeue"]:
+            assert place_says(running, words) == 0, words
+            assert place_says(running, [*words, "--json"]) == 0, words
+
+
+def place_says(place: Place, words: list[str]) -> int:
+    return subprocess.run(
+        ["penstock", *words], cwd=place.folder, env=environment(place.folder), capture_output=True, check=False
+    ).returncode
+
+
+def command_of(words: list[str]) -> Any:
+    """A command by its words; None where there is none."""
+    if not cli.app.registered_groups:
+        cli._register_inspection()
+    command: Any = typer.main.get_command(cli.app)
+    for word in words:
+        command = getattr(command, "commands", {}).get(word)
+    return command
+
+
+@pytest.mark.parametrize("start", SYNOPSES)
+def test_commands_and_options_of_a_synopsis_are_there(start: str) -> None:
+    for line in lines_of(block(start)):
+        words = re.sub(r"[\[\]|]", " ", line).split()
+        assert words[0] == "penstock"
+        path: list[str] = []
+        while len(path) + 1 < len(words) and command_of([*path, words[len(path) + 1]]) is not None:
+            path.append(words[len(path) + 1])
+        command = command_of(path)
+        assert path, line
+        assert getattr(command, "commands", None) is None, line
+        known = {name for one in command.params for name in one.opts}
+        options = {word.partition("=")[0] for word in words if word.startswith("--") and "." not in word}
+        assert options <= known, line
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+
+def a_config(folder: Path, text: str, name: str = "run.yaml") -> Path:
+    """A file with what the page shows, and what every run has."""
+    base = {"run": "demo", "model": {"path": "model"}, "data": {"train": [{"name": "t", "path": "t.jsonl"}]}}
+    (folder / name).write_text(yaml.safe_dump(base | yaml.safe_load(text)))
+    return folder / name
+
+
+@pytest.mark.parametrize("start", SETTINGS)
+def test_settings_of_the_pages_load(tmp_path: Path, start: str) -> None:
+    from workers.fleet.nodes import local_nodes
+    from workers.fleet.plan import plan
+
+    config = load_config(a_config(tmp_path, block(start).text), [], {})
+
+    if config.fleet.models:
+        assert plan(config, local_nodes(config)).workers
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_what_a_page_sets_on_a_command_line_loads(tmp_path: Path, start: str) -> None:
+    words = shlex.split(block(start).text, comments=True)
+    at = words.index("penstock")
+    assert words[at : at + 3] == ["penstock", "run", "run.yaml"]
+
+    load_config(a_config(tmp_path, "{}"), words[at + 3 :], dict(word.split("=", 1) for word in words[:at]))
+
+
+def test_python_that_is_listed_is_python_at_least() -> None:
+    for page in blocks():
+        if page.language == "python" and page.key.startswith(tuple(LISTED)):
+            compile(page.text, page.page, "exec")
+
+
+def test_an_environment_of_ones_own() -> None:
+    space: dict[str, Any] = {"evaluate": lambda question: eval(question)}
+    exec(block("docs/workers.md: from workers.environments import").text, space)
+    sample = SimpleNamespace(turns=["1+1 is calc(1+1)"])
+
+    async def play() -> Any:
+        calculator = space["Calculator"]()
+        await calculator.reset(None)
+        return await calculator.step(sample)
+
+    assert asyncio.run(play()).text == "=2\n"
+
+
+def test_targets_of_make_that_pages_name_are_there() -> None:
+    if shutil.which("make") is None:
+        pytest.skip("there is no make")
+    for start in ("README.md: make run ", "CONTRIBUTING.md: make setup ", "examples/several/README.md: make several"):
+        for line in lines_of(block(start)):
+            done = subprocess.run(["make", "-n", line.split()[1]], cwd=ROOT, capture_output=True, check=False)
+            assert done.returncode == 0, line
