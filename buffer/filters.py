@@ -9,7 +9,6 @@ A filter of the user's runs in a thread of its own under a time limit: the buffe
 sees metadata and rewards; the buffer never touches payload bytes.
 """
 
-import importlib
 import logging
 import math
 import queue
@@ -21,6 +20,8 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.groups import CompletedGroup
+from penstock.user_code import find, staying_alive
+from penstock.words import said, shown
 
 log = logging.getLogger(__name__)
 
@@ -68,21 +69,9 @@ def load_filter(name: str) -> FilterFunction:
     """A built-in filter, or ``module:function``. Raises ConfigError. Imports the user's module."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    module, colon, attribute = name.partition(":")
-    if not colon or not module or not attribute:
+    if ":" not in name:
         raise ConfigError(f"filter {name!r} is none: use {', '.join(BUILT_IN)} or module:function.")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except ModuleNotFoundError as exc:
-        raise ConfigError(
-            f"filter {name}: there is no module {exc.name}; put it beside where you start penstock, or on PYTHONPATH."
-        ) from exc
-    except AttributeError as exc:
-        raise ConfigError(f"filter {name}: {exc}; correct the name after the colon.") from exc
-    except Exception as exc:
-        raise ConfigError(f"filter {name}: importing {module} raised {type(exc).__name__}: {exc}.") from exc
+    found = find(name, "filter")
     if not callable(found):
         raise ConfigError(f"filter {name} is no function.")
     return found  # type: ignore[no-any-return]
@@ -126,10 +115,10 @@ class Filters:
             answer = function(group) if name in BUILT_IN else self._in_thread(function, group)
             keep, reason = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
             if type(keep).__name__ not in ("bool", "bool_"):  # numpy's bool is none of Python's
-                raise TypeError(f"it gave {answer!r:.80}, not a bool or (bool, reason)")
+                raise TypeError(f"it gave {shown(answer)}, not a bool or (bool, reason)")
         except Exception as exc:
             log.warning("filter %s raised on group %s", name, group.job, exc_info=exc)
-            return Verdict(False, RAISED, f"filter {name} raised on group {group.job}: {type(exc).__name__}: {exc}")
+            return Verdict(False, RAISED, f"filter {name} raised on group {group.job}: {said(exc)}")
         return KEEP if keep else Verdict(False, clean_reason(reason))
 
     def _in_thread(self, function: FilterFunction, group: CompletedGroup) -> Any:
@@ -166,11 +155,12 @@ class _Thread:
         while True:
             function, group = self._asked.get()
             try:
-                self._answers.put((True, function(group)))
+                with staying_alive():
+                    self._answers.put((True, function(group)))
             except Exception as exc:
                 self._answers.put((False, exc))
             except BaseException as exc:  # a filter that calls sys.exit must not take the thread along unheard
-                self._answers.put((False, RuntimeError(f"{type(exc).__name__}: {exc}")))
+                self._answers.put((False, RuntimeError(said(exc))))
 
 
 def clean_reason(reason: Any) -> str:

@@ -18,6 +18,7 @@ PenstockError
 │       └── ReplicaDied    one engine of several is gone; the others go on
 ├── ScoreError             sequences that were to be scored cannot be; says why
 ├── EnvironmentTimeout     a sample's environment did not answer in its time
+├── EnvironmentRaised      a sample's environment raised, or answered what is no Observation
 ├── RewardError            a reward has no number; ``outcome`` names why
 ├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
 └── WaitTimeout            a wait ran out of its time; says what it waited for
@@ -102,6 +103,10 @@ class ScoreError(PenstockError):
 
 class EnvironmentTimeout(PenstockError):
     """A sample's environment did not answer within ``rollout.environment_timeout_s``."""
+
+
+class EnvironmentRaised(PenstockError):
+    """A sample's environment raised, tried to exit, or answered what is no Observation."""
 
 
 class RewardError(PenstockError):

@@ -53,6 +53,9 @@ STOP_S = 10.0
 #: After Ctrl-C workers get a second SIGTERM so late: hand back what is partial, do not drain on.
 HURRY_S = 2.0
 
+#: Parts that end by themselves only when they are told to; workers that drain need both.
+SERVING = ("buffer", "verifiers")
+
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 130, 141
 
 log = logging.getLogger(__name__)
@@ -352,7 +355,7 @@ class _Run:
                 if child.ended():
                     if child.name == "trainer" and child.code == 0:
                         return None
-                    if child.code == 0 and child.name != "buffer":
+                    if child.code == 0 and child.name not in SERVING and not observer.still_shows(child.last_pid):
                         # A worker told to drain, or a producer at the end of its data.
                         log.warning("%s is done and left", child.name)
                     elif reason := child.schedule_restart():
@@ -408,10 +411,8 @@ class _Run:
             self.folder.write(self.record)
 
     def _stop_children(self, *, drain: bool) -> None:
-        # Workers that drain need both.
-        served_by = ("buffer", "verifiers")
-        first = [child for child in self.children if child.name not in served_by]
-        last = [child for child in self.children if child.name in served_by]
+        first = [child for child in self.children if child.name not in SERVING]
+        last = [child for child in self.children if child.name in SERVING]
         limit_s = self.config.worker.drain_timeout_s + STOP_S if drain else STOP_S
         if self.config.fleet.models:
             # It ends its workers first, then what they need.

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import time
 from typing import Any
 
@@ -9,8 +10,10 @@ import redis
 
 from penstock.config import Config
 from penstock.connect import connect, translate
+from penstock.errors import ProtocolError
 from penstock.keys import Keys
 from penstock.live import Live
+from penstock.messages import unpack
 from penstock.preflight import engine_version
 from penstock.report import draw, read_rows, setup_versions, summarize, write_summary
 from penstock.run_folder import RunFolder
@@ -48,6 +51,18 @@ class Observer:
             file.write(json.dumps(queue_row(seen)) + "\n")
         self.live.update(seen, self._last_evaluation())
 
+    def still_shows(self, pid: int | None) -> bool:
+        """Whether a worker of this machine that had this pid left without a word: its record stands.
+
+        One that leaves takes it along, whatever its exit code; code of the user's may end a process with 0 at any
+        moment. True where Redis does not answer. Blocks for ``TIMEOUT_S``.
+        """
+        try:
+            records: Any = self.client.hvals(self.keys.workers)
+        except redis.RedisError:
+            return True
+        return any(_is_of(record, pid) for record in records)
+
     def report(self, seconds: float) -> None:
         """Write ``summary.json`` and ``run.png``, and show the summary.
 
@@ -84,6 +99,14 @@ class Observer:
             self._evals_bytes = size
             self._evaluation = next(reversed(read_rows(self.folder.path).evals), None)
         return self._evaluation
+
+
+def _is_of(record: bytes, pid: int | None) -> bool:
+    try:
+        shown = unpack(record, "presence of a worker")
+    except ProtocolError:
+        return False
+    return isinstance(shown, dict) and (shown.get("pid"), shown.get("host")) == (pid, socket.gethostname())
 
 
 def queue_row(snapshot: dict[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,8 @@ class Child:
         self.process: subprocess.Popen[bytes] | None = None
         #: Exit code of the last process that ended; negative: a signal.
         self.code: int | None = None
+        #: Pid of that process.
+        self.last_pid: int | None = None
         self.num_starts = 0
         self._started_at = 0.0
         self._deaths: deque[float] = deque()
@@ -151,6 +153,7 @@ class Child:
         if self.process is None or self.process.poll() is None:
             return False
         self.code, group = self.process.returncode, self.process.pid
+        self.last_pid = group
         self.process = None
         # Its own children, if it left any in its session.
         _kill_group(group)

@@ -8,12 +8,15 @@ from penstock.errors import ProtocolError
 from penstock.keys import Keys
 from penstock.messages import pack, unpack
 from penstock.scripts import note, run
+from penstock.words import writable
 
 #: A wait is told after so long; shorter ones are the normal rhythm.
 MOMENT_S = 0.5
 #: It is confirmed while it lasts; one that nobody confirmed for longer is of a process that is gone.
 CONFIRM_S = 2.0
 GONE_S = 15.0
+#: Most characters of what is waited for.
+MAX_WHAT = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Waiting:
         if now - self._told < (CONFIRM_S if self._what == self._told_what else MOMENT_S):
             return
         self._told_what, self._told = self._what, now
-        self._write({"what": self._what, "since": self._since, "at": now})
+        self._write({"what": writable(self._what, MAX_WHAT), "since": self._since, "at": now})
 
     def end(self) -> None:
         """No longer waiting."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.messages import Job, Sample
+from penstock.words import plain, writable
 
 #: What every rq job of the pool is called. A verifier imports nothing by a name that it finds in Redis.
 ENTRY = "workers.verifier.check"
@@ -56,7 +57,8 @@ class Verdict:
         _check(value, types, "a verdict")
         if set(value) != {one.name for one in fields(cls)}:
             raise ProtocolError("A verdict lacks fields.")
-        return cls(**value)
+        words = {name: writable(value[name]) for name in ("outcome", "error", "trace")}
+        return cls(**value | words | {"info": plain(value["info"])})
 
 
 def sample_to_json(sample: Sample, max_bytes: int) -> str:

@@ -16,18 +16,22 @@ Its observations go into the sequence with mask 0, and the next turn is drawn af
 observation holds all that the chat template puts between two turns.
 """
 
-import asyncio
-import importlib
+import operator
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
-from penstock.errors import ConfigError, EnvironmentTimeout
+from penstock.errors import ConfigError, EnvironmentRaised, EnvironmentTimeout
 from penstock.messages import Job, Sample
+from penstock.user_code import Raised, bounded, find
+from penstock.words import said, shown, writable
 
 T = TypeVar("T")
+
+#: Ids are stored as int32.
+MAX_TOKEN = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Environment(Protocol):
         """After each turn; ``sample.turns`` holds the text of every turn. None ends the sample."""
 
 
-async def within(timeout_s: float, call: Coroutine[Any, Any, T], what: str) -> T:
+async def within(timeout_s: float, call: Callable[[], Awaitable[T]], what: str) -> T:
     """The answer of an environment. Waits for at most ``timeout_s``, whatever it does with a cancellation.
 
     Args:
@@ -64,20 +68,57 @@ async def within(timeout_s: float, call: Coroutine[Any, Any, T], what: str) -> T
 
     Raises:
         EnvironmentTimeout: it did not answer; it is cancelled and left to itself.
-        Exception: whatever it raises.
+        EnvironmentRaised: it raised, whatever it was.
     """
-    task = asyncio.create_task(call, name=what)
     try:
-        await asyncio.wait({task}, timeout=timeout_s)
-    finally:
-        if not task.done():
-            task.cancel()
-    if not task.done():
+        return await bounded(call, timeout_s, what)
+    except TimeoutError:
         raise EnvironmentTimeout(
             f"{what} did not answer within rollout.environment_timeout_s = {timeout_s:g} s: raise it, or see what the "
             "environment waits for."
-        )
-    return task.result()
+        ) from None
+    except Raised as exc:
+        raise EnvironmentRaised(f"{what} {exc}.") from exc
+
+
+def checked(observation: object, what: str) -> Observation | None:
+    """What ``step`` answered, token ids as plain integers and its text as it can be tokenized.
+
+    Raises:
+        EnvironmentRaised: it is neither an Observation nor None, or holds what is no text and no token ids.
+    """
+    if observation is None or (isinstance(observation, Observation) and observation.done):
+        return observation
+    if not isinstance(observation, Observation):
+        raise EnvironmentRaised(f"{what} answered {shown(observation)}, which is neither an Observation nor None.")
+    text, tokens = observation.text, observation.tokens
+    try:
+        if tokens is None:
+            return Observation(text=writable(text)) if isinstance(text, str) else _refuse(text, what)
+        ids = [operator.index(token) for token in tokens]
+    except Exception as exc:
+        raise EnvironmentRaised(f"{what} answered tokens {shown(tokens)}, which are no ids: {said(exc)}.") from exc
+    if not all(0 <= token < MAX_TOKEN for token in ids):
+        raise EnvironmentRaised(f"{what} answered tokens that are below 0 or above {MAX_TOKEN}.")
+    return Observation(tokens=ids)
+
+
+def _refuse(text: object, what: str) -> NoReturn:
+    raise EnvironmentRaised(f"{what} answered the text {shown(text)}, which is none.")
+
+
+def make_environment(path: str) -> Environment:
+    """An instance of the class at ``module:Class``.
+
+    Raises:
+        ConfigError: there is none.
+        EnvironmentRaised: it cannot be made.
+    """
+    made = load_environment(path)
+    try:
+        return made()
+    except BaseException as exc:
+        raise EnvironmentRaised(f"environment {path} raised {said(exc)} when it was made.") from exc
 
 
 def load_environment(path: str) -> Callable[[], Environment]:
@@ -86,16 +127,12 @@ def load_environment(path: str) -> Callable[[], Environment]:
     Raises:
         ConfigError: it cannot be imported, or has no ``reset`` and ``step``.
     """
-    module_name, _, class_name = path.partition(":")
-    if not module_name or not class_name:
-        raise ConfigError(f"environment {path!r} is not an import path: write it as module:Class.")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(f"environment {path!r} cannot be imported: {exc}.") from exc
+    if ":" not in path:
+        raise ConfigError(f"environment {path!r} is not an import path: write it as module:Class.")
+    found = find(path, "environment")
     for method in ("reset", "step"):
         if not callable(getattr(found, method, None)):
             raise ConfigError(f"environment {path!r} has no method {method!r}: it needs async reset and async step.")

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from penstock.errors import ConfigError, EngineError
 from penstock.messages import Job, Sample
 from penstock.sampling_names import HONEST, NEUTRAL, TOP_K_ALL
 from workers.engine import Engine
-from workers.environments import Environment, Observation, load_environment, within
+from workers.environments import Environment, Observation, checked, make_environment, within
 from workers.gate import Gate
 from workers.routing import NAME as ROUTED_EXPERTS
 from workers.routing import check_rows, keep_rows
@@ -110,14 +110,13 @@ async def generate_sample(
 
     Raises:
         ConfigError: sampling that cannot be trained on, a prompt that leaves no room, an environment that is not one.
-        EnvironmentTimeout: its environment did not answer in its time.
+        EnvironmentTimeout, EnvironmentRaised: its environment did not answer in its time, or raised.
         EngineDied, EngineError: as ``Engine.generate``; tokens of earlier segments are in ``partial``.
-        Exception: whatever the environment raises.
     """
     sampling = sampling_for(job, rollout)
     sample = partial if partial is not None else Sample(job, k)
     if environment is None and job.environment:
-        environment = load_environment(job.environment)()
+        environment = make_environment(job.environment)
     maker = _Maker(engine, gate, sample, sampling, tokenizer, rollout, interval, drawn)
     async with gate.sample():
         await maker.run(environment)
@@ -162,14 +161,15 @@ class _Maker:
     async def run(self, environment: Environment | None) -> None:
         self.begin(environment)
         if environment is not None:
-            await self.within(environment.reset(self.sample.job), "reset")
+            await self.within(lambda: environment.reset(self.sample.job), "reset")
         while True:
             if not await self.draw_turn():
                 self.sample.status = "aborted"
                 return
             if self.sample.finish_reason == "length" or environment is None:
                 break
-            observation = await self.within(environment.step(self.sample), "step")
+            answer = await self.within(lambda: environment.step(self.sample), "step")
+            observation = checked(answer, self.naming("step"))
             if observation is None or observation.done:
                 break
             if self.sample.num_turns >= self.max_turns or not self.observe(observation):
@@ -181,10 +181,11 @@ class _Maker:
         if self.engine.routing is not None:
             check_rows(self.sample)
 
-    async def within(self, call: Coroutine[Any, Any, T], what: str) -> T:
-        sample = self.sample
-        name = f"sample {sample.id}: {what} of environment {sample.job.environment or 'given'}"
-        return await within(self.environment_timeout_s, call, name)
+    async def within(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        return await within(self.environment_timeout_s, call, self.naming(what))
+
+    def naming(self, what: str) -> str:
+        return f"sample {self.sample.id}: {what} of environment {self.sample.job.environment or 'given'}"
 
     def begin(self, environment: Environment | None) -> None:
         """Prompt, or the prefix of a partial; starts anew where an environment's past turns cannot be had again."""

@@ -14,7 +14,6 @@ A sample that failed ends its job only when its siblings are through, but for wh
 
 import asyncio
 import logging
-import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from penstock.errors import (
     EngineDied,
     EngineError,
     EngineRefused,
+    EnvironmentRaised,
     EnvironmentTimeout,
     LeaseLost,
     PayloadError,
@@ -35,6 +35,7 @@ from penstock.errors import (
 )
 from penstock.messages import Job, Sample
 from penstock.scripts import Committed, RawLease
+from penstock.words import said, trace_of
 from workers.generate import generate_sample, sampling_for
 from workers.given import STATUS as GIVEN
 from workers.given import check_answers, give_sample
@@ -176,7 +177,7 @@ class HeldJob:
         log.warning("lost the lease of job %s; nothing of it is written any more", self.job)
 
     async def _end(self, failure: Exception) -> None:
-        detail = "".join(traceback.format_exception(failure)).strip()
+        detail = trace_of(failure)
         match failure:
             case EngineDied():
                 await self._crash(str(failure))
@@ -186,12 +187,14 @@ class HeldJob:
                 await self._fail(failure.outcome, detail)
             case EngineError():
                 await self._fail("engine_error", str(failure))
+            case EnvironmentRaised():
+                await self._fail("environment_raised", detail)
             case EnvironmentTimeout():
                 await self._fail("environment_timeout", str(failure))
             case PayloadError():
                 await self._fail("payload_error", str(failure))
             case _:
-                # A user's environment or a defect of ours: the job keeps the traceback, the worker goes on.
+                # A defect of ours, or a sample that a user's code has changed: the job keeps the traceback.
                 await self._fail("raised", detail)
 
     async def _work(self) -> None:
@@ -363,13 +366,15 @@ class HeldJob:
         """Keep what was drawn and is not committed. Where Redis is full it is lost, and said."""
         await self._settle()
         for k, sample in list(self._samples.items()):
-            if not any(sample.generated):
-                continue
             try:
-                await self._prefixes[k].keep_all()
+                if any(sample.generated):
+                    await self._prefixes[k].keep_all()
             except QueueFull as exc:
                 log.warning("the prefix of sample %s is lost: %s", sample.id, exc)
                 return
+            # A user's code is given the sample, and may have made anything of it.
+            except (PayloadError, TypeError) as exc:
+                log.warning("the prefix of sample %s/%d is lost: %s", self.job, k, said(exc))
 
     async def _settle(self) -> None:
         """Wait for commits on their way; those that find no room are given up."""
@@ -385,7 +390,7 @@ class HeldJob:
 
 def _failure_of(task: "asyncio.Task[None]") -> Exception | None:
     if task.cancelled():
-        return RuntimeError(f"{task.get_name()} was cancelled by its own environment or reward.")
+        return RuntimeError(f"{task.get_name()} was cancelled.")
     failure = task.exception()
     if isinstance(failure, Exception) or failure is None:
         return failure

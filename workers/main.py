@@ -35,6 +35,7 @@ from penstock.keys import LANES, Keys
 from penstock.model_config import read_vocab_size
 from penstock.scripts import ensure_lanes
 from penstock.tokens import new_token
+from penstock.user_code import staying_alive
 from penstock.waits import Waiting
 from workers.capabilities import TABLE
 from workers.caretaker import Caretaker
@@ -458,5 +459,6 @@ def _first(group: BaseException) -> BaseException:
 
 def main(config: Config, name: str) -> int:
     """Run one worker until SIGTERM or SIGINT. Blocks."""
-    uvloop.run(_run(config, name))
+    with staying_alive():
+        uvloop.run(_run(config, name))
     return 0

@@ -5,59 +5,68 @@ import numbers
 from typing import Any
 
 from penstock.errors import RewardError
+from penstock.user_code import Raised
+from penstock.words import plain, said, shown, writable
+
+__all__ = ["NOT_A_NUMBER", "RAISED", "TIMEOUT", "TOO_LARGE", "Raised", "number_of", "plain", "too_long", "words"]
 
 RAISED = "reward_raised"
 TIMEOUT = "reward_timeout"
 NOT_A_NUMBER = "reward_not_a_number"
 #: More bytes than the verifier pool takes.
 TOO_LARGE = "reward_too_large"
-
-
-class Raised(Exception):
-    """A reward raised in a verifier, or the verifier died under it. The text goes on after "reward NAME"."""
+#: Largest reward: trainers compute in float32.
+MAX_REWARD = 3.4e38
 
 
 def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict[str, Any]]:
     """The number that a reward gave, and the rest of its dict as plain values.
 
     Raises:
-        RewardError: reward_not_a_number.
+        RewardError: reward_not_a_number, also where what it gave raises when it is read.
     """
     info: dict[str, Any] = {}
-    if isinstance(value, dict):
-        if key not in value:
-            raise RewardError(
-                NOT_A_NUMBER,
-                f"sample {sample}: reward {name} gave a dict without {key!r}, with {sorted(map(str, value))}; set "
-                "reward.key.",
-            )
-        info = {str(name): plain(entry) for name, entry in value.items() if name != key}
-        value = value[key]
+    try:
+        if isinstance(value, dict):
+            if key not in value:
+                raise RewardError(
+                    NOT_A_NUMBER,
+                    f"sample {sample}: reward {name} gave a dict without {key!r}, with {shown(list(value), 400)}; set "
+                    "reward.key.",
+                )
+            info = plain({name: entry for name, entry in value.items() if name != key})
+            value = value[key]
+        number = _number(value)
+    except RewardError:
+        raise
+    # What a user's type does when it is read is the user's code.
+    except BaseException as exc:
+        raise RewardError(
+            NOT_A_NUMBER, f"sample {sample}: what reward {name} gave, {shown(value)}, cannot be read: {said(exc)}."
+        ) from exc
+    if number is None or not isinstance(info, dict):
+        raise RewardError(NOT_A_NUMBER, f"sample {sample}: reward {name} gave {shown(value)}, not a finite number.")
+    return number, info
+
+
+def _number(value: Any) -> float | None:
+    """``value`` as a finite number; None where it is none."""
     # numpy's bool is no number.
     if type(value).__name__ == "bool":
         value = bool(value)
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise RewardError(NOT_A_NUMBER, f"sample {sample}: reward {name} gave {value!r:.80}, not a finite number.")
-    return float(value), info
+    if not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and abs(number) <= MAX_REWARD else None
 
 
 def too_long(sample: str, name: str, limit_s: float) -> str:
     return f"sample {sample}: reward {name} took longer than {limit_s:g} s."
 
 
-def words(exc: Exception) -> str:
+def words(exc: BaseException) -> str:
     """What became of a reward that raised, here or in a verifier, as it goes on after "reward NAME"."""
-    return str(exc) if isinstance(exc, Raised) else f"raised {type(exc).__name__}: {exc}"
-
-
-def plain(value: Any) -> Any:
-    """``value`` as something that msgpack carries: arrays as lists, what is unknown as text."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, dict):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    if callable(tolist := getattr(value, "tolist", None)):
-        return plain(tolist())
-    return repr(value)[:1000]
+    return writable(str(exc)) if isinstance(exc, Raised) else f"raised {said(exc)}"

@@ -5,7 +5,7 @@ grows is written by appending.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -13,6 +13,7 @@ import msgpack
 
 from penstock.errors import PayloadError, ProtocolError
 from penstock.messages import MAX_TEXT_BYTES, Job, Sample, pack
+from penstock.words import said
 
 _FORMAT = 1
 #: Most bytes of a prefix; about three million tokens. One that would be longer is not kept any further.
@@ -31,9 +32,14 @@ _PLAIN = (
 
 
 def partial_to_bytes(sample: Sample) -> bytes:
-    """The tokens of ``sample`` with their logprobs (float32), masks and version spans, as msgpack."""
-    return pack(
-        {
+    """The tokens of ``sample`` with their logprobs (float32), masks and version spans, as msgpack.
+
+    Raises:
+        PayloadError: they are no such arrays.
+    """
+    return _packed(
+        sample,
+        lambda: {
             "format": _FORMAT,
             "sample": sample.id,
             "tokens": array("i", sample.tokens).tobytes(),
@@ -42,20 +48,33 @@ def partial_to_bytes(sample: Sample) -> bytes:
             "loss_mask": bytes(sample.loss_mask),
             "versions": _spans(sample.versions),
             **{name: getattr(sample, name) for name in _PLAIN},
-        }
+        },
     )
 
 
 def growth_to_bytes(sample: Sample, start: int) -> bytes:
-    """The tokens of ``sample`` from ``start`` on, all of them drawn, to be appended to a prefix of ``start`` tokens."""
-    return pack(
-        {
+    """The tokens of ``sample`` from ``start`` on, all of them drawn, to be appended to a prefix of ``start`` tokens.
+
+    Raises:
+        PayloadError: they are no such arrays.
+    """
+    return _packed(
+        sample,
+        lambda: {
             "at": start,
             "tokens": array("i", sample.tokens[start:]).tobytes(),
             "logprobs": array("f", sample.logprobs[start:]).tobytes(),
             "versions": _spans(sample.versions[start:]),
-        }
+        },
     )
+
+
+def _packed(sample: Sample, record: Callable[[], dict[str, Any]]) -> bytes:
+    """A user's code is given the sample, and may have put there what no array holds."""
+    try:
+        return pack(record())
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise PayloadError(f"sample {sample.id} cannot be kept: {said(exc)}.") from exc
 
 
 def _spans(versions: list[int]) -> list[list[int]]:

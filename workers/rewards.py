@@ -6,7 +6,6 @@ run's. With ``reward.pool.kind: rq`` all but exact_match are asked of the verifi
 
 import asyncio
 import contextlib
-import importlib
 import inspect
 import logging
 import threading
@@ -17,14 +16,19 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError, RewardError
 from penstock.messages import Sample
+from penstock.user_code import bounded, find
+from penstock.words import said
 from workers.math_verifier import MathVerifier
-from workers.outcomes import RAISED, TIMEOUT, number_of, too_long, words
+from workers.outcomes import RAISED, TIMEOUT, Raised, number_of, too_long, words
 
 if TYPE_CHECKING:
     from workers.checks import Checks
 
 #: Scores one sample: a number, or a dict with one under ``RewardConfig.key``.
 RewardFunction = Callable[[Sample], Awaitable[Any]]
+
+#: Rewards of penstock's own.
+BUILT_IN = ("exact_match", "math_verify")
 
 log = logging.getLogger(__name__)
 
@@ -78,17 +82,18 @@ class Rewards:
             self._verifier = None
 
     async def _try(self, function: RewardFunction, sample: Sample, name: str) -> Any:
-        # A verifier's time begins when it does.
-        limit_s = self.config.timeout_s if self._is_local(name) else None
         for attempt in range(1, self.config.max_attempts + 1):
             try:
-                async with asyncio.timeout(limit_s) as limit:
+                # A verifier's time begins when it does.
+                if not self._is_local(name):
                     return await function(sample)
+                passes = (RewardError,) if name in BUILT_IN else ()
+                return await bounded(lambda: function(sample), self.config.timeout_s, f"reward {sample.id}", passes)
             except RewardError:
                 raise
+            except TimeoutError as exc:
+                raise RewardError(TIMEOUT, too_long(sample.id, name, self.config.timeout_s)) from exc
             except Exception as exc:
-                if limit.expired():
-                    raise RewardError(TIMEOUT, too_long(sample.id, name, self.config.timeout_s)) from exc
                 if attempt == self.config.max_attempts:
                     raise RewardError(RAISED, f"sample {sample.id}: reward {name} {words(exc)}") from exc
                 log.warning("sample %s: reward %s raised and is tried again", sample.id, name, exc_info=exc)
@@ -125,22 +130,9 @@ async def exact_match(sample: Sample) -> float:
 
 def import_reward(name: str) -> Callable[[Sample], Any]:
     """The reward ``module:function``. Raises ConfigError."""
-    module, colon, attribute = name.partition(":")
-    if not colon or not module or not attribute:
+    if ":" not in name:
         raise ConfigError(f"reward.function {name!r} is no reward: use exact_match, math_verify or module:function.")
-    try:
-        found = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except ModuleNotFoundError as exc:
-        raise ConfigError(
-            f"reward.function {name}: there is no module {exc.name}; put it beside where you start penstock, "
-            "or on PYTHONPATH."
-        ) from exc
-    except AttributeError as exc:
-        raise ConfigError(f"reward.function {name}: {exc}; correct the name after the colon.") from exc
-    except Exception as exc:
-        raise ConfigError(f"reward.function {name}: importing {module} raised {type(exc).__name__}: {exc}.") from exc
+    found = find(name, "reward.function")
     if not callable(found):
         raise ConfigError(f"reward.function {name} is no function.")
     function: Callable[[Sample], Any] = found
@@ -173,11 +165,9 @@ async def _in_thread(function: Callable[[Sample], Any], sample: Sample, name: st
         try:
             value: Any = function(sample)
             set_ = future.set_result
-        except StopIteration as exc:
-            # A future refuses this one.
-            value, set_ = RuntimeError(f"StopIteration: {exc}"), future.set_exception
-        except Exception as exc:
-            value, set_ = exc, future.set_exception
+        # SystemExit too: the thread would end, and nobody hear of it.
+        except BaseException as exc:
+            value, set_ = _raised(exc), future.set_exception
         # The loop may be closed by now.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, set_, value)
@@ -189,3 +179,9 @@ async def _in_thread(function: Callable[[Sample], Any], sample: Sample, name: st
     except asyncio.CancelledError:
         log.warning("sample %s: reward %s still runs in its thread, which cannot be killed", sample.id, name)
         raise
+
+
+def _raised(exc: BaseException) -> Raised:
+    raised = Raised(f"raised {said(exc)}")
+    raised.__cause__ = exc
+    return raised

@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import time
-import traceback
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,6 +28,8 @@ from penstock.errors import ProtocolError, RewardError
 from penstock.keys import Keys, check_name
 from penstock.messages import Sample
 from penstock.processes import die_with_parent
+from penstock.user_code import staying_alive
+from penstock.words import said, trace_of
 from workers import math_verifier
 from workers.check_format import DIED, ENTRY, MAX_JOB_BYTES, MAX_TRACE, STARTED, VERDICT, Verdict, sample_from_json
 from workers.outcomes import TOO_LARGE, number_of
@@ -200,17 +201,26 @@ def judge(function: Function | None, sample: Sample, name: str, config: RewardCo
         function: None stands for math_verify.
     """
     try:
-        value = _math_verify(sample, config) if function is None else function(sample)
-        if inspect.isawaitable(value):
-            value = asyncio.run(_awaited(value))
+        with staying_alive():
+            value = _math_verify(sample, config) if function is None else function(sample)
+            if inspect.isawaitable(value):
+                value = asyncio.run(_awaited(value))
+    except RewardError as exc:
+        if function is None:
+            return Verdict(outcome=exc.outcome, error=str(exc))
+        return _raised(exc)
+    # SystemExit too: it is the reward that wanted to end, not the verifier.
+    except BaseException as exc:
+        return _raised(exc)
+    try:
         reward, info = number_of(value, sample.id, name, config.key)
     except RewardError as exc:
         return Verdict(outcome=exc.outcome, error=str(exc))
-    # SystemExit too: it is the reward that wanted to end, not the verifier.
-    except BaseException as exc:
-        trace = "".join(traceback.format_exception(exc))[-MAX_TRACE:]
-        return Verdict(error=f"{type(exc).__name__}: {exc}"[:MAX_TRACE], trace=trace)
     return Verdict(reward=reward, info=info)
+
+
+def _raised(exc: BaseException) -> Verdict:
+    return Verdict(error=said(exc), trace=trace_of(exc)[-MAX_TRACE:])
 
 
 async def _awaited(value: Any) -> Any:

@@ -7,6 +7,10 @@ from typing import Any
 from penstock.keys import LANES, Keys
 from penstock.messages import Job
 from penstock.scripts.call import Call, Value, script, text, texts
+from penstock.words import writable
+
+#: Most characters of what is told of a failure.
+MAX_DETAIL = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +125,16 @@ def abandon(keys: Keys, lane: str, worker: str, known: Iterable[str]) -> Call[li
 
 def crash(keys: Keys, job: str, token: str, worker: str, detail: str) -> Call[str]:
     """The engine died under this job. Returns resume, suspect, dead or lost."""
-    return Call(script("crash"), [keys.group(job)], [keys.prefix, job, token, worker, detail], text)
+    return Call(
+        script("crash"), [keys.group(job)], [keys.prefix, job, token, worker, writable(detail, MAX_DETAIL)], text
+    )
 
 
 def fail(
     keys: Keys, job: str, token: str, worker: str, *, reason: str, detail: str, max_attempts: int, retry_ms: int
 ) -> Call[str]:
     """A try failed. Returns delayed, dead or lost. ``max_attempts`` 0 buries at once."""
-    args: list[Value] = [keys.prefix, job, token, worker, reason, detail[:65536], max_attempts, retry_ms]
+    args: list[Value] = [keys.prefix, job, token, worker, reason, writable(detail, MAX_DETAIL), max_attempts, retry_ms]
     return Call(script("fail"), [keys.group(job), keys.delayed, keys.bodies], args, text)
 
 

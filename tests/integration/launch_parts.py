@@ -1,14 +1,21 @@
 """Stands for a part of a run in the launcher's tests: ``launch_parts.py COMMAND --config FILE [--name NAME]``.
 
 Its behaviour is the file NAME.do beside the run's folder: ``wait`` (until SIGTERM), ``exit CODE``, ``exit-when FILE``,
-``ignore`` (SIGTERM has no effect). Every start adds its pid to NAME.pids, and a clean end is noted in NAME.ended.
+``ignore`` (SIGTERM has no effect), ``vanish`` (exit 0 with a worker's record left in Redis).
+Every start adds its pid to NAME.pids, and a clean end is noted in NAME.ended.
 """
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
+
+from penstock.connect import connect
+from penstock.keys import Keys
+from penstock.messages import pack
+from penstock.redis_server import read_address
 
 
 def main() -> int:
@@ -31,6 +38,10 @@ def main() -> int:
     print(f"{name} says {what} {settings}", flush=True)
     if what == "exit":
         return int(argument)
+    if what == "vanish":  # shows itself as a worker does, and ends without a word
+        with connect(str(read_address(config.parent))) as client:
+            client.hset(Keys("demo").workers, name, pack({"pid": os.getpid(), "host": socket.gethostname()}))
+        return 0
     while not (ended and what != "ignore") and not (what == "exit-when" and (desk / argument).exists()):
         time.sleep(0.02)
     os.kill(child, signal.SIGKILL)

@@ -130,6 +130,15 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
             os.kill(pid, signal.SIGKILL)
 
 
+def test_a_worker_that_ends_with_0_without_a_word_died(desk: Desk) -> None:
+    desk.do("worker-0", "vanish")
+    process = desk.start()
+    until(lambda: len(desk.pids("worker-0")) >= 4 or process.poll() is not None)
+    assert len(desk.pids("worker-0")) >= 4, "it is started again"
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, "worker-0 died 5 times" in out + err) == (1, True), out + err
+
+
 def test_a_run_ends_when_the_trainer_is_done_and_leaves_its_report(desk: Desk) -> None:
     desk.do("trainer", "exit-when go")
     desk.settings["reward"] = {"pool": {"kind": "rq"}}

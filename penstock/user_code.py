@@ -1,0 +1,132 @@
+"""Code of the user's that runs inside a process of ours: how it is found, and kept from ending that process.
+
+Whatever it does becomes an exception of the one call: a ``sys.exit`` in a coroutine would else end the event loop, one
+in a thread would be heard by nobody, and an ``os._exit`` would end every sample of the worker without a word.
+"""
+
+import asyncio
+import importlib
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from penstock.errors import ConfigError
+from penstock.words import said, writable
+
+T = TypeVar("T")
+
+
+class Raised(Exception):
+    """A user's code raised, or what ran it died. The text goes on after the name of that code."""
+
+
+def find(name: str, what: str) -> Any:
+    """What ``module:attribute`` names. Imports the user's module.
+
+    Args:
+        what: how the configuration calls it, at the beginning of the error.
+
+    Raises:
+        ConfigError: it is not there, or importing it raised or tried to exit.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon or not module or not attribute:
+        raise ConfigError(f"{what} {name!r} is not an import path: write it as module:name.")
+    try:
+        with staying_alive():
+            found: Any = importlib.import_module(module)
+            for part in attribute.split("."):
+                found = getattr(found, part)
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"{what} {name} cannot be imported: there is no module {exc.name}; put it beside where you start penstock, "
+            "or on PYTHONPATH."
+        ) from exc
+    except AttributeError as exc:
+        raise ConfigError(
+            f"{what} {name} cannot be imported: {writable(str(exc))}; correct the name after the colon."
+        ) from exc
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
+        raise ConfigError(f"{what} {name} cannot be imported: importing {module} raised {said(exc)}.") from exc
+    return found
+
+
+async def bounded(
+    work: Callable[[], Awaitable[T]], limit_s: float, name: str, passes: tuple[type[Exception], ...] = ()
+) -> T:
+    """What ``work`` gives. Waits for at most ``limit_s``, whatever it does with a cancellation.
+
+    Args:
+        passes: errors of ours that go through as they are.
+
+    Raises:
+        TimeoutError: it took longer; it is cancelled and left to itself.
+        Raised: it raised anything, or gave up by ``sys.exit`` or a cancellation of its own.
+    """
+    task = asyncio.create_task(_guarded(work, passes), name=name)
+    task.add_done_callback(_heard)
+    try:
+        await asyncio.wait({task}, timeout=limit_s)
+    finally:
+        if not task.done():
+            task.cancel()
+            # Nor may the end of the loop wait for one that swallows this.
+            asyncio.tasks._unregister_task(task)
+    if not task.done():
+        raise TimeoutError
+    return task.result()
+
+
+async def _guarded(work: Callable[[], Awaitable[T]], passes: tuple[type[Exception], ...]) -> T:
+    task = asyncio.current_task()
+    try:
+        return await work()
+    except asyncio.CancelledError as exc:
+        if task is not None and task.cancelling():
+            raise
+        raise Raised("was cancelled by its own code") from exc
+    except BaseException as exc:
+        if isinstance(exc, (Raised, *passes)):
+            raise
+        raise Raised(f"raised {said(exc)}") from exc
+
+
+def _heard(task: "asyncio.Task[Any]") -> None:
+    """Nobody waits for one that is left to itself."""
+    if not task.cancelled():
+        task.exception()
+
+
+# --- os._exit ---------------------------------------------------------------------------------------------------------
+
+_really_exit = os._exit
+_lock = threading.Lock()
+_kept_pid = 0
+_num_kept = 0
+
+
+def _refuse_exit(status: int) -> None:
+    # Forks end as they must.
+    if os.getpid() != _kept_pid:
+        _really_exit(status)
+    raise SystemExit(f"os._exit({status})")
+
+
+@contextmanager
+def staying_alive() -> Iterator[None]:
+    """Inside, ``os._exit`` of Python code in this process raises SystemExit. May be entered by several threads."""
+    global _kept_pid, _num_kept
+    with _lock:
+        _num_kept = _num_kept + 1 if _kept_pid == os.getpid() else 1
+        _kept_pid, os._exit = os.getpid(), _refuse_exit  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_kept -= 1
+            if not _num_kept:
+                os._exit = _really_exit
