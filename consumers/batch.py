@@ -120,14 +120,10 @@ class Batch:
         #: Column -> rows that it says nothing of, and all rows that it was read for.
         self._hollow: dict[str, set[int]] = {}
         self._got: dict[str, set[int]] = {}
-        num_loss = [self._num_loss(row) for row in self.all_rows]
+        #: Tokens of each row of the whole batch that bear loss here.
+        self._bearing = num_loss = [self._num_loss(row) for row in self.all_rows]
         #: Denominators of the loss over all ranks (T10).
-        self._counts = {
-            "loss_tokens": sum(num_loss),
-            "loss_samples": sum(1 for count in num_loss if count),
-            "samples": manifest.num_samples,
-            "groups": manifest.num_groups,
-        }
+        self._counts = self._count(range(len(self.all_rows)))
         self._advantages = advantages.group_advantages(
             [row.reward for row in self.all_rows], [row.job for row in self.all_rows], advantage, num_loss
         )
@@ -239,6 +235,32 @@ class Batch:
             behaviour.check_comparable(self.all_rows, self._what)
         return wanted
 
+    def minibatches(
+        self,
+        count: int,
+        max_tokens: int | None = None,
+        max_samples: int | None = None,
+        device: "str | torch.device | None" = None,
+        keys: Collection[str] | None = None,
+    ) -> Iterator[list[dict[str, Any]]]:
+        """The micro-batches of each of ``count`` optimizer steps over this batch.
+
+        Groups stay whole, and which step has which is the same on every rank (``partition.minibatches``). ``counts`` in
+        each micro-batch are those of its step over all ranks, so a step's loss is divided by what the step has (T10);
+        a step without any loss token is for all ranks to leave out. Advantages are of the whole batch. A rank without a
+        row of a step runs fillers.
+
+        Args:
+            The others are as for ``micro_batches``.
+        """
+        wanted = wanted_keys(keys)
+        for part in partition.minibatches(self.all_rows, count, self.manifest.seed):
+            counts, of = self._count(part), frozenset(part)
+            yield [
+                layout.tensors(self._padded(members, wanted) | {"counts": counts}, device)
+                for members in self._members(max_tokens, max_samples, padded=True, of=of)
+            ]
+
     def decode(self) -> None:
         """Check and open the payloads now, in the thread that calls, instead of when arrays are first wanted."""
         _ = self._decoded
@@ -316,11 +338,26 @@ class Batch:
         pairs = zip(self._indices, self._decoded, strict=True)
         return frozenset(index for index, payload in pairs if payload is None)
 
-    def _members(self, max_tokens: int | None, max_samples: int | None, *, padded: bool) -> list[list[int]]:
-        """Positions in ``rows`` by micro-batch; empty lists are fillers."""
-        members = partition.micro_batches([row.length for row in self.rows], max_tokens, max_samples, padded=padded)
-        count = partition.num_micro_batches(self.all_rows, self._shares, max_tokens, max_samples, padded=padded)
-        return members + [[] for _ in range(count - len(members))]
+    def _members(
+        self, max_tokens: int | None, max_samples: int | None, *, padded: bool, of: Collection[int] | None = None
+    ) -> list[list[int]]:
+        """Positions in ``rows`` by micro-batch, of the rows in ``of`` alone (None: all); empty lists are fillers."""
+        shares = self._shares if of is None else [[i for i in share if i in of] for share in self._shares]
+        mine = [at for at, i in enumerate(self._indices) if of is None or i in of]
+        lengths = [self.rows[at].length for at in mine]
+        members = partition.micro_batches(lengths, max_tokens, max_samples, padded=padded)
+        count = partition.num_micro_batches(self.all_rows, shares, max_tokens, max_samples, padded=padded)
+        return [[mine[i] for i in one] for one in members] + [[] for _ in range(count - len(members))]
+
+    def _count(self, indices: Collection[int]) -> dict[str, int]:
+        """Denominators of the loss over these rows of the whole batch (T10)."""
+        bearing = [self._bearing[i] for i in indices]
+        return {
+            "loss_tokens": sum(bearing),
+            "loss_samples": sum(1 for count in bearing if count),
+            "samples": len(bearing),
+            "groups": len({self.all_rows[i].job for i in indices}),
+        }
 
     @cached_property
     def lost(self) -> list[str]:

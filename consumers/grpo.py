@@ -1,12 +1,15 @@
 """The reference trainer step: GRPO on one batch, data parallel, with exact denominators.
 
-    per rank and micro-batch    loss = dp_size * sum over this rank's loss tokens / denominator of all ranks    (T10)
+    per batch                   minibatches x epochs optimizer steps; with several, log π_old of all of it first (T9)
+    per optimizer step          a minibatch of whole groups, divided by its own counts over all ranks          (T10)
+    per rank and micro-batch    loss = dp_size * sum over this rank's loss tokens / denominator of all ranks
     over ranks                  gradients are averaged, so that dp_size cancels
     then                        clip by norm, warm-up, optimizer
 
 The split into ranks and micro-batches therefore changes nothing but rounding.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,11 +38,10 @@ class GRPO:
     Args:
         model: a Hugging Face causal language model without dropout; the same weights on every rank.
         optimizer: over its parameters; its learning rates are those after the warm-up.
-        config: loss, correction, clips, aggregation, warm-up, ``max_tokens``.
+        config: loss, correction, clips, aggregation, warm-up, ``minibatches``, ``epochs``, ``max_tokens``.
         dp_size: ranks; more than 1 needs torch.distributed to be initialised (gloo on CPU, nccl on GPU).
         process_group: of those ranks; None is the default group.
         max_samples: most samples of a micro-batch, beside ``config.max_tokens``.
-        epochs: optimizer steps per batch, each over all of it.
     """
 
     def __init__(
@@ -51,7 +53,6 @@ class GRPO:
         dp_size: int = 1,
         process_group: dist.ProcessGroup | None = None,
         max_samples: int | None = None,
-        epochs: int = 1,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -59,49 +60,62 @@ class GRPO:
         self.dp_size = dp_size
         self.process_group = process_group
         self.max_samples = max_samples
-        self.epochs = epochs
         #: Optimizer steps done.
         self.steps = 0
         self.device = next(model.parameters()).device
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """One optimizer step on a batch (``epochs`` of them), and what it was like; equal on all ranks.
+        """All optimizer steps on a batch, and what they were like; equal on all ranks.
 
-        With more than one rank it blocks until all have called it. A batch without any loss token changes nothing.
+        With more than one rank it blocks until all have called it. A minibatch without any loss token is no step, and
+        a batch without any changes nothing.
 
         Returns:
-            ``loss`` (token mean), ``grad_norm`` (before the clip), ``tokens`` (loss tokens), ``entropy`` (mean of
+            ``loss`` (token mean over all steps), ``optimizer_steps``, ``grad_norm`` and ``grad_norm_max`` (before the
+            clip; mean and largest over the steps), ``tokens`` (loss tokens of the batch), ``entropy`` (mean of
             -log π_θ of the drawn tokens, an estimate), ``lr``; as shares of the loss tokens ``clip_frac`` and its parts
             ``clip_low_frac``, ``clip_high_frac`` and ``clip_dual_frac``, and ``ratio_clamped_frac`` (see ``losses``);
             of r = π_θ / μ ``ess``, ``k3``, ``ratio_min``, ``_p01``, ``_p50``, ``_p99`` and ``_max`` (see ``totals``);
-            ``logprob_diff_mean`` and ``_max`` (|log π_θ - log μ| before the step, what staleness and the difference
-            between engine and trainer make of it), ``logprob_diff_fresh_mean`` and ``_max`` (of tokens at staleness 0:
-            the difference between engine and trainer alone, if there is one batch per version), ``skipped``.
+            ``logprob_diff_mean`` and ``_max`` (|log π_old - log μ|, what staleness and the difference between engine
+            and trainer make of it; without a pass for π_old, π_θ as the first epoch has it),
+            ``logprob_diff_fresh_mean`` and ``_max`` (of tokens at staleness 0: the difference between engine and
+            trainer alone, if there is one batch per version), ``skipped``.
 
         Raises:
             PenstockError: the gradient is not finite; no weight was changed.
         """
         if not batch.counts["loss_tokens"]:
             return {"tokens": 0.0, "skipped": 1.0}
-        micros = [_to(micro, self.device) for micro in batch.micro_batches(self.config.max_tokens, self.max_samples)]
-        metrics: dict[str, float] = {}
-        olds = self.old_logprobs(micros) if self.config.correction == "decoupled" else [None] * len(micros)
-        totals = Totals(self.device)
-        for epoch in range(self.epochs):
-            self.optimizer.zero_grad(set_to_none=True)
-            for micro, old in zip(micros, olds, strict=True):
-                self._backward(micro, old, totals, first=epoch == 0)
-            self._average_gradients()
-            if epoch == self.epochs - 1:
-                metrics = totals.reduce(self.dp_size, self.process_group)
-            metrics["grad_norm"] = self._apply(batch)
-        return metrics | {"lr": float(self.optimizer.param_groups[0]["lr"]), "skipped": 0.0}
+        parts = [
+            [_to(micro, self.device) for micro in part]
+            for part in batch.minibatches(self.config.minibatches, self.config.max_tokens, self.max_samples)
+            if part[0]["counts"]["loss_tokens"]
+        ]
+        olds: Sequence[Sequence[Tensor | None]] = [[None] * len(part) for part in parts]
+        if self.config.correction == "decoupled" and len(parts) * self.config.epochs > 1:
+            # With one optimizer step in all, π_old is π_θ, which that step finds anyway.
+            olds = self.old_logprobs(parts)
+        totals, norms = Totals(self.device), []
+        for epoch in range(self.config.epochs):
+            for micros, of in zip(parts, olds, strict=True):
+                self.optimizer.zero_grad(set_to_none=True)
+                for micro, old in zip(micros, of, strict=True):
+                    self._backward(micro, old, totals, first=epoch == 0)
+                self._average_gradients()
+                norms.append(self._apply(batch))
+        return totals.reduce(self.dp_size, self.process_group) | {
+            "grad_norm": sum(norms) / len(norms),
+            "grad_norm_max": max(norms),
+            "optimizer_steps": float(len(norms)),
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "skipped": 0.0,
+        }
 
     @torch.no_grad()
-    def old_logprobs(self, micros: list[Micro]) -> list[Tensor]:
+    def old_logprobs(self, parts: Sequence[Sequence[Micro]]) -> list[list[Tensor]]:
         """log π_old of every micro-batch: one pass over the whole batch before its first step (T9)."""
-        return [self.logprobs(micro) for micro in micros]
+        return [[self.logprobs(micro) for micro in part] for part in parts]
 
     def logprobs(self, micro: Micro) -> Tensor:
         """[B, L] log π_θ of the tokens at their sampling temperature; padding changes nothing."""
@@ -117,7 +131,11 @@ class GRPO:
         return corrections.token_logprobs(logits, micro["tokens"], micro["temperatures"])
 
     def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
-        """[B, L] loss per token by the configured loss and correction."""
+        """[B, L] loss per token by the configured loss and correction.
+
+        Args:
+            old: log π_old; None: π_θ is π_old still.
+        """
         config = self.config
         cap = config.weight_cap or corrections.DEFAULT_CAP
         behaviour, advantages, mask = micro["logprobs"], micro["advantages"], micro["loss_mask"]
@@ -125,8 +143,9 @@ class GRPO:
             return corrections.truncated(logprobs, behaviour, advantages, mask, cap)
         clips = (config.clip_low, config.clip_high)
         how: Any = {"loss": losses.RATIO_LOSSES[config.loss], "dual_clip": config.dual_clip}
-        if old is None:
+        if config.correction == "bypass":
             return corrections.bypass(logprobs, behaviour, advantages, mask, *clips, **how)
+        old = logprobs.detach() if old is None else old
         return corrections.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap, **how)
 
     def denominator(self, micro: Micro) -> float:

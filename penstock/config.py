@@ -413,9 +413,14 @@ class TrainerConfig(Section):
     min_groups_before_first_batch: Annotated[int, Field(ge=0)] = 0
     #: Which groups it trains on.
     filter: FilterConfig = FilterConfig()
-    #: Optimizer steps (batches) of the run.
+    #: Batches of the run, each trained in minibatches x epochs optimizer steps.
     steps: Positive = 100
+    #: Optimizer steps per pass over a batch: it is divided by whole groups, evenly.
+    minibatches: Positive = 1
+    #: Passes over a batch.
+    epochs: Positive = 1
     lr: Annotated[float, Field(ge=0)] = 1e-4
+    #: Optimizer steps over which the learning rate rises to ``lr``.
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
@@ -506,6 +511,16 @@ class TrainerConfig(Section):
             )
         if (self.aggregation == "constant") != (self.constant_tokens is not None):
             raise ValueError("aggregation constant and constant_tokens belong together: set both, or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _minibatches_have_groups(self) -> Self:
+        groups = self.subscription.size or self.batch_groups
+        if self.subscription.unit == "groups" and self.minibatches > groups:
+            raise ValueError(
+                f"minibatches is {self.minibatches}, and a batch has {groups} groups, which stay whole: lower "
+                "minibatches or raise batch_groups"
+            )
         return self
 
 

@@ -108,6 +108,28 @@ def _best_swap(lengths: Sequence[int], heavy: list[int], light: list[int], gap: 
     return best
 
 
+def minibatches(rows: Sequence[Row], count: int, seed: int = 0) -> list[list[int]]:
+    """Indices into ``rows`` for each of ``count`` optimizer steps, ascending; every row in exactly one, groups whole.
+
+    As many groups in each as in any other, where ``count`` divides their number, and the tokens evened out; ``seed``
+    decides their order. Where there are fewer groups than ``count``, some have none. It does not depend on ranks: each
+    runs those of its own rows that are in a minibatch.
+
+    Raises:
+        ConfigError: ``count`` is less than 1.
+    """
+    if count < 1:
+        raise ConfigError(f"A batch cannot be taken in {count} minibatches; it must be at least 1.")
+    groups: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(row.job, []).append(i)
+    members = list(groups.values())
+    tokens = [sum(rows[i].length for i in group) for group in members]
+    parts = even_out(tokens, karmarkar_karp(tokens, count))
+    random.Random(f"minibatches/{seed}").shuffle(parts)
+    return [sorted(i for g in part for i in members[g]) for part in parts]
+
+
 def micro_batches(
     lengths: Sequence[int], max_tokens: int | None = None, max_samples: int | None = None, *, padded: bool = False
 ) -> list[list[int]]:

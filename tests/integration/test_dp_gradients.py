@@ -43,6 +43,22 @@ def gradient_of(batch: Batch, max_samples: int, correction: str, defect: str) ->
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]), metrics
 
 
+def one_group_a_rank(rank: int, size: int) -> Batch:
+    """Two groups dealt out so that each lies on one rank: of every minibatch one of two ranks has nothing."""
+    ours = samples()[:8]
+    dealt = [ours[at] for pair in zip(range(4), range(4, 8), strict=True) for at in pair]
+    return make_batch(dealt, dp_rank=rank, dp_size=size, split="strided")
+
+
+def weights_after(batch: Batch, **changes: Any) -> tuple[Tensor, dict[str, float]]:
+    """What several optimizer steps on one batch leave."""
+    model = tiny_model(3)
+    config = TrainerConfig(**({"lr": 0.05, "warmup_steps": 3, "minibatches": 2, "epochs": 2} | changes))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    metrics = GRPO(model, optimizer, config, dp_size=batch.dp_size, max_samples=3).step(batch)
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), metrics
+
+
 def cases() -> Iterator[tuple[int, str, str]]:
     for max_samples in MICRO_BATCHES:
         yield from ((max_samples, correction, "") for correction in CORRECTIONS)
@@ -56,7 +72,11 @@ def run_rank(rank: int, folder: str) -> None:
     try:
         batch = make_batch(samples(), dp_rank=rank, dp_size=WORLD)
         results = {case: gradient_of(batch, *case) for case in cases()}
-        torch.save([len(batch), results], f"{folder}/rank{rank}.pt")
+        steps = {
+            correction: weights_after(one_group_a_rank(rank, WORLD), correction=correction)
+            for correction in CORRECTIONS
+        }
+        torch.save([len(batch), results, steps], f"{folder}/rank{rank}.pt")
     finally:
         dist.destroy_process_group()
 
@@ -80,7 +100,7 @@ def difference(found: Tensor, wanted: Tensor) -> float:
 
 
 def test_the_ranks_have_unequal_shares(ranks: list[Any]) -> None:
-    assert sorted(share for share, _ in ranks) == [5, 6]
+    assert sorted(share for share, _, _ in ranks) == [5, 6]
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
@@ -89,7 +109,7 @@ def test_T10_gradients_at_two_ranks_and_at_one_agree(
     ranks: list[Any], alone: Batch, max_samples: int, correction: str
 ) -> None:
     wanted, metrics = gradient_of(alone, 100, correction, "")
-    for _, results in ranks:
+    for _, results, _ in ranks:
         found, found_metrics = results[max_samples, correction, ""]
         assert difference(found, wanted) < 1e-5
         assert found_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
@@ -101,6 +121,20 @@ def test_T10_denominators_of_a_rank_or_micro_batch_are_seen(
     ranks: list[Any], alone: Batch, max_samples: int, defect: str
 ) -> None:
     wanted, _ = gradient_of(alone, 100, "bypass", "")
-    for _, results in ranks:
+    for _, results, _ in ranks:
         found, _ = results[max_samples, "bypass", defect]
         assert difference(found, wanted) > 1e-3
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_T9_T10_a_rank_without_a_minibatch_takes_a_filler(ranks: list[Any], correction: str) -> None:
+    """Two minibatches, two epochs: the weights after four optimizer steps are those of one rank, on both ranks."""
+    shares = [one_group_a_rank(rank, WORLD) for rank in range(WORLD)]
+    held = [[sum(row >= 0 for m in part for row in m["rows"]) for part in share.minibatches(2)] for share in shares]
+    assert sorted(held) == [[0, 4], [4, 0]]
+    wanted, metrics = weights_after(one_group_a_rank(0, 1), correction=correction)
+    for _, _, steps in ranks:
+        found, found_metrics = steps[correction]
+        assert float((found - wanted).abs().max()) < 1e-6
+        assert found_metrics == pytest.approx(metrics, rel=1e-3, abs=1e-5)
+        assert found_metrics["optimizer_steps"] == 4

@@ -34,7 +34,7 @@ def config(**changes: Any) -> TrainerConfig:
 
 def grpo(model: torch.nn.Module, **changes: Any) -> GRPO:
     """A trainer whose step leaves the weights as they are, for a look at the gradient."""
-    keywords = {key: changes.pop(key) for key in ("max_samples", "epochs") if key in changes}
+    keywords = {key: changes.pop(key) for key in ("max_samples",) if key in changes}
     return GRPO(model, torch.optim.SGD(model.parameters(), lr=0.0), config(**changes), **keywords)
 
 
@@ -128,7 +128,7 @@ def test_T9_pi_old_is_frozen_at_the_batch_s_first_step() -> None:
     samples = drawn()
     batch = make_batch(samples)
     model, old = near_model(), near_model()
-    trainer = GRPO(model, torch.optim.SGD(model.parameters(), lr=0.2), config(lr=0.2, correction="decoupled"), epochs=2)
+    trainer = GRPO(model, torch.optim.SGD(model.parameters(), lr=0.2), config(lr=0.2, correction="decoupled", epochs=2))
     before_last: list[Tensor] = []
     apply = trainer._apply
 
