@@ -396,6 +396,20 @@ class BufferConfig(Section):
     filter_timeout_s: Seconds = 1.0
 
 
+#: What a loss takes where the configuration does not say; other losses take the defaults of the fields.
+#:
+#: - ppo: clips 0.2 (PPO, arXiv 1707.06347; DAPO, arXiv 2503.14476, raises clip_high to 0.28) and the token mean of DAPO
+#: - gspo: clips 3e-4 and 4e-4 and the mean over samples (arXiv 2507.18071)
+#: - cispo: the lower side open and the token mean (arXiv 2506.13585, which names no upper clip); weights up to 5
+#:   (ScaleRL, arXiv 2510.13786); both sides bound a losing token, so there is no dual clip
+#: - reinforce: no ratio, so no clip; weight_cap bounds it
+LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sample"},
+    "cispo": {"clip_low": 1.0, "clip_high": 4.0, "aggregation": "token", "dual_clip": None},
+    "reinforce": {"dual_clip": None},
+}
+
+
 class TrainerConfig(Section):
     """The reference GRPO trainer."""
 
@@ -423,6 +437,7 @@ class TrainerConfig(Section):
     #: Optimizer steps over which the learning rate rises to ``lr``.
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    #: Clips of the ratio, 1 - clip_low to 1 + clip_high; the defaults are those of ``loss`` (LOSS_DEFAULTS).
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     clip_high: Annotated[float, Field(ge=0)] = 0.2
     #: Where a losing token (advantage below 0) has become this many times as likely, it is not pushed further (dual
@@ -430,13 +445,14 @@ class TrainerConfig(Section):
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
     #: How rewards become advantages (consumers/advantages.py).
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
-    #: Loss per token (consumers/losses.py); gspo wants clips of about 3e-4 and aggregation sample.
+    #: Loss per token (consumers/losses.py); it brings its own clips and aggregation where they are not given.
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
     #: T9: one correction, never two (consumers/corrections.py). reinforce takes truncated, the others take the rest.
     correction: Literal["bypass", "decoupled", "truncated"] = "bypass"
     #: C of decoupled and truncated; None is 2. bypass has no weight to cap.
     weight_cap: Annotated[float, Field(gt=0)] | None = None
     #: What every token weighs the same by: the batch (token), its sample (sample), or a constant answer (constant).
+    #: The default is that of ``loss``.
     aggregation: Literal["token", "sample", "constant"] = "token"
     #: Tokens of the constant answer, the longest there can be; only with aggregation constant.
     constant_tokens: Positive | None = None
@@ -492,6 +508,12 @@ class TrainerConfig(Section):
             raise ValueError(f"device {device!r} is none of torch's: write {', '.join(_DEVICES)}, or cuda:NUMBER")
         return device
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_by_loss(cls, values: Any) -> Any:
+        loss = values.get("loss") if isinstance(values, dict) else None
+        return {**LOSS_DEFAULTS[loss], **values} if isinstance(loss, str) and loss in LOSS_DEFAULTS else values
+
     @model_validator(mode="after")
     def _one_correction(self) -> Self:
         if self.correction == "truncated" and self.loss != "reinforce":
@@ -508,6 +530,11 @@ class TrainerConfig(Section):
             raise ValueError(
                 "weight_cap caps a weight that correction bypass does not have, and a second one would correct twice "
                 "(T9): leave it away, or choose correction decoupled"
+            )
+        if self.dual_clip is not None and self.loss in ("cispo", "reinforce"):
+            raise ValueError(
+                f"dual_clip bounds a ratio that loss {self.loss} does not take, whose weight is capped either way: "
+                "leave it away, or choose loss ppo or gspo"
             )
         if (self.aggregation == "constant") != (self.constant_tokens is not None):
             raise ValueError("aggregation constant and constant_tokens belong together: set both, or neither")

@@ -3,11 +3,13 @@
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
-from penstock.config import Config, EngineConfig, StalenessConfig
+from penstock.config import Config, EngineConfig, StalenessConfig, TrainerConfig
 from penstock.errors import ConfigError
 from penstock.load_config import (
     check_files,
@@ -227,3 +229,35 @@ def test_an_external_engine_takes_nothing_that_is_for_a_spawned_one(tmp_path: Pa
     config = load_config(write(tmp_path, url + ", logprob_kind: original}\n"), [], {})
     save_resolved(config, tmp_path / "saved.yaml")
     assert load_config(tmp_path / "saved.yaml", [], {}) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, (0.2, 0.2, 3.0, "token")),
+        ({"loss": "ppo"}, (0.2, 0.2, 3.0, "token")),
+        ({"loss": "gspo"}, (3e-4, 4e-4, 3.0, "sample")),
+        ({"loss": "cispo"}, (1.0, 4.0, None, "token")),
+        ({"loss": "reinforce", "correction": "truncated"}, (0.2, 0.2, None, "token")),
+        ({"loss": "gspo", "clip_high": 0.01, "aggregation": "token"}, (3e-4, 0.01, 3.0, "token")),
+        ({"loss": "gspo", "dual_clip": None}, (3e-4, 4e-4, None, "sample")),
+    ],
+)
+def test_a_loss_brings_the_clips_and_the_aggregation_of_its_paper(
+    given: dict[str, Any], wanted: tuple[float, float, float | None, str]
+) -> None:
+    trainer = TrainerConfig(**given)
+    assert (trainer.clip_low, trainer.clip_high, trainer.dual_clip, trainer.aggregation) == wanted
+    # A resolved configuration is read again as it was written.
+    assert TrainerConfig(**trainer.model_dump()) == trainer
+
+
+@pytest.mark.parametrize("given", [{"loss": "cispo"}, {"loss": "reinforce", "correction": "truncated"}])
+def test_a_dual_clip_that_would_do_nothing_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="dual_clip bounds a ratio that loss"):
+        TrainerConfig(**given, dual_clip=3.0)
+
+
+def test_defaults_of_a_loss_hold_from_the_command_line_too(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path), ["trainer.loss=gspo"], {})
+    assert (config.trainer.clip_low, config.trainer.aggregation) == (3e-4, "sample")
