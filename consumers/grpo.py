@@ -4,11 +4,13 @@
     per optimizer step          a minibatch of whole groups, divided by its own counts over all ranks          (T10)
     per rank and micro-batch    loss = dp_size * sum over this rank's loss tokens / denominator of all ranks
     over ranks                  gradients are averaged, so that dp_size cancels
-    then                        clip by norm, warm-up, optimizer
+    then                        clip by norm, warm-up, optimizer; a norm that is not finite skips the step
 
 The split into ranks and micro-batches therefore changes nothing but rounding.
 """
 
+import logging
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -22,6 +24,8 @@ from consumers.losses import TokenLoss
 from consumers.totals import Totals
 from penstock.config import TrainerConfig
 from penstock.errors import PenstockError
+
+log = logging.getLogger(__name__)
 
 Micro = dict[str, Any]
 
@@ -62,6 +66,10 @@ class GRPO:
         self.max_samples = max_samples
         #: Optimizer steps done.
         self.steps = 0
+        #: Optimizer steps skipped since the start, because their gradient was not finite.
+        self.skipped = 0
+        #: Batches of those that were skipped since the last one that was not, one entry a step.
+        self.skipped_in_a_row: list[int] = []
         self.device = next(model.parameters()).device
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
 
@@ -73,20 +81,22 @@ class GRPO:
 
         Returns:
             ``loss`` (token mean over all steps), ``optimizer_steps``, ``grad_norm`` and ``grad_norm_max`` (before the
-            clip; mean and largest over the steps), ``tokens`` (loss tokens of the batch), ``entropy`` (mean of
-            -log π_θ of the drawn tokens, an estimate), ``lr``; as shares of the loss tokens ``clip_frac`` and its parts
-            ``clip_low_frac``, ``clip_high_frac`` and ``clip_dual_frac``, and ``ratio_clamped_frac`` (see ``losses``);
+            clip; mean and largest over the steps that were made), ``tokens`` (loss tokens of the batch), ``entropy``
+            (mean of -log π_θ of the drawn tokens, an estimate), ``lr``; as shares of the loss tokens ``clip_frac``, its
+            parts ``clip_low_frac``, ``clip_high_frac``, ``clip_dual_frac``, and ``ratio_clamped_frac`` (``losses``);
             of r = π_θ / μ ``ess``, ``k3``, ``ratio_min``, ``_p01``, ``_p50``, ``_p99`` and ``_max`` (see ``totals``);
             ``logprob_diff_mean`` and ``_max`` (|log π_old - log μ|, what staleness and the difference between engine
             and trainer make of it; without a pass for π_old, π_θ as the first epoch has it),
             ``logprob_diff_fresh_mean`` and ``_max`` (of tokens at staleness 0: the difference between engine and
-            trainer alone, if there is one batch per version), ``skipped``.
+            trainer alone, if there is one batch per version), ``skipped`` (1: no weight was changed),
+            ``skipped_steps`` (optimizer steps of this batch whose gradient was not finite) and ``skipped_steps_total``
+            (of the run).
 
         Raises:
-            PenstockError: the gradient is not finite; no weight was changed.
+            PenstockError: ``max_skipped_steps`` in a row had a gradient that is not finite; names their batches.
         """
         if not batch.counts["loss_tokens"]:
-            return {"tokens": 0.0, "skipped": 1.0}
+            return {"tokens": 0.0, "skipped": 1.0, "skipped_steps": 0.0, "skipped_steps_total": float(self.skipped)}
         parts = [
             [_to(micro, self.device) for micro in part]
             for part in batch.minibatches(self.config.minibatches, self.config.max_tokens, self.max_samples)
@@ -96,7 +106,7 @@ class GRPO:
         if self.config.correction == "decoupled" and len(parts) * self.config.epochs > 1:
             # With one optimizer step in all, π_old is π_θ, which that step finds anyway.
             olds = self.old_logprobs(parts)
-        totals, norms = Totals(self.device), []
+        totals, norms, before = Totals(self.device), [], self.skipped
         for epoch in range(self.config.epochs):
             for micros, of in zip(parts, olds, strict=True):
                 self.optimizer.zero_grad(set_to_none=True)
@@ -104,12 +114,16 @@ class GRPO:
                     self._backward(micro, old, totals, first=epoch == 0)
                 self._average_gradients()
                 norms.append(self._apply(batch))
+        skipped = self.skipped - before
+        told = [norm for norm in norms if math.isfinite(norm)] or norms
         return totals.reduce(self.dp_size, self.process_group) | {
-            "grad_norm": sum(norms) / len(norms),
-            "grad_norm_max": max(norms),
-            "optimizer_steps": float(len(norms)),
+            "grad_norm": sum(told) / len(told),
+            "grad_norm_max": max(told),
+            "optimizer_steps": float(len(norms) - skipped),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
-            "skipped": 0.0,
+            "skipped": float(skipped == len(norms)),
+            "skipped_steps": float(skipped),
+            "skipped_steps_total": float(self.skipped),
         }
 
     @torch.no_grad()
@@ -154,13 +168,21 @@ class GRPO:
         return whole / self.dp_size
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer and step; plain tensors and numbers."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "steps": self.steps}
+        """Weights, optimizer and counts of steps; plain tensors and numbers."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "steps": self.steps,
+            "skipped": self.skipped,
+            "skipped_in_a_row": list(self.skipped_in_a_row),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps = int(state["steps"])
+        self.skipped = int(state.get("skipped", 0))
+        self.skipped_in_a_row = [int(n) for n in state.get("skipped_in_a_row", ())]
 
     def _backward(self, micro: Micro, old: Tensor | None, totals: Totals, *, first: bool) -> None:
         logprobs = self.logprobs(micro)
@@ -189,20 +211,43 @@ class GRPO:
                 parameter.grad = grad.view_as(parameter)
 
     def _apply(self, batch: Batch) -> float:
-        """Clip, warm up, step; returns the norm before the clip."""
+        """Clip, warm up, step, or skip what is not finite; returns the norm before the clip."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
-        if norm != norm or norm == float("inf"):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise PenstockError(
-                f"batch {batch.n}: the norm of its gradient is {norm}; no weight was changed. Look for a logprob or a "
-                "reward that is far off, or lower trainer.lr."
-            )
+        if not self._is_finite_everywhere(norm):
+            self._skip(batch, norm)
+            return norm
         warmth = min(1.0, (self.steps + 1) / max(1, self.config.warmup_steps))
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
             group["lr"] = lr * warmth
         self.optimizer.step()
         self.steps += 1
+        self.skipped_in_a_row.clear()
         return norm
+
+    def _is_finite_everywhere(self, norm: float) -> bool:
+        """The norm is of averaged gradients, but ranks must not differ in what they do about it: one speaks for all."""
+        finite = math.isfinite(norm)
+        if self.dp_size == 1:
+            return finite
+        wrong = torch.tensor(float(not finite), device=self.device)
+        dist.all_reduce(wrong, op=dist.ReduceOp.MAX, group=self.process_group)
+        return not float(wrong)
+
+    def _skip(self, batch: Batch, norm: float) -> None:
+        """Change nothing, count it, and stop the run where that has become the rule."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.skipped += 1
+        self.skipped_in_a_row.append(batch.n)
+        if batch.dp_rank == 0:
+            log.warning("batch %d: the norm of its gradient is %s; this optimizer step is skipped", batch.n, norm)
+        most, found = self.config.max_skipped_steps, self.skipped_in_a_row
+        if most is not None and len(found) >= most:
+            batches = ", ".join(map(str, dict.fromkeys(found)))
+            raise PenstockError(
+                f"{len(found)} optimizer steps in a row had a gradient that is not finite, of batch {batches}; no "
+                "weight was changed by them. Look for a reward or a logprob in these batches that is far off and at "
+                "whether the model's weights are finite, lower trainer.lr, or raise trainer.max_skipped_steps."
+            )
 
 
 def _to(micro: Micro, device: torch.device) -> Micro:

@@ -8,6 +8,7 @@ about to train before every step, and no rank waits for data inside a collective
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -154,7 +155,7 @@ class Reference:
             **self._ledger.metrics(manifest),
         }
         with self._file("steps.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({key: _told(value) for key, value in row.items()}) + "\n")
         shown = {name: row[name] for name in ("step", "version", "reward_mean", "staleness_max", "staleness_mean")}
         total = row["wait_s"] + step_s + publish_s
         self.trainer.report(**shown, wait_share=row["wait_s"] / total if total else 0.0)
@@ -189,6 +190,11 @@ class Reference:
     def _file(self, name: str) -> Path:
         self.config.run_dir.mkdir(parents=True, exist_ok=True)
         return self.config.run_dir / name
+
+
+def _told(value: Any) -> Any:
+    """JSON has no number that is not finite; a skipped step's norm is null there."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _source(config: Config, rank: int, size: int) -> Trainer | Replay:

@@ -111,6 +111,7 @@ def summarize(
         "audit": "ok" if audit.ok else "; ".join(audit.differences),
         "weight_updates": updates,
         "weight_update_pause_s_mean": _ratio(float(counters.get("weight_pause_us") or 0) / 1e6, updates),
+        "skipped_steps": int(_sum(steps, "skipped_steps")),
         "trainer_wait_share": _ratio(_sum(steps, "wait_s"), busy_s),
         "setup": setup,
     }

@@ -59,6 +59,29 @@ def weights_after(batch: Batch, **changes: Any) -> tuple[Tensor, dict[str, float
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), metrics
 
 
+def broken_on_one_rank(rank: int, size: int) -> Batch:
+    """A reward of one sample is so far off that the gradient of its rank is not finite."""
+    ours = samples()
+    ours[0].reward = -1e30
+    return make_batch(ours, dp_rank=rank, dp_size=size, advantage="dr_grpo", n=7)
+
+
+def skipped_then_trained(rank: int, size: int) -> tuple[list[Tensor], list[float]]:
+    """Weights before, after a batch that cannot be trained, and after one that can; norms of both."""
+    model = tiny_model(3)
+    config = TrainerConfig(lr=0.05, warmup_steps=0)
+    trainer = GRPO(model, torch.optim.SGD(model.parameters(), lr=0.05), config, dp_size=size)
+
+    def weights() -> Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
+
+    found, skipped = [weights()], []
+    for batch in (broken_on_one_rank(rank, size), make_batch(samples(), dp_rank=rank, dp_size=size)):
+        skipped.append(trainer.step(batch)["skipped_steps"])
+        found.append(weights())
+    return found, skipped
+
+
 def cases() -> Iterator[tuple[int, str, str]]:
     for max_samples in MICRO_BATCHES:
         yield from ((max_samples, correction, "") for correction in CORRECTIONS)
@@ -76,7 +99,8 @@ def run_rank(rank: int, folder: str) -> None:
             correction: weights_after(one_group_a_rank(rank, WORLD), correction=correction)
             for correction in CORRECTIONS
         }
-        torch.save([len(batch), results, steps], f"{folder}/rank{rank}.pt")
+        skips = skipped_then_trained(rank, WORLD)
+        torch.save([len(batch), results, steps, skips], f"{folder}/rank{rank}.pt")
     finally:
         dist.destroy_process_group()
 
@@ -100,7 +124,7 @@ def difference(found: Tensor, wanted: Tensor) -> float:
 
 
 def test_the_ranks_have_unequal_shares(ranks: list[Any]) -> None:
-    assert sorted(share for share, _, _ in ranks) == [5, 6]
+    assert sorted(share for share, *_ in ranks) == [5, 6]
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
@@ -109,7 +133,7 @@ def test_T10_gradients_at_two_ranks_and_at_one_agree(
     ranks: list[Any], alone: Batch, max_samples: int, correction: str
 ) -> None:
     wanted, metrics = gradient_of(alone, 100, correction, "")
-    for _, results, _ in ranks:
+    for _, results, *_ in ranks:
         found, found_metrics = results[max_samples, correction, ""]
         assert difference(found, wanted) < 1e-5
         assert found_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
@@ -121,7 +145,7 @@ def test_T10_denominators_of_a_rank_or_micro_batch_are_seen(
     ranks: list[Any], alone: Batch, max_samples: int, defect: str
 ) -> None:
     wanted, _ = gradient_of(alone, 100, "bypass", "")
-    for _, results, _ in ranks:
+    for _, results, *_ in ranks:
         found, _ = results[max_samples, "bypass", defect]
         assert difference(found, wanted) > 1e-3
 
@@ -133,8 +157,17 @@ def test_T9_T10_a_rank_without_a_minibatch_takes_a_filler(ranks: list[Any], corr
     held = [[sum(row >= 0 for m in part for row in m["rows"]) for part in share.minibatches(2)] for share in shares]
     assert sorted(held) == [[0, 4], [4, 0]]
     wanted, metrics = weights_after(one_group_a_rank(0, 1), correction=correction)
-    for _, _, steps in ranks:
+    for _, _, steps, _ in ranks:
         found, found_metrics = steps[correction]
         assert float((found - wanted).abs().max()) < 1e-6
         assert found_metrics == pytest.approx(metrics, rel=1e-3, abs=1e-5)
         assert found_metrics["optimizer_steps"] == 4
+
+
+def test_ranks_skip_a_gradient_that_is_not_finite_together(ranks: list[Any]) -> None:
+    """One rank's sample breaks it; both skip, and go on alike with the next batch."""
+    for *_, ((before, between, after), skipped) in ranks:
+        assert skipped == [1, 0]
+        assert torch.equal(before, between)
+        assert not torch.equal(between, after)
+    assert torch.equal(ranks[0][3][0][2], ranks[1][3][0][2])
