@@ -253,7 +253,7 @@ class Batch:
         Args:
             The others are as for ``micro_batches``.
         """
-        wanted = wanted_keys(keys)
+        wanted = self._wanted(keys)
         for part in partition.minibatches(self.all_rows, count, self.manifest.seed):
             counts, of = self._count(part), frozenset(part)
             yield [

@@ -45,6 +45,7 @@ USES: dict[str, Callable[[Batch], object]] = {
     "padded": lambda batch: batch.padded(),
     "packed": lambda batch: batch.packed(64),
     "micro_batches": lambda batch: list(batch.micro_batches(64)),
+    "minibatches": lambda batch: list(batch.minibatches(1)),
     "slime": train_data,
 }
 
