@@ -7,6 +7,7 @@ All roles train one manifest; a batch is committed when every rank of every role
 pipeline- and context-parallel copies) are ranks that get the same share.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
@@ -85,3 +86,16 @@ def missing(seat: Seat, bits: str) -> str:
             words.append(f"every rank of role {role}" if role else "every rank")
         words += [seat.name_of(rank, role) for rank, bit in enumerate(done) if bit == "0"]
     return ", ".join(words)
+
+
+def job_of(environment: Mapping[str, str]) -> str:
+    """What the ranks of one start of a job have in common, of torchrun's or Slurm's environment; '' where nothing is.
+
+    torchrun counts restarts of the ranks; Slurm numbers jobs, their requeues and steps.
+    """
+    names: tuple[str, ...] = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
+        if "SLURM_JOB_ID" not in environment:
+            return ""
+    return "/".join(environment.get(name, "") for name in names)

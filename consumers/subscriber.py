@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 ALONE = Seat()
 #: Ownership ends when its leader rank has not renewed it for so long.
 OWNER_LEASE_S = 6.0
+#: A lease of which more is left was renewed just now, by an owner that is alive.
+FRESH_MS = int(1000 * OWNER_LEASE_S) - 500
 #: Between two looks at whether others have committed what a rank that is ahead has behind it.
 AHEAD_S = 0.01
 #: Longest blocking read; how late a stop, a lost ownership or a time-out is seen.
@@ -57,6 +59,8 @@ class Subscriber:
         seat: whose place it is among the ranks and roles that train the subscription.
         definition: fields of the subscription, set by rank 0 when it joins; None leaves what is there.
         model: name of the model whose clock a rewind looks at; '' for those that publish nothing.
+        job: what the ranks of one start of a trainer have in common; a rank follows no owner of another job. '': not
+            known, then a rank that was handed a batch under one owner follows no other.
     """
 
     def __init__(
@@ -68,12 +72,14 @@ class Subscriber:
         seat: Seat = ALONE,
         definition: dict[str, Value] | None = None,
         model: str = "",
+        job: str = "",
     ) -> None:
         check_name("subscription", name)
         self.keys = keys
         self.name = name
         self.seat = seat
         self.model = model
+        self.job = job
         self._definition = definition
         self.control = Control(url)
         self._reader: Client = connect_blocking(url, BLOCK_S)
@@ -82,7 +88,7 @@ class Subscriber:
         self.cursor = 0
         self._stop = threading.Event()
         self._lost = ""
-        #: True once this rank committed a batch under its owner.
+        #: True once this rank was handed a batch under its owner, or committed one.
         self._bound = False
         self._heartbeat: threading.Thread | None = None
         self.waiting = Waiting(self.control.client, keys, seat.who(name))
@@ -101,11 +107,15 @@ class Subscriber:
             self.owner = new_token()
             self._take(deadline)
             if self._definition is not None:
-                self.define(self._definition)
+                try:
+                    self.define(self._definition)
+                except ConfigError:
+                    self.control.call(scripts.leave(self.keys, self.name, self.owner))
+                    raise
             self._heartbeat = threading.Thread(target=self._beat, name=f"owner-{self.name}", daemon=True)
             self._heartbeat.start()
         else:
-            self._follow(deadline)
+            self._follow(deadline, alive=True)
         self.waiting.end()
 
     def define(self, definition: dict[str, Value]) -> None:
@@ -116,7 +126,7 @@ class Subscriber:
         lease_ms = int(OWNER_LEASE_S * 1000)
         left_before = float("inf")
         while True:
-            joined = self.control.call(scripts.join(self.keys, self.name, self.owner, lease_ms))
+            joined = self.control.call(scripts.join(self.keys, self.name, self.owner, lease_ms, job=self.job))
             if joined.mine:
                 self.gen, self.cursor = joined.gen, joined.cursor
                 return
@@ -129,18 +139,35 @@ class Subscriber:
             self.waiting.for_("the lease of the trainer that had this subscription before")
             self._pause(min(0.2, joined.holder_ms / 1000 + 0.01), deadline, "its predecessor's lease to end")
 
-    def _follow(self, deadline: float) -> None:
-        """Act under the token that rank 0 holds now."""
+    def _follow(self, deadline: float, *, alive: bool = False) -> None:
+        """Act under the token that rank 0 of this job holds now.
+
+        ``alive``: only once it has renewed its lease; one that was killed holds it for a while.
+        """
+        seen, left = b"", float("inf")
         while True:
-            held = self.control.do(lambda client: client.get(self.keys.owner(self.name)))
-            owner, gen, cursor = self.control.do(
-                lambda client: client.hmget(self.keys.sub(self.name), "owner", "gen", "cursor")
+            held, left_ms = self.control.do(self._holder)
+            owner, gen, cursor, job = self.control.do(
+                lambda client: client.hmget(self.keys.sub(self.name), "owner", "gen", "cursor", "job")
             )
-            if held is not None and held == owner:
-                self.owner, self.gen, self.cursor = owner.decode(), int(gen or 0), int(cursor or 0)
-                return
+            if held is not None and held == owner and not self._is_of_another_job(job):
+                is_mine = bool(self.job) and (job or b"").decode() == self.job
+                renewed = left_ms > FRESH_MS or (held == seen and left_ms > left)
+                if not alive or is_mine or renewed:
+                    self.owner, self.gen, self.cursor = owner.decode(), int(gen or 0), int(cursor or 0)
+                    return
+                seen, left = held, left_ms
             self.waiting.for_(f"rank 0 of subscription {self.name}")
             self._pause(0.1, deadline, "rank 0 to join")
+
+    def _holder(self, client: Client) -> tuple[bytes | None, int]:
+        """The owner's token and how much of its lease is left, in ms."""
+        key = self.keys.owner(self.name)
+        return client.get(key), int(client.pttl(key))
+
+    def _is_of_another_job(self, job: bytes | None) -> bool:
+        """True where both are known and differ: the ranks of that owner were started with another rank of this one."""
+        return bool(self.job and job) and (job or b"").decode() != self.job
 
     def await_driver(self, timeout_s: float | None = None) -> None:
         """Block until the driving role has begun, that is, has rewound to what it restored and asked for a batch (T13).
@@ -232,6 +259,7 @@ class Subscriber:
             block_ms = int(max(1.0, min(BLOCK_S, left) * 1000))
             found = self.control.do(partial(self._xread, n, block_ms))
             if found and found[0][1]:
+                self._bind()
                 if not ahead:
                     self.waiting.end()
                 return self._delivery(n, *found[0][1][0])
@@ -247,6 +275,18 @@ class Subscriber:
                     f"Batch {n} of subscription {self.name!r} was not there in {timeout_s} s: "
                     "`penstock why` says what the buffer waits for."
                 )
+
+    def _bind(self) -> None:
+        """From its first batch on this rank belongs to one owner, and outlives it for nobody else (T14).
+
+        Blocks for one round trip on a rank that owns nothing. Raises OwnershipLost.
+        """
+        if self.seat.leads or not self.seat.drives:
+            return
+        owner = self.control.do(lambda client: client.hget(self.keys.sub(self.name), "owner"))
+        if owner is None or owner.decode() != self.owner:
+            self._refollow()
+        self._bound = True
 
     def _check_lost(self) -> None:
         """Raise ProtocolError when Redis forgot a commit of ours: what this rank waits for would never come."""
@@ -341,6 +381,9 @@ class Subscriber:
         if self.seat.leads or not self.seat.drives:
             raise self._not_ours()
         owner, gen = self.owner, self.gen
+        job = self.control.do(lambda client: client.hget(self.keys.sub(self.name), "job"))
+        if self._is_of_another_job(job):
+            raise self._not_ours()
         self._follow(_deadline(OWNER_LEASE_S * 2))
         renewed = self.owner == owner and self.gen > gen
         if not renewed and (self._bound or self.owner == owner):

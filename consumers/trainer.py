@@ -24,7 +24,7 @@ from consumers.ahead import Ahead
 from consumers.batch import Batch
 from consumers.batch_reader import BatchReader, check_reading
 from consumers.clock import Clock
-from consumers.roles import Seat
+from consumers.roles import Seat, job_of
 from consumers.subscriber import Delivery, Subscriber
 from penstock import scripts
 from penstock.config import Config
@@ -69,6 +69,8 @@ class Trainer:
         subscription: fields of ``trainer.subscription`` that differ for this one: ``{"driving": False}`` for a trainer
             that reads beside the one that publishes, ``{"share": "pool"}`` for one of several that divide the groups.
         definition: fields of the subscription; None makes them of the configuration.
+        job: what the ranks of one start have in common, so that a rank which outlived its job is refused by the next
+            one; None takes it from torchrun's or Slurm's environment.
 
     The subscription is taken on ``__enter__`` and given back on ``__exit__``. Not thread-safe.
     """
@@ -91,6 +93,7 @@ class Trainer:
         batch_groups: int | None = None,
         subscription: "Mapping[str, Any] | None" = None,
         definition: Mapping[str, scripts.Value] | None = None,
+        job: str | None = None,
     ) -> None:
         config = config_of(config, run, "Trainer")
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
@@ -120,6 +123,7 @@ class Trainer:
             seat=self.seat,
             definition=dict(definition),
             model=self.model_name if self.drives else "",
+            job=job_of(os.environ) if job is None else job,
         )
         self._reader = BatchReader(config, self._subscriber, replica_group=replica_group, prepare=prepare)
         self._ahead = Ahead(0 if policy.mode == "sync" else prefetch, self._read_ahead)

@@ -2,7 +2,8 @@
 -- KEYS: subs, sub:NAME
 -- ARGV: prefix, name, revision it was planned at ('': any), by an operator (0|1), then field, value, ... of the definition
 -- Returns: {revision of subs}; {-1}: one of this name was dropped before, {-5}: its pool was; {-2}: the revision moved;
---          {-3, field}: a field that cannot change once there are groups; {-4, field, member}: a pool's members must
+--          {-3, field}: a field that cannot change once there are groups;
+--          {-6, its mode, the one asked for}: groups were admitted and are cut by its mode; {-4, field, member}: a pool's members must
 --          agree on it
 -- Atomic because a cut or a seal that was planned on the old definition must see another revision.
 -- What an operator set stays when the trainer comes back with its own definition; an operator's empty value lets go.
@@ -19,6 +20,8 @@ for i = 5, #ARGV, 2 do
   given[#given + 1] = f
   if operator or redis.call('HEXISTS', KEYS[2], 'set:' .. f) == 0 then new[f] = v end
 end
+local mode = live and redis.call('HGET', KEYS[2], 'mode')
+if mode and new['mode'] and new['mode'] ~= mode then return {-6, mode, new['mode']} end
 -- groups remember uses by the pool, and places at the gate by the size of what consumed them
 local account = new['share'] or redis.call('HGET', KEYS[2], 'share') or ''
 if live and account ~= (redis.call('HGET', KEYS[2], 'share') or '') then return {-3, 'share'} end

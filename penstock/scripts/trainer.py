@@ -32,6 +32,12 @@ def subscribe(
             raise ConfigError(
                 f"The pool of {sub!r} in run {keys.run!r} was dropped with its last member: name another."
             )
+        if code == -6:
+            raise ConfigError(
+                f"Subscription {sub!r} of run {keys.run!r} is of staleness.mode {what[0]}, and is now asked for as "
+                f"{what[1]}: its groups were admitted for {what[0]}, so set staleness.mode back to {what[0]}, or begin "
+                "a new run."
+            )
         if code == -3:
             raise ConfigError(
                 f"The {what[0]} of subscription {sub!r} cannot change: groups remember it. Take another name."
@@ -60,15 +66,15 @@ class Joined:
     holder_ms: int = 0
 
 
-def join(keys: Keys, sub: str, owner: str, lease_ms: int, *, only_renew: bool = False) -> Call[Joined]:
-    """Take, or keep, the ownership of a subscription."""
+def join(keys: Keys, sub: str, owner: str, lease_ms: int, *, only_renew: bool = False, job: str = "") -> Call[Joined]:
+    """Take, or keep, the ownership of a subscription. ``job``: what the ranks of this start have in common."""
 
     def parse(answer: Any) -> Joined:
         if not answer[0]:
             return Joined(False, holder_ms=int(answer[1]))
         return Joined(True, *(int(v) for v in answer[1:]))
 
-    args: list[Value] = [keys.prefix, owner, lease_ms, int(only_renew)]
+    args: list[Value] = [keys.prefix, owner, lease_ms, int(only_renew), job]
     return Call(script("join"), [keys.sub(sub), keys.owner(sub), keys.subs], args, parse)
 
 
