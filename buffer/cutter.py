@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Mapping
 
 from buffer import limits
 from buffer.group import Group
-from buffer.manifest import Plan, make_manifest
+from buffer.manifest import Plan, make_manifest, why_no_loss
 from buffer.samplers import CohortPool
 from buffer.sizes import TooLarge, take
 from buffer.state import State
@@ -66,6 +66,8 @@ class Cutter:
 
     def _cut(self, sub: Subscription, planned: Plan) -> str:
         manifest = make_manifest(self._state, sub, planned)
+        if not manifest.num_loss_tokens and sub.definition.mode != "eval":
+            return self._give_up(sub, planned.groups, manifest.n)
         data = manifest.to_bytes()
         if len(data) > MAX_RECORD_BYTES:
             return f"a smaller batch: the record of these {len(planned.groups)} groups has {len(data):,} bytes"
@@ -89,6 +91,18 @@ class Cutter:
             ),
         )
         return self._after(sub, planned, manifest, answer)
+
+    def _give_up(self, sub: Subscription, groups: list[Group], n: int) -> str:
+        """A batch without one loss token would train nothing: its groups are disposed of, so that others may come."""
+        by_reason: dict[str, list[Group]] = {}
+        records = self._state.records.read([group.job for group in groups])
+        for group, samples in zip(groups, records, strict=True):
+            by_reason.setdefault(why_no_loss(group, samples), []).append(group)
+        for reason, given_up in by_reason.items():
+            self._state.dispose(sub, reason, given_up)
+        words = limits.dropped_words({reason: len(found) for reason, found in by_reason.items()})
+        log.warning("%s: batch %d is not cut, since not one of its tokens bears loss: %s", sub.name, n, words)
+        return f"groups with a token that bears loss: {len(groups)} of batch {n} had none and are dropped ({words})"
 
     def _consumed_per_version(self, sub: Subscription, planned: Plan) -> int | None:
         """B of the gate, where the size is not in groups: as many as this batch took."""
@@ -229,9 +243,9 @@ class Cutter:
         admitted = int(self._client.hget(self._keys.counters, f"seq:{lane}") or 0)
         unfinished = int(self._client.zcount(self._keys.unfinished(lane), "-inf", last))
         if admitted < last:
-            return f"{last - admitted} of {size} jobs of the next cohort to be admitted"
+            return limits.with_drops(sub, f"{last - admitted} of {size} jobs of the next cohort to be admitted")
         if unfinished:
-            return f"{unfinished} of {size} jobs of the cohort to be finished"
+            return limits.with_drops(sub, f"{unfinished} of {size} jobs of the cohort to be finished")
         self._state.catch_up()
         if sub.definition.model:
             self._expire(sub, floor)

@@ -31,6 +31,8 @@ FilterFunction = Callable[[CompletedGroup], Any]
 MIN_STD = 1e-6
 #: Reason of a group that is dropped because its filter raised.
 RAISED = "raised"
+#: Reason of a group of which no sample bears loss.
+NO_LOSS = "no_loss"
 #: Reason where a filter names none, or one that is no short word.
 REJECTED = "rejected"
 
@@ -54,11 +56,19 @@ KEEP = Verdict(True)
 def nonzero_std(group: CompletedGroup) -> tuple[bool, str]:
     """Keep groups whose rewards differ: where they are equal every advantage is 0 (DAPO, arXiv:2503.14476, 3.2).
 
-    The standard deviation (population) must be above 1e-6. The reason carries the reward that all samples have.
+    The standard deviation (population) of the samples that bear loss must be above 1e-6: one that is masked moves
+    nothing, whatever its reward. The reason carries the reward that all of them have.
+
+    Raises:
+        ConfigError: groups of one sample are asked for, which have no deviation: every one would be dropped.
     """
-    rewards = group.rewards
-    mean = math.fsum(rewards) / len(rewards) if rewards else 0.0
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)) if rewards else 0.0
+    if group.num_wanted < 2:
+        raise ConfigError(f"nonzero_std drops every group of n = {group.num_wanted}: leave it out, or raise n.")
+    rewards = group.rewards_with_loss
+    if not rewards:
+        return False, NO_LOSS
+    mean = math.fsum(rewards) / len(rewards)
+    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
     return std > MIN_STD, f"zero_std_{mean:.1f}"
 
 

@@ -45,12 +45,12 @@ class Group:
 def priorities(records: Collection[SampleMeta], names: Collection[str]) -> dict[str, float]:
     """The means over a group's samples of numbers in their metadata, or in ``reward_info``; 0 where there is none.
 
-    ``reward_std`` is the deviation of the rewards in the group.
+    ``reward_std`` is the deviation of the rewards in the group, of samples that bear loss.
     """
     found = {}
     for name in names:
         if name == "reward_std":
-            found[name] = _deviation([record.reward for record in records])
+            found[name] = _deviation([record.reward for record in records if record.num_loss])
             continue
         values = [_number(record, name) for record in records]
         found[name] = sum(values) / len(values) if values else 0.0

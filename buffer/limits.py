@@ -70,10 +70,24 @@ def short(sub: Subscription, running: int) -> str:
     return f"{missing} ({', '.join(words)})"
 
 
+def with_drops(sub: Subscription, why: str) -> str:
+    """What is waited for, and what was dropped before it, where anything was."""
+    dropped = dropped_words(sub.position.dropped)
+    return f"{why} (dropped so far: {dropped})" if dropped else why
+
+
+#: What reasons of the ledger mean where the word alone does not say it.
+_MEANINGS = {
+    "no_loss": "no_loss (not one of their tokens bears loss)",
+    "filter/no_loss": "filter/no_loss (not one of their tokens bears loss)",
+    "payload_lost": "payload_lost (nothing is left of their payloads)",
+}
+
+
 def dropped_words(dropped: Mapping[str, int], most: int = 4) -> str:
     """The ledger of drops, largest first: ``filter/zero_std_0.0 12, stale 3``; '' where nothing was dropped."""
     largest = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
-    words = [f"{reason} {count}" for reason, count in largest[:most]]
+    words = [f"{_MEANINGS.get(reason, reason)} {count}" for reason, count in largest[:most]]
     if more := sum(count for _, count in largest[most:]):
         words.append(f"others {more}")
     return ", ".join(words)

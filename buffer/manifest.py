@@ -155,6 +155,15 @@ def _row(group: Group, record: SampleMeta, ages: _Ages) -> Row:
     )  # fmt: skip
 
 
+def why_no_loss(group: Group, records: Sequence[SampleMeta]) -> str:
+    """Why nothing of a group bears loss, as the ledger has it: its tokens became too old, its payloads are gone, or it
+    never had a token that bears loss (``no_loss``)."""
+    bearing = [record for record in records if record.num_loss]
+    if not bearing:
+        return "no_loss"
+    return "payload_lost" if all(record.k in group.lost for record in bearing) else "stale"
+
+
 def _steps(state: State, sub: Subscription, plan: Plan, oldest_loss: int) -> int:
     """Batches that were trained between the oldest token that bears loss and this batch; -1 where nobody knows."""
     model = sub.definition.model

@@ -624,6 +624,19 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _groups_have_a_deviation(self) -> Self:
+        if "nonzero_std" not in self.trainer.filter.functions:
+            return self
+        for dataset in self.data.train:
+            if (dataset.n or self.rollout.n) == 1:
+                key = f"data.train {dataset.name!r} has n" if dataset.n else "rollout.n is"
+                raise ValueError(
+                    f"{key} 1, and trainer.filter.functions has nonzero_std: a group of one has no deviation, so every "
+                    "group would be dropped; raise n, or leave nonzero_std out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _one_step_drains(self) -> Self:
         if self.staleness.mode != "one_step" or self.worker.apply == "drain":
             return self

@@ -29,6 +29,11 @@ class CompletedGroup:
         return [sample.reward for sample in self.samples]
 
     @property
+    def rewards_with_loss(self) -> list[float]:
+        """Reward of each sample that bears loss: those that are masked altogether are left out."""
+        return [sample.reward for sample in self.samples if sample.num_loss]
+
+    @property
     def lengths(self) -> list[int]:
         """Generated tokens of each sample."""
         return [sample.num_generated for sample in self.samples]
