@@ -36,6 +36,7 @@ from penstock.payload_format import (
     checksum_of,
     sum_runs,
 )
+from penstock.sampling import TEMPERATURE, logprob_temperature
 
 #: What ``bytes.join`` takes.
 _Chunk = bytes | Array
@@ -117,8 +118,8 @@ def pack(
     Args:
         token: lease token under which they will be committed.
         server: name of the payload server that the bytes will be written to, under the first sample's key.
-        temperature: what the engine scaled logprobs by; None takes the job's. At temperature 0 an engine draws
-            greedily and reports logprobs at temperature 1, which is what is recorded then.
+        temperature: what the engine drew at; None takes the job's. Where it draws greedily it reports logprobs at
+            temperature 1, which is what is recorded then.
 
     Raises:
         PayloadError: a sample's arrays cannot be true (see ``encode_arrays``), or it has no reward that is a number.
@@ -132,7 +133,7 @@ def pack(
     for sample, one, size in zip(samples, checked, sizes, strict=True):
         checksum = checksum_of(view[begin : begin + size])
         shared = [samples[0].k, begin, len(data)] if len(samples) > 1 else []
-        scale = _temperature(sample) if temperature is None else temperature or 1.0
+        scale = logprob_temperature(_temperature(sample) if temperature is None else temperature)
         payload = one.payload
         versions = [version for _, _, version in payload.spans]
         oldest, newest = min(versions, default=-1), max(versions, default=-1)
@@ -150,7 +151,7 @@ def pack(
 
 
 def _temperature(sample: Sample) -> float:
-    return float(sample.job.sampling.get("temperature", 1.0)) or 1.0
+    return float(sample.job.sampling.get("temperature", TEMPERATURE))
 
 
 def _reward(sample: Sample) -> float:

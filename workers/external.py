@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.load_config import redact
+from workers.server import refuse_hiding
 
 
 def check_external(url: str, info: Mapping[str, Any], served: Mapping[str, Any], model: Mapping[str, Any]) -> None:
@@ -30,11 +31,13 @@ def check_external(url: str, info: Mapping[str, Any], served: Mapping[str, Any],
     if served.get("is_generation") is False:
         raise ConfigError(f"{here} serves a model that does not generate: start it without is-embedding.")
     for name, why in _MUST_BE_OFF.items():
-        if info.get(name):
+        if info.get(name) or served.get(name):
             raise ConfigError(f"{here} was started with {name.replace('_', '-')}, {why}: start it without.")
+    refuse_hiding(here, info)
 
 
 _MUST_BE_OFF = {
     "skip_tokenizer_init": "and cannot see stop strings",
     "allow_auto_truncate": "and would answer other prompts than it was given",
+    "preferred_sampling_params": "and would draw otherwise than it is asked to",
 }

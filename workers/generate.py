@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable
 from itertools import groupby
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.messages import Job, Sample
+from penstock.sampling import GREEDY_BELOW, TEMPERATURE, is_temperature
 from penstock.sampling_names import HONEST, NEUTRAL, TOP_K_ALL
 from workers.engine import Engine
 from workers.environments import Environment, Observation, checked, make_environment, within
@@ -33,19 +33,25 @@ _MAX_IDLE_ABORTS = 50
 def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
     """Sampling parameters of a job: ``rollout.sampling``, then ``eval_sampling`` in lane eval, then the job's own.
 
+    They always name the temperature, so that what is recorded is what is drawn at. null is as if it were left out.
+
     Raises:
-        ConfigError: a parameter hides the distribution from the logprobs and the job is for training (T7), or asks
-            for several answers at once.
+        ConfigError: a parameter hides the distribution from the logprobs and the job is for training (T7), the
+            temperature is none, or several answers at once are asked for.
     """
     sampling = dict(rollout.sampling)
     if job.lane == "eval":
         sampling |= rollout.eval_sampling
     sampling |= job.sampling
-    if sampling.get("n", 1) != 1:
+    sampling = {"temperature": TEMPERATURE} | {name: value for name, value in sampling.items() if value is not None}
+    if sampling.pop("n", 1) != 1:
         raise ConfigError(
             f"job {job.id}: sampling.n cannot be set; use rollout.n, penstock asks for answers one by one."
         )
-    sampling.pop("n", None)
+    if not is_temperature(sampling["temperature"]):
+        raise ConfigError(
+            f"job {job.id}: sampling.temperature = {sampling['temperature']!r} is none: give a number, 0 or above."
+        )
     if job.lane == "train":
         _refuse_hidden(job, sampling)
         sampling = NEUTRAL | sampling
@@ -56,15 +62,18 @@ def _refuse_hidden(job: Job, sampling: dict[str, Any]) -> None:
     advice = "leave it out of rollout.sampling and the dataset's sampling, or use it for evaluation only."
     for name, value in sampling.items():
         neutral = NEUTRAL.get(name)
-        if name in HONEST or value is None or value == neutral or (name == "top_k" and value == TOP_K_ALL):
+        if name in HONEST or value == neutral or (name == "top_k" and value == TOP_K_ALL):
             continue
         raise ConfigError(
             f"job {job.id}: sampling.{name} = {value!r} draws from another distribution than the logprobs tell (T7): "
             + advice
         )
-    temperature = sampling.get("temperature", 1.0)
-    if not isinstance(temperature, int | float) or not math.isfinite(temperature) or temperature <= 0:
-        raise ConfigError(f"job {job.id}: sampling.temperature = {temperature!r} cannot be trained on: set it above 0.")
+    temperature = sampling["temperature"]
+    if temperature < GREEDY_BELOW:
+        raise ConfigError(
+            f"job {job.id}: sampling.temperature = {temperature!r} cannot be trained on, because an engine draws "
+            f"greedily below {GREEDY_BELOW:g}: raise it, or use it for evaluation only."
+        )
 
 
 def prompt_ids(job: Job, tokenizer: Tokenizer) -> list[int]:

@@ -100,10 +100,7 @@ class HeldJob:
         job = read_job(self.lease)
         sampling = sampling_for(job, self._services.config.rollout)  # refused before anything is drawn
         check_answers(job)
-        temperature = sampling.get("temperature", 1.0)
-        if not isinstance(temperature, int | float):
-            raise ConfigError(f"job {job.id}: sampling.temperature = {temperature!r} is not a number.")
-        self._temperature = float(temperature)
+        self._temperature = float(sampling["temperature"])
         self._missing = [k for k in range(job.n) if k not in self.lease.committed]
         self._undrawn = set(self._missing)
         return job

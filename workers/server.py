@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,11 @@ _OURS = {
     "ssl_keyfile": "nothing; the server listens on loopback alone",
     "ssl_certfile": "nothing; the server listens on loopback alone",
     "config": "engine.args for what stands in that file",
+    "preferred_sampling_params": "rollout.sampling and rollout.eval_sampling",
 }
+
+#: Below 1 they keep tokens of a draft model more often than the model itself draws them.
+_ACCEPTS_DRAFTS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
 
 #: Longest wait for the processes of a killed server to be gone.
 _KILL_TIMEOUT_S = 30.0
@@ -86,6 +90,22 @@ def refuse_ours(config: EngineConfig) -> None:
     for name, instead in _OURS.items():
         if name in given:
             raise ConfigError(f"engine.args.{name} cannot be set: penstock decides it; use {instead}.")
+    refuse_hiding("engine.args", {name.replace("-", "_"): value for name, value in config.args.items()})
+
+
+def refuse_hiding(where: str, args: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a server's arguments, with underscores, make it draw what its logprobs do not tell (T7).
+
+    Args:
+        where: whose they are, for the error.
+    """
+    for name in _ACCEPTS_DRAFTS:
+        value = args.get(name)
+        if value not in (None, 1):
+            raise ConfigError(
+                f"{where}: {name.replace('_', '-')} {value} takes drafts that the model would not have drawn, and the "
+                "logprobs do not tell: leave it away."
+            )
 
 
 def _text(value: Any) -> str:

@@ -186,7 +186,7 @@ async def test_jobs_that_can_never_work_are_buried_at_once_and_others_go_on(
         "its prompt has 600 tokens": job(1, prompt="z" * 600),
         "has neither prompt nor prompt_ids": job(2, prompt=None),
         "top_p": job(3, sampling={"top_p": 0.5}),
-        "above 0": job(4, sampling={"temperature": 0}),
+        "draws greedily": job(4, sampling={"temperature": 0}),
         "cannot be imported": job(5, environment="nowhere:Env"),
     }
     bad = admit(client, keys, list(refused.values()))

@@ -71,6 +71,9 @@ def test_what_the_installed_release_knows_passes(make: Any) -> None:
         ({"overlap": False}, "write `no-overlap: true`"),
         ({"dtype": "bfloat16"}, "use model.dtype"),
         ({"config": "a.yaml"}, "use engine.args"),
+        ({"preferred_sampling_params": {"temperature": 0.5}}, "use rollout.sampling"),
+        ({"preferred_sampling_params": "{}"}, "use rollout.sampling"),
+        ({"speculative_accept_threshold_single": 0.5}, "takes drafts that the model would not have drawn"),
     ],
 )
 def test_what_it_would_not_take_is_refused_with_what_was_meant(make: Any, args: dict[str, Any], says: str) -> None:

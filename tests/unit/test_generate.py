@@ -222,7 +222,6 @@ def replace_rollout(**changes: Any) -> RolloutConfig:
         {"structural_tag": "x"},
         {"custom_params": {"a": 1}},
         {"temperature": 0.0},
-        {"temperature": float("nan")},
         {"something_new": 1},
     ],
 )
@@ -246,6 +245,39 @@ def test_T7_neutral_values_pass_and_are_always_sent() -> None:
         "min_p": 0.0,
         "repetition_penalty": 1.0,
     }
+
+
+@pytest.mark.parametrize("lane", ["train", "eval", "score"])
+def test_T6_every_request_names_its_temperature(lane: str) -> None:
+    """A server's own default, or what a null leaves open, would be drawn at and not be recorded."""
+    for given in ({}, {"temperature": None}):
+        rollout = replace_rollout(sampling={"max_new_tokens": 10}, eval_sampling=given)
+        assert sampling_for(Job(id="d/0/0", n=1, lane=lane, sampling=given), rollout)["temperature"] == 1.0
+
+
+def test_a_null_is_as_if_it_were_left_out() -> None:
+    rollout = replace_rollout(sampling={"temperature": 0.7, "stop": ["x"]})
+    sampling = sampling_for(Job(id="d/0/0", n=1, sampling={"stop": None, "top_p": None, "n": None}), rollout)
+    assert "stop" not in sampling
+    assert "n" not in sampling
+    assert (sampling["temperature"], sampling["top_p"]) == (0.7, 1.0)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, 1e-9, 9.9e-7])
+def test_T7_what_an_engine_draws_greedily_is_not_trained_on(temperature: float) -> None:
+    job = Job(id="d/0/0", n=1, sampling={"temperature": temperature})
+    with pytest.raises(ConfigError, match=r"draws greedily below 1e-06.*evaluation"):
+        sampling_for(job, ROLLOUT)
+    for lane in ("eval", "score"):
+        assert sampling_for(replace(job, lane=lane), ROLLOUT)["temperature"] == temperature
+    assert sampling_for(replace(job, sampling={"temperature": 1e-6}), ROLLOUT)["temperature"] == 1e-6
+
+
+@pytest.mark.parametrize("temperature", [-0.1, float("nan"), float("inf"), "warm", True, [1.0]])
+@pytest.mark.parametrize("lane", ["train", "eval"])
+def test_what_is_no_temperature_is_refused_in_every_lane(temperature: Any, lane: str) -> None:
+    with pytest.raises(ConfigError, match=r"sampling\.temperature = .* is none"):
+        sampling_for(Job(id="d/0/0", n=1, lane=lane, sampling={"temperature": temperature}), ROLLOUT)
 
 
 def test_lanes_take_their_own_sampling() -> None:

@@ -339,9 +339,10 @@ def test_the_record_says_how_the_sample_was_made() -> None:
 
 def test_greedy_logprobs_are_recorded_as_of_temperature_1() -> None:
     sample = make_sample()
-    sample.job.sampling["temperature"] = 0.0
-    assert payloads.pack([sample], token="t", server="s")[1][0].temperature == 1.0
-    assert payloads.pack([sample], token="t", server="s", temperature=0.0)[1][0].temperature == 1.0
+    for greedy in (0.0, 1e-7):
+        sample.job.sampling["temperature"] = greedy
+        assert payloads.pack([sample], token="t", server="s")[1][0].temperature == 1.0
+        assert payloads.pack([sample], token="t", server="s", temperature=greedy)[1][0].temperature == 1.0
 
 
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf")])
