@@ -13,6 +13,7 @@ from penstock.keys import check_name
 from penstock.payload_folder import is_folder, path_of
 from penstock.pool_config import PoolConfig
 from penstock.redaction import MASK
+from penstock.sampling import ORIGINAL_LOGPROB
 from penstock.sampling_names import check_sampling
 from penstock.section import Positive, Seconds, Section
 from penstock.subscription_config import SubscriptionConfig
@@ -20,6 +21,9 @@ from penstock.subscription_config import SubscriptionConfig
 #: Most versions between drawing and training that a mode allows; async takes what is given.
 MODE_BOUND = {"sync": 0, "one_step": 1}
 
+
+#: How SGLang reads ``ORIGINAL_LOGPROB``.
+_IS_ORIGINAL = {"1": True, "true": True, "0": False, "false": False}
 
 #: Tokens between two looks at a running answer, where a checkpoint may be due at any time.
 STREAM_TOKENS = 16
@@ -257,9 +261,26 @@ class EngineConfig(Section):
     request_timeout_s: Seconds = 3600.0
     #: None: as the server shows. false: treat it as one that does not report version spans.
     reports_spans: bool | None = None
-    #: Whether logprobs are after temperature (scaled) or before it. None: as ``env`` has it, else scaled. An external
-    #: server that runs with SGLANG_RETURN_ORIGINAL_LOGPROB=1 does not tell, so say original here.
+    #: Whether logprobs are after temperature (scaled) or before it. None: as ``env`` has it, else scaled; for a server
+    #: at a URL what it returns, which is looked at. One that returns something else than what stands here is refused.
     logprob_kind: Literal["scaled", "original"] | None = None
+
+    @model_validator(mode="after")
+    def _one_logprob_kind(self) -> Self:
+        given = self.env.get(ORIGINAL_LOGPROB)
+        if given is None:
+            return self
+        if given.lower() not in _IS_ORIGINAL:
+            raise ValueError(f"env.{ORIGINAL_LOGPROB} is {given!r}: write 1 or 0, or set logprob_kind instead")
+        kind = "original" if _IS_ORIGINAL[given.lower()] else "scaled"
+        if self.logprob_kind not in (None, kind):
+            raise ValueError(
+                f"logprob_kind is {self.logprob_kind}, and env.{ORIGINAL_LOGPROB} {given} says {kind}: leave the "
+                "variable away"
+            )
+        # The model is frozen for its users; this is still its making.
+        self.__dict__["logprob_kind"] = kind
+        return self
 
     @model_validator(mode="after")
     def _router_has_its_engines(self) -> Self:

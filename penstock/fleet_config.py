@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.errors import ConfigError
 from penstock.keys import check_name
 from penstock.redaction import is_secret
+from penstock.sampling import ORIGINAL_LOGPROB
 from penstock.section import Positive, Seconds, Section
 
 WorkerType = Literal["regular", "prefill", "decode", "encoder", "placeholder"]
@@ -118,6 +119,8 @@ class GroupConfig(Section):
     def _env_is_no_secret(cls, env: dict[str, str]) -> dict[str, str]:
         if secret := next((name for name, value in env.items() if is_secret(name, value)), None):
             raise ValueError(f"{secret} would be shown by the plan: put secrets into engine.env, where they are masked")
+        if ORIGINAL_LOGPROB in env:
+            raise ValueError("the kind of logprobs is one for all engines: set engine.logprob_kind instead")
         return env
 
     @field_validator("urls")

@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.sampling import GREEDY_BELOW
+
 #: Those that leave the drawn distribution as the logprobs tell it.
 HONEST = frozenset({
     "max_new_tokens", "temperature", "stop", "stop_token_ids", "stop_regex", "ignore_eos", "skip_special_tokens",
@@ -89,7 +91,8 @@ def hidden_by(sampling: Mapping[str, Any]) -> tuple[str, Any] | None:
     """The first parameter that draws from another distribution than the logprobs tell (T7), with its value."""
     for name, value in sampling.items():
         neutral = value is None or value == NEUTRAL.get(name) or (name == "top_k" and value == TOP_K_ALL)
-        if name not in HONEST and not neutral and (name, value) != ("n", 1):
+        greedy = name == "temperature" and value is not None and value < GREEDY_BELOW
+        if greedy or (name not in HONEST and not neutral and (name, value) != ("n", 1)):
             return name, value
     return None
 

@@ -19,12 +19,16 @@ import orjson
 
 from penstock.config import EngineConfig, FaultsConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, EngineRefused, PublishError
-from penstock.messages import Publication
+from penstock.load_config import redact
+from penstock.messages import LogprobKind, Publication
 from penstock.model_config import read_config, read_eos_token_ids, read_vocab_size
+from penstock.sampling import ORIGINAL_LOGPROB
 from workers import server as servers
 from workers.engine_args import check_arguments
 from workers.external import check_external
 from workers.faults import FaultyPath
+from workers.logprob_kind import NUM_TOKENS, kind_of
+from workers.logprob_kind import TEMPERATURE as PROBE_TEMPERATURE
 from workers.routing import ASK, FLAG, Routing, Rows
 from workers.routing import NAME as ROUTED_EXPERTS
 from workers.seeds import sample_seed
@@ -69,9 +73,11 @@ class Engine:
         self.info = ServerInfo()
         #: True while an external server does not answer.
         self.is_away = False
-        #: scaled: logprobs are after temperature; original: before it.
-        original = config.env.get("SGLANG_RETURN_ORIGINAL_LOGPROB") == "1"
-        self.logprob_kind = config.logprob_kind or ("original" if original else "scaled")
+        #: scaled: logprobs are after temperature; original: before it. A spawned server is told which; a server at a
+        #: URL is asked when it is met.
+        self.logprob_kind: LogprobKind = config.logprob_kind or "scaled"
+        #: False for one that answers only together with another (prefill, decode): it cannot be asked.
+        self.answers_alone = True
         #: Answers so far that ended by an abort.
         self.num_aborted = 0
         #: Answers so far that were thrown away because their prefix KV was of older weights; they are drawn anew.
@@ -136,6 +142,8 @@ class Engine:
             await self._probe()
             if publication is not None and self.version != publication.version:
                 await self._load_first(publication)
+            if self._server is None:
+                await self._learn_logprob_kind()
             if self._faults.any:
                 self._faulty_path = FaultyPath(self._faults, None if self._server is None else self._kill)
                 await self._faulty_path.up(self.url)
@@ -194,6 +202,30 @@ class Engine:
                 f"rollout.sides asks for {ROUTED_EXPERTS}, and engine {self.name} does not tell them: start it with "
                 f"{FLAG}."
             )
+
+    async def _learn_logprob_kind(self) -> None:
+        """What a server that penstock did not start returns is looked at, whatever its shell was like (T6).
+
+        Raises:
+            ConfigError: it is not what ``engine.logprob_kind`` says.
+            EngineError: it did not draw within ``engine.start_timeout_s``, or its answer cannot be read.
+        """
+        if not self.vocab_size or not self.answers_alone:
+            return
+        if self.version < 0:
+            await self.resume()  # whoever used it before may have left it frozen
+        sampling = {"temperature": PROBE_TEMPERATURE, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
+        rid = f"proof:{next(self._serial)};"
+        body = {"input_ids": [0], "sampling_params": sampling, "rid": rid, "return_logprob": True}
+        answer = await self._call("POST", "/generate", body, self.config.start_timeout_s)
+        kind = kind_of(read_drawn(answer, rid).logprobs, self.vocab_size)
+        if self.config.logprob_kind not in (None, kind):
+            raise ConfigError(
+                f"engine.logprob_kind is {self.config.logprob_kind}, and the server at {redact(self.url)} returns "
+                f"{kind} ones: leave the key away to record these, or start the server with {ORIGINAL_LOGPROB}="
+                f"{int(kind == 'scaled')}."
+            )
+        self.logprob_kind = kind
 
     async def prove(self, timeout_s: float) -> None:
         """Draw one token of nobody's, to see that it serves. Blocks until it is there.

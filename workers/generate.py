@@ -11,7 +11,7 @@ from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.messages import Job, Sample
 from penstock.sampling import GREEDY_BELOW, TEMPERATURE, is_temperature
-from penstock.sampling_names import HONEST, NEUTRAL, TOP_K_ALL
+from penstock.sampling_names import NEUTRAL, hidden_by
 from workers.engine import Engine
 from workers.environments import Environment, Observation, checked, make_environment, within
 from workers.gate import Gate
@@ -59,21 +59,17 @@ def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
 
 
 def _refuse_hidden(job: Job, sampling: dict[str, Any]) -> None:
-    advice = "leave it out of rollout.sampling and the dataset's sampling, or use it for evaluation only."
-    for name, value in sampling.items():
-        neutral = NEUTRAL.get(name)
-        if name in HONEST or value == neutral or (name == "top_k" and value == TOP_K_ALL):
-            continue
-        raise ConfigError(
-            f"job {job.id}: sampling.{name} = {value!r} draws from another distribution than the logprobs tell (T7): "
-            + advice
-        )
-    temperature = sampling["temperature"]
-    if temperature < GREEDY_BELOW:
-        raise ConfigError(
-            f"job {job.id}: sampling.temperature = {temperature!r} cannot be trained on, because an engine draws "
-            f"greedily below {GREEDY_BELOW:g}: raise it, or use it for evaluation only."
-        )
+    hidden = hidden_by(sampling)
+    if hidden is None:
+        return
+    name, value = hidden
+    does = "draws from another distribution than the logprobs tell (T7)"
+    if name == "temperature":
+        does = f"cannot be trained on, because an engine draws greedily below {GREEDY_BELOW:g}"
+    raise ConfigError(
+        f"job {job.id}: sampling.{name} = {value!r} {does}: leave it out of rollout.sampling and the dataset's "
+        "sampling, or use it for evaluation only."
+    )
 
 
 def prompt_ids(job: Job, tokenizer: Tokenizer) -> list[int]:

@@ -20,6 +20,7 @@ from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
 from penstock.fleet_config import MemberConfig
 from penstock.messages import Publication
+from penstock.sampling import ORIGINAL_LOGPROB
 from workers.engine import Engine
 from workers.router import Router
 from workers.server_info import merge
@@ -79,7 +80,9 @@ class TendedEngines(Engine):
 
     def _replica(self, member: MemberConfig) -> Replica:
         config = self.config.model_copy(update={"router": None, "url": member.url})
-        return Replica(member, Engine(config, self.model, name=f"{self.name}@{member.url}", log_dir=self._log_dir))
+        engine = Engine(config, self.model, name=f"{self.name}@{member.url}", log_dir=self._log_dir)
+        engine.answers_alone = member.worker_type == "regular"
+        return Replica(member, engine)
 
     @property
     def router_pid(self) -> int:
@@ -256,8 +259,16 @@ class TendedEngines(Engine):
             return False
 
     def _refuse_unlike(self, replica: Replica) -> None:
-        """Nobody tells which server answers a stream, so all must send it alike."""
-        if self._serving() and replica.engine.info.streams_increments != self.info.streams_increments:
+        """Nobody tells which server answers a request, so all must send a stream and logprobs alike."""
+        first = not self._serving()
+        if replica.engine.answers_alone:
+            if not first and replica.engine.logprob_kind != self.logprob_kind:
+                raise ConfigError(
+                    f"it returns {replica.engine.logprob_kind} logprobs, and those that serve {self.logprob_kind} "
+                    f"ones: start all engines with {ORIGINAL_LOGPROB}=0"
+                )
+            self.logprob_kind = replica.engine.logprob_kind
+        if not first and replica.engine.info.streams_increments != self.info.streams_increments:
             raise ConfigError(
                 "it streams otherwise than those that serve: give all engines incremental-streaming-output, or none"
             )

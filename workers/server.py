@@ -15,6 +15,7 @@ import aiohttp
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
+from penstock.sampling import ORIGINAL_LOGPROB
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
@@ -126,7 +127,9 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
     environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
     if str(config.args.get("device", "")) == "cpu":
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
-    return environment | config.env
+    # Not that of whoever started the worker: what is recorded is what the engine returns.
+    original = {ORIGINAL_LOGPROB: str(int(config.logprob_kind == "original"))}
+    return environment | config.env | original
 
 
 def is_own_python(python: str) -> bool:

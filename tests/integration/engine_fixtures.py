@@ -13,6 +13,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.messages import Publication
+from penstock.sampling import ORIGINAL_LOGPROB
 from tests.missing import need
 from tests.tiny_model import make_tiny_model, publication_of
 from workers import server as servers
@@ -86,7 +87,10 @@ async def up(config: EngineConfig, model: ModelConfig, log_dir: Path) -> servers
 def engine_url(model_config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the session's server. Tests load what they need; none may kill it."""
     config = cpu_engine(**{"incremental-streaming-output": True})
-    server = asyncio.run(up(config, model_config, tmp_path_factory.mktemp("engine")))
+    with pytest.MonkeyPatch.context() as shell:
+        # Whoever starts a worker may have it; the engine must not.
+        shell.setenv(ORIGINAL_LOGPROB, "true")
+        server = asyncio.run(up(config, model_config, tmp_path_factory.mktemp("engine")))
     yield server.url
     asyncio.run(server.stop())
 

@@ -17,7 +17,7 @@ async def main() -> None:
         log_dir=Path(log_dir),
     )
     await engine.start(None)
-    print(engine.pid, flush=True)
+    print(engine.pid, engine.url, flush=True)
     await asyncio.Event().wait()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -13,9 +14,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from aiohttp.typedefs import Handler
 
+from tests.tiny_model import ALPHABET
+
 #: Ids that it answers with, the first ones of every answer; then ``FILLER``, then eos.
 FIRST, FILLER, EOS = [7, 8, 9], 10, 1
 LOGPROB = -0.5
+#: That of every token where all are drawn alike.
+FAIR_LOGPROB = -math.log(2 + len(ALPHABET))
 
 
 class FakeEngine:
@@ -41,6 +46,10 @@ class FakeEngine:
         #: Requests whose rid begins with one of these are held too, while ``rest`` is not set.
         self.held: tuple[str, ...] = ()
         self.rest = asyncio.Event()
+        #: More of what /server_info tells.
+        self.told: dict[str, Any] = {}
+        #: Whether it was started with SGLANG_RETURN_ORIGINAL_LOGPROB=1.
+        self.is_original = False
         self.version = "default"
         self.loads: list[str] = []
         self.deaths = 0
@@ -52,6 +61,8 @@ class FakeEngine:
         #: Prompts asked for, by first token.
         self.asked: Counter[int] = Counter()
         self.prompts: list[list[int]] = []
+        #: Sampling parameters of these.
+        self.sampling: list[dict[str, Any]] = []
         #: First tokens of prompts that were there together when it died.
         self.victims: list[list[int]] = []
         self.refuses_loads = ""
@@ -140,7 +151,7 @@ class FakeEngine:
     async def _info(self, _: web.Request) -> web.Response:
         info = {"version": "0.5.20", "disable_overlap_schedule": True, "weight_version": self.version}
         info |= {"enable_memory_saver": self.saves_memory}
-        return web.json_response(info | {"model_path": "/model", "tp_size": 1, "dp_size": 1})
+        return web.json_response(info | {"model_path": "/model", "tp_size": 1, "dp_size": 1} | self.told)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=f'# TYPE sglang:runs gauge\nsglang:runs{{model="m"}} {self.num_running}\n')
@@ -190,6 +201,7 @@ class FakeEngine:
             return await self._answer(request, body, None, self.behaviour.get(prompt[0], ""))
         self.asked[prompt[0]] += 1
         self.prompts.append(prompt)
+        self.sampling.append(body["sampling_params"])
         aborted = asyncio.Event()
         self._running[body["rid"]] = (prompt[0], aborted, request)
         self.peak = max(self.peak, len(self._running))
@@ -233,7 +245,8 @@ class FakeEngine:
                 wait.cancel()
             if aborted.is_set():
                 ids, finish = FIRST[:budget], {"type": "abort", "message": "as asked"}
-        logprobs: list[Any] = [[LOGPROB, token, None] for token in ids]
+        hot = body["sampling_params"]["temperature"] > 100 and not self.is_original
+        logprobs: list[Any] = [[FAIR_LOGPROB if hot else LOGPROB, token, None] for token in ids]
         if behaviour == "short":
             logprobs.pop()
         if behaviour == "nan":

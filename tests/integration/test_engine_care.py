@@ -82,9 +82,10 @@ async def test_an_engine_that_dies_of_everything_is_a_crash_loop_and_takes_nothi
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
 ) -> None:
     """It starts each time, so only what it does with a request tells; jobs must not pay for that."""
-    fake.behaviour = dict.fromkeys((0, *IDS.values()), "die")
-    jobs = admit(client, keys, [job(i) for i in range(4)])
     async with working(config(engine=QUICK)), tended(client, keys):
+        await until(lambda: presence(client, keys)["state"] == "serving")
+        fake.behaviour = dict.fromkeys((0, *IDS.values()), "die")
+        jobs = admit(client, keys, [job(i) for i in range(4)])
         await until(lambda: presence(client, keys)["state"] == "crash loop")
         proofs = fake.proofs
         await until(lambda: fake.proofs >= proofs + 3)

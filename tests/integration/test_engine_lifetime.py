@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 
 from penstock.config import ModelConfig
 from penstock.errors import EngineDied
-from penstock.messages import Publication
+from penstock.messages import Job, Publication, Sample
+from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.processes import command_of, descendants, open_pidfds, wait_gone
 from tests.integration.workload import (
@@ -24,6 +25,7 @@ from tests.integration.workload import (
     produce,
 )
 from workers.apply import apply_publication
+from workers.engine import Engine
 from workers.gate import Gate
 
 pytestmark = pytest.mark.engine
@@ -32,8 +34,10 @@ ANSWER = {"max_new_tokens": 4, "ignore_eos": True}
 LONG = {"max_new_tokens": 3000, "ignore_eos": True}
 
 
-def test_an_engine_dies_with_its_worker(model_config: ModelConfig, tmp_path: Path) -> None:
-    config = cpu_engine()
+def test_an_engine_dies_with_its_worker(
+    model_config: ModelConfig, models: list[Path], publications: list[Publication], tmp_path: Path
+) -> None:
+    config = cpu_engine().model_copy(update={"logprob_kind": "original"})
     parent = subprocess.Popen(
         [
             sys.executable,
@@ -47,7 +51,9 @@ def test_an_engine_dies_with_its_worker(model_config: ModelConfig, tmp_path: Pat
         text=True,
     )
     assert parent.stdout is not None
-    engine = int(parent.stdout.readline())
+    pid, url = parent.stdout.readline().split()
+    engine = int(pid)
+    asyncio.run(_assert_T6_original_logprobs_are_seen(url, model_config, models, publications[1], tmp_path))
     processes = [engine, *descendants(engine)]
     assert len(processes) >= 3, "launch_server has a scheduler and a detokenizer"
     pidfds = open_pidfds(processes)
@@ -56,6 +62,26 @@ def test_an_engine_dies_with_its_worker(model_config: ModelConfig, tmp_path: Pat
     parent.wait()
 
     assert wait_gone(pidfds, 10) == []
+
+
+async def _assert_T6_original_logprobs_are_seen(
+    url: str, model: ModelConfig, models: list[Path], publication: Publication, tmp_path: Path
+) -> None:
+    """Whoever meets a server finds out what it returns; here those of before temperature."""
+    config = cpu_engine().model_copy(update={"url": url})
+    engine = Engine(config, model, name="met", log_dir=tmp_path)
+    try:
+        await engine.start(publication)
+        drawn = await engine.generate([5, 6], ANSWER | {"temperature": 0.5}, rid="a")
+    finally:
+        await engine.stop()
+    assert engine.logprob_kind == "original"
+    sample = Sample(Job("a/0/0", 1), 0)
+    sample.append([5, 6])
+    sample.append(drawn.output_ids, version=1, logprobs=drawn.logprobs)
+    oracle_models = {1: oracle.load_model(models[1])}
+    assert oracle.gap(sample, oracle.recompute(oracle_models, sample, sample.versions, 1.0)) < 1e-4
+    assert oracle.gap(sample, oracle.recompute(oracle_models, sample, sample.versions, 0.5)) > 1e-2
 
 
 async def test_a_lost_engine_is_noticed_and_comes_back_with_the_current_weights(

@@ -221,6 +221,13 @@ def test_the_resolved_file_is_readable_by_its_owner_alone(tmp_path: Path) -> Non
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600
 
 
+def test_the_kind_of_logprobs_is_said_once(tmp_path: Path) -> None:
+    env = "engine: {env: {SGLANG_RETURN_ORIGINAL_LOGPROB: '%s'}%s}\n"
+    assert "leave the variable away" in refused(write(tmp_path, env % ("1", ", logprob_kind: scaled")))
+    assert "write 1 or 0" in refused(write(tmp_path, env % ("yes", "")))
+    assert load_config(write(tmp_path, env % ("1", "")), [], {}).engine.logprob_kind == "original"
+
+
 def test_an_external_engine_takes_nothing_that_is_for_a_spawned_one(tmp_path: Path) -> None:
     url = "engine: {url: 'http://10.0.0.1:30000'"
     said = refused(write(tmp_path, url + ", args: {tp-size: 2}, env: {A: b}}\n"))

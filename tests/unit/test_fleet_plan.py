@@ -227,6 +227,7 @@ def test_growing_behind_a_router_tells_its_worker() -> None:
         ([{"urls": ["h:1"]}], "no address of a server"),
         ([{"urls": ["http://u:secret@h:1"]}], "cannot hold a password"),
         ([{"num_gpus": 1, "env": {"HF_TOKEN": "x"}}], "put secrets into engine.env"),
+        ([{"num_gpus": 1, "env": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}}], "set engine.logprob_kind instead"),
         ([{"num_gpus": 2, "num_gpus_per_engine": 2, "overrides": {"tp-size": 4}}], "4, and an engine has 2 GPUs"),
         ([{"num_gpus": 1, "overrides": {"nnodes": 2}}], "nnodes cannot be set, the fleet plans it"),
         ([{"num_gpus": 1, "overrides": {"port": 1}}], "port cannot be set"),

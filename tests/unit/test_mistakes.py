@@ -118,6 +118,7 @@ def config(folder: Path, *overrides: str) -> Config:
     ("overrides", "said"),
     [
         (["rollout.sampling.top_p=0.9"], "rollout.sampling.top_p is 0.9, which draws from another distribution"),
+        (["rollout.sampling.temperature=1e-7"], "rollout.sampling.temperature is 1e-07, which draws from another"),
         (["data.train.0.sampling={top_k: 5}"], "data.train.0.sampling.top_k is 5"),
         (["rollout.sampling.json_schema='{}'"], "rollout.sampling.json_schema is"),
     ],

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
 from workers import server as servers
+from workers.engine import Engine
 
 MODEL = ModelConfig(path="/models/tiny", dtype="float32")
 
@@ -57,6 +59,33 @@ def test_a_server_of_another_environment_does_not_see_our_packages(
 
     assert "PYTHONPATH" not in servers.build_environment(EngineConfig(python=str(other)))
     assert servers.build_environment(EngineConfig(python=sys.executable))["PYTHONPATH"] == "/ours"
+
+
+@pytest.mark.parametrize("shell", [None, "1", "true", "0"])
+@pytest.mark.parametrize(
+    ("given", "variable"),
+    [
+        ({}, "0"),
+        ({"logprob_kind": "scaled"}, "0"),
+        ({"logprob_kind": "original"}, "1"),
+        ({"env": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "TRUE"}}, "1"),
+        ({"env": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "false"}}, "0"),
+    ],
+)
+def test_T6_the_kind_of_logprobs_is_what_the_configuration_says_whatever_the_shell_says(
+    given: dict[str, Any], variable: str, shell: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SGLANG_RETURN_ORIGINAL_LOGPROB", raising=False)
+    if shell is not None:
+        monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", shell)
+    config = EngineConfig.model_validate(given)
+    assert servers.build_environment(config)["SGLANG_RETURN_ORIGINAL_LOGPROB"] == variable
+    engine = Engine(config, ModelConfig(path=str(tmp_path)), name="t", log_dir=tmp_path)
+    assert engine.logprob_kind == {"0": "scaled", "1": "original"}[variable]
+    # What is known of an engine goes with its address to who meets it there.
+    met = config.model_copy(update={"url": "http://h:1", "args": {}, "env": {}})
+    assert met.logprob_kind in (None, engine.logprob_kind)
+    assert (met.logprob_kind is None) == (given == {})
 
 
 @pytest.mark.parametrize("name", ["port", "model-path", "weight_version", "host"])
