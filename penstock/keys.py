@@ -205,6 +205,10 @@ class Keys:
         return self.of("counters")
 
     @property
+    def ends(self) -> str:
+        return self.of("ends")
+
+    @property
     def servers(self) -> str:
         return self.of("servers")
 

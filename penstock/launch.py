@@ -23,6 +23,7 @@ from typing import Literal
 
 from rich.console import Console
 
+from penstock import user_failures
 from penstock.config import Config
 from penstock.connect import connect
 from penstock.errors import ConfigError, QueueUnavailable
@@ -41,6 +42,7 @@ from penstock.redis_server import RedisServer, delete_run, holds_run, kept_passw
 from penstock.run_config import CONFIG_FILE
 from penstock.run_folder import Record, RunFolder
 from penstock.run_parts import check_parts, parts_of
+from penstock.user_imports import check_user_code
 
 Choice = Literal["resume", "fresh"] | None
 
@@ -238,6 +240,7 @@ class _Run:
         self._prepare()
         if self.config.prepare is not None:
             check_data(self.config)
+            check_user_code(self.config)
         self._start_redis()
         self._clear_keys(clear=clear, resume=resume)
         save_resolved(self.config, self.folder.path / CONFIG_FILE)
@@ -304,6 +307,7 @@ class _Run:
         keys = Keys(self.config.run)
         prefix = keys.prefix
         stores = self.config.redis.payload_servers
+        user_failures.forget(self.observer.client, keys)
         # What Redis names is where somebody said that payloads lie: nothing is deleted on its word.
         for name in sorted(read(self.observer.client, keys).servers.keys() - stores) if clear else []:
             self.live.event(
@@ -365,6 +369,8 @@ class _Run:
             if time.monotonic() >= self.next_look:
                 self.next_look = time.monotonic() + LOOK_EVERY_S
                 observer.look()
+                if burned := observer.too_many_died():
+                    return burned
             time.sleep(TICK_S)
         return None
 

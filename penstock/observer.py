@@ -8,6 +8,7 @@ from typing import Any
 
 import redis
 
+from penstock import user_failures
 from penstock.config import Config
 from penstock.connect import connect, translate
 from penstock.errors import ProtocolError
@@ -50,6 +51,13 @@ class Observer:
         with (self.folder.path / "queue.jsonl").open("a") as file:
             file.write(json.dumps(queue_row(seen)) + "\n")
         self.live.update(seen, self._last_evaluation())
+
+    def too_many_died(self) -> str:
+        """Why the run should end: jobs die of the user's code; '' while they do not. Blocks for ``TIMEOUT_S``."""
+        try:
+            return user_failures.too_many(self.client, self.keys, self.config.reward)
+        except redis.RedisError:
+            return ""
 
     def still_shows(self, pid: int | None) -> bool:
         """Whether a worker of this machine that had this pid left without a word: its record stands.

@@ -13,6 +13,7 @@ from penstock.keys import Keys
 from penstock.load_config import check_files, redact
 from penstock.payload_folder import PayloadFolder, is_folder
 from penstock.trainable import check_device, check_groups, check_rollouts
+from penstock.user_imports import check_user_code
 
 _BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"
 #: Files of prompts that are read twice for the sake of an early sentence.
@@ -51,6 +52,8 @@ def check(config: Config, *, trains: bool = True) -> None:
             PayloadFolder(url).claim(Keys(config.run).prefix)
         else:
             connect(url).close()
+    if config.prepare is None:
+        check_user_code(config)
     if config.engine.url is None:
         check_engine(config.engine.python)
         check_engine_arguments(config)

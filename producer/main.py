@@ -6,6 +6,7 @@
 | a driving subscription | a trainer that joins |
 | the gate (T3) | publish, dispose, bury: the list `gate` |
 | room in Redis | sweep, or more memory |
+| user code that jobs die of | a person who mends it, and a start of the producer |
 
 The position of the source and the queue move in one verb, so a producer that is killed or doubled neither skips a
 prompt nor admits it twice. Evaluation jobs go past the gate into a lane of their own (T18).
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-from penstock import scripts
+from penstock import scripts, user_failures
 from penstock.config import Config
 from penstock.connect import connect_blocking
 from penstock.control import Client, Control
@@ -67,6 +68,7 @@ class Producer:
         try:
             self._control.do(lambda client: ensure_lanes(client, self._keys))
             self._check_source()
+            self._control.do(lambda client: user_failures.forget(client, self._keys))
             while not self._stop.is_set():
                 why = self._step()
                 self._waiting.for_(why)
@@ -87,6 +89,8 @@ class Producer:
             return f"the first publication of model {self._config.model.name}, by the trainer"
         if self._is_full():
             return "room in Redis, which is above 85 % of its maxmemory: sweep, or more memory"
+        if burned := self._control.do(lambda client: user_failures.too_many(client, self._keys, self._config.reward)):
+            return f"a person to mend the code of the run and start the producer again: {burned}"
         try:
             self._admit_evals(version)
             return self._admit_train()

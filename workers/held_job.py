@@ -35,6 +35,7 @@ from penstock.errors import (
 )
 from penstock.messages import Job, Sample
 from penstock.scripts import Committed, RawLease
+from penstock.user_failures import OUTCOMES
 from penstock.words import said, trace_of
 from workers.generate import generate_sample, sampling_for
 from workers.given import STATUS as GIVEN
@@ -179,20 +180,20 @@ class HeldJob:
             case EngineDied():
                 await self._crash(str(failure))
             case ConfigError() | ProtocolError() | EngineRefused():
-                await self._fail("refused", str(failure), permanent=True)
+                await self._fail(failure, "refused", str(failure), permanent=True)
             case RewardError():
-                await self._fail(failure.outcome, detail)
+                await self._fail(failure, failure.outcome, detail)
             case EngineError():
-                await self._fail("engine_error", str(failure))
+                await self._fail(failure, "engine_error", str(failure))
             case EnvironmentRaised():
-                await self._fail("environment_raised", detail)
+                await self._fail(failure, "environment_raised", detail)
             case EnvironmentTimeout():
-                await self._fail("environment_timeout", str(failure))
+                await self._fail(failure, "environment_timeout", str(failure))
             case PayloadError():
-                await self._fail("payload_error", str(failure))
+                await self._fail(failure, "payload_error", str(failure))
             case _:
                 # A defect of ours, or a sample that a user's code has changed: the job keeps the traceback.
-                await self._fail("raised", detail)
+                await self._fail(failure, "raised", detail)
 
     async def _work(self) -> None:
         if self._refused is not None:
@@ -323,8 +324,13 @@ class HeldJob:
         self._services.tally.committed_samples += 1
         if not self._missing:
             self._services.tally.committed_groups += 1
+            self._note_end()
 
-    async def _fail(self, reason: str, detail: str, *, permanent: bool = False) -> None:
+    def _note_end(self, reason: str = "", words: str = "") -> None:
+        if self._refused is None and self._job.lane != score_jobs.LANE:
+            self._services.endings.note(self._job, self._services.config.reward.function, reason, words)
+
+    async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
         config = self._services.config.worker
         self._services.tally.failures[reason] += 1
         # Arrays that contradict each other are not gone on from.
@@ -342,8 +348,14 @@ class HeldJob:
                 retry_ms=int(config.retry_s * 1000),
             )
         )
-        last = detail.strip().splitlines() or [""]
-        log.warning("job %s failed as %s and is %s now: %s", self.job, reason, went, last[-1])
+        last = (detail.strip().splitlines() or [""])[-1]
+        if went == "dead":
+            self._note_end(reason, last)
+        message = f"job {self.job} failed as {reason} and is {went} now: {last[:1000]}"
+        if reason in OUTCOMES or reason == "raised":
+            self._services.repeats.warn(failure, message, f"{reason} {went}")
+        else:
+            log.warning("%s", message)
 
     async def _crash(self, detail: str) -> None:
         await self._keep_prefixes()

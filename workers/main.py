@@ -41,6 +41,7 @@ from workers.capabilities import TABLE
 from workers.caretaker import Caretaker
 from workers.commits import Commits
 from workers.engine import Engine
+from workers.environments import load_environment
 from workers.gate import Gate
 from workers.heartbeat import Heartbeat, Lease
 from workers.held_job import HeldJob
@@ -106,6 +107,12 @@ class Worker:
             commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),
             slots=asyncio.Semaphore(config.worker.slots),
         )
+        # Before anything starts: what cannot be imported would fail every job of its dataset.
+        for dataset in (*config.data.train, *config.data.eval):
+            if dataset.reward is not None:
+                self.services.rewards.find(dataset.reward)
+            if dataset.environment is not None:
+                load_environment(dataset.environment)
         self.updates = Updates(self.services, self._reader, self._waiting("weights"))
         port = config.worker.metrics_port
         self.metrics = Metrics(self.services, port) if port is not None else None

@@ -56,6 +56,7 @@ class Presence:
             self._services.show.clear()
             await self._services.commits.look()
             await self._note(pack(self.record()))
+            await self._tell_endings()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PRESENCE_S):
                     await self._services.show.wait()
@@ -73,10 +74,16 @@ class Presence:
         self._capacity.add(seconds, tokens, full=full and self._was_full)
         self._was_full = full
 
+    async def _tell_endings(self) -> None:
+        services = self._services
+        if call := services.endings.take(services.keys, services.config.reward.died_window):
+            await services.control.call(call)
+
     async def end(self) -> None:
         """Take the record away; a Redis that is gone is not an error here."""
         try:
             async with asyncio.timeout(END_S):
+                await self._tell_endings()
                 await self._note(b"")
         except Exception as exc:
             log.warning("presence could not be removed: %r", exc)

@@ -20,6 +20,7 @@ from penstock.user_code import bounded, find
 from penstock.words import said
 from workers.math_verifier import MathVerifier
 from workers.outcomes import RAISED, TIMEOUT, Raised, number_of, too_long, words
+from workers.repeats import Repeats
 
 if TYPE_CHECKING:
     from workers.checks import Checks
@@ -47,8 +48,9 @@ class Rewards:
         self.config = config
         self.checks = checks
         self._verifier: MathVerifier | None = None
+        self._repeats = Repeats()
         self._functions: dict[str, RewardFunction] = {}
-        self._find(config.function)
+        self.find(config.function)
 
     async def score(self, sample: Sample) -> None:
         """Set ``reward``, ``reward_info`` and ``reward_s`` of the sample.
@@ -65,7 +67,7 @@ class Rewards:
         name = sample.job.reward or self.config.function
         started = time.monotonic()
         try:
-            function = self._find(name)
+            function = self.find(name)
             value = await self._try(function, sample, name)
             sample.reward, sample.reward_info = number_of(value, sample.id, name, self.config.key)
         except ConfigError as exc:
@@ -96,13 +98,14 @@ class Rewards:
             except Exception as exc:
                 if attempt == self.config.max_attempts:
                     raise RewardError(RAISED, f"sample {sample.id}: reward {name} {words(exc)}") from exc
-                log.warning("sample %s: reward %s raised and is tried again", sample.id, name, exc_info=exc)
+                self._repeats.warn(exc, f"sample {sample.id}: reward {name} raised and is tried again", name)
         raise AssertionError("unreachable")
 
     def _is_local(self, name: str) -> bool:
         return self.checks is None or name == "exact_match"
 
-    def _find(self, name: str) -> RewardFunction:
+    def find(self, name: str) -> RewardFunction:
+        """The reward of this name; imported at the first call. Raises ConfigError."""
         if name not in self._functions:
             self._functions[name] = self._load(name)
         return self._functions[name]

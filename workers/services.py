@@ -9,8 +9,10 @@ from penstock.config import Config
 from penstock.control import AsyncControl
 from penstock.keys import Keys
 from workers.commits import Commits
+from workers.endings import Endings
 from workers.engine import Engine
 from workers.gate import Gate
+from workers.repeats import Repeats
 from workers.rewards import Rewards
 from workers.stops import Tokenizer
 
@@ -72,6 +74,8 @@ class Services:
     #: Set whenever a sample was drawn or a job has ended: there may be room for another.
     room: asyncio.Event = field(default_factory=asyncio.Event)
     tally: Tally = field(default_factory=Tally)
+    endings: Endings = field(default_factory=Endings)
+    repeats: Repeats = field(default_factory=Repeats)
     #: Set where others wait for what presence shows.
     show: asyncio.Event = field(default_factory=asyncio.Event)
     #: Samples that hold a slot now.

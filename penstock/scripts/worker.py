@@ -138,6 +138,12 @@ def fail(
     return Call(script("fail"), [keys.group(job), keys.delayed, keys.bodies], args, text)
 
 
+def ended(keys: Keys, kinds: Iterable[tuple[str, str, str]], window: int) -> Call[int]:
+    """Note how jobs ended: (kind, a digit for each job, last words) each; the last ``window`` are remembered."""
+    flat = [writable(part) for kind in kinds for part in kind]
+    return Call(script("ended"), [keys.ends], [keys.prefix, window, *flat], int)
+
+
 def due(keys: Keys, most: int = 100) -> Call[int]:
     """Queue delayed jobs whose time has come."""
     return Call(script("due"), [keys.delayed, keys.bodies], [keys.prefix, most], int)

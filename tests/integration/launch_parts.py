@@ -1,7 +1,8 @@
 """Stands for a part of a run in the launcher's tests: ``launch_parts.py COMMAND --config FILE [--name NAME]``.
 
 Its behaviour is the file NAME.do beside the run's folder: ``wait`` (until SIGTERM), ``exit CODE``, ``exit-when FILE``,
-``ignore`` (SIGTERM has no effect), ``vanish`` (exit 0 with a worker's record left in Redis).
+``ignore`` (SIGTERM has no effect), ``vanish`` (exit 0 with a worker's record left in Redis), ``burn`` (20 jobs died of
+user code).
 Every start adds its pid to NAME.pids, and a clean end is noted in NAME.ended.
 """
 
@@ -16,6 +17,8 @@ from penstock.connect import connect
 from penstock.keys import Keys
 from penstock.messages import pack
 from penstock.redis_server import read_address
+from penstock.scripts import ended as ended_
+from penstock.scripts import run
 
 
 def main() -> int:
@@ -42,6 +45,9 @@ def main() -> int:
         with connect(str(read_address(config.parent))) as client:
             client.hset(Keys("demo").workers, name, pack({"pid": os.getpid(), "host": socket.gethostname()}))
         return 0
+    if what == "burn":  # notes jobs that died of their reward, as workers do
+        with connect(str(read_address(config.parent))) as client:
+            run(client, ended_(Keys("demo"), [("dataset t with reward rewards:f", "1" * 20, "KeyError: 'gone'")], 100))
     while not (ended and what != "ignore") and not (what == "exit-when" and (desk / argument).exists()):
         time.sleep(0.02)
     os.kill(child, signal.SIGKILL)

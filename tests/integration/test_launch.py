@@ -130,6 +130,33 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
             os.kill(pid, signal.SIGKILL)
 
 
+def test_a_run_whose_jobs_die_of_user_code_ends_with_the_reason_and_can_go_on(desk: Desk) -> None:
+    desk.do("worker-0", "burn")
+    code, out, err = desk.run()
+    assert code == 1, out + err
+    assert "20 of the last 20 jobs of dataset t with reward rewards:f died of it" in out + err
+    assert "KeyError: 'gone'" in out + err
+    assert desk.state() == "failed"
+
+    desk.do("worker-0", "wait")
+    desk.do("trainer", "exit 0")
+    code, out, err = desk.run("--resume")
+    assert code == 0, out + err
+
+
+def test_user_code_is_imported_before_anything_starts(desk: Desk) -> None:
+    (desk.folder / "mine.py").write_text("import sys\nsys.exit(7)\n")
+    desk.settings["reward"] = {"function": "mine:score"}
+    code, out, err = desk.run()
+    assert (code, desk.all_pids()) == (2, []), out + err
+    assert "reward.function mine:score cannot be imported: importing mine raised SystemExit: 7" in err
+    (desk.folder / "mine.py").write_text("def score(sample): ...\n")
+    desk.settings["data"]["train"][0]["environment"] = "mine:World"
+    code, out, err = desk.run()
+    assert (code, desk.all_pids()) == (2, []), out + err
+    assert "data.train.t.environment mine:World cannot be imported" in err
+
+
 def test_a_worker_that_ends_with_0_without_a_word_died(desk: Desk) -> None:
     desk.do("worker-0", "vanish")
     process = desk.start()

@@ -1,0 +1,82 @@
+"""A reward that raises on everything stops admission after some twenty jobs, by name; the log does not overflow.
+
+Producer and worker are processes of their own, Redis is real.
+"""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import redis
+import yaml
+from typer.testing import CliRunner
+
+from penstock import user_failures
+from penstock.cli import _register_inspection, app
+from penstock.config import RewardConfig
+from penstock.keys import Keys
+from penstock.redis_server import RedisServer
+from penstock.waits import read_waits
+from tests.integration import play
+from tests.integration.fake_fixtures import Make
+from tests.integration.worker_play import tended, until
+from tests.integration.worker_process import Start, start
+
+__all__ = ["start"]
+
+REWARD = "tests.integration.user_code_parts:unwritable"
+
+
+def _producer(path: Path, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+    argv = [sys.executable, "-m", "penstock.cli", "producer", "--config", str(path)]
+    return subprocess.Popen(argv, stdout=log, stderr=log)
+
+
+async def test_I8_a_reward_that_raises_on_everything_stops_admission_and_why_says_so(
+    client: redis.Redis, keys: Keys, config: Make, start: Start, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    lines = [json.dumps({"prompt": f"a{i}=", "label": "x"}) for i in range(1000)]
+    (tmp_path / "d.jsonl").write_text("\n".join(lines) + "\n")
+    made = config(
+        reward={"function": REWARD, "max_attempts": 2},
+        worker={"max_attempts": 1, "slots": 16},
+        data={"train": [{"name": "d", "path": str(tmp_path / "d.jsonl")}]},
+        rollout={"n": 1},
+    )
+    play.subscribe(client, keys, bound=0, gb=32)
+    worker = start(made)
+    path = tmp_path / "producer.yaml"
+    path.write_text(yaml.safe_dump(made.model_dump(mode="json", exclude_defaults=True)))
+    with (tmp_path / "producer.log").open("wb") as log, contextlib.ExitStack() as stack:
+        producer = _producer(path, log)
+        stack.callback(producer.wait)
+        stack.callback(producer.kill)
+        async with tended(client, keys, lease_ms=60_000):
+            says = "a person to mend the code of the run"
+            await until(lambda: [wait for wait in read_waits(client, keys) if wait.what.startswith(says)])
+            admitted = play.counter(client, keys, "admitted")
+            await until(lambda: play.counter(client, keys, "buried") == admitted, "for what is queued to end")
+            assert play.counter(client, keys, "admitted") == admitted, "nothing more was admitted"
+        assert 20 <= admitted <= 32 + 20 + 16 + 128, "a gate's worth and what ended until it was told"
+        _register_inspection()
+        told = CliRunner().invoke(app, ["why", "--run", keys.run, "--redis", redis_server.url]).output
+        assert f"jobs of dataset d with reward {REWARD} died of it" in " ".join(told.split()), told
+        assert "ValueError: a\\ud800b" in told
+        text = worker.text()
+        assert 1 <= text.count("Traceback (most recent call last)") <= 12, "each kind of entry once a minute"
+        assert producer.poll() is None, "it waits"
+        producer.send_signal(signal.SIGTERM)
+        assert producer.wait(60) == 0
+
+
+def test_the_share_counts_from_20_jobs_on_for_each_kind_by_itself() -> None:
+    config = RewardConfig()
+    assert user_failures.judge({b"d:a": b"1" * 19}, config) == ""
+    assert "20 of the last 20 jobs of a" in user_failures.judge({b"d:a": b"1" * 20, b"w:a": b"why"}, config)
+    assert user_failures.judge({b"d:a": b"1" * 20 + b"0" * 80}, config) == "", "20 of 100 are not more than 0.2"
+    assert "21 of the last 100" in user_failures.judge({b"d:a": b"1" * 21 + b"0" * 79}, config)
+    assert user_failures.judge({b"d:a": b"1" * 10, b"d:b": b"1" * 10}, config) == ""
