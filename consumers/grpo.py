@@ -187,7 +187,7 @@ class GRPO:
     def _backward(self, micro: Micro, old: Tensor | None, totals: Totals, *, first: bool) -> None:
         logprobs = self.logprobs(micro)
         token_loss = self.token_loss(micro, logprobs, old)
-        weights = losses.token_weights(micro["loss_mask"], self.config.aggregation)
+        weights = losses.token_weights(micro["loss_mask"], self.config.aggregation, generated=micro["generated"])
         loss = (token_loss.loss * weights).sum() / self.denominator(micro)
         loss.backward()  # type: ignore[no-untyped-call]
         now = logprobs.detach()

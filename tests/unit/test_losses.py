@@ -239,7 +239,8 @@ def loss_np(model: torch.nn.Module, samples: list[Sample], config: TrainerConfig
     if config.aggregation == "token":
         total = torch.cat(tokens).mean()
     elif config.aggregation == "sample":
-        total = torch.stack([one.mean() for one in tokens if len(one)]).mean()
+        pairs = zip(tokens, samples, strict=True)
+        total = torch.stack([one.sum() / sum(sample.generated) for one, sample in pairs if len(one)]).mean()
     else:
         total = torch.cat(tokens).sum() / (len(samples) * float(config.constant_tokens or 0))
     return total
@@ -256,6 +257,31 @@ def near_model() -> torch.nn.Module:
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
     return model
+
+
+def test_T10_what_expiry_leaves_of_an_answer_weighs_no_more_than_before() -> None:
+    """100 tokens of a stale answer of which 5 bear loss still: each weighs a hundredth of it, not a fifth."""
+    generated = torch.ones(2, 100, dtype=torch.bool)
+    mask = generated.clone()
+    mask[1, :95] = False
+    weights = losses.token_weights(mask, "sample", generated=generated)
+    assert weights[0].tolist() == pytest.approx([0.01] * 100)
+    assert weights[1].tolist() == pytest.approx([0.0] * 95 + [0.01] * 5)
+    segments = torch.arange(2).repeat_interleave(100)
+    flat = losses.token_weights(mask.flatten(), "sample", segments, generated.flatten())
+    torch.testing.assert_close(flat, weights.flatten())
+
+
+@pytest.mark.parametrize("mask_below", [-1, 5])
+def test_T10_every_token_weighs_the_same_however_much_of_its_answer_expired(mask_below: int) -> None:
+    """The weights that a step uses, through the batch: 1 / generated on what bears loss, whatever expiry took."""
+    models = {4: tiny_model(1), 5: tiny_model(2)}
+    samples = [two_turns(group, k, models) for group in range(2) for k in range(3)]
+    data = make_batch(samples, train_version=5, mask_below=mask_below).padded()
+    found = losses.token_weights(data["loss_mask"], "sample", generated=data["generated"])
+    for row, sample in enumerate(samples):
+        bearing = [int(v >= max(mask_below, 0)) / sum(sample.generated) for v in sample.versions]
+        assert found[row, : len(bearing)].tolist() == pytest.approx(bearing)
 
 
 @pytest.mark.parametrize("changes", COMBINATIONS, ids=lambda c: "-".join(map(str, c.values())))
