@@ -10,6 +10,7 @@ from buffer.group import Group
 from buffer.state import State
 from buffer.subscription import Subscription
 from penstock.messages import Manifest, Row, SampleMeta
+from penstock.partition import batch_seed
 from penstock.staleness import Lineage
 
 #: Fields of a committed sample that its row in a manifest repeats, as they stand there.
@@ -107,7 +108,7 @@ def make_manifest(state: State, sub: Subscription, plan: Plan) -> Manifest:
         staleness_steps=_steps(state, sub, plan, ages.oldest_loss),
         version_min=ages.oldest_loss,
         version_max=ages.newest_loss,
-        seed=definition.seed,
+        seed=batch_seed(definition.seed, sub.position.cut + 1),
         split=definition.split,
         cut_s=time.time(),
         abandoned=lineage.uncounted(oldest, plan.train_version) if bounded else [],

@@ -5,6 +5,7 @@ same manifest anew. Nothing here blocks.
 """
 
 import bisect
+import hashlib
 import heapq
 import random
 from collections.abc import Sequence
@@ -18,9 +19,10 @@ def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = "balanced") -
 
     ``balanced``: ranks get equally many rows where ``dp_size`` divides their number, else at most
     ``ceil(len(rows) / dp_size)`` each, and the tokens per rank are evened out by the largest differencing method of
-    Karmarkar and Karp (1982) with parts of equal size, and swaps. ``tokens``: the same method without equal counts, so
-    that one long sample may stand against many short ones. ``strided``: rows are dealt out.
-    ``seed`` decides which rank gets which part, so that no rank is the longest one for ever.
+    Karmarkar and Karp (1982) with parts of equal size, and swaps. ``tokens``: the same without equal counts, so that
+    one long sample may stand against many short ones. ``strided``: rows are dealt out.
+    ``seed`` decides which rank gets which part; that of a manifest is its batch's own (``batch_seed``), so that no rank
+    is the longest one for ever.
 
     Raises:
         ConfigError: ``dp_size`` is less than 1, or ``how`` is none of these.
@@ -35,11 +37,18 @@ def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = "balanced") -
     if how == "balanced":
         parts = even_out(lengths, karmarkar_karp(lengths, dp_size))
     elif how == "tokens":
-        parts = karmarkar_karp(lengths, dp_size, equal=False)
+        # The larger choice mostly wins; where it does not, equal counts are among what it allows.
+        both = [even_out(lengths, karmarkar_karp(lengths, dp_size, equal=equal)) for equal in (False, True)]
+        parts = min(both, key=lambda one: max(sum(lengths[i] for i in part) for part in one))
     else:
         parts = [list(range(rank, len(rows), dp_size)) for rank in range(dp_size)]
     random.Random(seed).shuffle(parts)
     return parts
+
+
+def batch_seed(seed: int, n: int) -> int:
+    """Seed of batch ``n`` of a subscription whose seed is ``seed``: another one for every batch, below 2^48."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{n}".encode(), digest_size=6).digest(), "big")
 
 
 def karmarkar_karp(lengths: Sequence[int], parts: int, *, equal: bool = True) -> list[list[int]]:

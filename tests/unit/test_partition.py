@@ -1,12 +1,17 @@
 """The split of a batch over ranks and micro-batches."""
 
 import random
-from itertools import combinations
+from collections import Counter
+from collections.abc import Callable
+from itertools import combinations, product
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buffer.manifest import Plan, make_manifest
+from buffer.subscription import Definition, Position, Subscription
 from penstock import partition
 from penstock.errors import ConfigError
 from penstock.messages import Row
@@ -102,3 +107,58 @@ def test_T10_every_rank_runs_as_many_micro_batches_as_the_one_that_needs_most() 
     assert partition.num_micro_batches(rows, shares, 9) == 3
     assert partition.num_micro_batches(rows, shares) == 1
     assert partition.num_micro_batches([], [[], []], 9) == 1
+
+
+def longest(lengths: list[int], parts: list[list[int]]) -> int:
+    return max(sum(lengths[i] for i in part) for part in parts)
+
+
+#: Lengths of one sample, by name: even, heavy tails, two sizes, nearly equal.
+DRAWS: dict[str, Callable[[random.Random], int]] = {
+    "uniform": lambda rng: rng.randrange(1, 1000),
+    "log_normal": lambda rng: int(rng.lognormvariate(6, 1)) + 1,
+    "wide": lambda rng: int(rng.lognormvariate(6, 2)) + 1,
+    "pareto": lambda rng: int(rng.paretovariate(1.1) * 100),
+    "two": lambda rng: rng.choice([100, 4000]),
+    "near": lambda rng: rng.randrange(900, 1000),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_tokens_is_never_worse_than_karmarkar_karp_nor_than_balanced(draw: str) -> None:
+    for num, ranks, seed in product((16, 64, 128), (2, 4, 8, 16), range(5)):
+        rng = random.Random(f"{num}/{ranks}/{seed}")
+        lengths = [DRAWS[draw](rng) for _ in range(num)]
+        found = longest(lengths, partition.split(rows_of(lengths), ranks, 0, "tokens"))
+        for equal in (True, False):
+            assert found <= longest(lengths, partition.karmarkar_karp(lengths, ranks, equal=equal))
+        assert found <= longest(lengths, partition.split(rows_of(lengths), ranks, 0))
+
+
+def times_longest(seed_of: Callable[[int], int]) -> int:
+    """How often the rank that is the longest most often is it, in 40 batches over 4 ranks."""
+    rng, counts = random.Random(4), Counter[int]()
+    for n in range(1, 41):
+        lengths = [int(rng.lognormvariate(6, 2)) + 1 for _ in range(16)]
+        parts = partition.split(rows_of(lengths), 4, seed_of(n), "tokens")
+        sums = [sum(lengths[i] for i in part) for part in parts]
+        counts[sums.index(max(sums))] += 1
+    return max(counts.values())
+
+
+def test_T14_no_rank_is_the_longest_for_ever() -> None:
+    assert times_longest(lambda n: 0) > 30, "the split itself has an order"
+    assert times_longest(lambda n: partition.batch_seed(0, n)) <= 18
+    seeds = [partition.batch_seed(seed, n) for seed in range(3) for n in range(1, 41)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_T14_a_manifest_has_the_seed_of_its_batch() -> None:
+    state, found = Mock(), []
+    state.records.read.return_value = []
+    for cut in (0, 1, 1):
+        sub = Subscription(Definition("actor", seed=7), Position(cut=cut))
+        plan = Plan(groups=[], train_version=1, floor=-1, consumes=0, clock=1)
+        found.append(make_manifest(state, sub, plan).seed)
+    assert found == [partition.batch_seed(7, n) for n in (1, 2, 2)]
+    assert found[0] != found[1]
