@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,21 +80,43 @@ def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dic
     return path
 
 
-def latest(folder: str | Path, map_location: str = "cpu", at_most: int | None = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None where there is none at all; a damaged one is passed over, logged.
+def latest(
+    folder: str | Path,
+    map_location: str = "cpu",
+    at_most: int | None = None,
+    fits: Callable[[dict[str, Any]], bool] = lambda trainer: True,
+) -> Checkpoint | None:
+    """The newest checkpoint that is whole and fits, or None where there is none at all; others are passed over, logged.
 
     Args:
         at_most: none of a later step.
+        fits: asked of ``Trainer.state_dict()`` in it whether that can be gone back to.
 
     Raises:
-        PenstockError: there are checkpoints, and every one is damaged.
+        PenstockError: there are checkpoints, and every one is damaged or none fits.
     """
     files = [path for path in _files(Path(folder)) if at_most is None or _step(path) <= at_most]
+    beyond: list[Path] = []
     for path in reversed(files):
         try:
-            return _load(path, map_location)
+            found = _load(path, map_location)
         except Exception as exc:  # torch.load raises nearly anything on damaged bytes
             log.warning("checkpoint %s is damaged (%s); trying the one before.", path, exc)
+            continue
+        if fits(found.trainer):
+            return found
+        beyond.append(path)
+        log.warning(
+            "checkpoint %s is at batch %s, which Redis does not know as committed, or no longer has: it lost "
+            "acknowledged writes, as after a power loss, or is another one; trying the one before.",
+            path,
+            found.trainer.get("batch"),
+        )
+    if beyond:
+        raise PenstockError(
+            f"no checkpoint in {folder} fits what Redis knows (the oldest is {beyond[-1].name}): bring Redis back as "
+            "it was, or begin a new run, whose model.path may be the weights of that checkpoint."
+        )
     if files:
         raise PenstockError(
             f"every checkpoint in {folder} is damaged; move them away to start anew, or bring back a copy."

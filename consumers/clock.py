@@ -1,6 +1,7 @@
 """The clock of a model: the numbers of its versions, as the trainer that drives it counts them (T1, T2, T13)."""
 
 import logging
+from pathlib import Path
 
 from consumers.subscriber import Subscriber
 from penstock import scripts
@@ -17,21 +18,29 @@ class Clock:
 
     Args:
         subscriber: the trainer's place; it owns the clock where it drives.
+        weights: folder of published versions.
     """
 
-    def __init__(self, subscriber: Subscriber, model: str) -> None:
+    def __init__(self, subscriber: Subscriber, model: str, weights: Path) -> None:
         self._subscriber = subscriber
+        self._weights = weights
+        #: Newest version that this trainer trained a batch at, or that a checkpoint of it did; equal on all ranks.
+        self.seen = 0
         self.model = model
         #: Version that this trainer announced last; 0: none.
         self.last = 0
         #: True between a rewind and the publication that has to follow it.
         self.must_publish = False
-        #: Newest version that a worker showed when the next one was numbered.
+        #: Newest version that anybody had seen when the next one was numbered.
         self._known = 0
 
     @property
     def _keys(self) -> Keys:
         return self._subscriber.keys
+
+    def see(self, version: int) -> None:
+        """A policy of this number was there: it names no other one."""
+        self.seen = max(self.seen, version)
 
     def read(self) -> int:
         """Version of the last publication; 0 before the first."""
@@ -49,15 +58,15 @@ class Clock:
     def next_version(self) -> tuple[int, list[list[int]]]:
         """Number of the next publication, and the versions that are abandoned by then.
 
-        It is above every version that an engine holds, so that none ever names two sets of weights (T1), also after a
-        failover that lost publications.
+        It is above every version that an engine holds, a folder has or a checkpoint was trained at, so that none ever
+        names two sets of weights (T1), also after a failover or a power loss that lost publications.
         """
         clock = self.read()
         self.check_lost(clock)
         records = self._subscriber.control.do(lambda client: client.hvals(self._keys.workers))
         shown = [unpack(raw, "presence of a worker") for raw in records]
         held = [int(one["version"]) for one in shown if one.get("model", self.model) == self.model]
-        self._known = max(held, default=0)
+        self._known = max([*held, *versions_in(self._weights), self.seen], default=0)
         gone = [[clock + 1, self._known]] if self._known > clock else []
         if gone:
             log.warning("versions %d to %d are lost; the next one is %d", clock + 1, self._known, self._known + 1)
@@ -99,3 +108,8 @@ class Clock:
         )
         self.must_publish = False
         return self.last
+
+
+def versions_in(folder: Path) -> list[int]:
+    """Versions that are complete under a folder, ascending."""
+    return sorted(int(path.name[1:]) for path in folder.glob("v*") if path.name[1:].isdigit() and path.is_dir())

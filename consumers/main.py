@@ -164,7 +164,8 @@ class Reference:
 
     def _restore(self) -> None:
         """Take up the newest checkpoint; without one, whatever was cut comes again from the first batch."""
-        found = checkpoint.latest(self._folder, self.config.trainer.device)
+        fits = self.trainer.fits if isinstance(self.trainer, Trainer) else lambda state: True
+        found = checkpoint.latest(self._folder, self.config.trainer.device, fits=fits)
         if found is None:
             self.trainer.load_state_dict({"run": self.config.run, "subscription": self.trainer.name, "batch": 0})
             return

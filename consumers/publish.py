@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from consumers.clock import versions_in
 from consumers.sources import Source, Weights, as_source, buckets
 from penstock.checksum import bytes_xxh3, file_xxh3
 from penstock.errors import PublishError
@@ -170,7 +171,7 @@ def _delete_old(parent: Path, version: int, keep: int, in_use: Collection[int]) 
 
 def versions(into: str | Path) -> list[int]:
     """Versions that are complete under a folder, ascending."""
-    return sorted(int(path.name[1:]) for path in Path(into).glob("v*") if path.name[1:].isdigit() and path.is_dir())
+    return versions_in(Path(into))
 
 
 def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:

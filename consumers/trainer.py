@@ -129,7 +129,7 @@ class Trainer:
         self._ahead = Ahead(0 if policy.mode == "sync" else prefetch, self._read_ahead)
         self._next = 1
         self._stated: int | None = None
-        self._clock = Clock(self._subscriber, self.model_name)
+        self._clock = Clock(self._subscriber, self.model_name, weights_dir_of(config))
         self._committed: tuple[int, str] | None = None
         #: Last batch that the weights of this process have seen.
         self._position = 0
@@ -354,6 +354,7 @@ class Trainer:
         self._subscriber.commit(batch.n, batch.digest, behind=self._position)
         self._committed = (batch.n, batch.digest)
         self._position = batch.n
+        self._clock.see(batch.train_version if self.drives else 0)
 
     # --- weights --------------------------------------------------------------------------------------------------
 
@@ -548,14 +549,27 @@ class Trainer:
     @property
     def weights_dir(self) -> Path:
         """Folder of published versions."""
-        return Path(self.config.trainer.weights_dir or self.config.run_dir / "weights").absolute()
+        return weights_dir_of(self.config)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What to keep in the trainer's own checkpoint; equal on all ranks (T15)."""
         self._stated = self._position
-        return {"run": self.config.run, "subscription": self.name, "batch": self._position}
+        where = {"run": self.config.run, "subscription": self.name, "batch": self._position}
+        return where | {"version": self._clock.seen}
+
+    def fits(self, state: dict[str, Any]) -> bool:
+        """True where ``load_state_dict`` can go back to ``state``: Redis knows its batch, and has what came after it.
+
+        After a power loss the newest checkpoint may name a batch that Redis lost. Its version counts as seen either
+        way, so that its number is not used again. Blocks for one round trip.
+        """
+        self._clock.see(int(state.get("version", 0)))
+        floor, cursor = self._subscriber.control.do(
+            lambda client: client.hmget(self.keys.sub(self.name), "floor", "cursor")
+        )
+        return int(floor or 0) <= int(state["batch"]) <= int(cursor or 0)
 
     def checkpointed(self) -> None:
         """The file that holds the last ``state_dict`` is safe on disk: what it trained on may go.
@@ -583,6 +597,7 @@ class Trainer:
             )
         self._ahead.drop()
         self._committed = None
+        self._clock.see(int(state.get("version", 0)))
         self._clock.must_publish = self.is_leader and self.drives
         n = int(state["batch"])
         self._position, self._restored = n, True
@@ -614,3 +629,8 @@ class Trainer:
         record = {"name": self.name, "rank": self.seat.rank, "pid": os.getpid(), "at": time.time(), **figures}
         who = f"{self.name}/{self.seat.role}/{self.seat.rank}" if self.seat.roles else f"{self.name}/{self.seat.rank}"
         self._subscriber.control.call(scripts.note(self.keys, self.keys.trainers, who, pack(record)))
+
+
+def weights_dir_of(config: Config) -> Path:
+    """Folder of a run's published versions."""
+    return Path(config.trainer.weights_dir or config.run_dir / "weights").absolute()
