@@ -1,1 +1,7 @@
 """The replay buffer: service, state, subscriptions, samplers, staleness, partition."""
+
+from penstock.own_packages import missing
+
+
+def __getattr__(name: str) -> None:
+    raise missing(__name__, name)

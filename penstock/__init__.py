@@ -1,32 +1,101 @@
-"""Penstock: a message-queue driven, asynchronous rollout producer for reinforcement learning of language models."""
+"""Penstock: a message-queue driven, asynchronous rollout producer for reinforcement learning of language models.
+
+Everything public is importable from here, and loaded when it is first asked for (PEP 562), so that importing penstock
+stays light.
+"""
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.own_packages import check_importable, install
+
 if TYPE_CHECKING:
+    from consumers.adapters.engine_metrics import EngineMetrics as EngineMetrics
+    from consumers.adapters.iterable import RolloutDataset as RolloutDataset
+    from consumers.adapters.requests import Request as Request
+    from consumers.adapters.requests import Requests as Requests
+    from consumers.adapters.rollout_manager import RolloutManager as RolloutManager
+    from consumers.adapters.trl import TrlRollouts as TrlRollouts
+    from consumers.adapters.verl import VerlRollout as VerlRollout
     from consumers.batch import Batch as Batch
     from consumers.scorer import Score as Score
     from consumers.scorer import Scorer as Scorer
     from consumers.scorer import score as score
+    from consumers.sources import Shards as Shards
+    from consumers.sources import concatenated as concatenated
     from consumers.trainer import Trainer as Trainer
+    from penstock.config import Config as Config
+    from penstock.errors import ConfigError as ConfigError
+    from penstock.errors import OwnershipLost as OwnershipLost
+    from penstock.errors import PenstockError as PenstockError
+    from penstock.errors import RolesApart as RolesApart
+    from penstock.errors import WaitTimeout as WaitTimeout
     from penstock.groups import CompletedGroup as CompletedGroup
     from penstock.messages import Job as Job
     from penstock.messages import Sample as Sample
+    from workers.environments import Environment as Environment
+    from workers.environments import Observation as Observation
 
 __version__ = "0.1.0"
 
-#: Public name -> module that has it; loaded when first asked for (PEP 562), so that importing penstock stays light.
+#: Public name -> module that has it.
 _LAZY = {
-    "Trainer": "consumers.trainer",
     "Batch": "consumers.batch",
+    "CompletedGroup": "penstock.groups",
+    "Config": "penstock.config",
+    "ConfigError": "penstock.errors",
+    "EngineMetrics": "consumers.adapters.engine_metrics",
+    "Environment": "workers.environments",
+    "Job": "penstock.messages",
+    "Observation": "workers.environments",
+    "OwnershipLost": "penstock.errors",
+    "PenstockError": "penstock.errors",
+    "Request": "consumers.adapters.requests",
+    "Requests": "consumers.adapters.requests",
+    "RolesApart": "penstock.errors",
+    "RolloutDataset": "consumers.adapters.iterable",
+    "RolloutManager": "consumers.adapters.rollout_manager",
+    "Sample": "penstock.messages",
     "Score": "consumers.scorer",
     "Scorer": "consumers.scorer",
+    "Shards": "consumers.sources",
+    "Trainer": "consumers.trainer",
+    "TrlRollouts": "consumers.adapters.trl",
+    "VerlRollout": "consumers.adapters.verl",
+    "WaitTimeout": "penstock.errors",
+    "concatenated": "consumers.sources",
     "score": "consumers.scorer",
-    "Sample": "penstock.messages",
-    "Job": "penstock.messages",
-    "CompletedGroup": "penstock.groups",
 }
 
-__all__ = ["Batch", "CompletedGroup", "Job", "Sample", "Score", "Scorer", "Trainer", "__version__", "score"]
+#: Without VerlRollout, which needs verl: ``from penstock import *`` needs nothing.
+__all__ = [
+    "Batch",
+    "CompletedGroup",
+    "Config",
+    "ConfigError",
+    "EngineMetrics",
+    "Environment",
+    "Job",
+    "Observation",
+    "OwnershipLost",
+    "PenstockError",
+    "Request",
+    "Requests",
+    "RolesApart",
+    "RolloutDataset",
+    "RolloutManager",
+    "Sample",
+    "Score",
+    "Scorer",
+    "Shards",
+    "Trainer",
+    "TrlRollouts",
+    "WaitTimeout",
+    "__version__",
+    "concatenated",
+    "score",
+]
+
+install()
 
 
 def __getattr__(name: str) -> Any:
@@ -34,4 +103,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from importlib import import_module
 
+    check_importable(_LAZY[name])
     return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from penstock.errors import ConfigError, PenstockError, QueueUnavailable
+from penstock.own_packages import check_ours
 from penstock.terminal import flush, hush, reader_left
 from penstock.usage import UsageMistake, overrides_of, sentence
 
@@ -218,22 +219,6 @@ def _with_redis(config: "Config") -> "Config":
         return await_redis(config)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def check_ours(package: str) -> None:
-    """Refuse with ConfigError a top-level package that is not penstock's: many projects have a ``buffer.py``."""
-    import penstock
-
-    spec = find_spec(package)
-    origin = Path(spec.origin).resolve() if spec and spec.origin else None
-    home = Path(penstock.__file__).resolve().parent.parent
-    if origin is None:
-        raise ConfigError(f"The package {package} of penstock is missing: install penstock again.")
-    if origin.parent.parent != home or origin.name != "__init__.py":
-        raise ConfigError(
-            f"The name {package} leads to {origin}, which is not penstock's (that is {home / package}): "
-            "take its folder from PYTHONPATH, or start penstock from another folder."
-        )
 
 
 def _register_inspection() -> None:

@@ -21,8 +21,8 @@ def _print(value: Any) -> None:
 @fleet_app.command(context_settings=OVERRIDES)
 def plan(context: typer.Context, config: ConfigOption, redis: RedisOption = None, as_json: JsonOption = False) -> None:
     """Print every process of the fleet: where, on which GPUs and ports, by which command. Starts nothing."""
-    from penstock.cli import check_ours
     from penstock.load_config import load_config
+    from penstock.own_packages import check_ours
 
     loaded = load_config(config, overrides_of(context))
     check_ours("workers")

@@ -4,13 +4,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from penstock.cli import check_ours
 from penstock.config import Config
 from penstock.connect import connect
 from penstock.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.keys import Keys
 from penstock.load_config import check_files, redact
+from penstock.own_packages import check_ours
 from penstock.payload_folder import PayloadFolder, is_folder
 from penstock.trainable import check_device, check_groups, check_rollouts
 from penstock.user_imports import check_user_code

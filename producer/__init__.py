@@ -1,1 +1,7 @@
 """Data sources, chat templates, the gate, admission."""
+
+from penstock.own_packages import missing
+
+
+def __getattr__(name: str) -> None:
+    raise missing(__name__, name)

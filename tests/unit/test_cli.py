@@ -43,18 +43,6 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
 
 
-@pytest.mark.parametrize("file", ["buffer.py", "buffer/__init__.py"])
-def test_another_projects_buffer_is_refused_by_name(tmp_path: Path, file: str) -> None:
-    (tmp_path / "run.yaml").write_text(YAML)
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text("raise SystemExit('imported')")
-
-    done = penstock("buffer", "--config", "run.yaml", cwd=tmp_path)
-
-    assert done.returncode == 2
-    assert f"The name buffer leads to {tmp_path / file}, which is not penstock's" in done.stderr
-
-
 def test_help_needs_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom penstock import cli\n"
