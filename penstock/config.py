@@ -10,6 +10,7 @@ from penstock.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.fleet_config import FleetConfig, RouterConfig
 from penstock.keys import check_name
+from penstock.messages import MAX_ANSWERS
 from penstock.payload_folder import is_folder, path_of
 from penstock.pool_config import PoolConfig
 from penstock.redaction import MASK
@@ -112,7 +113,7 @@ class DatasetConfig(Section):
     #: Overrides of ``rollout.sampling`` for this dataset.
     sampling: dict[str, Any] = Field(default_factory=dict)
     #: Answers per prompt for this dataset; None takes ``rollout.n`` (train) or 1 (eval).
-    n: Positive | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     reward: str | None = None
     environment: str | None = None
 
@@ -161,7 +162,7 @@ class RolloutConfig(Section):
     """How answers are drawn."""
 
     #: Answers per prompt (size of a group).
-    n: Positive = 8
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 8
     #: SGLang names. top_p < 1, top_k, min_p, penalties and grammars are refused for training (T7).
     sampling: dict[str, Any] = Field(default_factory=lambda: {"max_new_tokens": 256, "temperature": 1.0})
     #: Drawn for evaluation; overrides of ``sampling``.

@@ -6,6 +6,7 @@ of the weights.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -16,6 +17,8 @@ import msgpack
 
 from penstock.errors import ProtocolError
 from penstock.keys import Keys
+from penstock.record_types import bounds, checks_of, column_checks_of
+from penstock.words import shown
 
 #: Most bytes of one control record; a manifest of 4,096 groups of 16 samples stays below it.
 MAX_RECORD_BYTES = 64 * 1024 * 1024
@@ -23,6 +26,12 @@ MAX_RECORD_BYTES = 64 * 1024 * 1024
 MAX_TEXT_BYTES = 8 * 1024 * 1024
 #: Most entries of one list or map inside a record.
 MAX_ITEMS = 4 * 1024 * 1024
+#: Most answers of one job.
+MAX_ANSWERS = 64 * 1024
+#: Most tokens of a sample, and most bytes of its payload.
+MAX_TOKENS, MAX_PAYLOAD_BYTES = 2**31, 2**40
+#: A record of more bytes is gone through without building anything first: what it claims to hold, it must hold.
+_SKIP_BYTES = 64 * 1024
 
 T = TypeVar("T", bound="Record")
 
@@ -39,19 +48,39 @@ def unpack(data: bytes, what: str) -> Any:
     """Decode one msgpack record; raises ProtocolError that names ``what`` on anything else or on too much."""
     if len(data) > MAX_RECORD_BYTES:
         raise ProtocolError(f"{what} has {len(data)} bytes, more than the {MAX_RECORD_BYTES} a record may have.")
+    # Each entry takes a byte: a list that claims more than there are must not be made room for.
+    most = min(MAX_ITEMS, len(data))
     try:
+        if len(data) > _SKIP_BYTES:
+            _unpacker(data).skip()
         return msgpack.unpackb(
             data,
             raw=False,
             strict_map_key=True,
             max_str_len=MAX_TEXT_BYTES,
             max_bin_len=MAX_TEXT_BYTES,
-            max_array_len=MAX_ITEMS,
-            max_map_len=MAX_ITEMS,
+            max_array_len=most,
+            max_map_len=most,
             max_ext_len=0,
         )
-    except (ValueError, msgpack.UnpackException) as exc:
+    except (ValueError, RecursionError, msgpack.UnpackException) as exc:
         raise ProtocolError(f"{what} is not a record that penstock wrote: {exc}.") from exc
+
+
+def _unpacker(data: bytes) -> msgpack.Unpacker:
+    most = min(MAX_ITEMS, len(data))
+    unpacker = msgpack.Unpacker(
+        raw=False,
+        strict_map_key=True,
+        max_buffer_size=MAX_RECORD_BYTES,
+        max_str_len=MAX_TEXT_BYTES,
+        max_bin_len=MAX_TEXT_BYTES,
+        max_array_len=most,
+        max_map_len=most,
+        max_ext_len=0,
+    )
+    unpacker.feed(data)
+    return unpacker
 
 
 class Record:
@@ -100,6 +129,9 @@ def _defaults(cls: type[Record]) -> tuple[tuple[str, Any], ...]:
 def _build(cls: type[T], value: Any, what: str) -> T:
     if not isinstance(value, dict):
         raise ProtocolError(f"{what} is not a map of fields.")
+    for name, check in checks_of(cls).items():  # type: ignore[arg-type]
+        if name in value and not check(value[name]):
+            raise ProtocolError(f"{what} has a field {name} that it cannot have: {shown(value[name])}.")
     try:
         return cls(**value)
     except TypeError as exc:
@@ -117,7 +149,7 @@ class Job(Record):
     #: ``DATASET/EPOCH/INDEX``; deterministic, so that admitting twice is seen.
     id: str
     #: Answers wanted; sample ids are ``ID/k`` with 0 <= k < n.
-    n: int
+    n: int = field(metadata=bounds(1, MAX_ANSWERS))
     #: The prompt as text, template applied; or None where ``prompt_ids`` is given.
     prompt: str | None = None
     #: The prompt as token ids.
@@ -278,15 +310,20 @@ class SampleMeta(Record):
 
 def iter_metas(data: bytes, what: str) -> Iterator[SampleMeta]:
     """Records of a ``meta:JOB`` string in the order of commits; ProtocolError where it holds anything else."""
-    unpacker = msgpack.Unpacker(
-        raw=False, strict_map_key=True, max_buffer_size=MAX_RECORD_BYTES, max_str_len=MAX_TEXT_BYTES, max_ext_len=0
-    )
-    unpacker.feed(data)
+    if len(data) > MAX_RECORD_BYTES:
+        raise ProtocolError(f"{what} has {len(data)} bytes, more than the {MAX_RECORD_BYTES} a record may have.")
     try:
-        for value in unpacker:
+        if len(data) > _SKIP_BYTES:
+            _skip_all(_unpacker(data), len(data))
+        for value in _unpacker(data):
             yield _meta(value, what)
-    except (ValueError, msgpack.UnpackException) as exc:
+    except (ValueError, RecursionError, msgpack.UnpackException) as exc:
         raise ProtocolError(f"{what} is not a record that penstock wrote: {exc}.") from exc
+
+
+def _skip_all(unpacker: msgpack.Unpacker, size: int) -> None:
+    while unpacker.tell() < size:
+        unpacker.skip()
 
 
 def stored(keys: Keys, job: str, meta: SampleMeta) -> str:
@@ -304,7 +341,49 @@ def _meta(values: Any, what: str) -> SampleMeta:
         raise ProtocolError(f"{what} lacks fields that a committed sample has.")
     if len(values) > _META_MOST:
         raise ProtocolError(f"{what} has fields that this version of penstock does not know.")
-    return SampleMeta(*values)
+    kinds = tuple(map(type, values))
+    if kinds not in _META_KINDS:
+        _check_kinds(values, kinds, what)
+    meta = SampleMeta(*values)
+    if not _is_sound(meta):
+        raise ProtocolError(f"{what} has numbers that no committed sample has.")
+    return meta
+
+
+#: Types of the values of records that were found right.
+_META_KINDS: set[tuple[type, ...]] = set()
+_MOST_KINDS = 256
+
+
+def _check_kinds(values: list[Any], kinds: tuple[type, ...], what: str) -> None:
+    checks = checks_of(SampleMeta)
+    for (name, _), value in zip(_defaults(SampleMeta), values, strict=False):
+        if name in checks and not checks[name](value):
+            raise ProtocolError(f"{what} has a field {name} that it cannot have: {shown(value)}.")
+    if len(_META_KINDS) < _MOST_KINDS:
+        _META_KINDS.add(kinds)
+
+
+def _is_sound(meta: SampleMeta) -> bool:
+    """Whether numbers and lengths can be those of a sample; its lists are of the right kinds all through."""
+    for pair in meta.loss_by_version:
+        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not int or type(pair[1]) is not int:
+            return False
+    if meta.shared and (len(meta.shared) != 3 or set(map(type, meta.shared)) != {int}):
+        return False
+    return (
+        0 <= meta.k < MAX_ANSWERS
+        and 0 <= meta.num_bytes <= MAX_PAYLOAD_BYTES
+        and 0 <= meta.num_generated <= meta.length <= MAX_TOKENS
+        and 0 <= meta.prompt_length <= meta.length
+        and math.isfinite(meta.reward)
+        and math.isfinite(meta.temperature)
+        and (not meta.sides or _are_lists(meta.sides))
+    )
+
+
+def _are_lists(values: list[Any]) -> bool:
+    return set(map(type, values)) <= {list}
 
 
 # Not frozen: one is made for every sample, and a frozen one takes three times as long. Nobody changes it.
@@ -428,6 +507,9 @@ def _rows(columns: Any, what: str) -> list[Row]:
         raise ProtocolError(f"{what} has columns that this version of penstock does not know: {sorted(unknown)}.")
     if any(not isinstance(column, list) for column in columns.values()):
         raise ProtocolError(f"{what} has columns that are no lists.")
+    for name, check in column_checks_of(Row).items():
+        if name in columns and not check(columns[name]):
+            raise ProtocolError(f"{what} has rows whose {name} they cannot have.")
     count = len(columns["job"])
     if any(len(column) != count for column in columns.values()):
         raise ProtocolError(f"{what} has columns of different lengths.")

@@ -81,7 +81,8 @@ def read_waits(client: Client, keys: Keys) -> list[Wait]:
     waits = []
     for who, raw in client.hgetall(keys.waits).items():
         value = unpack(raw, f"wait of {who.decode()}")
-        if not isinstance(value, dict) or not {"what", "since", "at"} <= value.keys():
+        times = [value.get("since"), value.get("at")] if isinstance(value, dict) else [None]
+        if not all(type(one) in (float, int) for one in times) or not isinstance(value.get("what"), str):
             raise ProtocolError(f"The wait of {who.decode()} is not a record that penstock wrote.")
         if now - float(value["at"]) < GONE_S:
             waits.append(Wait(who.decode(), str(value["what"]), float(value["since"])))

@@ -415,6 +415,8 @@ class Engine:
             if span["start"] != len(versions):
                 raise EngineError(f"{rid}: the engine's version spans have a gap at token {len(versions)}.")
             length = span["end"] - span["start"]
+            if not 0 <= length <= count:
+                raise EngineError(f"{rid}: the engine's version spans cover other than its {count} tokens.")
             unproven = min(self.info.window, length) if version != older else 0
             versions += [older] * unproven + [version] * (length - unproven)
             older = version

@@ -13,22 +13,22 @@ import msgpack
 
 from penstock.errors import PayloadError, ProtocolError
 from penstock.messages import MAX_TEXT_BYTES, Job, Sample, pack
-from penstock.words import said
+from penstock.words import said, shown
 
 _FORMAT = 1
 #: Most bytes of a prefix; about three million tokens. One that would be longer is not kept any further.
 MAX_PARTIAL_BYTES = 32 * 1024 * 1024
 #: Fields that travel as they are.
-_PLAIN = (
-    "prompt_length",
-    "finish_reason",
-    "turns",
-    "num_turns",
-    "num_aborts",
-    "cached_tokens",
-    "started_s",
-    "generate_s",
-)
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "prompt_length": (int,),
+    "finish_reason": (str,),
+    "turns": (list,),
+    "num_turns": (int,),
+    "num_aborts": (int,),
+    "cached_tokens": (int,),
+    "started_s": (float, int),
+    "generate_s": (float, int),
+}
 
 
 def partial_to_bytes(sample: Sample) -> bytes:
@@ -109,6 +109,8 @@ def _records(data: bytes) -> Iterator[dict[str, Any]]:
         max_buffer_size=MAX_PARTIAL_BYTES,
         max_str_len=MAX_TEXT_BYTES,
         max_bin_len=MAX_PARTIAL_BYTES,
+        max_array_len=len(data),
+        max_map_len=len(data),
         max_ext_len=0,
     )
     unpacker.feed(data)
@@ -126,14 +128,20 @@ def _read_whole(record: dict[str, Any], sample: Sample) -> None:
     if record["format"] != _FORMAT or record["sample"] != sample.id:
         raise ValueError(f"it is one of {record['sample']!r} in format {record['format']!r}")
     sample.tokens, sample.logprobs, sample.versions = _arrays(record)
+    if not isinstance(record["generated"], bytes) or not isinstance(record["loss_mask"], bytes):
+        raise ValueError("its masks are no bytes")
     sample.generated, sample.loss_mask = list(record["generated"]), list(record["loss_mask"])
     length = len(sample.tokens)
     if not len(sample.generated) == len(sample.loss_mask) == length:
         raise ValueError("its arrays differ in length")
     if not 0 < record["prompt_length"] <= length:
         raise ValueError("its prompt is longer than all of it")
-    for name in _PLAIN:
+    for name, kinds in _PLAIN.items():
+        if type(record[name]) not in kinds:
+            raise ValueError(f"its {name} is {shown(record[name])}")
         setattr(sample, name, record[name])
+    if not set(map(type, sample.turns)) <= {str}:
+        raise ValueError("its turns are no texts")
     sample.text = "".join(sample.turns)
 
 
@@ -158,6 +166,9 @@ def _arrays(record: dict[str, Any]) -> tuple[list[int], list[float], list[int]]:
     length = len(tokens)
     if len(logprobs) != length:
         raise ValueError("its arrays differ in length")
-    if sum(count for _, count in record["versions"]) != length:
+    spans = record["versions"]
+    if not all(type(version) is int and type(count) is int and count > 0 for version, count in spans):
+        raise ValueError("its version spans are no pairs of a version and a length")
+    if sum(count for _, count in spans) != length:
         raise ValueError("its version spans do not cover its tokens")
-    return tokens.tolist(), logprobs.tolist(), [v for v, count in record["versions"] for _ in range(count)]
+    return tokens.tolist(), logprobs.tolist(), [v for v, count in spans for _ in range(count)]

@@ -205,7 +205,7 @@ async def test_jobs_that_can_never_work_are_buried_at_once_and_others_go_on(
         assert says in found[name]["detail"]
     assert "not a record" in found[bad[6]]["detail"]
     assert "not written for this job" in found[bad[7]]["detail"]
-    assert "not written for this job" in found[bad[8]]["detail"]
+    assert "has a field n that it cannot have" in found[bad[8]]["detail"]
     assert set(fake.asked) == {IDS["a"]}, "nothing of them reached the engine"
     play.assert_conserved(client, keys)
 

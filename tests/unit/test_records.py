@@ -1,6 +1,5 @@
 """Metadata at hand: what is put is read without asking, what falls out is asked for again."""
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -8,10 +7,10 @@ import pytest
 from buffer.records import Records
 from penstock.errors import ProtocolError
 from penstock.keys import Keys
-from penstock.messages import SampleMeta, pack
+from penstock.messages import SampleMeta
+from tests.integration import play
 
 KEYS = Keys("run")
-FIELDS = fields(SampleMeta)
 
 
 class Asked:
@@ -27,7 +26,7 @@ class Asked:
 
 
 def meta(*values: int) -> bytes:
-    return b"".join(pack([value] + [0] * (len(FIELDS) - 1)) for value in values)
+    return b"".join(play.meta(value, "token").to_bytes() for value in values)
 
 
 def values(found: list[list[SampleMeta]]) -> list[list[int]]:
