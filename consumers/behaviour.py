@@ -16,6 +16,8 @@ from penstock.errors import ConfigError, ProtocolError
 from penstock.messages import LogprobKind, Row
 
 KINDS = get_args(LogprobKind)
+#: Environment variable by which SGLang is asked for logprobs from before temperature.
+SERVERS_SWITCH = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 
 
 def same(one: float, other: float) -> bool:
@@ -91,13 +93,14 @@ def run_temperature(config: Config) -> float:
 
 def check_config(config: Config) -> None:
     """Raise ConfigError where nothing that the run draws could be trained on: before anything is drawn."""
-    if config.engine.logprob_kind != "original":
+    asked = config.engine.env.get(SERVERS_SWITCH, "").strip().lower() in ("1", "true")
+    if (config.engine.logprob_kind or ("original" if asked else "scaled")) != "original":
         return
     for dataset in config.data.train:
         value = (config.rollout.sampling | dataset.sampling).get("temperature", 1.0)
         if not same(float(value), 1.0):
             raise ConfigError(
-                f"engine.logprob_kind is original, and dataset {dataset.name} is drawn at temperature {value:g}: from "
-                "logprobs before temperature what was drawn with cannot be had. Leave logprob_kind away, or set the "
-                "temperature to 1."
+                f"The engine is asked for logprobs of kind original, and dataset {dataset.name} is drawn at "
+                f"temperature {value:g}: from logprobs before temperature what was drawn with cannot be had. Leave "
+                f"engine.logprob_kind, or {SERVERS_SWITCH} in engine.env, away, or set the temperature to 1."
             )

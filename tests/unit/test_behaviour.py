@@ -146,5 +146,7 @@ def test_T6_the_runs_temperature_is_that_of_all_its_datasets(tmp_path: Path) -> 
 def test_T6_a_run_that_could_not_be_trained_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
     behaviour.check_config(config_of(tmp_path, sampling={}, first={}, logprob_kind="original"))
     behaviour.check_config(config_of(tmp_path, sampling={"temperature": 0.7}, first={}, logprob_kind="scaled"))
-    with pytest.raises(ConfigError, match=r"engine\.logprob_kind is original, and dataset a is drawn at .* 0\.7"):
-        behaviour.check_config(config_of(tmp_path, sampling={}, first={"temperature": 0.7}, logprob_kind="original"))
+    for engine in ({"logprob_kind": "original"}, {"env": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "true"}}):
+        config = config_of(tmp_path, sampling={}, first={"temperature": 0.7}, **engine)
+        with pytest.raises(ConfigError, match=r"kind original, and dataset a is drawn at .* 0\.7"):
+            behaviour.check_config(config)
