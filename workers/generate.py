@@ -271,7 +271,8 @@ class _Maker:
                     "into its log; too little memory for the context is the usual cause."
                 )
         if len(sample.turns) < sample.num_turns:
-            sample.turns.append(self.tokenizer.decode(sample.tokens[self.turn_start :], skip_special_tokens=True))
+            stopped = sample.finish_reason == "stop"
+            sample.turns.append(self.stops.text_of(sample.tokens[self.turn_start :], stopped=stopped))
             sample.text = "".join(sample.turns)
         return True
 

@@ -33,6 +33,12 @@ class StopRule:
     strings: tuple[str, ...]
     patterns: tuple[re.Pattern[str], ...]
     tokenizer: Tokenizer
+    #: Whether the stop stays in the text (no_stop_trim).
+    keeps_stop: bool = False
+    #: Whether special tokens leave no text.
+    skips_special: bool = True
+    #: Whether special tokens that are shown are set apart by spaces, where the tokenizer can do both.
+    spaces_special: bool = True
 
     @classmethod
     def of(cls, sampling: dict[str, Any], tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> "StopRule":
@@ -42,12 +48,44 @@ class StopRule:
             if tokenizer.eos_token_id is not None:
                 ids |= {tokenizer.eos_token_id}
         patterns = tuple(re.compile(pattern) for pattern in _as_list(sampling.get("stop_regex")))
-        return cls(ids, tuple(_as_list(sampling.get("stop"))), patterns, tokenizer)
+        return cls(
+            ids,
+            tuple(_as_list(sampling.get("stop"))),
+            patterns,
+            tokenizer,
+            keeps_stop=bool(sampling.get("no_stop_trim", False)),
+            skips_special=bool(sampling.get("skip_special_tokens", True)),
+            spaces_special=bool(sampling.get("spaces_between_special_tokens", True)),
+        )
 
     @property
     def window(self) -> int:
         """Most tokens that a stop spans, and one; a token is at least a byte of text."""
         return max([len(text.encode()) for text in self.strings] + [_REGEX_WINDOW if self.patterns else 0]) + 1
+
+    def text_of(self, drawn: Sequence[int], *, stopped: bool) -> str:
+        """Text of a whole turn, as SGLang tells it: without the stop that ended it, unless that is kept.
+
+        What a regular expression matched stays. The tokens are not touched: a drawn stop bears loss (T8).
+
+        Args:
+            drawn: tokens of the turn.
+            stopped: it ended at a stop, not at its length.
+        """
+        by_token = stopped and bool(drawn) and drawn[-1] in self.token_ids
+        text = self._decode(drawn[:-1] if by_token and not self.keeps_stop else drawn)
+        if not stopped or by_token:
+            return text
+        found = [(at, stop) for stop in self.strings if (at := text.find(stop)) >= 0]
+        if not found:
+            return text
+        at, stop = min(found)
+        return text[: at + len(stop)] if self.keeps_stop else text[:at]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        # Only some tokenizers know of these spaces.
+        more: dict[str, Any] = {} if self.spaces_special else {"spaces_between_special_tokens": False}
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=self.skips_special, **more)
 
     def end_of(self, drawn: Sequence[int], fresh: int, *, aborted: bool) -> int | None:
         """Length at which a turn ends, or None where it goes on.

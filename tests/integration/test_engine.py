@@ -20,6 +20,7 @@ from workers.engine import Engine
 from workers.gate import Gate
 from workers.generate import generate_sample
 from workers.partial import partial_from_bytes, partial_to_bytes
+from workers.segment import Segment
 
 pytestmark = pytest.mark.engine
 
@@ -179,6 +180,50 @@ async def test_a_cancelled_sample_goes_on_from_its_partial(engine: Engine, model
     assert done.status == "truncated"
     expected = oracle.recompute({1: oracle.load_model(models[1])}, done, done.versions, 1.0)
     assert oracle.gap(done, expected) < 1e-4
+
+
+async def test_T8_the_text_of_a_sample_is_what_the_server_itself_tells(
+    engine_url: str, model_config: ModelConfig, models: list[Path], publications: list[Publication], tmp_path: Path
+) -> None:
+    """Stops are trimmed or kept and special tokens shown or skipped as asked; the tokens hold all that was drawn."""
+    texts: dict[str, str] = {}
+
+    class Telling(Engine):
+        def _segment(self, answer: Any, sent: int, rid: str) -> Segment:
+            texts[rid] = answer["text"]
+            return super()._segment(answer, sent, rid)
+
+    config = cpu_engine().model_copy(update={"url": engine_url})
+    engine = Telling(config, model_config, name="test", log_dir=tmp_path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(models[1])
+    stops: list[dict[str, Any]] = [
+        {"stop": ["e", "7"]},
+        {"stop_token_ids": [5, 6, 7, 8, 9, 10, 11, 12]},
+        {"stop_regex": "[k-p]"},
+        {},
+    ]
+    jobs = [
+        Job(
+            f"text/{kept}{shown}/{i}",
+            1,
+            prompt="ab=",
+            sampling=stop | {"no_stop_trim": kept, "skip_special_tokens": shown},
+        )
+        for i, stop in enumerate(stops * 3)
+        for kept in (False, True)
+        for shown in (False, True)
+    ]
+    rollout = RolloutConfig(sampling={"max_new_tokens": 120, "temperature": 1.0})
+    await engine.start(publications[1])
+    try:
+        made = await asyncio.gather(
+            *(generate_sample(engine, Gate(), job, 0, tokenizer=tokenizer, rollout=rollout) for job in jobs)
+        )
+    finally:
+        await engine.stop()
+    assert {sample.id: sample.text for sample in made} == texts
+    trimmed = [one for one in made if one.text != tokenizer.decode(one.tokens[one.prompt_length :])]
+    assert len(trimmed) >= len(stops)
 
 
 async def test_an_engine_with_weights_of_someone_else_is_lost(

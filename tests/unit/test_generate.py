@@ -175,7 +175,8 @@ async def test_T8_a_stop_string_across_an_abort_ends_the_answer_where_it_ends() 
     job = Job(id="d/0/0", n=1, prompt="a", sampling={"stop": "xyz"})
     engine = ScriptedEngine(segment("wxy", "abort", 1), segment("zww", "length", 2))
     sample = await make(engine, job)
-    assert sample.text == "wxyz"
+    assert Letters().decode(sample.tokens) == "awxyz"
+    assert sample.text == "w"
     assert sample.versions[1:] == [1, 1, 1, 2]
     assert (sample.status, sample.finish_reason) == ("completed", "stop")
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.config import EngineConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PayloadError
 from penstock.messages import Job, Sample
-from tests.unit.test_generate import EOS, JOB, ScriptedEngine, make, segment
+from tests.unit.test_generate import EOS, JOB, Letters, ScriptedEngine, make, segment
 from workers.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes
 from workers.segment import Segment
 from workers.server import with_switch
@@ -171,7 +171,8 @@ async def test_T8_a_stop_that_began_before_the_request_is_not_gone_on_behind() -
         await make(StreamingEngine(EngineDied("gone"), portions=["w", "xyz"]), job, partial=begun, interval=4)
     again = partial_from_bytes(partial_to_bytes(begun), job, 0)
     done = await make(ScriptedEngine(), job, partial=again)
-    assert (done.text, done.status) == ("uvwx", "completed")
+    assert Letters().decode(done.tokens) == "abcuvwx", "the tokens keep the stop that was drawn"
+    assert (done.text, done.status) == ("u", "completed")
 
 
 async def test_I4_a_prefix_grows_by_records() -> None:
