@@ -22,6 +22,8 @@ from penstock.scripts import Value
 log = logging.getLogger(__name__)
 
 NAME = "eval"
+#: Least share of tokens that the asked version drew, for an evaluation to end training.
+LEAST_SHARE = 0.95
 #: How late a stop is seen.
 LOOK_S = 0.5
 
@@ -30,7 +32,7 @@ class Evaluation:
     """Reads evaluations in a thread and appends a row per dataset to ``eval.jsonl``.
 
     Args:
-        path: file of the rows ``{"dataset", "version", "accuracy", "num", "truncated_ratio", "time_s"}``.
+        path: file of the rows; see :func:`summarize`.
     """
 
     def __init__(self, config: Config, path: Path) -> None:
@@ -42,6 +44,10 @@ class Evaluation:
         self._news = threading.Condition()
         #: Version -> dataset -> accuracy.
         self.accuracy: dict[int, dict[str, float]] = {}
+        #: Version -> dataset -> share of its tokens that this version drew.
+        self._shares: dict[int, dict[str, float]] = {}
+        #: Versions of which it was said why they did not end training.
+        self._said: set[int] = set()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
 
@@ -65,15 +71,32 @@ class Evaluation:
                 raise WaitTimeout(f"The evaluation of version {version} was not there in {timeout_s:g} s.")
             return self.accuracy[version]
 
-    @property
-    def best(self) -> float:
-        """Largest mean accuracy over the datasets of one version so far; 0 without any."""
+    def has_reached(self, wanted: float) -> bool:
+        """Whether the mean accuracy over the datasets of one version is ``wanted`` or above, and is of that version.
+
+        It is where at least ``LEAST_SHARE`` of each dataset's tokens were drawn by the version; else the log says once
+        why it does not count.
+        """
         with self._news:
-            return max((sum(one.values()) / len(one) for one in self.accuracy.values() if one), default=0.0)
+            high = [v for v, one in self.accuracy.items() if one and sum(one.values()) / len(one) >= wanted]
+            shares = {version: min(self._shares[version].values()) for version in high}
+        for version, share in shares.items():
+            if share < LEAST_SHARE and version not in self._said:
+                self._said.add(version)
+                log.warning(
+                    "version %d is at %.3f, and does not end training: it drew %.0f %% of the evaluated tokens, and "
+                    "trainer.stop_at_accuracy needs %.0f %%; set data.eval_pinned to have a version evaluated alone",
+                    version, sum(self.accuracy[version].values()) / len(self.accuracy[version]),
+                    100 * share, 100 * LEAST_SHARE,
+                )  # fmt: skip
+        return any(share >= LEAST_SHARE for share in shares.values())
 
     def _remember(self, rows: Iterable[dict[str, Any]]) -> None:
         for row in rows:
-            self.accuracy.setdefault(int(row["version"]), {})[str(row["dataset"])] = float(row["accuracy"])
+            version, dataset = int(row["version"]), str(row["dataset"])
+            self.accuracy.setdefault(version, {})[dataset] = float(row["accuracy"])
+            # A row without it proves nothing.
+            self._shares.setdefault(version, {})[dataset] = float(row.get("asked_share", 0.0))
 
     def _run(self) -> None:
         try:
@@ -137,7 +160,12 @@ def _definition(num_jobs: int) -> dict[str, Value]:
 
 
 def summarize(manifest: Manifest) -> Iterator[dict[str, Any]]:
-    """One row per (dataset, version) of an evaluation's manifest; accuracy is the mean reward over its samples."""
+    """One row per (dataset, version) of an evaluation's manifest.
+
+    ``version`` is the one that was asked for, ``oldest`` and ``newest`` are those that drew, and ``asked_share`` is the
+    share of the generated tokens that are proven to be of the asked one; weights that change in place, or between two
+    prompts, make them differ. ``accuracy`` is the mean reward over the ``num`` samples.
+    """
     by_set: dict[tuple[str, int], list[Row]] = {}
     for row in manifest.samples():
         dataset, epoch, _ = row.job.rsplit("/", 2)
@@ -148,9 +176,19 @@ def summarize(manifest: Manifest) -> Iterator[dict[str, Any]]:
             "version": version,
             "accuracy": sum(row.reward for row in rows) / len(rows),
             "num": len(rows),
+            "oldest": min(row.oldest for row in rows),
+            "newest": max(row.newest for row in rows),
+            "asked_share": sum(_drawn_by(version, row) for row in rows)
+            / max(1, sum(row.num_generated for row in rows)),
             "truncated_ratio": sum(row.status == "truncated" for row in rows) / len(rows),
             "time_s": time.time(),
         }
+
+
+def _drawn_by(version: int, row: Row) -> int:
+    """Tokens of a sample that ``version`` drew; none are out of date in an evaluation, so all of them are told."""
+    told = row.loss_versions or [[row.oldest_loss, row.num_loss]]
+    return sum(tokens for drawn_by, tokens in told if drawn_by == version)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

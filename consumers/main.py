@@ -107,7 +107,7 @@ class Reference:
 
     def _is_enough(self) -> bool:
         wanted = self.config.trainer.stop_at_accuracy
-        return wanted is not None and self.evaluation is not None and self.evaluation.best >= wanted
+        return wanted is not None and self.evaluation is not None and self.evaluation.has_reached(wanted)
 
     def _agree(self, verdict: Verdict, batch: Batch | None) -> bool:
         """Every rank must be about to train the same batch, or none does (T14)."""

@@ -140,6 +140,9 @@ class DataConfig(Section):
     eval: list[DatasetConfig] = Field(default_factory=list)
     #: Evaluate at every so many versions, and at the first and the last; 0: only first and last.
     eval_every: Annotated[int, Field(ge=0)] = 0
+    #: Weights that come while a version is being evaluated are loaded when its evaluation is through, so that it alone
+    #: draws it. Training goes on with what the version draws, as far as the bound allows, and waits then.
+    eval_pinned: bool = False
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -520,7 +523,8 @@ class TrainerConfig(Section):
     device: str = "cpu"
     #: torch threads; 0 leaves torch's choice.
     num_threads: Annotated[int, Field(ge=0)] = 1
-    #: Stop when held-out accuracy has reached this; None: train all steps.
+    #: Stop when held-out accuracy has reached this, where the version drew at least 0.95 of the evaluated tokens itself
+    #: (see ``data.eval_pinned``); None: train all steps.
     stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @field_validator("name")

@@ -6,6 +6,7 @@ import time
 
 from penstock.control import AsyncControl, Client
 from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull
+from penstock.keys import Keys
 from penstock.memory_control import parse_wish
 from penstock.messages import Publication
 from penstock.scripts import translate
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 BLOCK_MS = 1000
 #: How often a cohort that still runs is looked at, and a publication that cannot be loaded is tried again.
 LOOK_S, RETRY_S = 0.05, 1.0
+#: How often a version is looked at that is held for its evaluation.
+EVAL_LOOK_S = 0.2
 #: How often a worker whose engine may not start looks whether it may.
 WISH_S = 0.2
 
@@ -166,6 +169,7 @@ class Updates:
             birth = services.births
             try:
                 await self._cohort_ends(newest)
+                await self._evaluation_ends(newest)
                 report = await self._apply(newest)
             except EngineDied as exc:
                 log.warning("the engine died of version %d: %s", newest.version, exc)
@@ -227,6 +231,26 @@ class Updates:
             self._waiting.for_(f"the cohort admitted at version {min(older)} to end before version {newest.version}")
             await asyncio.sleep(LOOK_S)
 
+    async def _evaluation_ends(self, newest: Publication) -> None:
+        """data.eval_pinned: what is asked of the version that is loaded is drawn before another one comes (T18)."""
+        services = self._services
+        loaded = services.engine.version
+        if not services.config.data.eval_pinned or loaded < 0 or services.engine.offloaded:
+            return
+        if any(first <= loaded <= last for first, last in newest.abandoned):
+            return
+        keys = services.keys
+        while not services.engine_lost.is_set():
+            jobs, is_paused = await services.control.do(lambda client: _evaluating(client, keys))
+            left = sum(_asked_version(job) == loaded for job in jobs)
+            if not left or is_paused:
+                return
+            self._waiting.for_(
+                f"the evaluation of version {loaded} ({left} prompts left) to end before version {newest.version} is "
+                "loaded (data.eval_pinned)"
+            )
+            await asyncio.sleep(EVAL_LOOK_S)
+
     def _is_loaded(self, publication: Publication) -> None:
         self.loaded = publication
         if publication is self.newest:
@@ -272,3 +296,21 @@ class Updates:
             await self._services.control.do(add)
         except QueueFull as exc:
             log.warning("an update of weights is not counted: %s", exc)
+
+
+async def _evaluating(client: Client, keys: Keys) -> tuple[list[bytes], bool]:
+    """Evaluation's jobs that are not done, and whether their lane is paused: nobody draws them then."""
+    pipe = client.pipeline(transaction=False)
+    pipe.zrange(keys.unfinished("eval"), 0, -1)
+    pipe.sismember(keys.paused, "eval")
+    try:
+        jobs, is_paused = await pipe.execute()
+    except Exception as exc:
+        raise translate(exc, "evaluating") from exc
+    return jobs, bool(is_paused)
+
+
+def _asked_version(job: bytes) -> int:
+    """Version that a job of an evaluation is asked of; -1 for one of somebody else's."""
+    parts = job.rsplit(b"/", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else -1

@@ -197,7 +197,7 @@ async def test_T8_the_text_of_a_sample_is_what_the_server_itself_tells(
     engine = Telling(config, model_config, name="test", log_dir=tmp_path)
     tokenizer: Any = AutoTokenizer.from_pretrained(models[1])
     stops: list[dict[str, Any]] = [
-        {"stop": ["e", "7"]},
+        {"stop": ["k", "7"]},
         {"stop_token_ids": [5, 6, 7, 8, 9, 10, 11, 12]},
         {"stop_regex": "[k-p]"},
         {},

@@ -1,0 +1,102 @@
+"""T18: an evaluation tells which versions drew it, and a version that is pinned draws its evaluation alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from consumers.evaluate import Evaluation
+from penstock import scripts
+from penstock.config import Config
+from penstock.keys import Keys
+from penstock.messages import Publication
+from penstock.scripts import run
+from tests.integration import play
+from tests.integration.fake_engine import FakeEngine
+from tests.integration.parts import buffering
+from tests.integration.worker_play import admit, all_in, job, metas, publish, until, waits_of, working
+
+Make = Callable[..., Config]
+
+NUM_PROMPTS = 4
+
+
+def admit_evaluation(client: redis.Redis, keys: Keys, version: int) -> list[str]:
+    """As the producer does: one job a prompt, named by the version that is asked."""
+    jobs = [job(i, id=f"held/{version}/{i}", n=1, lane="eval") for i in range(NUM_PROMPTS)]
+    source = f"eval@{version}"
+    pairs = [(one, one.to_bytes()) for one in jobs]
+    client.hset(keys.source, "eval_jobs", NUM_PROMPTS)
+    call = scripts.admit(keys, pairs, lane="eval", source=source, position=0, model="policy", gate=None, cohorts=True)
+    assert run(client, call).admitted == NUM_PROMPTS
+    return [one.id for one in jobs]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("pinned", [True, False])
+async def test_T18_a_pinned_version_draws_its_evaluation_alone(
+    client: redis.Redis,
+    keys: Keys,
+    config: Make,
+    fake: FakeEngine,
+    publications: list[Publication],
+    tmp_path: Path,
+    mode: str,
+    pinned: bool,
+) -> None:
+    """One worker, weights that change in place while the evaluation runs; training goes on beside it, and after it."""
+    fake.open.clear()
+    made = config(
+        staleness={"mode": mode},
+        worker={"slots": 16},
+        data={"eval": [{"name": "held", "path": "held.jsonl"}], "eval_pinned": pinned},
+    )
+    asked = admit_evaluation(client, keys, 1)
+    trained = admit(client, keys, [job(i) for i in range(2)])
+    evaluation = Evaluation(made, tmp_path / "eval.jsonl")
+    with buffering(made):
+        async with working(made) as worker:
+            await until(lambda: fake.num_running == NUM_PROMPTS + 4)
+            publish(client, keys, publications[2])
+            later = admit(client, keys, [job(2)])
+            if pinned:
+                await until(lambda: "(data.eval_pinned)" in waits_of(client, keys, "weights"))
+                assert f"{NUM_PROMPTS} prompts left" in waits_of(client, keys, "weights")
+                assert (worker.services.engine.version, fake.loads) == (1, ["1"])
+            else:
+                await until(lambda: worker.services.engine.version == 2)
+            fake.open.set()
+            await until(all_in(client, keys, [*asked, *trained, *later], "ready"))
+            evaluation.start()
+            try:
+                await until(lambda: 1 in evaluation.accuracy)
+            finally:
+                evaluation.stop()
+    (row,) = _rows(tmp_path)
+    drew = 1 if pinned else 2
+    assert (row["dataset"], row["version"], row["num"]) == ("held", 1, NUM_PROMPTS)
+    assert (row["oldest"], row["newest"], row["asked_share"]) == (drew, drew, 1.0 if pinned else 0.0)
+    assert fake.loads == ["1", "2"]
+    assert {meta.oldest for meta in metas(client, keys, later[0])} == {2}, "T12: work of a version waits for it"
+    assert evaluation.has_reached(row["accuracy"]) == pinned
+
+
+async def test_a_pinned_version_does_not_wait_for_a_lane_that_is_paused(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, publications: list[Publication]
+) -> None:
+    """Nobody draws an evaluation then, and training must go on."""
+    client.sadd(keys.paused, "eval")
+    admit_evaluation(client, keys, 1)
+    made = config(data={"eval": [{"name": "held", "path": "held.jsonl"}], "eval_pinned": True})
+    async with working(made) as worker:
+        await until(lambda: worker.services.engine.version == 1)
+        publish(client, keys, publications[2])
+        await until(lambda: worker.services.engine.version == 2)
+    play.assert_conserved(client, keys)
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]

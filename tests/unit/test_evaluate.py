@@ -1,0 +1,70 @@
+"""T18: what an evaluation tells of the versions that drew it, and when it may end training."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumers import evaluate
+from consumers.evaluate import Evaluation, summarize
+from penstock.config import Config
+from penstock.messages import Row
+from tests.batch_factory import make_manifest
+
+
+def row(job: str, drawn: dict[int, int], reward: float = 1.0) -> Row:
+    """A sample of an evaluation: tokens by the version that drew them."""
+    total, several = sum(drawn.values()), len(drawn) > 1
+    return Row(
+        job, 0, "t", "s", 0, 0, total + 2, 2, total, total, min(drawn), max(drawn), min(drawn), reward, "completed",
+        loss_versions=[[version, tokens] for version, tokens in drawn.items()] if several else [],
+    )  # fmt: skip
+
+
+def rows_of(*rows: Row) -> list[dict[str, Any]]:
+    return list(summarize(make_manifest(list(rows))))
+
+
+def test_T18_every_row_tells_oldest_newest_and_the_share_of_the_asked_version() -> None:
+    """Weights that changed in place: 45 tokens by version 1, 63 by 2, 292 by 3."""
+    first, second = rows_of(
+        row("held/1/0", {1: 45, 2: 63, 3: 192}), row("held/1/1", {3: 100}), row("other/1/0", {1: 8})
+    )
+    assert (first["version"], first["oldest"], first["newest"]) == (1, 1, 3)
+    assert first["asked_share"] == pytest.approx(45 / 400)
+    assert (second["dataset"], second["oldest"], second["newest"], second["asked_share"]) == ("other", 1, 1, 1.0)
+
+
+@pytest.fixture
+def evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluation:
+    monkeypatch.setattr(evaluate, "Subscriber", lambda *_: None)
+    config = Config.model_validate(
+        {
+            "run": "r",
+            "redis": {"url": "redis://127.0.0.1:1"},
+            "model": {"path": str(tmp_path)},
+            "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
+        }
+    )
+    return Evaluation(config, tmp_path / "eval.jsonl")
+
+
+def test_T18_only_what_the_asked_version_drew_ends_training(
+    evaluation: Evaluation, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation._remember(rows_of(row("held/1/0", {1: 94, 2: 6}), row("other/1/0", {1: 100})))
+    with caplog.at_level(logging.WARNING):
+        assert not evaluation.has_reached(0.9)
+        assert not evaluation.has_reached(0.9)
+    (said,) = caplog.messages
+    assert "version 1 is at 1.000, and does not end training: it drew 94 %" in said
+    assert "data.eval_pinned" in said
+    evaluation._remember(rows_of(row("held/2/0", {2: 95, 3: 5}), row("other/2/0", {2: 10}, reward=0.0)))
+    assert not evaluation.has_reached(0.9)
+    assert evaluation.has_reached(0.5)
+
+
+def test_a_row_that_does_not_tell_its_versions_ends_nothing(evaluation: Evaluation) -> None:
+    evaluation._remember([{"dataset": "held", "version": 1, "accuracy": 1.0}])
+    assert not evaluation.has_reached(0.5)
