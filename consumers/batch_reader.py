@@ -13,6 +13,7 @@ from consumers.fetch import Bytes, PayloadReader
 from consumers.roles import Seat
 from consumers.subscriber import Delivery, Subscriber
 from penstock.config import Config
+from penstock.disk import until_room
 from penstock.messages import Row
 from penstock.waits import Waiting
 
@@ -103,7 +104,11 @@ class BatchReader:
         template = self._config.debug.save_batches
         if template is None or seat.replica or not seat.drives:
             return store
-        file = recording.save(template, manifest, delivery.digest, payloads, rank=seat.dp_rank, size=seat.dp_size)
+        rank, size = seat.dp_rank, seat.dp_size
+        file = until_room(
+            lambda: recording.save(template, manifest, delivery.digest, payloads, rank=rank, size=size),
+            tell=self._subscriber.waiting.for_,
+        )
         return RecordedColumns(store, file)
 
     def _read_payloads(self, n: int, rows: list[Row]) -> dict[str, Bytes | None]:

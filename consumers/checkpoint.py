@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 
 from penstock.checksum import file_crc32
-from penstock.errors import PenstockError
+from penstock.disk import is_full
+from penstock.errors import DiskFull, PenstockError
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,8 @@ def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dic
         trainer: ``Trainer.state_dict()``, of the same kinds.
 
     Raises:
-        PenstockError: the disk refuses; the checkpoints before are as they were.
+        DiskFull: there is no room; it may be tried again.
+        PenstockError: the disk refuses. Either way the checkpoints before are as they were.
     """
     directory = Path(folder)
     temporary = directory / f"{_TEMPORARY}{os.getpid()}.pt"
@@ -61,10 +63,7 @@ def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dic
         directory.mkdir(parents=True, exist_ok=True)
         for leftover in directory.glob(f"{_TEMPORARY}*"):
             leftover.unlink()
-        with temporary.open("wb") as stream:
-            torch.save(content, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
+        _write(content, temporary)
         path = directory / f"step{step:08d}-{file_crc32(temporary):08x}.pt"
         temporary.replace(path)
         _fsync_folder(directory)
@@ -73,11 +72,42 @@ def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dic
         for old in [*given_up, *[file for file in _files(directory) if file not in given_up][:-keep]]:
             old.unlink()
     except (OSError, RuntimeError) as exc:
-        raise PenstockError(f"the checkpoint of step {step} cannot be written to {directory}: {exc}.") from exc
+        kind = DiskFull if is_full(exc) else PenstockError
+        raise kind(f"the checkpoint of step {step} cannot be written to {directory}: {exc}.") from exc
     finally:
         with contextlib.suppress(OSError):  # a leftover is removed by the next save
             temporary.unlink()
     return path
+
+
+class _Stream:
+    """A file that remembers why it could not be written: torch tells only that it was not."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as exc:
+            self.failure = exc
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write(content: dict[str, Any], path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        stream = _Stream(file)
+        try:
+            torch.save(content, cast(IO[bytes], stream))
+        except RuntimeError:
+            if stream.failure is not None:
+                raise stream.failure from None
+            raise
+        os.fsync(file.fileno())
 
 
 def latest(

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from consumers.columns import Store
+from penstock.disk import append, until_room
 from penstock.errors import PayloadError, ProtocolError
 from penstock.messages import MAX_RECORD_BYTES, MAX_TEXT_BYTES, pack, unpack
 
@@ -48,11 +49,10 @@ class RecordedColumns:
     def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]:
         """As the store's; blocks for the disk too. Raises OSError."""
         values = self._store.read(name, rows, timeout_s)
-        with self._path.open("ab") as file:
-            for row, value in values.items():
-                if (name, row) not in self._kept:
-                    file.write(_record(name, row, value))
-                    self._kept.add((name, row))
+        new = [row for row in values if (name, row) not in self._kept]
+        records = b"".join(_record(name, row, values[row]) for row in new)
+        until_room(lambda: append(self._path, records))
+        self._kept.update((name, row) for row in new)
         return values
 
 

@@ -8,12 +8,14 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from consumers.subscriber import Subscriber
 from penstock.config import Config
 from penstock.control import PASSING
+from penstock.disk import append, until_room
 from penstock.errors import ConfigError, PenstockError, WaitTimeout
 from penstock.keys import Keys
 from penstock.messages import Manifest, Row
@@ -138,8 +140,8 @@ class Evaluation:
         rows = [
             row for row in summarize(delivery.manifest) if row["dataset"] not in self.accuracy.get(row["version"], {})
         ]
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        until_room(partial(append, self._path, text), tell=self._subscriber.waiting.for_, stopped=self._stop.is_set)
         self._subscriber.commit(n, delivery.digest)
         self._subscriber.checkpointed(n)
         with self._news:

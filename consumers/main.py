@@ -14,6 +14,8 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +32,7 @@ from consumers.ledger import Ledger
 from consumers.replay import RecordingOver, Replay
 from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.disk import append, until_room
 from penstock.errors import ConfigError, WaitTimeout
 from penstock.logs import set_up
 from penstock.processes import die_with_parent
@@ -154,8 +157,8 @@ class Reference:
             **metrics,
             **self._ledger.metrics(manifest),
         }
-        with self._file("steps.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({key: _told(value) for key, value in row.items()}) + "\n")
+        text = json.dumps({key: _told(value) for key, value in row.items()}) + "\n"
+        self._until_room(partial(append, self._file("steps.jsonl"), text))
         shown = {name: row[name] for name in ("step", "version", "reward_mean", "staleness_max", "staleness_mean")}
         total = row["wait_s"] + step_s + publish_s
         self.trainer.report(**shown, wait_share=row["wait_s"] / total if total else 0.0)
@@ -178,8 +181,12 @@ class Reference:
     def _save(self) -> None:
         state = self.trainer.state_dict()
         if self.rank == 0:
-            checkpoint.save(self._folder, step=self.step, learner=self.learner.state_dict(), trainer=state)
+            learner = self.learner.state_dict()
+            self._until_room(partial(checkpoint.save, self._folder, step=self.step, learner=learner, trainer=state))
         self.trainer.checkpointed()
+
+    def _until_room(self, work: Callable[[], object]) -> None:
+        until_room(work, tell=self.trainer.tell_wait, stopped=lambda: self._stopping)
 
     def _last_evaluation(self) -> None:
         if self.evaluation is None or not isinstance(self.trainer, Trainer):

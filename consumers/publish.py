@@ -20,7 +20,8 @@ from torch import Tensor
 from consumers.clock import versions_in
 from consumers.sources import Source, Weights, as_source, buckets
 from penstock.checksum import bytes_xxh3, file_xxh3
-from penstock.errors import PublishError
+from penstock.disk import is_full
+from penstock.errors import DiskFull, PublishError
 from penstock.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
 from penstock.weights_index import INDEX_FILE, TensorEntry, WeightsIndex, as_layout, digest
 
@@ -76,6 +77,7 @@ def write_weights(
     Raises:
         PublishError: the source is no model folder, the weights are not of its shape, the disk refuses, or what was
             read back differs.
+        DiskFull: there is no room; nothing is left of the attempt, and it may be made again.
     """
     folder, parent = Path(source_model_path), Path(into)
     if version < 1 or keep < 1:
@@ -99,8 +101,9 @@ def write_weights(
         _fsync(temporary)
         path = _put_in_place(temporary, parent / f"v{version:08d}")
         _delete_old(parent, version, keep, in_use)
-    except OSError as exc:
-        raise PublishError(f"version {version} cannot be written to {parent}: {exc}.") from exc
+    except (OSError, SafetensorError) as exc:
+        kind = DiskFull if is_full(exc) else PublishError
+        raise kind(f"version {version} cannot be written to {parent}: {exc}.") from exc
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     num_bytes = sum(entry.num_bytes for entry in entries)

@@ -26,6 +26,7 @@ from consumers.sources import Source, buckets
 from penstock import transfers
 from penstock.config import Config
 from penstock.control import Control
+from penstock.disk import until_room
 from penstock.errors import PublishError
 from penstock.keys import Keys
 from penstock.messages import Publication, unpack
@@ -101,29 +102,40 @@ class Publisher:
                     pass
             elif word == "done":
                 return int(value)
+            elif word == "wait":
+                continue
             else:
                 raise PublishError(f"Rank 0 could not publish: {value}")
 
     def tell(self, source: Source, word: str, value: Any = None) -> None:
-        """Rank 0: have the others ``walk``, or tell them that it is ``done`` or ``failed``."""
+        """Rank 0: have the others ``walk`` or ``wait``, or tell them that it is ``done`` or ``failed``."""
         if source.is_sharded and dist.get_world_size() > 1:
             _broadcast((word, value))
 
     # --- rank 0 -----------------------------------------------------------------------------------------------------
 
     def write(self, source: Source, into: Path, version: int) -> Written:
-        """Write and prove a version; raises PublishError. Blocks for gathering and disk."""
+        """Write and prove a version; raises PublishError. Blocks for gathering and disk, for room on it too."""
         trainer = self._config.trainer
-        self.tell(source, "walk")
-        return publish.write_weights(
-            source,
-            self._config.model.path,
-            into,
-            version,
-            keep=trainer.keep_versions,
-            in_use=self.in_use(),
-            max_bucket_bytes=trainer.bucket_bytes,
-        )
+
+        def once() -> Written:
+            self.tell(source, "walk")
+            return publish.write_weights(
+                source,
+                self._config.model.path,
+                into,
+                version,
+                keep=trainer.keep_versions,
+                in_use=self.in_use(),
+                max_bucket_bytes=trainer.bucket_bytes,
+            )
+
+        def say(what: str) -> None:
+            self._waiting.for_(what)
+            # Nor must a collective of the other ranks run out of its time.
+            self.tell(source, "wait")
+
+        return until_room(once, tell=say)
 
     def in_use(self) -> Collection[int]:
         """Versions that engines hold, or that somebody has pinned."""

@@ -115,5 +115,8 @@ class Replay:
     def take_wait_s(self) -> float:
         return 0.0
 
+    def tell_wait(self, what: str) -> None:
+        """Nobody asks a recording why it waits."""
+
     def report(self, **figures: float | int | str) -> None:
         """Nobody looks."""

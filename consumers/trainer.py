@@ -440,6 +440,10 @@ class Trainer:
             )
         )
 
+    def tell_wait(self, what: str) -> None:
+        """Show in `penstock why` what the caller waits for beside these calls; '' ends it. Returns at once."""
+        self._subscriber.waiting.for_(what)
+
     def _check_drives(self, verb: str) -> None:
         if not self.seat.drives:
             raise ProtocolError(

@@ -27,6 +27,7 @@ from redis.sentinel import MasterNotFoundError
 from penstock import sentinel
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueRefused, QueueUnavailable
 from penstock.redaction import know_url, redact
+from penstock.refusals import AsyncParser, DiskRefused, Parser
 
 #: Oldest Redis whose semantics penstock is built on; the embedded server's.
 MIN_VERSION = (6, 2)
@@ -110,6 +111,11 @@ def translate(exc: Exception, url: str) -> PenstockError:
                 f"The sentinels at {at} do not answer, or know no primary of this name that is up: a failover may be "
                 "under way; else correct redis.url."
             )
+        case DiskRefused():
+            return QueueUnavailable(
+                f"Redis at {at} takes no writes, because its disk does not take them ({redact(str(exc)).rstrip('.')}): "
+                "make room there, and all goes on by itself."
+            )
         case OutOfMemoryError():
             return QueueFull(f"Redis at {at} is full: raise its maxmemory, or let the trainers catch up.")
         case redis.TimeoutError():
@@ -129,6 +135,7 @@ def _client(kind: Any, url: str, timeout_s: float, retry: Any) -> Any:
         "health_check_interval": 0,
         "decode_responses": False,
         "protocol": 2,
+        "parser_class": AsyncParser if issubclass(kind, redis.asyncio.Redis) else Parser,
     }
     if not url.startswith("unix://"):  # nothing to be kept alive there
         options["socket_keepalive"] = True

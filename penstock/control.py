@@ -16,6 +16,7 @@ from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError
 
 from penstock import connect
 from penstock.payload_folder import PayloadFolder, is_folder
+from penstock.refusals import DiskRefused
 from penstock.scripts import Call, run, run_async
 
 T = TypeVar("T")
@@ -23,8 +24,8 @@ T = TypeVar("T")
 Client: TypeAlias = Any
 log = logging.getLogger(__name__)
 
-#: What passes by itself: a server that restarts, loads, or has just been demoted.
-PASSING = (redis.ConnectionError, redis.TimeoutError, BusyLoadingError, ReadOnlyError)
+#: What passes by itself: a server that restarts, loads, has just been demoted, or waits for room on its disk.
+PASSING = (redis.ConnectionError, redis.TimeoutError, BusyLoadingError, ReadOnlyError, DiskRefused)
 FIRST_WAIT_S, LONGEST_WAIT_S, SAY_EVERY_S = 0.02, 1.0, 10.0
 
 

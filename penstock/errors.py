@@ -5,6 +5,7 @@ PenstockError
 ├── QueueUnavailable       Redis cannot be reached, or does not answer as it should
 │   └── QueueRefused       Redis answers, and refuses us (password, rights) or is too old: waiting changes nothing
 ├── QueueFull              Redis is near maxmemory; the caller keeps what it holds and tries again
+├── DiskFull               a file system has no room; the caller waits and tries again
 ├── Fenced                 a lease, leadership or ownership was lost; nothing was changed
 │   ├── LeaseLost          the group's lease token is another one
 │   ├── LeadershipLost     another buffer leads
@@ -43,6 +44,10 @@ class QueueRefused(QueueUnavailable):
 
 class QueueFull(PenstockError):
     """Redis holds more than 85 % of its maxmemory; admit and commit stop until there is room."""
+
+
+class DiskFull(PenstockError):
+    """A file system has no room for what is to be written. The text names the place."""
 
 
 class Fenced(PenstockError):

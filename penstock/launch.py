@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,7 @@ from rich.console import Console
 from penstock import user_failures
 from penstock.config import Config
 from penstock.connect import connect
+from penstock.disk import has_room, until_room
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.gpus import visible_gpus
 from penstock.keys import Keys
@@ -230,6 +232,8 @@ class _Run:
         self.record = Record("running", time.time())
         self.started = time.monotonic()
         self.next_look = 0.0
+        #: True while its own Redis is down because its disk is full.
+        self.waits_for_room = False
 
     # -- start
 
@@ -377,6 +381,13 @@ class _Run:
     def _keep_redis(self) -> str | None:
         if self.server is None or self.server.alive():
             return None
+        if not has_room(self.server.folder):
+            # With appendfsync always it ends rather than lose a write. The parts wait for it meanwhile.
+            if not self.waits_for_room:
+                log.warning("Redis ended for want of room in %s, and is started when there is some", self.server.folder)
+            self.waits_for_room = True
+            return None
+        self.waits_for_room = False
         now = time.monotonic()
         self.server_deaths = [*(death for death in self.server_deaths if death > now - 60.0), now]
         if len(self.server_deaths) >= MAX_DEATHS:
@@ -400,8 +411,8 @@ class _Run:
         self.record.state, self.record.reason = state, reason or ""
         if state == "finished":
             assert self.observer is not None
-            self.observer.report(self.record.active_s)
-        self.folder.write(self.record)
+            until_room(partial(self.observer.report, self.record.active_s), stopped=lambda: bool(self.stop))
+        until_room(partial(self.folder.write, self.record), stopped=lambda: bool(self.stop))
         if state == "failed":
             self.live.event(f"{reason}\nCorrect it and go on with --resume.")
             return EXIT_FAILED

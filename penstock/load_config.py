@@ -61,9 +61,17 @@ def load_config(path: Path, overrides: list[str], environ: Mapping[str, str] | N
 def save_resolved(config: Config, path: Path) -> None:
     """Write the configuration as YAML, secrets masked, replacing ``path`` at once."""
     text = yaml.safe_dump(_masked(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        file.write(f"# Resolved configuration; secrets are masked.\n{text}")
-    os.replace(file.name, path)
+    file = tempfile.NamedTemporaryFile(  # noqa: SIM115
+        "w", dir=path.parent, prefix=f".{path.name}.", delete=False
+    )
+    try:
+        with file:
+            file.write(f"# Resolved configuration; secrets are masked.\n{text}")
+        os.replace(file.name, path)
+    except OSError:
+        # A disk that is full must not be filled with what is left of each try.
+        os.unlink(file.name)
+        raise
 
 
 def secret_environment(config: Config) -> dict[str, str]:

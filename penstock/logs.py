@@ -2,7 +2,9 @@
 
 import logging
 import sys
+from typing import TextIO
 
+from penstock.disk import is_full
 from penstock.load_config import redact
 
 FORMAT = "%(asctime)s.%(msecs)03d {part} %(levelname)s %(message)s"
@@ -13,9 +15,28 @@ class _Redacting(logging.Formatter):
         return redact(super().format(record))
 
 
+class _Lossy(logging.StreamHandler[TextIO]):
+    """Goes on where its file has no room; says afterwards how many lines may be missing."""
+
+    _lost = 0
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if is_full(sys.exc_info()[1]):
+            self._lost += 1
+        else:
+            super().handleError(record)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        before = self._lost
+        super().emit(record)
+        if before and self._lost == before:
+            self._lost = 0
+            self.stream.write(f"(up to {before} lines are missing here: there was no room for the log)\n")
+
+
 def set_up(part: str, level: int = logging.INFO) -> None:
     """Send the log of this process to stderr; the launcher keeps it in ``runs/NAME/logs/PART.log``."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Lossy(sys.stderr)
     handler.setFormatter(_Redacting(FORMAT.format(part=part.replace("%", "%%")), datefmt="%Y-%m-%d %H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Warnings of libraries belong there too.

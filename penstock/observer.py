@@ -11,7 +11,8 @@ import redis
 from penstock import user_failures
 from penstock.config import Config
 from penstock.connect import connect, translate
-from penstock.errors import ProtocolError
+from penstock.disk import append
+from penstock.errors import DiskFull, ProtocolError
 from penstock.keys import Keys
 from penstock.live import Live
 from penstock.messages import unpack
@@ -48,8 +49,11 @@ class Observer:
         except redis.RedisError as exc:
             log.warning("%s", translate(exc, self.url))
             return
-        with (self.folder.path / "queue.jsonl").open("a") as file:
-            file.write(json.dumps(queue_row(seen)) + "\n")
+        try:
+            append(self.folder.path / "queue.jsonl", json.dumps(queue_row(seen)) + "\n")
+        except (DiskFull, OSError) as exc:
+            # Children are watched on: a row of the course is worth less than they are.
+            log.warning("this second is not in queue.jsonl: %s", exc)
         self.live.update(seen, self._last_evaluation())
 
     def too_many_died(self) -> str:

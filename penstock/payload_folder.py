@@ -17,7 +17,6 @@ and asks again as they do for one; a full one is QueueFull.
 """
 
 import ctypes
-import errno
 import itertools
 import logging
 import os
@@ -34,6 +33,7 @@ from urllib.parse import quote, unquote
 
 from redis.exceptions import ConnectionError as NoAnswer
 
+from penstock.disk import FULL
 from penstock.errors import ConfigError, QueueFull
 
 SCHEME = "file://"
@@ -43,8 +43,6 @@ PENDING, WRITING, FREED = "%new", "%tmp", "%old"
 MARK = ".penstock-payloads"
 #: Names of the folders in it, and how the names of the files in those begin.
 PARTS, KINDS = "0123456789abcdef", ("payload:", "side:")
-#: What makes a file system full.
-FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Longest time that what was written is not on the disk.
 SYNC_S = 1.0
 #: Share of a file system above which nothing is written any more.
@@ -189,14 +187,24 @@ class PayloadFolder:
                 path = self._file(name)
                 for file in (path, path + PENDING):
                     with suppress(FileNotFoundError):
-                        freed = f"{file}{FREED}"
-                        os.rename(file, freed)
-                        self._freed.put(freed)
+                        self._put_aside(file)
         if self._freeing is None:
             with self._lock:
                 if self._freeing is None:
                     self._freeing = threading.Thread(target=self._free, name="payload folder frees", daemon=True)
                     self._freeing.start()
+
+    def _put_aside(self, file: str) -> None:
+        freed = f"{file}{FREED}"
+        try:
+            os.rename(file, freed)
+        except OSError as exc:
+            # A folder that has to grow for the longer name must not keep a full disk full.
+            if exc.errno not in FULL:
+                raise
+            os.unlink(file)
+        else:
+            self._freed.put(freed)
 
     def _free(self) -> None:
         while (file := self._freed.get()) is not None:

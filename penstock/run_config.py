@@ -52,7 +52,7 @@ def config_of(config: "Config | str | Path | None", run: str | None, who: str) -
 
 
 def keep_config(config: "Config", source: Path, *, replace: bool) -> None:
-    """Leave the resolved configuration of a part that was started by hand in the run's folder.
+    """Leave the resolved configuration of a part that was started by hand in the run's folder; blocks for room there.
 
     Nobody writes over what a launcher holds, or what a part was started with: that is the run's already.
 
@@ -63,6 +63,7 @@ def keep_config(config: "Config", source: Path, *, replace: bool) -> None:
     Raises:
         ConfigError: the folder cannot be written.
     """
+    from penstock.disk import until_room
     from penstock.load_config import save_resolved
     from penstock.redis_server import write_address
     from penstock.run_folder import RunFolder
@@ -73,11 +74,15 @@ def keep_config(config: "Config", source: Path, *, replace: bool) -> None:
         return
     if RunFolder(folder).is_held():
         return
-    try:
+
+    def keep() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         save_resolved(config, path)
         if config.redis.url is not None:
             write_address(folder, config.redis.url, config.redis.payload_servers)
+
+    try:
+        until_room(keep)
     except OSError as exc:
         raise ConfigError(f"The run's folder {folder} cannot be written ({exc.strerror}): set directory.") from exc
 

@@ -7,6 +7,7 @@ from penstock.control import Client
 from penstock.errors import ProtocolError
 from penstock.keys import GROUP, LANES, Keys
 from penstock.messages import unpack
+from penstock.refusals import disk_trouble
 from penstock.waits import read_waits
 
 #: Presence older than this is of a process that is gone.
@@ -50,11 +51,20 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "checks": checks,
         "leader": {"epoch": int(leader.get(b"epoch", 0))} if leader else None,
         "waits": [
-            {"who": wait.who, "what": wait.what, "since_s": max(0.0, time.time() - wait.since_s)}
-            for wait in read_waits(client, keys)
+            *_storage(client),
+            *(
+                {"who": wait.who, "what": wait.what, "since_s": max(0.0, time.time() - wait.since_s)}
+                for wait in read_waits(client, keys)
+            ),
         ],
         "subs": definitions,
     }
+
+
+def _storage(client: Client) -> list[dict[str, Any]]:
+    """Where Redis takes no writes nobody can tell it what they wait for: all wait for the same."""
+    trouble = disk_trouble(client)
+    return [{"who": "redis", "what": f"{trouble}; no part can write before", "since_s": 0.0}] if trouble else []
 
 
 def _lanes(client: Client, keys: Keys, lengths: list[int]) -> dict[str, dict[str, int]]:

@@ -26,6 +26,7 @@ from penstock.keys import CONTROL, Keys
 from penstock.load_config import redact
 from penstock.messages import Sample, SampleMeta
 from penstock.payload_folder import PayloadFolder
+from penstock.refusals import passing
 from penstock.scripts import Call, Committed
 from penstock.waits import MOMENT_S, Waiting
 
@@ -318,12 +319,12 @@ async def _call_all(client: Client, calls: Sequence[Call[Any]]) -> list[Any]:
 
 
 def _answers(answers: list[Any]) -> list[Any]:
-    """A server that loads or was demoted says so in every answer: that passes, all is sent again."""
+    """A server that loads or takes no writes says so in every answer: that passes, all is sent again."""
     for answer in answers:
         if isinstance(answer, PASSING):
             raise answer
-        if scripts.is_demoted(answer):
-            raise scripts.translate(answer, "payload")
+        if (refusal := passing(answer)) is not None:
+            raise refusal
     return answers
 
 

@@ -17,6 +17,7 @@ is killed leaves its leases to run out.
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Coroutine
@@ -29,7 +30,7 @@ import uvloop
 from penstock import scripts
 from penstock.config import Config, EngineConfig
 from penstock.connect import connect
-from penstock.control import AsyncControl
+from penstock.control import AsyncControl, Control
 from penstock.errors import ConfigError, PenstockError, QueueFull
 from penstock.keys import LANES, Keys
 from penstock.model_config import read_vocab_size
@@ -85,8 +86,8 @@ class Worker:
         self.keys = Keys(config.run)
         # Unique for ever, or a successor of this name would be taken for it.
         self.name = f"{name}.{new_token()[:8]}"
-        with connect(config.redis.url) as client:
-            ensure_lanes(client, self.keys)
+        with contextlib.closing(Control(config.redis.url)) as control:
+            control.do(lambda client: ensure_lanes(client, self.keys))
         # Named waits are small and rare; a Redis that hangs must not hang the loop for long.
         self._notes = connect(config.redis.url, timeout_s=NOTE_S, check=False)
         self._waits: dict[str, Waiting] = {}

@@ -5,7 +5,7 @@ A function here builds a ``Call`` (what to send and how to read the answer) and 
 second time (protocol of leases, tokens, owners and revisions).
 """
 
-from penstock.scripts.call import Call, Script, Value, is_demoted, run, run_async, script, translate, version_field
+from penstock.scripts.call import Call, Script, Value, run, run_async, script, translate, version_field
 from penstock.scripts.leader import (
     DISPOSALS,
     Cut,
@@ -118,7 +118,6 @@ __all__ = [
     "fail",
     "grant",
     "identify",
-    "is_demoted",
     "join",
     "judge",
     "keep",

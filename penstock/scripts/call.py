@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar
 
 import redis
 import redis.asyncio
-from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from penstock.errors import QueueFull
+from penstock.refusals import is_demoted, passing
 
 T = TypeVar("T")
 Value = str | bytes | int | float
@@ -72,18 +73,13 @@ async def run_async(client: "redis.asyncio.Redis", call: Call[T]) -> T:
     return call.parse(answer)
 
 
-def is_demoted(exc: object) -> bool:
-    """True when the server has become a replica. Redis 6.2 says so of a script in the middle of another error."""
-    return isinstance(exc, ResponseError) and "READONLY" in str(exc)
-
-
 def translate(exc: Exception, verb: str) -> Exception:
-    """A full Redis is an error of its own, one that was demoted a passing one; any other answer stays what it is."""
+    """A full Redis is an error of its own, one that takes no writes a passing one; others stay what they are."""
     if isinstance(exc, OutOfMemoryError) or "OOM" in str(exc):
         return QueueFull(
             f"Redis has no memory left for '{verb}': raise its maxmemory, add payload servers or let trainers catch up."
         )
-    return ReadOnlyError(str(exc)) if is_demoted(exc) else exc
+    return passing(exc) or exc
 
 
 def text(value: Any) -> str:

@@ -83,6 +83,7 @@ def rig(
     model: ModelConfig,
     publication: Publication,
     folder: Path,
+    runs: Path | None = None,
     **sections: Any,
 ) -> Iterator[Rig]:
     """A run of groups of 2, 2 groups a batch, bound 4; nothing is started but the fake engine.
@@ -103,7 +104,7 @@ def rig(
         for name, section in sections.items():
             values[name] = values.get(name, {}) | section
         keys = Keys("storage")
-        config = worker_play.make_config(server.url, keys, model, folder / "runs", **values)
+        config = worker_play.make_config(server.url, keys, model, runs or folder / "runs", **values)
         made = Rig(server, config, parts, publication)
         try:
             yield made

@@ -1,0 +1,89 @@
+"""A file system without room: whoever writes says so, waits, and goes on when there is some."""
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.errors import DiskFull
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: What makes a file system full.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+#: Less than this is no room to speak of.
+ROOM_BYTES = 1024 * 1024
+#: Between two tries, and between two lines that say so.
+LOOK_S, SAY_EVERY_S = 1.0, 60.0
+
+
+def is_full(exc: BaseException | None) -> bool:
+    """Is this error, or what it came from, for want of room? Libraries in Rust tell the number in words alone."""
+    while exc is not None:
+        if isinstance(exc, DiskFull) or (isinstance(exc, OSError) and exc.errno in FULL):
+            return True
+        if any(f"(os error {code})" in str(exc) for code in FULL):
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False
+
+
+def has_room(path: Path) -> bool:
+    """Is there any room to speak of where ``path`` lies?"""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize >= ROOM_BYTES
+
+
+def until_room(
+    work: Callable[[], T],
+    *,
+    tell: Callable[[str], None] = lambda what: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> T:
+    """Do ``work`` until there is room for it. Blocks.
+
+    Args:
+        work: raises DiskFull, or an OSError for want of room, and may then be done again from its beginning.
+        tell: called with what is waited for, again while that lasts; '' at its end.
+        stopped: asked before every further try; true raises what ``work`` raised last.
+    """
+    said = -SAY_EVERY_S
+    while True:
+        try:
+            done = work()
+        except (DiskFull, OSError) as exc:
+            if not is_full(exc) or stopped():
+                raise
+            if time.monotonic() - said >= SAY_EVERY_S:
+                said = time.monotonic()
+                log.warning("waiting for room: %s", exc)
+            tell(f"room on a disk: {str(exc).rstrip('.')}")
+            time.sleep(LOOK_S)
+            continue
+        if said > 0:
+            tell("")
+        return done
+
+
+def append(path: Path, data: str | bytes) -> None:
+    """Add whole records to a file, or nothing. Blocks for the file system. Raises DiskFull, OSError."""
+    raw = data.encode() if isinstance(data, str) else data
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = os.fstat(file).st_size
+        try:
+            view = memoryview(raw)
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError as exc:
+            # Half a record would spoil the one that is written next.
+            os.ftruncate(file, size)
+            if exc.errno in FULL:
+                raise DiskFull(f"{path} cannot grow: {exc.strerror}.") from exc
+            raise
+    finally:
+        os.close(file)
