@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from penstock.control import Client
+from penstock.errors import ProtocolError
 from penstock.keys import Keys
 from penstock.messages import SampleMeta, iter_metas
 
@@ -33,15 +34,20 @@ class Records:
         return records
 
     def read(self, jobs: Sequence[str]) -> list[list[SampleMeta]]:
-        """Records of each group; none where its metadata is gone. Blocks for a round trip where one is not at hand."""
+        """Records of each group; none where they are gone or cannot be read. Blocks where one is missing."""
         missing = [job for job in jobs if job not in self._kept]
         metas = self._client.mget([self._keys.meta(job) for job in missing]) if missing else []
-        found = {
-            job: list(iter_metas(meta or b"", f"metadata of group {job}"))
-            for job, meta in zip(missing, metas, strict=True)
-        }
+        found = {job: _readable(job, meta) for job, meta in zip(missing, metas, strict=True)}
         return [self._kept[job] if job in self._kept else found[job] for job in jobs]
 
     def forget(self, job: str) -> None:
         """The group is gone."""
         self._count -= len(self._kept.pop(job, ()))
+
+
+def _readable(job: str, meta: bytes | None) -> list[SampleMeta]:
+    """Of a group that cannot be read nothing was made permanent: what it has on payload servers expires there."""
+    try:
+        return list(iter_metas(meta or b"", f"metadata of group {job}"))
+    except ProtocolError:
+        return []

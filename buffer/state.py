@@ -16,7 +16,7 @@ from buffer.subscription import Subscription, parse
 from penstock import scripts
 from penstock.collecting import collecting_later
 from penstock.control import Client
-from penstock.errors import LeadershipLost
+from penstock.errors import LeadershipLost, ProtocolError
 from penstock.keys import Keys
 from penstock.messages import SampleMeta
 from penstock.scripts import Leadership, run
@@ -53,6 +53,8 @@ class State:
         self._filters = filters or Filters()
         self._judge = Judge(client, keys, lead, self._filters)
         self.groups: dict[str, Group] = {}
+        #: Groups whose records are not what penstock writes: job -> the group. Subscriptions give them up.
+        self.unreadable: dict[str, Group] = {}
         self.subs: dict[str, Subscription] = {}
         self.revision = 0
         self.clock: dict[str, int] = {}
@@ -143,7 +145,8 @@ class State:
 
     def _judge_again(self, sub: Subscription) -> None:
         """The filters of a new or changed definition look at every group that waits."""
-        waiting = list(self.groups.values()) if sub.definition.filters else []
+        there = (group for group in self.groups.values() if group.job not in self.unreadable)
+        waiting = list(there) if sub.definition.filters else []
         for start in range(0, len(waiting), CHUNK):
             self._alive()
             chunk = waiting[start : start + CHUNK]
@@ -180,20 +183,15 @@ class State:
             if raw.get(b"st") != b"ready" or place is None:
                 continue
             group = _group_of(job, raw, int(place))
-            versions: set[int] = set()
-            records[job] = self.records.put(job, meta)
-            for record in records[job]:
-                found = keys_of(self._keys, job, record)
-                payloads += found
-                owners += [(group, record.k)] * len(found)
-                group.kept += 1
-                versions.update(v for v, _ in record.loss_by_version)
-                versions.update(v for v in (record.oldest, record.newest) if v >= 0)
-                group.tokens += record.length
-                group.num_bytes += record.num_bytes
-            group.versions = tuple(sorted(versions))
-            if self._fields:
-                group.priority = priorities(records[job], self._fields)
+            try:
+                places = self._take_records(group, meta)
+            except (ProtocolError, TypeError, ValueError) as exc:
+                log.error("group %s is set aside, and trained by nobody: %s", job, exc)
+                self.unreadable[job] = self.groups[job] = _group_of(job, raw, int(place))
+                continue
+            records[job] = self.records.read([job])[0]
+            payloads += [at for at, _ in places]
+            owners += [(group, k) for _, k in places]
             groups.append(group)
         self._keep(groups, payloads, owners)
         for sub in self.subs.values():
@@ -202,6 +200,26 @@ class State:
             self.groups[group.job] = group
             self._place(group)
         return len(groups)
+
+    def _take_records(self, group: Group, meta: bytes | None) -> list[tuple[tuple[str, str], int]]:
+        """Sum up a group's records; the (server, key) of all that belongs to them, each with its k.
+
+        Raises ProtocolError, TypeError or ValueError where they are not what penstock writes.
+        """
+        versions: set[int] = set()
+        places: list[tuple[tuple[str, str], int]] = []
+        records = self.records.put(group.job, meta)
+        for record in records:
+            places += [(at, record.k) for at in keys_of(self._keys, group.job, record)]
+            group.kept += 1
+            versions.update(v for v, _ in record.loss_by_version)
+            versions.update(v for v in (record.oldest, record.newest) if v >= 0)
+            group.tokens += record.length
+            group.num_bytes += record.num_bytes
+        group.versions = tuple(sorted(versions))
+        if self._fields:
+            group.priority = priorities(records, self._fields)
+        return places
 
     def _keep(self, groups: list[Group], payloads: list[tuple[str, str]], owners: list[tuple[Group, int]]) -> None:
         for (group, k), kept in zip(owners, self._servers.persist(payloads), strict=True):
@@ -268,6 +286,9 @@ class State:
                 refused = [group for group, why in list(sub.refused.values()) if why == reason]
                 self._dispose_all(sub, reason, refused)
                 settled += len(refused)
+            bad = [one for one in self.unreadable.values() if sub.covers(one) and not sub.is_final(one)]
+            self._dispose_all(sub, "unreadable", bad)
+            settled += len(bad)
             over = sub.too_many()
             self._dispose_all(sub, "retention", over)
             settled += len(over)
@@ -281,6 +302,7 @@ class State:
     def forget(self, jobs: Iterable[str]) -> None:
         """These groups are no longer ready."""
         for job in jobs:
+            self.unreadable.pop(job, None)
             group = self.groups.pop(job, None)
             if group is not None:
                 self.spent.discard(group)

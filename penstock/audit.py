@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from penstock import scripts
 from penstock.control import Client
+from penstock.errors import ProtocolError
 from penstock.keys import Keys
 from penstock.messages import iter_metas
 from penstock.scripts import Recount, run
@@ -82,15 +83,22 @@ def _check_groups(client: Client, keys: Keys, report: AuditReport) -> dict[str, 
     for job in set(scan_groups(client, keys)):
         report.groups += 1
         report.tell(f"group {job}", run(client, scripts.check_group(keys, job)))
-        seen: set[int] = set()
+        _check_records(client, keys, report, job)
+        dataset, index = job.rsplit("/", 1)
+        live.setdefault(dataset, set()).add(int(index))
+    return live
+
+
+def _check_records(client: Client, keys: Keys, report: AuditReport, job: str) -> None:
+    seen: set[int] = set()
+    try:
         for meta in iter_metas(client.get(keys.meta(job)) or b"", f"metadata of group {job}"):
             if meta.k in seen:
                 report.duplicated += 1
                 report.tell(f"sample {job}/{meta.k}", "was committed twice")
             seen.add(meta.k)
-        dataset, index = job.rsplit("/", 1)
-        live.setdefault(dataset, set()).add(int(index))
-    return live
+    except (ProtocolError, TypeError) as exc:
+        report.tell(f"group {job}", f"its records cannot be read, so that nobody trains it: {exc}")
 
 
 def _check_source(client: Client, keys: Keys, report: AuditReport, live: dict[str, set[int]]) -> None:

@@ -24,6 +24,8 @@ from penstock.words import shown
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 #: Most bytes of one string inside a record (a prompt, a traceback).
 MAX_TEXT_BYTES = 8 * 1024 * 1024
+#: Most bytes of the record of one committed sample.
+MAX_META_BYTES = 512 * 1024
 #: Most entries of one list or map inside a record.
 MAX_ITEMS = 4 * 1024 * 1024
 #: Most answers of one job.

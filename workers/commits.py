@@ -21,10 +21,10 @@ from redis.exceptions import NoScriptError
 from penstock import payload_servers, payloads, score_jobs, scripts, sides
 from penstock.config import Config
 from penstock.control import PASSING, AsyncControl, Client
-from penstock.errors import ConfigError, QueueFull
+from penstock.errors import ConfigError, PayloadError, QueueFull
 from penstock.keys import CONTROL, Keys
 from penstock.load_config import redact
-from penstock.messages import Sample, SampleMeta
+from penstock.messages import MAX_META_BYTES, Sample, SampleMeta
 from penstock.payload_folder import PayloadFolder
 from penstock.refusals import passing
 from penstock.scripts import Call, Committed
@@ -135,7 +135,9 @@ class Commits:
         )
         write.payloads[server] = [(self._keys.payload(samples[0].id, token), data)]
         metas = [self._pack_sides(write, sample, meta) for sample, meta in zip(samples, metas, strict=True)]
-        write.records = [(meta.k, meta.oldest, meta.to_bytes()) for meta in metas]
+        write.records = [
+            (meta.k, meta.oldest, _bounded(sample, meta)) for sample, meta in zip(samples, metas, strict=True)
+        ]
         for name in write.payloads:
             self._open[name] += 1
         write.done.add_done_callback(partial(self._settle, tuple(write.payloads)))
@@ -326,6 +328,16 @@ def _answers(answers: list[Any]) -> list[Any]:
         if (refusal := passing(answer)) is not None:
             raise refusal
     return answers
+
+
+def _bounded(sample: Sample, meta: SampleMeta) -> bytes:
+    """The record of a sample, which every reader must be able to take. Raises PayloadError."""
+    data = meta.to_bytes()
+    if len(data) > MAX_META_BYTES:
+        raise PayloadError(
+            f"sample {sample.id}: its record has {len(data):,} bytes, more than the {MAX_META_BYTES:,} of one."
+        )
+    return data
 
 
 def _is_full(answer: Any, verb: str) -> bool:

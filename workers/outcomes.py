@@ -5,6 +5,7 @@ import numbers
 from typing import Any
 
 from penstock.errors import RewardError
+from penstock.messages import pack
 from penstock.user_code import Raised
 from penstock.words import plain, said, shown, writable
 
@@ -13,8 +14,10 @@ __all__ = ["NOT_A_NUMBER", "RAISED", "TIMEOUT", "TOO_LARGE", "Raised", "number_o
 RAISED = "reward_raised"
 TIMEOUT = "reward_timeout"
 NOT_A_NUMBER = "reward_not_a_number"
-#: More bytes than the verifier pool takes.
+#: More bytes than the verifier pool takes, or than a sample's record has room for.
 TOO_LARGE = "reward_too_large"
+#: Most bytes of what a reward says beside its number: it travels in the sample's record.
+MAX_INFO_BYTES = 256 * 1024
 #: Largest reward: trainers compute in float32.
 MAX_REWARD = 3.4e38
 
@@ -23,7 +26,8 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
     """The number that a reward gave, and the rest of its dict as plain values.
 
     Raises:
-        RewardError: reward_not_a_number, also where what it gave raises when it is read.
+        RewardError: reward_not_a_number, also where what it gave raises when it is read; reward_too_large where what
+            it says beside the number has more than ``MAX_INFO_BYTES``.
     """
     info: dict[str, Any] = {}
     try:
@@ -46,6 +50,12 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
         ) from exc
     if number is None or not isinstance(info, dict):
         raise RewardError(NOT_A_NUMBER, f"sample {sample}: reward {name} gave {shown(value)}, not a finite number.")
+    if (num_bytes := len(pack(info))) > MAX_INFO_BYTES:
+        raise RewardError(
+            TOO_LARGE,
+            f"sample {sample}: reward {name} gave {num_bytes:,} bytes beside its number, and a sample's record holds "
+            f"{MAX_INFO_BYTES:,}: keep what is long elsewhere.",
+        )
     return number, info
 
 

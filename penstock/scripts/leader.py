@@ -96,6 +96,7 @@ def cut(
 #: Why a subscription will never use a group: reason -> value of its ``u`` field.
 DISPOSALS = {
     "stale": -1, "filtered": -2, "rewound": -3, "payload_lost": -4, "before": -5, "quota": -6, "retention": -7,
+    "unreadable": -8,
     "no_loss": -8,
 }  # fmt: skip
 
