@@ -30,6 +30,7 @@ from buffer.rollback import Rollback
 from buffer.scores import Scores
 from buffer.state import State
 from penstock import scripts
+from penstock.attendance import Attendance
 from penstock.config import Config
 from penstock.connect import connect_blocking
 from penstock.control import PASSING, Client, Control
@@ -84,6 +85,7 @@ class Buffer:
         #: When (monotonic) a batch was last cut for a subscription.
         self._served: dict[str, float] = {}
         self._rollback = Rollback(self._control.client, self._keys)
+        self._attendance = Attendance(self._control.client, self._keys, "buffer")
 
     @property
     def client(self) -> Client:
@@ -101,6 +103,7 @@ class Buffer:
                 self._control.call(call)
             while not self._stopping.is_set():
                 self._stand_by()
+            self._attendance.end()
         except QueueUnavailable as exc:
             if not self._stopping.is_set():
                 raise
@@ -112,6 +115,7 @@ class Buffer:
     def _stand_by(self) -> None:
         """Wait for the leadership, and lead for as long as it lasts."""
         waiting = self._waiting("buffer:standby")
+        self._attendance.confirm()
         try:
             epoch = scripts.run(self.client, scripts.lead(self._keys, self._token, self._lease_ms))
             if not epoch:
@@ -136,6 +140,7 @@ class Buffer:
 
         def alive() -> None:
             self._renew(lead, started)
+            self._attendance.confirm()
 
         state = State(self.client, self._keys, self._servers, lead, alive, self._filters)
         cutter = Cutter(self.client, self._keys, lead, state)

@@ -171,7 +171,8 @@ class Retirement:
         """Remove what dead processes left: presence and waits an hour old, consumers without a lease. Blocks."""
         now = time.time()
         removed = 0
-        for records in (self._keys.workers, self._keys.trainers, self._keys.waits, self._keys.verifiers):
+        keys = self._keys
+        for records in (keys.workers, keys.trainers, keys.waits, keys.verifiers, keys.parts):
             found = [(name.decode(), raw) for name, raw in self._client.hgetall(records).items()]
             stale = [(name, raw) for name, raw in found if now - _told_at(name, raw) > STALE_S]
             consumers = records == self._keys.workers

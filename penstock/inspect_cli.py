@@ -111,18 +111,21 @@ def status(
 def why(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
 ) -> None:
-    """Who waits for what, longest first; every chain of waits ends at a named cause."""
+    """Who waits for what, followed to the part, person or cause that ends it; the longest wait first."""
     from penstock.snapshot import snapshot
+    from penstock.why import chains
 
     target = Target(run, redis, directory)
     state = snapshot(target.client, target.keys)
+    found = chains(state)
     if as_json:
-        _print_json(state["waits"])
+        _print_json([chain.to_map() for chain in found])
         return
-    if not state["waits"]:
+    if not found:
         typer.echo("Nobody waits for longer than a moment.")
-    for wait in state["waits"]:
-        typer.echo(f"{wait['who']} waits since {wait['since_s']:.0f} s for {wait['what']}")
+    for chain in found:
+        for line in chain.lines():
+            typer.echo(line)
     for line in ledger_lines(state["subs"]):
         typer.echo(line)
 

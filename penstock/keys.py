@@ -193,6 +193,11 @@ class Keys:
         return self.of("trainers")
 
     @property
+    def parts(self) -> str:
+        """Presence of producers and buffers."""
+        return self.of("parts")
+
+    @property
     def waits(self) -> str:
         return self.of("waits")
 

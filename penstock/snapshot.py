@@ -23,12 +23,24 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     pipe.xlen(keys.dead)
     pipe.zcard(keys.ready)
     pipe.zcard(keys.inflight)
-    for name in (keys.counters, keys.clock, keys.subs, keys.workers, keys.trainers, keys.leader, keys.verifiers):
+    hashes = (
+        keys.counters,
+        keys.clock,
+        keys.subs,
+        keys.workers,
+        keys.trainers,
+        keys.leader,
+        keys.verifiers,
+        keys.parts,
+    )
+    for name in hashes:
         pipe.hgetall(name)
+    pipe.smembers(keys.paused)
     pipe.llen(f"rq:queue:{keys.checks}")
     answers = pipe.execute()
     lengths, answers = answers[: len(LANES)], answers[len(LANES) :]
-    delayed, dead, ready, inflight, counters, clock, subs, workers, trainers, leader, verifiers, checks = answers
+    delayed, dead, ready, inflight, *answers = answers
+    counters, clock, subs, workers, trainers, leader, verifiers, parts, paused, checks = answers
     versions = {k[8:].decode(): int(v) for k, v in clock.items() if k.startswith(b"version:")}
     definitions = _subs(client, keys, subs)
     driving = next((sub for sub in definitions if sub.get("driving")), {})
@@ -48,6 +60,8 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "workers": _present(workers, "worker"),
         "trainers": _present(trainers, "trainer"),
         "verifiers": _present(verifiers, "verifier"),
+        "parts": _present(parts, "part"),
+        "paused": sorted(lane.decode() for lane in paused),
         "checks": checks,
         "leader": {"epoch": int(leader.get(b"epoch", 0))} if leader else None,
         "waits": [
@@ -83,7 +97,8 @@ def _subs(client: Client, keys: Keys, subs: dict[bytes, bytes]) -> list[dict[str
             continue
         name = field[4:].decode()
         raw = {k.decode(): v.decode() for k, v in client.hgetall(keys.sub(name)).items() if k != b"owner"}
-        found.append({"name": name, **{k: int(v) if v.lstrip("-").isdigit() else v for k, v in raw.items()}})
+        known = {k: int(v) if v.lstrip("-").isdigit() else v for k, v in raw.items()}
+        found.append({"name": name, **known, "owned": bool(client.exists(keys.owner(name)))})
     return found
 
 
@@ -95,6 +110,6 @@ def _present(records: dict[bytes, bytes], what: str) -> list[dict[str, Any]]:
         if not isinstance(value, dict):
             raise ProtocolError(f"The presence of {what} {name.decode()} is not a record that penstock wrote.")
         value["age_s"] = max(0.0, now - float(value.get("at", 0.0)))
-        if value["age_s"] < GONE_S or what == "trainer":
+        if value["age_s"] < GONE_S or what in ("trainer", "part"):
             present.append(value)
     return present

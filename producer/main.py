@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from penstock import scripts, user_failures
+from penstock.attendance import Attendance
 from penstock.config import Config
 from penstock.connect import connect_blocking
 from penstock.control import Client, Control
@@ -57,6 +58,7 @@ class Producer:
         self._control = Control(config.redis.url, stopped=self._stop.is_set)
         self._gate: Client = connect_blocking(config.redis.url, GATE_S)
         self._waiting = Waiting(self._control.client, self._keys, "producer")
+        self._attendance = Attendance(self._control.client, self._keys, "producer")
         self._version_field = scripts.version_field(config.model.name)
 
     def stop(self) -> None:
@@ -70,11 +72,13 @@ class Producer:
             self._check_source()
             self._control.do(lambda client: user_failures.forget(client, self._keys))
             while not self._stop.is_set():
+                self._attendance.confirm()
                 why = self._step()
                 self._waiting.for_(why)
                 if why:
                     self._control.do(lambda _: self._gate.blpop([self._keys.gate], timeout=GATE_S))
             self._waiting.end()
+            self._attendance.end()
         except QueueUnavailable as exc:
             if not self._stop.is_set():
                 raise
