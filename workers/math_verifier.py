@@ -1,8 +1,9 @@
 """math-verify in processes of its own, because a check may hang in C and must be killed then.
 
 math-verify's own limits are wall-clock alarms: on a busy machine they would turn right answers into wrong ones. Here
-the limit is CPU time, kept by the kernel (RLIMIT_CPU): an answer that uses it up is worth 0, and a check that merely
-waited is the caller's time-out (T11). The wait for a free process counts for neither.
+the limit is CPU time, kept by the kernel: an answer that uses it up is worth 0 (SIGXCPU), a label that does is no
+answer's fault (SIGPROF), and a check that merely waited is the caller's time-out (T11). The wait for a free process
+counts for none of them.
 
 Run as ``python -m workers.math_verifier CPU_S`` this is one such process: a JSON line in, a JSON line out.
 """
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import IO, Any
 
 from penstock.processes import die_with, python_command, python_environment
@@ -51,13 +53,13 @@ class MathVerifier:
         Cancelling it kills the process that checks.
 
         Raises:
-            ValueError: the label cannot be read as mathematics.
+            ValueError: the label cannot be read as mathematics, or not within its time.
             RuntimeError: the process died otherwise than by its CPU limit.
         """
         async with self._free:
             process = self._idle.pop() if self._idle else await _Process.start(self.cpu_s)
             try:
-                answer = await process.ask({"label": label, "text": text[-MAX_TEXT:]})
+                answer = await process.ask({"label": label, "text": final(text)})
             except BaseException:
                 await process.kill()
                 raise
@@ -65,6 +67,8 @@ class MathVerifier:
                 code = await process.end()
                 if code == -signal.SIGXCPU:
                     return Verdict(correct=False, out_of_time=True)
+                if code == -signal.SIGPROF:
+                    raise ValueError(too_slow(label, self.cpu_s))
                 raise RuntimeError(f"the verifier process ended with code {code}")
             if process.num_checks < MAX_CHECKS:
                 self._idle.append(process)
@@ -142,30 +146,80 @@ def serve(cpu_s: int) -> None:
     import math_verify  # noqa: F401
 
     for line in sys.stdin:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        limit = int(usage.ru_utime + usage.ru_stime) + 1 + cpu_s
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-        _answer(json.loads(line), answers)
+        _answer(json.loads(line), cpu_s, answers)
 
 
-def _answer(request: dict[str, str], answers: IO[str]) -> None:
+def _answer(request: dict[str, str], cpu_s: int, answers: IO[str]) -> None:
     try:
-        answer: dict[str, Any] = {"correct": check(request["label"], request["text"])}
+        answer: dict[str, Any] = {"correct": check(request["label"], request["text"], cpu_s)}
     except ValueError as exc:
         answer = {"error": str(exc)}
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
 
 
-def check(label: str, text: str) -> bool:
-    """math-verify's verdict, without limits of time; ValueError where the label is no mathematics."""
+def final(text: str) -> str:
+    """What of an answer is judged: what follows its last ``</think>``, of that the last box, where there is one."""
+    text = text.rpartition("</think>")[2][-MAX_TEXT:]
+    begin = text.rfind("\\boxed{")
+    return text if begin < 0 else text[begin : _end_of_box(text, begin + len("\\boxed{"))]
+
+
+def _end_of_box(text: str, at: int) -> int:
+    """Index behind the brace that closes what is open at ``at``; the text's end where none does."""
+    depth, escaped = 1, False
+    for index in range(at, len(text)):
+        character = text[index]
+        depth += 0 if escaped else (character == "{") - (character == "}")
+        escaped = character == "\\" and not escaped
+        if not depth:
+            return index + 1
+    return len(text)
+
+
+def too_slow(label: str, cpu_s: int) -> str:
+    return f"the label {label[:80]!r} takes more than reward.check_cpu_s = {cpu_s} s to be read as mathematics"
+
+
+def check(label: str, text: str, cpu_s: int) -> bool:
+    """math-verify's verdict; ValueError where the label is no mathematics.
+
+    The kernel ends this process where the label takes more than ``cpu_s`` of CPU time (SIGPROF), or the answer
+    (SIGXCPU).
+    """
+    import resource
+
     from math_verify import parse, verify
 
-    marked = any(mark in label for mark in ("$", "\\boxed", "\\(", "\\["))
-    gold = parse(label if marked else f"\\boxed{{{label}}}", parsing_timeout=None)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    try:
+        gold = _read_label(label)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
     if not gold:
         raise ValueError(f"the label {label[:80]!r} cannot be read as mathematics")
-    return bool(verify(gold, parse(text, parsing_timeout=None), timeout_seconds=None))
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(usage.ru_utime + usage.ru_stime) + 1 + cpu_s
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+    return bool(verify(gold, parse(_without_dollars(text), parsing_timeout=None), timeout_seconds=None))
+
+
+@lru_cache(maxsize=256)
+def _read_label(label: str) -> list[Any]:
+    """The label as mathematics; [] where it is none. Compared once, because only that evaluates it."""
+    from math_verify import parse, verify
+
+    label = _without_dollars(label)
+    marked = any(mark in label for mark in ("$", "\\boxed", "\\(", "\\["))
+    gold: list[Any] = parse(label if marked else f"\\boxed{{{label}}}", parsing_timeout=None)
+    if gold:
+        verify(gold, parse("\\boxed{1}", parsing_timeout=None), timeout_seconds=None)
+    return gold
+
+
+def _without_dollars(text: str) -> str:
+    """``\\$36`` is money: its sign says nothing, and is no mark of mathematics."""
+    return text.replace("\\$", "")
 
 
 if __name__ == "__main__":

@@ -166,13 +166,17 @@ class Verifier(Worker):
         """In the parent, when a fork ended otherwise than by its own will or by stop-job."""
         assert isinstance(job, CheckJob)
         try:
-            asker, name, _ = job.question()
+            asker, name, text = job.question()
         except ProtocolError:
             return
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
         if number == signal.SIGXCPU and name == "math_verify":
             # The kernel's verdict on an answer that takes too long to check.
             late = Verdict(reward=0.0, info={"out_of_time": True})
+            self._tell(asker, job.id, VERDICT, late.to_json())
+            return
+        if number == signal.SIGPROF and name == "math_verify":
+            late = Verdict(error=f"ValueError: {math_verifier.too_slow(_label_of(text), self.config.check_cpu_s)}")
             self._tell(asker, job.id, VERDICT, late.to_json())
             return
         how = f"by {signal.Signals(number).name}" if number else f"with status {status}"
@@ -192,6 +196,13 @@ class Verifier(Worker):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
+
+
+def _label_of(text: str) -> str:
+    try:
+        return sample_from_json(text).job.label
+    except ProtocolError:
+        return ""
 
 
 def judge(function: Function | None, sample: Sample, name: str, config: RewardConfig) -> Verdict:
@@ -229,11 +240,8 @@ async def _awaited(value: Any) -> Any:
 
 def _math_verify(sample: Sample, config: RewardConfig) -> dict[str, Any]:
     """As ``workers.math_verifier`` does it in processes of its own; over its CPU time the kernel ends this process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(usage.ru_utime + usage.ru_stime) + 1 + config.check_cpu_s
     most = min(config.pool.memory_bytes or math_verifier.MAX_BYTES, math_verifier.MAX_BYTES)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-    correct = math_verifier.check(sample.job.label, sample.text[-math_verifier.MAX_TEXT :])
+    correct = math_verifier.check(sample.job.label, math_verifier.final(sample.text), config.check_cpu_s)
     return {config.key: float(correct)}

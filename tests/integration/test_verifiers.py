@@ -147,6 +147,7 @@ async def test_T11_what_the_pool_gives_is_what_the_worker_gives(
         ("math_verify", {"text": text, "label": label})
         for text, label in (("is \\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{2}", "0.5"), ("?", "1"), ("$1$", "no maths"))
     ]
+    questions.append(("math_verify", {"text": "3", "label": "9^{9^{9^{9}}}"}))
     questions.append(("math_verify", {"text": "$9^{9^{9^{9}}}$", "label": "3"}))
 
     async with asking(config, client, keys) as there:

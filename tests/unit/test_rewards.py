@@ -216,6 +216,37 @@ async def test_math_verify_compares_as_mathematics(maths: Rewards) -> None:
     assert [made.reward for made in (right, wrong, none, marked)] == [1.0, 0.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("label", "text", "reward"),
+    [
+        ("\\$18.90", "\\boxed{18.90}", 1.0),
+        ("\\$36", "it costs \\boxed{\\$36}", 1.0),
+        ("\\$32,\\!348", "\\boxed{32348}", 1.0),
+        ("\\$32,\\!348", "\\boxed{32349}", 0.0),
+        ("5", "<think>\\boxed{6}</think>It is \\boxed{5}.", 1.0),
+        ("6", "<think>\\boxed{6}</think>It is \\boxed{5}.", 0.0),
+        ("5", "first \\boxed{6}, no, \\boxed{5}", 1.0),
+        ("6", "first \\boxed{6}, no, \\boxed{5}", 0.0),
+        ("\\frac{1}{2}", "</think> \\boxed{\\frac{1}{2}} for sure", 1.0),
+        ("6", "<think>\\boxed{6}</think>", 0.0),
+    ],
+)
+async def test_T11_math_verify_judges_the_last_box_after_the_thoughts_and_reads_money(
+    maths: Rewards, label: str, text: str, reward: float
+) -> None:
+    await maths.score(made := sample(text, label))
+    assert made.reward == reward
+
+
+async def test_T11_a_label_that_burns_the_cpu_is_the_jobs_failure_and_no_answers_0(maths: Rewards) -> None:
+    with pytest.raises(RewardError) as caught:
+        await maths.score(sample("\\boxed{3}", "9^{9^{9^{9}}}"))
+    assert caught.value.outcome == "reward_raised"
+    assert "takes more than reward.check_cpu_s = 1 s to be read" in str(caught.value)
+    await maths.score(made := sample("$3$", "3"))
+    assert made.reward == 1.0
+
+
 async def test_T11_a_check_over_its_own_cpu_limit_is_worth_0_and_the_next_one_is_served(maths: Rewards) -> None:
     hanging, next_ = sample("$9^{9^{9^{9}}}$", "3"), sample("$3$", "3")
     await maths.score(hanging)
