@@ -263,6 +263,8 @@ class EngineConfig(Section):
     crash_loop_window_s: Seconds = 600.0
     #: Longest wait for one answer.
     request_timeout_s: Seconds = 3600.0
+    #: A request of which nothing was heard for so long is named by `penstock why`, with its worker and job.
+    slow_request_s: Seconds = 120.0
     #: None: as the server shows. false: treat it as one that does not report version spans.
     reports_spans: bool | None = None
     #: Whether logprobs are after temperature (scaled) or before it. None: as ``env`` has it, else scaled; for a server
@@ -349,8 +351,10 @@ class WorkerConfig(Section):
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
     #: Tries of a job that fails, before it is buried.
     max_attempts: Positive = 3
-    #: Wait before the first retry; doubles.
+    #: Wait before the first retry; doubles, up to ``max_retry_s``.
     retry_s: Seconds = 1.0
+    #: The longest such wait.
+    max_retry_s: Seconds = 60.0
     #: A sample's prefix is kept in Redis after so many new tokens, so that a kill costs no more than these; None: only
     #: when the worker hands it back or its engine dies.
     checkpoint_tokens: Positive | None = None

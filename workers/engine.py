@@ -108,6 +108,8 @@ class Engine:
         self._session: aiohttp.ClientSession | None = None
         self._serial = itertools.count()
         self._live: dict[str, set[str]] = {}
+        #: Request -> when (monotonic) it was sent, or tokens of it were heard last.
+        self._heard: dict[str, float] = {}
         self._reference: Tensors | None = None
 
     @property
@@ -119,6 +121,12 @@ class Engine:
     def num_running(self) -> int:
         """Requests for tokens sent and not answered."""
         return sum(map(len, self._live.values()))
+
+    def silent(self, limit_s: float) -> list[tuple[str, float]]:
+        """(name, seconds) of requests for tokens of which nothing was heard for ``limit_s``, longest first."""
+        now = time.monotonic()
+        late = [(wire_rid.rpartition(":")[0], now - at) for wire_rid, at in self._heard.items() if now - at >= limit_s]
+        return sorted(late, key=lambda one: -one[1])
 
     async def start(self, publication: Publication | None = None) -> None:
         """Spawn the server (or probe the one at ``engine.url``) and wait until it serves.
@@ -319,6 +327,7 @@ class Engine:
         sent = self.version
         live = self._live.setdefault(rid, set())
         live.add(wire_rid)
+        self._heard[wire_rid] = time.monotonic()
         try:
             if heard is None:
                 answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
@@ -327,6 +336,7 @@ class Engine:
                 answer = await self._stream(body | {"stream": True}, sent, rid, heard)
         finally:
             live.discard(wire_rid)
+            self._heard.pop(wire_rid, None)
             if not live:
                 self._live.pop(rid, None)
         return self._segment(answer, sent, rid)
@@ -342,6 +352,7 @@ class Engine:
                 max_bytes += self.routing.wire_bytes(sequence)
             async for event in read_events(response.content, max_bytes):
                 ids, logprobs = answer.add(event)
+                self._heard[body["rid"]] = time.monotonic()
                 if answer.is_finished:
                     continue
                 self._check_ours(answer.weight_version, sent, rid)

@@ -344,6 +344,7 @@ class HeldJob:
                 detail=detail,
                 max_attempts=0 if permanent else config.max_attempts,
                 retry_ms=int(config.retry_s * 1000),
+                max_retry_ms=int(config.max_retry_s * 1000),
             )
         )
         last = (detail.strip().splitlines() or [""])[-1]

@@ -141,6 +141,7 @@ class Worker:
             held=self._held,
             draining=self._draining,
             metrics_url=self.metrics.url if self.metrics else "",
+            requests=self._waiting("requests"),
         )
 
     def _checks(self) -> "Checks | None":

@@ -38,6 +38,7 @@ class Presence:
         held: Mapping[str, HeldJob],
         draining: asyncio.Event,
         metrics_url: str,
+        requests: Waiting,
     ) -> None:
         self._services = services
         self._updates = updates
@@ -45,6 +46,7 @@ class Presence:
         self._held = held
         self._draining = draining
         self._metrics_url = metrics_url
+        self._requests = requests
         self._tokens_per_s = 0.0
         self._capacity = Capacity()
         self._was_full = False
@@ -57,6 +59,7 @@ class Presence:
             await self._services.commits.look()
             await self._note(pack(self.record()))
             await self._tell_endings()
+            self._tell_silence()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PRESENCE_S):
                     await self._services.show.wait()
@@ -78,6 +81,19 @@ class Presence:
         services = self._services
         if call := services.endings.take(services.keys, services.config.reward.died_window):
             await services.control.call(call)
+
+    def _tell_silence(self) -> None:
+        """Name a request that hangs (I8), long before its time is over."""
+        silent = self._services.engine.silent(self._services.config.engine.slow_request_s)
+        if not silent:
+            self._requests.end()
+            return
+        rid, seconds = silent[0]
+        more = f", and of {len(silent) - 1} more" if len(silent) > 1 else ""
+        self._requests.for_(
+            f"the engine, which was asked for sample {rid} of job {rid.rpartition('/')[0]}{more}, "
+            f"and sent nothing for {seconds:.0f} s"
+        )
 
     async def end(self) -> None:
         """Take the record away; a Redis that is gone is not an error here."""

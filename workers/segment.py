@@ -1,5 +1,6 @@
 """What one answer of an engine holds: drawn tokens, or the scores of given ones."""
 
+import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,13 @@ from workers.routing import Rows
 STALE_PREFIX = "its prefix was of older weights"
 #: Matched "stop" of an answer whose logits were not numbers; its last token was put there, not drawn.
 _NAN = "NaN happened"
+
+
+#: Unknown reasons that were told.
+_told: set[str] = set()
+_MOST_TOLD = 64
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ def read_drawn(answer: Any, rid: str) -> Drawn:
     """Tokens and logprobs of an answer to /generate.
 
     Raises:
-        EngineError: it lacks ids, or other than one finite logprob for each; or it ended for an unknown reason.
+        EngineError: it lacks ids, or other than one finite logprob for each.
     """
     try:
         meta, ids = answer["meta_info"], answer["output_ids"]
@@ -79,7 +87,13 @@ def read_drawn(answer: Any, rid: str) -> Drawn:
     if not all_finite(logprobs) or finish.get("matched") == _NAN:
         raise EngineError(f"{rid}: the engine gave a logprob that is not a finite number: its logits overflow.")
     if reason not in ("stop", "length", "abort"):
-        raise EngineError(f"{rid}: the engine ended for a reason that penstock does not know: {reason!r}.")
+        if not ids:
+            raise EngineError(f"{rid}: the engine ended without a token, for the unknown reason {reason!r:.80}.")
+        # A later release may end answers for more reasons. What was drawn was drawn, and that it was cut short is true.
+        if str(reason) not in _told and len(_told) < _MOST_TOLD:
+            _told.add(str(reason))
+            log.warning("%s: the engine ended for the reason %.80r, unknown here: taken as truncated", rid, reason)
+        reason = "length"
     return Drawn(ids, logprobs, reason, str(finish.get("message", "")), meta)
 
 

@@ -1,6 +1,7 @@
 -- fail: leased -> delayed, or dead when its tries are used up or it can never succeed (worker).
 -- KEYS: group:JOB, delayed, bodies
--- ARGV: prefix, job, token, worker, reason, detail, tries allowed (0: bury at once), first wait in ms
+-- ARGV: prefix, job, token, worker, reason, detail, tries allowed (0: bury at once), first wait in ms,
+--       longest wait in ms
 -- Returns: 'delayed' | 'dead' | 'lost'
 -- Atomic because the try is counted where the job moves.
 local prefix, job = ARGV[1], ARGV[2]
@@ -16,7 +17,7 @@ if attempts >= tonumber(ARGV[7]) then
   return 'dead'
 end
 leave_inflight(prefix, job)
-redis.call('ZADD', KEYS[2], now_ms() + tonumber(ARGV[8]) * 2 ^ (attempts - 1), job)
+redis.call('ZADD', KEYS[2], now_ms() + math.min(tonumber(ARGV[8]) * 2 ^ (attempts - 1), tonumber(ARGV[9])), job)
 redis.call('HSET', KEYS[3], job, body)
 redis.call('HSET', KEYS[1], 'st', 'delayed')
 redis.call('HDEL', KEYS[1], 'tok', 'own')

@@ -131,10 +131,33 @@ def crash(keys: Keys, job: str, token: str, worker: str, detail: str) -> Call[st
 
 
 def fail(
-    keys: Keys, job: str, token: str, worker: str, *, reason: str, detail: str, max_attempts: int, retry_ms: int
+    keys: Keys,
+    job: str,
+    token: str,
+    worker: str,
+    *,
+    reason: str,
+    detail: str,
+    max_attempts: int,
+    retry_ms: int,
+    max_retry_ms: int = 60_000,
 ) -> Call[str]:
-    """A try failed. Returns delayed, dead or lost. ``max_attempts`` 0 buries at once."""
-    args: list[Value] = [keys.prefix, job, token, worker, reason, writable(detail, MAX_DETAIL), max_attempts, retry_ms]
+    """A try failed. Returns delayed, dead or lost. ``max_attempts`` 0 buries at once.
+
+    Args:
+        retry_ms: wait before the next try; doubles with each, up to ``max_retry_ms``.
+    """
+    args: list[Value] = [
+        keys.prefix,
+        job,
+        token,
+        worker,
+        reason,
+        writable(detail, MAX_DETAIL),
+        max_attempts,
+        retry_ms,
+        max_retry_ms,
+    ]
     return Call(script("fail"), [keys.group(job), keys.delayed, keys.bodies], args, text)
 
 

@@ -560,3 +560,17 @@ def test_full_redis_refuses_admission_and_commit_but_lets_go(
     finally:
         client.config_set("maxmemory", 0)
     play.assert_conserved(client, keys)
+
+
+def test_a_retry_waits_for_no_longer_than_the_longest_pause(client: redis.Redis, keys: Keys) -> None:
+    play.admit(client, keys, [play.job(0)])
+    (held,) = play.lease(client, keys)
+    client.hset(keys.group(held.job), "att", 40)  # 2 ** 40 s would be 35,000 years
+    fail = scripts.fail(
+        keys, held.job, held.token, "w1", reason="r", detail="", max_attempts=99, retry_ms=1000, max_retry_ms=5000
+    )
+    assert run(client, fail) == "delayed"
+    seconds, microseconds = client.time()
+    due = client.zscore(keys.delayed, held.job)
+    assert due is not None
+    assert due <= seconds * 1000 + microseconds / 1000 + 5000

@@ -91,6 +91,19 @@ async def test_an_engine_that_answers_wrong_is_tried_again_and_then_buried_by_na
     play.assert_conserved(client, keys)
 
 
+async def test_I8_a_request_that_hangs_is_named_long_before_its_time_is_over(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
+) -> None:
+    fake.behaviour[IDS["z"]] = "hang"
+    admit(client, keys, [job(0, "z", n=1)])
+    good = admit(client, keys, [job(1)])
+    async with working(config(engine={"request_timeout_s": 3600.0, "slow_request_s": 0.5})) as worker:
+        await until(all_in(client, keys, good, "ready"))
+        says = await until(lambda: waits_of(client, keys, "requests"))
+        assert "was asked for sample d/0/0/0 of job d/0/0, and sent nothing for" in says
+        assert f"worker:{worker.name}:requests".encode() in client.hkeys(keys.waits)
+
+
 async def test_a_request_that_the_engine_refuses_is_not_tried_again(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
 ) -> None:

@@ -10,7 +10,7 @@ from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
 from workers.engine import Engine
 from workers.seeds import sample_seed
-from workers.segment import STALE_PREFIX, Segment
+from workers.segment import STALE_PREFIX, Segment, read_drawn
 from workers.server_info import ServerInfo
 
 
@@ -135,7 +135,7 @@ async def test_an_id_that_the_model_does_not_have_never_reaches_the_engine(ids: 
         (answer([1], output_token_logprobs=[[float("nan"), 1, None]]), "finite"),
         (answer([1], output_token_logprobs=[[None, 1, None]]), "finite"),
         (answer([1], finish_reason={"type": "stop", "matched": "NaN happened"}), "finite"),
-        (answer([1], finish_reason={"type": "other"}), "does not know"),
+        (answer([], finish_reason={"type": "other"}), "without a token, for the unknown reason 'other'"),
         (answer([1], finish_reason=None), "lacks"),
         (answer([1, 2], [("3", 0, 1)]), "cover 1 of 2"),
         (answer([1, 2], [("3", 1, 2)]), "gap at token 0"),
@@ -159,3 +159,8 @@ def test_an_abort_before_the_first_token_is_an_empty_segment() -> None:
     del given["meta_info"]["prompt_tokens"]
     segment = read(given)
     assert (segment.output_ids, segment.versions, segment.prompt_tokens) == ([], [], 0)
+
+
+def test_an_answer_that_ended_for_an_unknown_reason_is_one_that_was_cut_short() -> None:
+    drawn = read_drawn(answer([1, 2], finish_reason={"type": "content_filter"}), "a/0/0/0")
+    assert (drawn.ids, drawn.reason) == ([1, 2], "length")
