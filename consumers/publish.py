@@ -8,7 +8,7 @@ block for as long as the disk takes.
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ def write_weights(
     version: int,
     *,
     keep: int = 3,
-    in_use: Collection[int] = (),
+    in_use: Callable[[], Collection[int]] = tuple,
     max_bucket_bytes: int = BUCKET_BYTES,
 ) -> Written:
     """Write version ``version`` of a model under ``into``, and delete all but the last ``keep`` versions there.
@@ -71,7 +71,8 @@ def write_weights(
             shapes of its weights are what the new ones must have.
         into: parent folder, made where it is missing. Temporary folders that a killed process left are removed.
         keep: at least 1; workers may still load older versions, so 2 or more is wise.
-        in_use: older versions that stay whatever ``keep`` says.
+        in_use: older versions that stay whatever ``keep`` says; asked when something is to be deleted, and once more
+            when its name is gone, so that who began to load it meanwhile finds it again.
         max_bucket_bytes: a tensor that is larger has a file to itself.
 
     Raises:
@@ -166,10 +167,10 @@ def _check_layout(entries: list[TensorEntry], model: Path) -> None:
     compare_layouts("the new version", f"the model in {model}", found, reference, ignored, cast=True)
 
 
-def _delete_old(parent: Path, version: int, keep: int, in_use: Collection[int]) -> None:
+def _delete_old(parent: Path, version: int, keep: int, in_use: Callable[[], Collection[int]]) -> None:
     for old in [older for older in versions(parent) if older <= version][:-keep]:
-        if old not in in_use:
-            _remove(parent / f"v{old:08d}")
+        if old not in in_use():
+            _remove(parent / f"v{old:08d}", lambda old=old: old in in_use())  # type: ignore[misc]
 
 
 def versions(into: str | Path) -> list[int]:
@@ -230,11 +231,14 @@ def _put_in_place(temporary: Path, target: Path) -> Path:
     return target
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: Path, is_wanted: Callable[[], bool] = lambda: False) -> None:
     """Delete a version; its name goes first, so that no half of it is ever found under it."""
     doomed = folder.with_name(f"{_TEMPORARY}gone-{folder.name}-{os.getpid()}")
     folder.rename(doomed)
-    shutil.rmtree(doomed)
+    if is_wanted():
+        doomed.rename(folder)
+    else:
+        shutil.rmtree(doomed)
 
 
 def _remove_leftovers(parent: Path) -> None:

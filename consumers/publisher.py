@@ -126,7 +126,7 @@ class Publisher:
                 into,
                 version,
                 keep=trainer.keep_versions,
-                in_use=self.in_use(),
+                in_use=self.in_use,
                 max_bucket_bytes=trainer.bucket_bytes,
             )
 
@@ -138,9 +138,22 @@ class Publisher:
         return until_room(once, tell=say)
 
     def in_use(self) -> Collection[int]:
-        """Versions that engines hold, or that somebody has pinned."""
+        """Versions that engines hold, load or are about to load, or that somebody has pinned."""
         pins = self._control.do(lambda client: client.hvals(self._keys.pins(self._model)))
-        return {int(pin) for pin in pins} | {int(worker["version"]) for worker in self._workers()}
+        held = {int(worker["version"]) for worker in self._workers()}
+        return {int(pin) for pin in pins} | held | self._wanted()
+
+    def _wanted(self) -> set[int]:
+        """Versions that workers have said they load, or would go back to."""
+        raw = self._control.do(lambda client: client.hgetall(self._keys.loading(self._model)))
+        there = {str(worker["name"]) for worker in self._workers()}
+        found: set[int] = set()
+        for name, data in raw.items():
+            record = unpack(data, "versions that a worker loads")
+            # Said before its presence is: who has only just come counts too.
+            if isinstance(record, dict) and (name.decode() in there or time.time() - float(record["at"]) < _FRESH_S):
+                found.update(int(version) for version in record["versions"])
+        return found
 
     def open(self, publication: Publication) -> None:
         """Let workers enroll for a version that is about to be announced: they hear of it only then."""

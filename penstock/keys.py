@@ -93,6 +93,9 @@ class Keys:
     def pins(self, model: str) -> str:
         return self.of(f"pins:{model}")
 
+    def loading(self, model: str) -> str:
+        return self.of(f"loading:{model}")
+
     def memory(self, model: str) -> str:
         return self.of(f"memory:{model}")
 

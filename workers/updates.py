@@ -8,8 +8,8 @@ from penstock.control import AsyncControl, Client
 from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull
 from penstock.keys import Keys
 from penstock.memory_control import parse_wish
-from penstock.messages import Publication
-from penstock.scripts import translate
+from penstock.messages import Publication, pack
+from penstock.scripts import note, translate
 from penstock.waits import Waiting
 from workers.apply import ApplyReport, Policy, apply_publication
 from workers.memory import Memory
@@ -89,6 +89,7 @@ class Updates:
             if publication is None:
                 continue
             try:
+                await self._hold(publication)
                 await self._services.engine.start(publication)
             except PublishError as exc:
                 if publication is newest:
@@ -168,6 +169,7 @@ class Updates:
                 continue
             birth = services.births
             try:
+                await self._hold(newest)
                 await self._cohort_ends(newest)
                 await self._evaluation_ends(newest)
                 report = await self._apply(newest)
@@ -250,6 +252,14 @@ class Updates:
                 "loaded (data.eval_pinned)"
             )
             await asyncio.sleep(EVAL_LOOK_S)
+
+    async def _hold(self, publication: Publication) -> None:
+        """Have the folder of what is to be loaded kept, and that of what is loaded: the engine may have to go back."""
+        services = self._services
+        keys, model = services.keys, services.config.model.name
+        versions = {publication.version} | ({self.loaded.version} if self.loaded is not None else set())
+        record = pack({"versions": sorted(versions), "at": time.time()})
+        await services.control.call(note(keys, keys.loading(model), services.worker, record))
 
     def _is_loaded(self, publication: Publication) -> None:
         self.loaded = publication

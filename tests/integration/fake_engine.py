@@ -66,6 +66,10 @@ class FakeEngine:
         #: First tokens of prompts that were there together when it died.
         self.victims: list[list[int]] = []
         self.refuses_loads = ""
+        #: Cleared: loads from the disk are held until it is set; their folders are in ``loading`` meanwhile.
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+        self.loading: list[str] = []
         #: Bodies of updates by checkpoint-engine, and what takes the weights at its sockets: '' or what went wrong.
         self.handles: list[dict[str, Any]] = []
         self.take: Callable[[dict[str, str]], str] = lambda handles: ""
@@ -173,6 +177,9 @@ class FakeEngine:
         body = await request.json()
         if self.refuses_loads:
             return web.json_response({"success": False, "message": self.refuses_loads}, status=400)
+        self.loading.append(body["model_path"])
+        await self.may_load.wait()
+        self.loading.remove(body["model_path"])
         self.version = body["weight_version"]
         self.loads.append(self.version)
         return web.json_response({"success": True})

@@ -49,6 +49,7 @@ class Rig:
         self.client: redis.Redis = connect(server.url)
         self._weights = safetensors.torch.load_file(Path(publication.path) / "model.safetensors")
         self.trained: list[str] = []
+        self.fake: FakeEngine
 
     def publish(self, trainer: Trainer, step: int = 0) -> None:
         trainer.publish(self._weights, step=step)
@@ -106,6 +107,7 @@ def rig(
         keys = Keys("storage")
         config = worker_play.make_config(server.url, keys, model, runs or folder / "runs", **values)
         made = Rig(server, config, parts, publication)
+        made.fake = fake
         try:
             yield made
         finally:

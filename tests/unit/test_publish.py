@@ -226,5 +226,5 @@ def test_T16_weights_of_another_shape_than_the_first_policys_are_never_a_version
 def test_a_version_in_use_is_not_deleted(source: Path, tmp_path: Path) -> None:
     into = tmp_path / "weights"
     for version in (1, 2, 3, 4, 5):
-        write_weights({"a": torch.ones(2)}, source, into, version, keep=2, in_use={2})
+        write_weights({"a": torch.ones(2)}, source, into, version, keep=2, in_use=lambda: {2})
     assert publish.versions(into) == [2, 4, 5]
