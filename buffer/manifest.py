@@ -132,11 +132,12 @@ def _ledger(sub: Subscription) -> dict[str, Any]:
 
 
 def _rows(plan: Plan, ages: _Ages, found: Sequence[Sequence[SampleMeta]]) -> tuple[list[Row], int]:
-    """Rows group by group, and the oldest version in them (not after the train version)."""
+    """Rows group by group, by k within each, and the oldest version in them (not after the train version)."""
     rows: list[Row] = []
     oldest = plan.train_version
     for group, records in zip(plan.groups, found, strict=True):
-        for record in records:
+        # Commits come in any order; a reader who compares two runs must not see it.
+        for record in sorted(records, key=attrgetter("k")):
             if record.oldest >= 0:
                 oldest = min(oldest, record.oldest)
             rows.append(_row(group, record, ages))

@@ -25,7 +25,7 @@ from penstock.keys import Keys, check_name
 from penstock.messages import Manifest
 from penstock.scripts import Value
 from penstock.tokens import new_token
-from penstock.waits import Waiting
+from penstock.waits import Waiting, read_waits
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ FRESH_MS = int(1000 * OWNER_LEASE_S) - 500
 #: Between two looks at whether others have committed what a rank that is ahead has behind it.
 AHEAD_S = 0.01
 #: Longest blocking read; how late a stop, a lost ownership or a time-out is seen.
+#: Shorter waits are somebody's loop.
+TELL_S = 1.0
 BLOCK_S = 0.5
 
 
@@ -272,9 +274,18 @@ class Subscriber:
                 raise WaitTimeout(f"The wait for batch {n} of subscription {self.name!r} was ended.")
             if left <= 0:
                 raise WaitTimeout(
-                    f"Batch {n} of subscription {self.name!r} was not there in {timeout_s} s: "
-                    "`penstock why` says what the buffer waits for."
+                    f"Batch {n} of subscription {self.name!r} was not there in {timeout_s} s: {self._why(timeout_s)}"
                 )
+
+    def _why(self, timeout_s: float | None) -> str:
+        """What holds a batch up, with its counts, as the buffer tells it. Blocks for a round trip."""
+        if timeout_s is not None and timeout_s < TELL_S:
+            return "`penstock why` says what the buffer waits for."  # who asks so often does not read it
+        said = {wait.who: wait.what for wait in self.control.do(partial(read_waits, keys=self.keys))}
+        if what := said.get(f"buffer:{self.name}"):
+            return f"the buffer waits for {what}."
+        ready = self.control.do(lambda client: client.zcard(self.keys.ready))
+        return f"{ready} groups are ready, and no buffer says what it waits for: see whether one runs (`penstock why`)."
 
     def _bind(self) -> None:
         """From its first batch on this rank belongs to one owner, and outlives it for nobody else (T14).

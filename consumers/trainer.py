@@ -599,6 +599,11 @@ class Trainer:
                 f"The checkpoint is of subscription {state.get('subscription')!r} of run {state.get('run')!r}, "
                 f"not of {self.name!r} of {self.config.run!r}."
             )
+        if not isinstance(state.get("batch"), int):
+            raise ConfigError(
+                f"The checkpoint says of no batch where it stands (batch is {state.get('batch')!r}): give what "
+                "Trainer.state_dict() returned."
+            )
         self._ahead.drop()
         self._committed = None
         self._clock.see(int(state.get("version", 0)))
@@ -621,7 +626,8 @@ class Trainer:
 
     def ask_evaluation(self, version: int) -> None:
         """Have ``version`` evaluated, whatever ``data.eval_every`` says: the last one of a run."""
-        self._subscriber.control.do(lambda client: client.hset(self.keys.clock, "final", version))
+        # As a note, which a full Redis takes: the run is at its end.
+        self._subscriber.control.call(scripts.note(self.keys, self.keys.clock, "final", str(version).encode()))
 
     def take_wait_s(self) -> float:
         """Seconds spent in ``next`` since the last call."""

@@ -212,13 +212,17 @@ def _part(
 def _with_redis(config: "Config") -> "Config":
     """``config`` with the address of a Redis that answers; SIGTERM ends the wait."""
     from penstock.await_redis import await_redis
+    from penstock.connect import check_durable
 
     # As process 1 of a container it would not end it by itself.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPT))
     try:
-        return await_redis(config)
+        config = await_redis(config)
     finally:
         signal.signal(signal.SIGTERM, before)
+    if config.redis.require_aof and config.redis.url is not None:
+        check_durable(config.redis.url)
+    return config
 
 
 def _register_inspection() -> None:

@@ -71,6 +71,8 @@ class RedisConfig(Section):
     appendfsync: Literal["everysec", "always"] = "everysec"
     #: maxmemory of our own server in bytes; 0 sets none.
     max_memory_bytes: Annotated[int, Field(ge=0)] = 0
+    #: Refuse a control Redis without an append-only file: when it dies, all that it holds is lost.
+    require_aof: bool = True
     #: Name -> URL of payload servers, redis://... or file:///FOLDER, a folder that all machines share; empty: payloads
     #: live on the control Redis, under the name "control".
     payload_servers: dict[str, str] = Field(default_factory=dict)

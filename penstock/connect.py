@@ -59,6 +59,20 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> re
     return client
 
 
+def check_durable(url: str) -> None:
+    """Refuse a control Redis that keeps no append-only file. Blocks. Raises ConfigError, and as ``connect``."""
+    with connect(url) as client:
+        try:
+            enabled = int(client.info("persistence").get("aof_enabled", 1))
+        except RedisError as exc:
+            raise translate(exc, url) from exc
+    if not enabled:
+        raise ConfigError(
+            f"Redis at {redact(url)} keeps no append-only file, so the run is lost when it dies: set appendonly yes "
+            "there, or redis.require_aof: false to do without."
+        )
+
+
 def connect_blocking(url: str, block_s: float) -> redis.Redis:
     """A client for reads that block for up to ``block_s``; give it to nobody else. Checks nothing."""
     client: redis.Redis = _client(redis.Redis, url, block_s + TIMEOUT_S, Retry(NoBackoff(), 0))
