@@ -33,9 +33,10 @@ from consumers.replay import RecordingOver, Replay
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.disk import append, until_room
-from penstock.errors import ConfigError, WaitTimeout
+from penstock.errors import ConfigError, PenstockError, WaitTimeout
 from penstock.logs import set_up
-from penstock.processes import die_with_parent
+from penstock.out_of_memory import trainer_error
+from penstock.processes import EXIT_CONFIG, die_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -243,16 +244,25 @@ def _rank_main(rank: int, config: Config, store: str) -> None:
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     try:
         code = _run_rank(config, rank, size)
+    except PenstockError as exc:
+        # A rank is a process of its own: nobody above it says the sentence.
+        log.error("%s", exc)
+        code = EXIT_CONFIG if isinstance(exc, ConfigError) else 1
     finally:
         dist.destroy_process_group()
     sys.exit(code)
 
 
 def _run_rank(config: Config, rank: int, size: int) -> int:
-    reference = Reference(config, rank, size)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: reference.stop())
-    return reference.run()
+    try:
+        reference = Reference(config, rank, size)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: reference.stop())
+        return reference.run()
+    except (RuntimeError, MemoryError) as exc:
+        if said := trainer_error(exc, config.trainer):
+            raise said from exc
+        raise
 
 
 def main(config: Config) -> int:

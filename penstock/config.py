@@ -29,6 +29,8 @@ _IS_ORIGINAL = {"1": True, "true": True, "0": False, "false": False}
 #: Tokens between two looks at a running answer, where a checkpoint may be due at any time.
 STREAM_TOKENS = 16
 
+#: Those that torch and SGLang both take.
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 #: Kinds of devices that torch knows; a number behind a colon names one of them.
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu")
 
@@ -161,6 +163,13 @@ class ModelConfig(Section):
     #: Hugging Face folder of the first policy: config, tokenizer, weights.
     path: str
     dtype: str = "auto"
+
+    @field_validator("dtype")
+    @classmethod
+    def _dtype_is_known(cls, dtype: str) -> str:
+        if dtype not in _DTYPES:
+            raise ValueError(f"{dtype!r} is no dtype of weights: write {', '.join(_DTYPES)}")
+        return dtype
 
 
 class RolloutConfig(Section):

@@ -106,6 +106,9 @@ CALLED = {
 
 #: Those for which there is no key: what is so instead.
 ABSENT = {
+    "num_train_epochs": "prompts come again until trainer.steps are done",
+    "num_epochs": "prompts come again until trainer.steps are done",
+    "total_epochs": "prompts come again until trainer.steps are done",
     "beta": "the losses have no KL term",
     "kl_coef": "the losses have no KL term",
     "kl_loss_coef": "the losses have no KL term",

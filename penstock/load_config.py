@@ -325,8 +325,7 @@ def _sentence(key: Path_, error: Any, source: str) -> str:
     match error["type"]:
         case "extra_forbidden":
             near = _nearest(key)
-            known = _close(key) is None and hint_of(key[-1])
-            hint = known or (f"did you mean {near}?" if near else "remove it.")
+            hint = hint_of(key[-1]) or (f"did you mean {near}?" if near else "remove it.")
             return f"{name} ({source}): there is no such key; {hint}"
         case "missing":
             return f"{name} is missing in {source}; set it."

@@ -22,6 +22,7 @@ from penstock.errors import ConfigError, EngineDied, EngineError, EngineRefused,
 from penstock.load_config import redact
 from penstock.messages import LogprobKind, Publication
 from penstock.model_config import read_config, read_eos_token_ids, read_vocab_size
+from penstock.out_of_memory import engine_advice
 from penstock.sampling import ORIGINAL_LOGPROB
 from workers import server as servers
 from workers.engine_args import check_arguments
@@ -648,9 +649,12 @@ class Engine:
         """How a spawned server ended, with the end of its log; '' while it runs, and for an external one."""
         server = self._server
         reason = server.exit_reason() if server else None
-        return (
-            f"the engine process {reason}; the end of {server.log}:\n{server.log_tail()}" if server and reason else ""
-        )
+        if not server or not reason:
+            return ""
+        tail = server.log_tail()
+        if advice := engine_advice(tail):
+            return f"the engine process {reason}, because it {advice}; its log is {server.log}"
+        return f"the engine process {reason}; the end of {server.log}:\n{tail}"
 
     async def _call(
         self,
@@ -694,8 +698,12 @@ class Engine:
             raise EngineDied(f"engine {self.name} was lost during {path} ({exc!r}){self._how_it_ended()}.") from exc
 
     def _how_it_ended(self) -> str:
-        reason = self._server.exit_reason() if self._server else None
-        return f"; its process {reason}" if reason else ""
+        server = self._server
+        reason = server.exit_reason() if server else None
+        if not server or not reason:
+            return ""
+        advice = engine_advice(server.log_tail())
+        return f"; its process {reason}" + (f", because it {advice}" if advice else "")
 
 
 def _refusal(who: str, status: int, answer: bytes) -> EngineError:

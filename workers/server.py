@@ -15,6 +15,7 @@ import aiohttp
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
+from penstock.out_of_memory import engine_advice
 from penstock.sampling import ORIGINAL_LOGPROB
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -257,6 +258,8 @@ class Server:
             return ConfigError(
                 "engine.python has no sglang: run `make engine`, or name the interpreter of an environment that has it."
             )
+        if advice := engine_advice(tail):
+            return EngineDied(f"the engine {reason} while it started, because it {advice}; its log is {self.log}")
         return EngineDied(f"the engine {reason} while it started; the end of {self.log}:\n{tail}")
 
     def port_taken(self) -> bool:

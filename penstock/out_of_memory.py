@@ -1,0 +1,58 @@
+"""Out of memory, in a sentence with the key to lower: of a trainer by what was raised, of an engine by its log."""
+
+import re
+from typing import TYPE_CHECKING
+
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.config import TrainerConfig
+
+#: What allocators say: CUDA's and the CPU's of torch, Python's, C++'s.
+_SAID = re.compile(
+    r"[^\n]*(?:CUDA out of memory|OutOfMemoryError|HIP out of memory|can't allocate memory|out of memory\. Try to lower"
+    r"|CUDA error: out of memory|cudaErrorMemoryAllocation|std::bad_alloc|MemoryError)[^\n]*"
+)
+#: SGLang's own words where weights leave no room for keys and values.
+_NO_ROOM_FOR_CACHE = "Not enough memory. Please try to increase --mem-fraction-static"
+_LINE_CHARS = 300
+
+
+def engine_advice(log: str) -> str:
+    """What to change so that an engine whose log ends so has enough memory; '' where it ended for another reason."""
+    if _NO_ROOM_FOR_CACHE in log:
+        return (
+            "ran out of memory: its weights leave no room for keys and values under engine.args.mem-fraction-static; "
+            "raise that, raise engine.args.tp-size, or take a smaller model"
+        )
+    found = _SAID.findall(log)
+    if not found:
+        return ""
+    return (
+        f"ran out of memory ({_line(found[-1])}): lower engine.args.mem-fraction-static, "
+        "engine.args.chunked-prefill-size or engine.args.max-running-requests, raise engine.args.tp-size, or give it a "
+        "device that no trainer uses"
+    )
+
+
+def trainer_error(exc: BaseException, config: "TrainerConfig") -> PenstockError | None:
+    """The sentence for an exception of a training process that is short of memory; None for any other."""
+    if not isinstance(exc, MemoryError) and (not isinstance(exc, RuntimeError) or not _SAID.search(_named(exc))):
+        return None
+    now = f"is {config.max_tokens}" if config.max_tokens else "is not set, so a rank's whole share is one micro-batch"
+    reason = _line(str(exc)) or type(exc).__name__
+    return PenstockError(
+        f"The trainer ran out of memory on {config.device} ({reason}): lower trainer.max_tokens, the tokens of a "
+        f"micro-batch, which {now}; or raise trainer.dp_size, lower rollout.max_context_tokens, or give the trainer a "
+        "device that no engine uses."
+    )
+
+
+def _named(exc: BaseException) -> str:
+    return f"{type(exc).__name__}: {exc}"
+
+
+def _line(text: str) -> str:
+    """The first line, in its first sentences."""
+    lines = text.strip().splitlines()
+    return lines[0].strip().rstrip(".")[:_LINE_CHARS] if lines else ""
