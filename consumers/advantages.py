@@ -49,7 +49,7 @@ def group_advantages(
     values = np.asarray(rewards, np.float64)
     if not np.isfinite(values).all():
         where = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ProtocolError(f"a sample of group {groups[where]} has the reward {values[where]}, not a number (T11).")
+        raise ProtocolError(f"a sample of group {groups[where]} has the reward {values[where]}, not a number.")
     if not len(values):
         return values
     ids: dict[Hashable, int] = {}

@@ -405,7 +405,7 @@ class Batch:
             return None
         data = found[row.sample]
         if data is None:
-            raise PayloadError(f"sample {row.sample}: its side array {name!r} is gone from its payload server (T17).")
+            raise PayloadError(f"sample {row.sample}: its side array {name!r} is gone from its payload server.")
         return sides.unpack(name, data, row.sample, next(side[2] for side in row.sides if side[0] == name))
 
     @cached_property

@@ -45,9 +45,7 @@ def check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
     """Raise ProtocolError where a manifest contradicts itself, or breaks its own staleness bound (I6)."""
     what = f"batch {manifest.n} of {manifest.sub}"
     if (total := sum(row.num_loss for row in rows)) != manifest.num_loss_tokens:
-        raise ProtocolError(
-            f"{what}: its rows have {total} loss tokens, its manifest {manifest.num_loss_tokens} (T10)."
-        )
+        raise ProtocolError(f"{what}: its rows have {total} loss tokens, its manifest {manifest.num_loss_tokens}.")
     check_kinds(rows, what)
     lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
     for row in rows:
@@ -64,7 +62,7 @@ def check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
         if row.oldest_loss > manifest.train_version:
             raise ProtocolError(
                 f"{what}: sample {row.sample} bears loss on version {row.oldest_loss}, which comes after version "
-                f"{manifest.train_version}, the one it is trained at (T2)."
+                f"{manifest.train_version}, the one it is trained at."
             )
 
 

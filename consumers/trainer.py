@@ -447,7 +447,7 @@ class Trainer:
     def _check_drives(self, verb: str) -> None:
         if not self.seat.drives:
             raise ProtocolError(
-                f"Role {self.seat.role} may not {verb}(): only role {self.seat.roles[0]} drives the clock (T13)."
+                f"Role {self.seat.role} may not {verb}(): only role {self.seat.roles[0]} drives the clock."
             )
 
     def offload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:

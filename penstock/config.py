@@ -177,7 +177,7 @@ class RolloutConfig(Section):
 
     #: Answers per prompt (size of a group).
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 8
-    #: SGLang names. top_p < 1, top_k, min_p, penalties and grammars are refused for training (T7).
+    #: SGLang names. top_p < 1, top_k, min_p, penalties and grammars are refused for training (docs/truth.md, T7).
     sampling: dict[str, Any] = Field(default_factory=lambda: {"max_new_tokens": 256, "temperature": 1.0})
     #: Drawn for evaluation; overrides of ``sampling``.
     eval_sampling: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0.0})
@@ -185,7 +185,7 @@ class RolloutConfig(Section):
     max_context_tokens: Positive = 32768
     #: Most turns of a sample with an environment.
     max_turns: Positive = 8
-    #: Side arrays (``sample.sides``) that every sample must have; one without fails (T17).
+    #: Side arrays (``sample.sides``) that every sample must have; one without fails (docs/truth.md, T17).
     sides: list[str] = Field(default_factory=list)
     #: A group takes too long when its first lease is so long ago; None: never.
     group_timeout_s: Seconds | None = None
@@ -209,7 +209,7 @@ class RolloutConfig(Section):
 
 
 class StalenessConfig(Section):
-    """The policy object of gate and cut (T2-T5)."""
+    """The policy object of gate and cut (docs/truth.md, T2 to T5)."""
 
     mode: Literal["sync", "one_step", "async"] = "async"
     #: Most versions between drawing a token and training it; sync means 0 and one_step 1.
@@ -351,7 +351,8 @@ class WorkerConfig(Section):
     count: Positive = 1
     #: Samples generated at once per worker.
     slots: Positive = 64
-    #: How new weights are applied (design.md 4); one_step always drains.
+    #: How new weights are applied (docs/workers.md): in_place (running answers go on under them), abort
+    #: (they stop and are resumed under them) or drain (they end first); one_step always drains.
     apply: Literal["in_place", "abort", "drain"] = "in_place"
     #: A lease not renewed for so long is taken over.
     lease_s: Seconds = 15.0
@@ -399,7 +400,7 @@ class RewardConfig(Section):
     timeout_s: Seconds = 30.0
     #: Tries of a reward that raises.
     max_attempts: Positive = 2
-    #: CPU time of one math_verify check; an answer that needs more is worth 0 (T11).
+    #: CPU time of one math_verify check; an answer that needs more is worth 0 (docs/truth.md, T11).
     check_cpu_s: Positive = 5
     #: Admission stops when more than this share of a dataset's jobs died of the user's code (reward, environment), of
     #: the last ``died_window`` that ended, from ``died_from`` on; 1: never.
@@ -495,7 +496,7 @@ class TrainerConfig(Section):
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
     #: Loss per token (consumers/losses.py); it brings its own clips and aggregation where they are not given.
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
-    #: T9: one correction, never two (consumers/corrections.py). reinforce takes truncated, the others take the rest.
+    #: One correction, never two (docs/truth.md, T9). reinforce takes truncated, the others take the rest.
     correction: Literal["bypass", "decoupled", "truncated"] = "bypass"
     #: C of decoupled and truncated; None is 2. bypass has no weight to cap.
     weight_cap: Annotated[float, Field(gt=0)] | None = None
@@ -568,17 +569,17 @@ class TrainerConfig(Section):
         if self.correction == "truncated" and self.loss != "reinforce":
             raise ValueError(
                 f"correction truncated weighs by π_θ / μ, and loss {self.loss} takes a ratio of its own: that corrects "
-                "twice (T9); choose loss reinforce, or correction bypass or decoupled"
+                "twice; choose loss reinforce, or correction bypass or decoupled"
             )
         if self.loss == "reinforce" and self.correction != "truncated":
             raise ValueError(
-                f"loss reinforce takes no ratio, so correction {self.correction} would leave stale data uncorrected "
-                "(T9); choose correction truncated, or loss ppo"
+                f"loss reinforce takes no ratio, so correction {self.correction} would leave stale data uncorrected; "
+                "choose correction truncated, or loss ppo"
             )
         if self.correction == "bypass" and self.weight_cap is not None:
             raise ValueError(
-                "weight_cap caps a weight that correction bypass does not have, and a second one would correct twice "
-                "(T9): leave it away, or choose correction decoupled"
+                "weight_cap caps a weight that correction bypass does not have, and a second one would correct "
+                "twice: leave it away, or choose correction decoupled"
             )
         if self.dual_clip is not None and self.loss in ("cispo", "reinforce"):
             raise ValueError(

@@ -157,7 +157,7 @@ def rollback_line(counters: dict[str, int]) -> str:
 def audit(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
 ) -> None:
-    """Recount invariant I1 from the keys; exit code 1 on a difference."""
+    """Recount every job and group from the keys; exit code 1 on a difference."""
     from dataclasses import asdict
 
     from penstock.audit import audit as recount

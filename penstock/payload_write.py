@@ -156,7 +156,7 @@ def _temperature(sample: Sample) -> float:
 
 def _reward(sample: Sample) -> float:
     if sample.reward is None or not math.isfinite(sample.reward):
-        raise PayloadError(f"sample {sample.id}: its reward is {sample.reward}, not a number (T11).")
+        raise PayloadError(f"sample {sample.id}: its reward is {sample.reward}, not a number.")
     return float(sample.reward)
 
 
@@ -251,7 +251,7 @@ def _check(raws: Sequence[_Raw]) -> list[_Checked]:
         raise PayloadError(f"sample {_whose(raws, ends, where)[0]}: generated and loss_mask may hold 0 and 1 only.")
     if not same and (loss > generated).any():
         sample, where = _whose(raws, ends, int(np.flatnonzero(loss > generated)[0]))
-        raise PayloadError(f"sample {sample}: token {where} bears loss but was not generated (T8).")
+        raise PayloadError(f"sample {sample}: token {where} bears loss but was not generated.")
     mask = generated * _BOTH if same else generated | (loss << 1)
     starts, versions = _runs(_join([raw.versions for raw in raws]), ends)
     num_drawn = sum_runs(generated, starts)

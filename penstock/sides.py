@@ -44,7 +44,7 @@ def pack_all(sides: Mapping[str, Any], sample_id: str, wanted: Sequence[str] = (
     """
     if missing := [name for name in wanted if sides.get(name) is None]:
         raise PayloadError(
-            f"sample {sample_id}: rollout.sides asks for {', '.join(missing)}, and the sample has none (T17): let the "
+            f"sample {sample_id}: rollout.sides asks for {', '.join(missing)}, and the sample has none: let the "
             "engine, environment or reward set sample.sides, or do not ask for it."
         )
     if len(sides) > MAX_SIDES:

@@ -63,7 +63,7 @@ def _refuse_hidden(job: Job, sampling: dict[str, Any]) -> None:
     if hidden is None:
         return
     name, value = hidden
-    does = "draws from another distribution than the logprobs tell (T7)"
+    does = "draws from another distribution than the logprobs tell"
     if name == "temperature":
         does = f"cannot be trained on, because an engine draws greedily below {GREEDY_BELOW:g}"
     raise ConfigError(
