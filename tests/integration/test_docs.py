@@ -43,10 +43,11 @@ LISTED = {
     "README.md: dataset ──> producer": "a diagram",
     "docs/concepts.md: dataset ──> producer": "a diagram",
     "docs/consumers.md: name   state   share": "what a command printed",
-    "docs/consumers.md: from consumers.sources import Shards": "needs ranks that shard a model: test_replicas.py",
+    "docs/consumers.md: from penstock import Shards": "needs ranks that shard a model: test_replicas.py",
     "docs/consumers.md: trainer.offload_engines()": "needs a GPU: tests/gpu/test_one_gpu.py",
-    "docs/adapters.md: from consumers.adapters.verl import": "needs verl's environment: test_foreign_trainers.py",
-    "docs/adapters.md: from consumers.adapters.trl import": "needs TRL's environment: test_foreign_trainers.py",
+    "docs/adapters.md: from penstock import VerlRollout": "needs verl's environment: test_foreign_trainers.py",
+    "docs/adapters.md: from penstock import TrlRollouts": "needs TRL's environment: test_foreign_trainers.py",
+    "docs/adapters.md: SLIME_SOURCE=": "needs a checkout of slime: test_slime.py",
     "examples/several/README.md: make several": "minutes, with a real engine: test_several.py",
     "examples/several/README.md: penstock prepare": "minutes, with a real engine: test_several.py",
 }
@@ -80,15 +81,15 @@ EXECUTED = (
     "README.md: penstock run run.yaml --plan",
     "README.md: penstock redis ",
     "README.md: penstock status",
-    "docs/adapters.md: from consumers.adapters.rollout_manager",
+    "docs/adapters.md: from penstock import RolloutManager",
     "docs/adapters.md: from torch.utils.data import DataLoader",
-    "docs/adapters.md: from consumers.adapters.requests",
+    "docs/adapters.md: from penstock import Request, Requests",
     "docs/consumers.md: from penstock import Trainer",
     "docs/consumers.md: # in each process of the critic",
     "docs/operations.md: penstock prepare ",
     "docs/rewards.md: # rewards.py",
     "docs/rewards.md: penstock run run.yaml --reward.function",
-    "docs/workers.md: from workers.environments import",
+    "docs/workers.md: from penstock import Observation",
     "docs/workers.md: from penstock import Scorer",
 )
 
@@ -297,7 +298,7 @@ def test_every_block_of_the_pages_runs_or_stands_in_the_list_with_its_reason(
 
 
 def test_the_loop_of_a_rollout_manager(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = block("docs/adapters.md: from consumers.adapters.rollout_manager")
+    page = block("docs/adapters.md: from penstock import RolloutManager")
     trained: list[Any] = []
 
     space = execute(
@@ -387,7 +388,7 @@ def test_answers_to_prompts_that_are_given(place: Place, monkeypatch: pytest.Mon
     place.write(run="math")
     place.start("penstock run run.yaml --without trainer --without producer")
 
-    page = block("docs/adapters.md: from consumers.adapters.requests")
+    page = block("docs/adapters.md: from penstock import Request, Requests")
     space = execute(page, place, monkeypatch, model=policy(place))
 
     assert [len(group) for group in space["groups"]] == [8, 8]
@@ -530,7 +531,7 @@ def test_python_that_is_listed_is_python_at_least() -> None:
 
 def test_an_environment_of_ones_own() -> None:
     space: dict[str, Any] = {"evaluate": lambda question: eval(question)}
-    exec(block("docs/workers.md: from workers.environments import").text, space)
+    exec(block("docs/workers.md: from penstock import Observation").text, space)
     sample = SimpleNamespace(turns=["1+1 is calc(1+1)"])
 
     async def play() -> Any:
