@@ -1,6 +1,8 @@
 """The clock of a model: the numbers of its versions, as the trainer that drives it counts them (T1, T2, T13)."""
 
 import logging
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from consumers.subscriber import Subscriber
@@ -11,6 +13,9 @@ from penstock.messages import Publication, unpack
 from penstock.staleness import Lineage
 
 log = logging.getLogger(__name__)
+
+#: Times that a version is announced again after engines died on it.
+AGAIN = 3
 
 
 class Clock:
@@ -85,6 +90,38 @@ class Clock:
             raise PublishError(f"Model {self.model!r} has no version yet: publish its weights before tick().")
         return Publication.from_bytes(entries[0][1][b"p"], "publication")
 
+    def announce_again(self, bound: int) -> None:
+        """Announce the last version once more where engines died on it and nothing serves in its stead.
+
+        Blocks for a round trip, mostly. Raises PublishError when it was announced ``AGAIN`` times more in vain.
+
+        Args:
+            bound: versions that one may be older by which serves in its stead; 0: none may.
+        """
+        if not self.last or self.must_publish:
+            return
+        aside = self._subscriber.control.do(lambda client: client.hgetall(self._keys.aside(self.model)))
+        if not aside:
+            return
+        entries = self._subscriber.control.do(lambda client: client.xrevrange(self._keys.weights(self.model), count=16))
+        newest = Publication.from_bytes(entries[0][1][b"p"], "publication")
+        detail = aside.get(b"%d-%d" % (newest.version, newest.rev))
+        if newest.version != self.last or detail is None:
+            return
+        others = {int(entry.partition(b"-")[0]) for entry, _ in entries if entry not in aside} - {newest.version}
+        gone = [tuple(span) for span in newest.abandoned]
+        if any(newest.version - v <= bound and not any(a <= v <= b for a, b in gone) for v in others):
+            return
+        if newest.rev >= AGAIN:
+            raise PublishError(
+                f"Engines died on version {newest.version} of model {self.model!r} in each of its {newest.rev + 1} "
+                f"announcements and finished nothing, the last time so: {detail.decode(errors='replace')[:2000]}. "
+                "Restore an earlier checkpoint, or see in the engine's log what its weights break."
+            )
+        log.error("version %d is announced again: engines died on it and finished nothing", newest.version)
+        again = replace(newest, rev=newest.rev + 1, transport="disk", published_s=time.time())
+        self.announce(again)
+
     def announce(self, publication: Publication) -> int:
         """Move the clock to ``publication``; returns its version.
 
@@ -103,6 +140,7 @@ class Clock:
                 through=publication.through,
                 step=publication.step,
                 record=publication.to_bytes(),
+                rev=publication.rev,
                 known=self._known,
             )
         )

@@ -249,10 +249,11 @@ class Subscriber:
         stopped: Callable[[], bool] = lambda: False,
         *,
         ahead: bool = False,
+        look: Callable[[], None] = lambda: None,
     ) -> Delivery:
         """Manifest of batch ``n``; blocks until it is cut. Raises WaitTimeout, OwnershipLost, ProtocolError.
 
-        ``ahead``: nobody waits for it yet, so no wait is told.
+        ``ahead``: nobody waits for it yet, so no wait is told. ``look``: called now and then while it waits.
         """
         deadline = _deadline(timeout_s)
         while True:
@@ -266,6 +267,7 @@ class Subscriber:
                     self.waiting.end()
                 return self._delivery(n, *found[0][1][0])
             self._check_lost()
+            look()
             if not self.seat.drives:
                 self.check_lineage(self.gen)
             if not ahead:

@@ -269,16 +269,23 @@ class Trainer:
         ahead = self._ahead.get(n)
         if ahead is None:
             self._ask(n)
-            return self._reader.prepare(self._make(self._subscriber.read(n, timeout)))
+            return self._reader.prepare(self._make(self._subscriber.read(n, timeout, look=self._look_after)))
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while not ahead.done():
             left = deadline - time.monotonic()
             if left <= 0:
                 raise WaitTimeout(f"Batch {n} of subscription {self.name!r} was not there in {timeout} s.")
+            self._look_after()
             self._subscriber.waiting.for_(f"batch {n} of buffer:{self.name}")
             futures.wait([ahead], min(LOOK_S, left))
         self._subscriber.waiting.end()
         return self._ahead.take(n)
+
+    def _look_after(self) -> None:
+        """While it waits for a batch: a version that engines die of is announced again. Raises PublishError."""
+        if self.is_leader and self.drives:
+            staleness = self.config.staleness
+            self._clock.announce_again(staleness.bound if staleness.mode == "async" else 0)
 
     def _look_ahead(self) -> None:
         if self._ahead.depth:

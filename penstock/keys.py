@@ -99,6 +99,12 @@ class Keys:
     def memory(self, model: str) -> str:
         return self.of(f"memory:{model}")
 
+    def trials(self, model: str) -> str:
+        return self.of(f"trials:{model}")
+
+    def aside(self, model: str) -> str:
+        return self.of(f"aside:{model}")
+
     def steps(self, model: str) -> str:
         return self.of(f"steps:{model}")
 

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: An engine that lived so long, or finished anything, has settled.
 SETTLED_S = 60.0
+#: Tokens that an engine draws for nobody before it takes a suspect.
+PROOF_TOKENS = 32
 #: Longest first token of an engine that was lost before.
 PROOF_S = 60.0
 
@@ -40,6 +42,7 @@ class Caretaker:
         self._waiting = waiting
         self._held = held
         self._restarts = Restarts(services.config.engine)
+        updates.let_go = self._let_go
 
     async def first_start(self) -> None:
         """Start the engine with the current weights. Blocks until it serves; failures are tried again as later ones.
@@ -151,6 +154,32 @@ class Caretaker:
             self._waiting.for_(f"its engine to be started again{last}")
         await self._updates.pause(wait_s)
 
+    async def makes_sure(self) -> bool:
+        """Before an engine that has finished nothing takes a suspect, where there is nothing else to take.
+
+        On a publication on which engines have finished jobs it draws tokens of nobody's first; where none has, a death
+        is charged to the publication. False where there is no suspect, or the engine was lost. Blocks for the tokens.
+        """
+        services = self._services
+        keys, birth = services.keys, services.births
+        if not await services.control.do(lambda client: client.xlen(keys.jobs("suspect"))):
+            return False
+        ok, trials = f"ok:{services.publication}", keys.trials(services.config.model.name)
+        if await services.control.do(lambda client: client.hexists(trials, ok)):
+            try:
+                await services.engine.prove(PROOF_S, num_tokens=PROOF_TOKENS)
+            except EngineError as exc:
+                services.lose_engine(birth, str(exc))
+                return False
+            await services.finished(birth, "")
+        return birth == services.births and not services.engine_lost.is_set()
+
+    async def _let_go(self) -> None:
+        """Hand everything back, without a charge; blocks until that is done."""
+        self._hand_back()
+        if tasks := [held.task for held in self._held.values() if held.task is not None]:
+            await asyncio.wait(tasks)
+
     def _hand_back(self) -> None:
         """Let other workers have what waits for this engine, without a charge."""
         for held in list(self._held.values()):
@@ -158,7 +187,7 @@ class Caretaker:
 
     async def _give_back_newer(self) -> None:
         """T12: where the engine came back with older weights, or none, jobs of a newer version are not gone on with."""
-        version = self._services.engine.version
+        version = self._services.highest
         newer = [held for held in self._held.values() if version < max(0, held.lease.not_before)]
         for held in newer:
             held.release()

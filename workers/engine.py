@@ -236,8 +236,8 @@ class Engine:
             )
         self.logprob_kind = kind
 
-    async def prove(self, timeout_s: float) -> None:
-        """Draw one token of nobody's, to see that it serves. Blocks until it is there.
+    async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None:
+        """Draw tokens of nobody's, to see that it serves. Blocks until they are there.
 
         Raises:
             EngineDied: the connection was lost, or the server has other weights than were loaded.
@@ -245,7 +245,7 @@ class Engine:
         """
         body = {
             "input_ids": [0],
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
+            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True},
             "rid": f"proof:{next(self._serial)};",
         }
         answer = await self._call("POST", "/generate", body, timeout_s)

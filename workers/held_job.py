@@ -176,7 +176,9 @@ class HeldJob:
         detail = trace_of(failure)
         match failure:
             case EngineDied():
-                await self._crash(str(failure))
+                services = self._services
+                died = services.present() if isinstance(failure, ReplicaDied) else services.died
+                await self._crash(str(failure), *died)
             case ConfigError() | ProtocolError() | EngineRefused():
                 await self._fail(failure, "refused", str(failure), permanent=True)
             case RewardError():
@@ -286,6 +288,7 @@ class HeldJob:
 
     async def _generate(self, sample: Sample, prefix: Prefix) -> None:
         services, birth = self._services, self._services.births
+        begun_on = services.publication
         try:
             await generate_sample(
                 services.engine,
@@ -303,6 +306,8 @@ class HeldJob:
         except EngineDied as exc:
             services.lose_engine(birth, str(exc))
             raise
+        if sample.status != "aborted":
+            await services.finished(birth, begun_on)
 
     async def _commit(self, sample: Sample) -> None:
         services = self._services
@@ -356,10 +361,20 @@ class HeldJob:
         else:
             log.warning("%s", message)
 
-    async def _crash(self, detail: str) -> None:
+    async def _crash(self, detail: str, publication: str, engine: str, sure: bool) -> None:
         await self._keep_prefixes()
         services = self._services
-        call = scripts.crash(services.keys, self.job, self.lease.token, services.worker, detail)
+        call = scripts.crash(
+            services.keys,
+            self.job,
+            self.lease.token,
+            services.worker,
+            detail,
+            model=services.config.model.name,
+            publication=publication,
+            engine=engine,
+            sure=sure,
+        )
         went = await services.control.call(call)
         services.tally.crashes[went] += 1
         log.warning("the engine died under job %s, which is %s now", self.job, went)

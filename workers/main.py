@@ -283,19 +283,27 @@ class Worker:
                 return 0
             suspects = sum(held.lease.lane == "suspect" for held in self._held.values())
             free = self.config.worker.slots - self._num_undrawn
-            leases = await self.control.call(
-                scripts.lease(
-                    self.keys,
-                    self.name,
-                    new_token(),
-                    most=max(1, free // self.config.rollout.n),
-                    version=self.services.engine.version,
-                    suspects=max(0, 1 - suspects),
-                )
-            )
+            most = max(1, free // self.config.rollout.n)
+            # An engine that has finished nothing yet takes what is no suspect first: it could not say who is to blame.
+            leases = await self._lease_up_to(most, max(0, 1 - suspects) if self.services.is_sure else 0)
+            if not leases and not self._held and not self.services.is_sure and await self.caretaker.makes_sure():
+                leases = await self._lease_up_to(most, 1)
             for lease in leases:
                 self._hold(HeldJob(self.services, lease))
             return len(leases)
+
+    async def _lease_up_to(self, most: int, suspects: int) -> list[scripts.RawLease]:
+        services = self.services
+        call = scripts.lease(
+            self.keys,
+            self.name,
+            new_token(),
+            most=most,
+            version=services.engine.version,
+            suspects=suspects,
+            highest=services.highest,
+        )
+        return await self.control.call(call)
 
     def _hold(self, held: HeldJob) -> None:
         before = self._held.get(held.job)

@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from penstock import scripts
 from penstock.config import Config
 from penstock.control import AsyncControl
 from penstock.keys import Keys
@@ -71,6 +72,14 @@ class Services:
     crash_loop: str = ""
     #: Starts of the engine so far.
     births: int = 0
+    #: Start of the engine that finished something since: a suspect that it dies of is the cause.
+    sure_birth: int = -1
+    #: Of the engine that was lost last: publication (VERSION-REV, '' for none), name of its start, whether it was sure.
+    died: tuple[str, str, bool] = ("", "", True)
+    #: Newest version that was set aside, where older weights serve in its stead as far as the bound allows; -1: none.
+    stands_in_for: int = -1
+    #: The publication on which this worker told last that something was finished.
+    proven: str = ""
     #: Set whenever a sample was drawn or a job has ended: there may be room for another.
     room: asyncio.Event = field(default_factory=asyncio.Event)
     tally: Tally = field(default_factory=Tally)
@@ -92,7 +101,41 @@ class Services:
         if birth == self.births and not self.engine_lost.is_set():
             self._shut.enter_context(self.gate.requests.held("the engine is being restarted"))
             self.loss = reason
+            self.died = self.present()
             self.engine_lost.set()
+
+    @property
+    def is_sure(self) -> bool:
+        """True when the engine finished something since it started."""
+        return self.sure_birth == self.births
+
+    @property
+    def publication(self) -> str:
+        """``VERSION-REV`` that the engine has; '' for none."""
+        return f"{self.engine.version}-{self.engine.rev}" if self.engine.version >= 0 else ""
+
+    @property
+    def highest(self) -> int:
+        """Highest version at admission that the engine may start (T12)."""
+        return max(self.engine.version, self.stands_in_for)
+
+    def present(self) -> tuple[str, str, bool]:
+        """As ``died``, of the engine that is there."""
+        return self.publication, f"{self.worker}/{self.births}", self.is_sure
+
+    async def finished(self, birth: int, begun_on: str) -> None:
+        """The engine of start ``birth`` finished a request that began on publication ``begun_on``.
+
+        What began and ended on one publication proves that engines live on it: told once, in a round trip.
+        """
+        if birth != self.births or self.engine_lost.is_set():
+            return
+        self.sure_birth = birth
+        if begun_on in ("", self.proven) or begun_on != self.publication:
+            return
+        self.proven = begun_on
+        trials = self.keys.trials(self.config.model.name)
+        await self.control.call(scripts.note(self.keys, trials, f"ok:{begun_on}", b"1"))
 
     def engine_is_back(self) -> None:
         """Let requests through again."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from penstock.control import AsyncControl, Client
 from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull
@@ -12,6 +13,7 @@ from penstock.messages import Publication, pack
 from penstock.scripts import note, translate
 from penstock.waits import Waiting
 from workers.apply import ApplyReport, Policy, apply_publication
+from workers.health import shorten
 from workers.memory import Memory
 from workers.services import Services
 from workers.transfer import Receiver
@@ -24,8 +26,18 @@ BLOCK_MS = 1000
 LOOK_S, RETRY_S = 0.05, 1.0
 #: How often a version is looked at that is held for its evaluation.
 EVAL_LOOK_S = 0.2
+#: Publications that are looked at for the last good one.
+KEPT = 16
 #: How often a worker whose engine may not start looks whether it may.
 WISH_S = 0.2
+
+
+def _id(publication: Publication) -> str:
+    return f"{publication.version}-{publication.rev}"
+
+
+async def _nothing() -> None:
+    """Nobody holds anything."""
 
 
 class Updates:
@@ -59,6 +71,10 @@ class Updates:
         self.newest: Publication | None = None
         #: What the engine has, or had when it was lost.
         self.loaded: Publication | None = None
+        #: Publications on which engines died and finished nothing (VERSION-REV), with how the last one died.
+        self.aside: dict[str, str] = {}
+        #: Hands back all that is held; set by who holds it.
+        self.let_go: Callable[[], Awaitable[None]] = _nothing
         #: Why the newest cannot be loaded; shown in presence.
         self.cannot_load = ""
 
@@ -85,9 +101,8 @@ class Updates:
         await self._all_memory_is_wanted()
         newest = await self.look()
         self.memory.reset()
-        for publication in (newest, self.loaded if self.loaded is not newest else None):
-            if publication is None:
-                continue
+        await self._read_aside()
+        for publication in await self._to_start_with(newest):
             try:
                 await self._hold(publication)
                 await self._services.engine.start(publication)
@@ -103,6 +118,8 @@ class Updates:
         """Follow the stream for ever; an engine that dies of an update is left to the engine task."""
         while True:
             await self._follow()
+            await self._read_aside()
+            await self._leave_aside()
             await self.settle_memory()
             await self.catch_up()
 
@@ -124,6 +141,44 @@ class Updates:
                 self.memory.take(parse_wish(entries))
             except ProtocolError as exc:
                 log.error("a wish for memory is left out: %s", exc)
+
+    # --- publications that were set aside ---------------------------------------------------------------------------
+
+    async def _read_aside(self) -> None:
+        """See which publications engines died of, and what serves in their stead (T12, as far as the bound allows)."""
+        services = self._services
+        key = services.keys.aside(services.config.model.name)
+        found = await services.control.do(lambda client: client.hgetall(key))
+        self.aside = {name.decode(): detail.decode(errors="replace") for name, detail in found.items()}
+        newest, staleness = self.newest, services.config.staleness
+        services.stands_in_for = -1
+        if newest is None or _id(newest) not in self.aside:
+            return
+        lag = newest.version - services.engine.version
+        if staleness.mode == "async" and services.engine.version >= 0 and 0 < lag <= staleness.bound:
+            services.stands_in_for = newest.version
+        why = f"engines died on it and finished nothing, the last one so: {shorten(self.aside[_id(newest)])}"
+        self.cannot_load = f"version {newest.version} (revision {newest.rev}) was set aside: {why}"
+        self._waiting.for_(f"version {newest.version} of {newest.model} to be announced again: {why}")
+
+    async def _to_start_with(self, newest: Publication | None) -> list[Publication]:
+        """What an engine is started with, best first: the newest, else what it had, else the last that is good."""
+        found = [newest, self.loaded if self.loaded is not newest else None]
+        if newest is not None and _id(newest) in self.aside:
+            entries = await self._reader.do(lambda client: client.xrevrange(self._key, count=KEPT))
+            earlier = [Publication.from_bytes(fields.get(b"p", b""), "publication") for _, fields in entries]
+            found += [one for one in earlier if not any(a <= one.version <= b for a, b in newest.abandoned)]
+        return [one for one in found if one is not None and _id(one) not in self.aside]
+
+    async def _leave_aside(self) -> None:
+        """An engine that has a publication which was set aside is started again without it, its jobs handed back."""
+        services = self._services
+        if services.publication not in self.aside or services.engine_lost.is_set():
+            return
+        birth, left = services.births, services.publication
+        log.error("publication %s was set aside: the engine is started again without it", left)
+        await self.let_go()
+        services.lose_engine(birth, f"publication {left} was set aside")
 
     async def _all_memory_is_wanted(self) -> None:
         """An engine is started only while nobody else has its GPU."""
@@ -158,6 +213,8 @@ class Updates:
         engine = self._services.engine
         if "weights" in engine.offloaded:
             return False  # there is nowhere to load them to; they are loaded when the memory is back
+        if _id(newest) in self.aside:
+            return False  # engines died of it
         return (engine.version, engine.rev) < (newest.version, newest.rev)
 
     async def catch_up(self) -> None:

@@ -115,20 +115,33 @@ local function bury(prefix, job, body, reason, detail, worker)
   poke(prefix .. 'gate')
 end
 
--- Charge a job with a crash and put it where it may be tried again: resume, suspect after two, dead as a suspect.
-local function crashed(prefix, job, lane, body, detail, worker)
+-- Charge a job with a crash on a publication ('' for none) and put it where it may be tried again: resume, suspect after
+-- two, dead as a suspect of an engine that is `sure` to work: it finished something else since it started.
+local function crashed(prefix, job, lane, body, detail, worker, sure, version)
   local key = group_key(prefix, job)
   local crashes = redis.call('HINCRBY', key, 'cr', 1)
+  if redis.call('HGET', key, 'crv') ~= version then redis.call('HSET', key, 'crv', version, 'crn', 0) end
+  redis.call('HINCRBY', key, 'crn', 1)
   count(prefix, 'crashes')
-  if lane == 'suspect' then
+  if lane == 'suspect' and sure then
     bury(prefix, job, body, 'crashed', detail, worker)
     return 'dead'
   end
   leave_inflight(prefix, job)
   local nb = redis.call('HGET', key, 'nb')
-  local target = crashes >= 2 and 'suspect' or 'resume'
+  local target = (crashes >= 2 or lane == 'suspect') and 'suspect' or 'resume'
   put_entry(prefix, target, job, nb, body)
   return target
+end
+
+-- Take back what a job was charged with on a publication.
+local function discharge(prefix, job, version)
+  local key = group_key(prefix, job)
+  local g = redis.call('HMGET', key, 'crv', 'crn')
+  if g[1] ~= version then return false end
+  redis.call('HINCRBY', key, 'cr', -tonumber(g[2] or 0))
+  redis.call('HDEL', key, 'crv', 'crn')
+  return true
 end
 
 -- Done bit of DATASET/EPOCH/INDEX; returns its old value.

@@ -1,18 +1,20 @@
 -- lease: queued -> leased (worker). Never blocks; sleep on the list `wake` instead.
 -- KEYS: inflight, paused, then jobs:LANE in the order to look
--- ARGV: prefix, worker, token base, most jobs, engine version, suspects allowed (0|1),
---       then the lanes' names in the order of KEYS
+-- ARGV: prefix, worker, token base, most jobs, engine version, suspects allowed (0|1), highest version at admission
+--       that the engine may start, then the lanes' names in the order of KEYS
 -- Returns: list of {lane, job, token, nb, body, attempts, crashes, {k committed}}
--- Atomic because a job must not be seen by two workers, nor start on weights older than `nb` (T12). Among those that may
+-- Atomic because a job must not be seen by two workers, nor start on weights older than `nb` (T12),
+-- but for those of a version that was set aside, as far as the bound allows. Among those that may
 -- be started the ones of the oldest version come first, then the oldest, whatever stands before them in the lane.
 local prefix, worker, base = ARGV[1], ARGV[2], ARGV[3]
 local most, version, suspects = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local highest = tonumber(ARGV[7])
 local leased, now = {}, now_ms()
 
 -- Lease the first one in line; false when no more of this lane may be started.
 local function lease_one(key, lane)
   local line = line_key(prefix, lane)
-  local place = redis.call('ZRANGEBYSCORE', line, '-inf', version, 'LIMIT', 0, 1)[1]
+  local place = redis.call('ZRANGEBYSCORE', line, '-inf', highest, 'LIMIT', 0, 1)[1]
   if not place then return false end
   redis.call('ZREM', line, place)
   local eid = entry_of(place)
@@ -44,7 +46,7 @@ local function lease_one(key, lane)
 end
 
 for i = 3, #KEYS do
-  local lane = ARGV[4 + i]
+  local lane = ARGV[5 + i]
   local open = redis.call('SISMEMBER', KEYS[2], lane) == 0
   while open and #leased < most do
     local limited = lane == 'suspect'

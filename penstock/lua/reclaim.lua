@@ -17,7 +17,7 @@ for _, p in ipairs(redis.call('XPENDING', KEYS[2], GROUP, 'IDLE', lease, '-', '+
   local g = job and redis.call('HMGET', group_key(prefix, job), 'st', 'eid') or {}
   if g[1] == 'leased' and g[2] == p[1] then
     local body = take_entry(prefix, lane, p[1])
-    local where = crashed(prefix, job, lane, body, 'the lease of worker ' .. p[2] .. ' ran out', p[2])
+    local where = crashed(prefix, job, lane, body, 'the lease of worker ' .. p[2] .. ' ran out', p[2], true, '')
     count(prefix, 'reclaimed')
     moved[#moved + 1] = {job, p[2], where}
   else

@@ -49,9 +49,13 @@ def lease(
     most: int,
     version: int,
     suspects: int = 1,
+    highest: int | None = None,
     lanes: Sequence[str] = LANES,
 ) -> Call[list[RawLease]]:
-    """Take up to ``most`` jobs that an engine holding ``version`` may start, in the order of ``lanes``."""
+    """Take up to ``most`` jobs that an engine holding ``version`` may start, in the order of ``lanes``.
+
+    ``highest``: version at admission up to which it may; None: its own (T12).
+    """
 
     def parse(answer: Any) -> list[RawLease]:
         return [
@@ -68,7 +72,16 @@ def lease(
             for row in answer
         ]
 
-    args: list[Value] = [keys.prefix, worker, base, most, version, suspects, *lanes]
+    args: list[Value] = [
+        keys.prefix,
+        worker,
+        base,
+        most,
+        version,
+        suspects,
+        version if highest is None else highest,
+        *lanes,
+    ]
     return Call(script("lease"), [keys.inflight, keys.paused, *map(keys.jobs, lanes)], args, parse)
 
 
@@ -123,11 +136,34 @@ def abandon(keys: Keys, lane: str, worker: str, known: Iterable[str]) -> Call[li
     return Call(script("abandon"), [keys.jobs(lane)], [keys.prefix, lane, worker, *known], texts)
 
 
-def crash(keys: Keys, job: str, token: str, worker: str, detail: str) -> Call[str]:
-    """The engine died under this job. Returns resume, suspect, dead or lost."""
-    return Call(
-        script("crash"), [keys.group(job)], [keys.prefix, job, token, worker, writable(detail, MAX_DETAIL)], text
-    )
+#: Engines that died on a publication on which none finished anything, until it is set aside. One job that kills engines
+#: makes two such deaths before it is a suspect, and one more before another suspect has its turn.
+DEATHS = 5
+
+
+def crash(
+    keys: Keys,
+    job: str,
+    token: str,
+    worker: str,
+    detail: str,
+    *,
+    model: str = "",
+    publication: str = "",
+    engine: str = "",
+    sure: bool = True,
+) -> Call[str]:
+    """The engine died under this job. Returns resume, suspect, dead or lost.
+
+    Args:
+        publication: what the engine had, ``VERSION-REV``; '': nothing that could be charged.
+        engine: name of this start of the engine.
+        sure: it had finished something since it started; else no suspect is buried by it.
+    """
+    names = [keys.group(job), keys.trials(model), keys.aside(model)]
+    told = writable(detail, MAX_DETAIL)
+    args: list[Value] = [keys.prefix, job, token, worker, told, publication, engine, int(sure), DEATHS]
+    return Call(script("crash"), names, args, text)
 
 
 def fail(

@@ -52,6 +52,8 @@ class FakeEngine:
         self.is_original = False
         self.version = "default"
         self.loads: list[str] = []
+        #: Versions on which it dies of every request for tokens but a proof.
+        self.deadly: set[str] = set()
         self.deaths = 0
         self.peak = 0
         #: Answers that were asked for as a stream.
@@ -213,7 +215,8 @@ class FakeEngine:
         self._running[body["rid"]] = (prompt[0], aborted, request)
         self.peak = max(self.peak, len(self._running))
         try:
-            return await self._answer(request, body, aborted, self.behaviour.get(prompt[0], ""))
+            behaviour = "die" if self.version in self.deadly else self.behaviour.get(prompt[0], "")
+            return await self._answer(request, body, aborted, behaviour)
         finally:
             del self._running[body["rid"]]
 

@@ -145,9 +145,11 @@ async def test_a_poison_job_is_buried_and_the_innocents_beside_it_finish(
         await until(all_in(client, keys, innocent, "ready"))
 
     letter = letters(client, keys)[poison[0]]
-    assert (letter["reason"], letter["crashes"]) == ("crashed", "3")
+    # One more where it was the first suspect of an engine that had finished nothing: that says nothing of the job.
+    assert letter["reason"] == "crashed"
+    assert letter["crashes"] in ("3", "4")
     assert list(letters(client, keys)) == poison
-    assert fake.deaths == 3
+    assert fake.deaths == int(letter["crashes"])
     assert len(fake.victims[0]) > 1, "innocents were running beside it"
     assert most_suspects == 1
     assert play.counter(client, keys, "crashes") >= 3 + 2 * 5
