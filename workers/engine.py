@@ -5,6 +5,7 @@ The only module that knows SGLang's HTTP interface; tried on releases 0.5.17 to 
 
 import asyncio
 import itertools
+import logging
 import os
 import secrets
 import signal
@@ -35,13 +36,16 @@ from workers.routing import NAME as ROUTED_EXPERTS
 from workers.seeds import sample_seed
 from workers.segment import STALE_PREFIX, Drawn, Scores, Segment, all_finite, read_drawn, read_scored
 from workers.server_info import ServerInfo, read_info
-from workers.stream import MAX_EVENT_BYTES, Answer, Heard, read_events
+from workers.stream import MARK, MAX_EVENT_BYTES, PROVEN, Answer, Heard, read_events
 from workers.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
 
 #: Idle connections are dropped before the server (5 s) drops them: a POST on a dropped one cannot be sent again.
 _KEEP_ALIVE_S = 3.0
 _JSON = {"Content-Type": "application/json"}
 _NO_FAULTS = FaultsConfig()
+#: Tokens of one event where the stream proves versions.
+_PROOF_TOKENS = 4
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -108,9 +112,13 @@ class Engine:
         self._server: servers.Server | None = None
         self._session: aiohttp.ClientSession | None = None
         self._serial = itertools.count()
-        self._live: dict[str, set[str]] = {}
+        #: rid -> its requests on their way -> version at the sending of each.
+        self._live: dict[str, dict[str, int]] = {}
         #: Request -> when (monotonic) it was sent, or tokens of it were heard last.
         self._heard: dict[str, float] = {}
+        self._marking: asyncio.Task[None] | None = None
+        #: True while the mark itself is on its way.
+        self._is_marking = False
         self._reference: Tensors | None = None
 
     @property
@@ -253,6 +261,7 @@ class Engine:
 
     async def stop(self) -> None:
         """End a spawned server with every process it made; requests still running raise EngineDied."""
+        await self._end_marking()
         server, session, faulty_path = self._server, self._session, self._faulty_path
         self._server = self._session = self._faulty_path = None
         self.paused = False
@@ -326,9 +335,11 @@ class Engine:
             alone = self.changes_in_place and not self.info.reports_spans
             body["extra_key"] = f"{self._namespace}.{serial}" if alone else self._namespace
         sent = self.version
-        live = self._live.setdefault(rid, set())
-        live.add(wire_rid)
+        live = self._live.setdefault(rid, {})
+        live[wire_rid] = sent
         self._heard[wire_rid] = time.monotonic()
+        if heard is None and self._proves_by_stream:
+            heard, interval = _unheard, _PROOF_TOKENS
         try:
             if heard is None:
                 answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
@@ -336,7 +347,7 @@ class Engine:
                 body["sampling_params"] = sampling | {"stream_interval": interval}
                 answer = await self._stream(body | {"stream": True}, sent, rid, heard)
         finally:
-            live.discard(wire_rid)
+            live.pop(wire_rid, None)
             self._heard.pop(wire_rid, None)
             if not live:
                 self._live.pop(rid, None)
@@ -367,7 +378,7 @@ class Engine:
         drawn = read_drawn(answer, rid)
         meta = drawn.meta
         self.num_aborted += drawn.reason == "abort"
-        versions = self._versions(meta, len(drawn.ids), sent, rid)
+        versions = self._versions(meta, len(drawn.ids), sent, rid, answer.get(PROVEN) or [])
         if self._has_stale_prefix(meta, sent):
             self.num_stale_prefixes += 1
             return Segment([], [], [], "abort", 0, 0, STALE_PREFIX)
@@ -410,8 +421,10 @@ class Engine:
                 "the tokenizer of another model."
             )
 
-    def _versions(self, meta: dict[str, Any], count: int, sent: int, rid: str) -> list[int]:
-        """[T] version of each token: the reported spans, else the version that was loaded when it was sent.
+    def _versions(
+        self, meta: dict[str, Any], count: int, sent: int, rid: str, proven: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """[T] version of each token: the reported spans; else the version at the sending, and what is ``proven``.
 
         Weights only change forward, so the version at the sending is the older one of any that could have drawn a
         token, and the true one wherever the request was answered before the next load (drain, abort).
@@ -419,7 +432,11 @@ class Engine:
         self._check_ours(meta.get("weight_version"), sent, rid)
         spans = meta.get("weight_versions") if self.info.reports_spans else None
         if not spans:
-            return [sent] * count
+            known = [sent] * count
+            for version, start in proven:
+                self._check_ours(str(version), sent, rid)
+                known[start:] = [version] * max(0, count - start)
+            return known
         versions: list[int] = []
         older = sent
         for span in spans:
@@ -437,7 +454,8 @@ class Engine:
         return versions
 
     def _check_ours(self, reported: Any, sent: int, rid: str) -> int:
-        version = int(reported) if isinstance(reported, str) and reported.isdecimal() else -1
+        number = reported.removesuffix(MARK) if isinstance(reported, str) else ""
+        version = int(number) if number.isdecimal() else -1
         if sent >= 0 and reported is not None and not sent <= version <= self._newest:
             raise EngineDied(
                 f"{rid}: the engine answered with weights {reported!r} where {sent} to {self._newest} was loaded: it "
@@ -553,6 +571,7 @@ class Engine:
 
     async def pause(self) -> None:
         """Freeze generation where it stands; KV is kept."""
+        await self._end_marking()
         self.paused = True
         await self._call("POST", "/pause_generation", {"mode": "in_place"})
 
@@ -560,6 +579,42 @@ class Engine:
         """Go on after :meth:`pause`."""
         await self._call("POST", "/continue_generation", {})
         self.paused = False
+        older = any(sent < self.version for live in self._live.values() for sent in live.values())
+        if older and self._proves_by_stream:
+            await self._end_marking()
+            self._marking = asyncio.create_task(self._mark(self.version), name=f"mark version {self.version}")
+
+    @property
+    def _proves_by_stream(self) -> bool:
+        """Whether weights change in place under a server that does not tell which of them drew a token."""
+        return self.changes_in_place and not self.info.reports_spans and self.info.answers_in_turn
+
+    async def _mark(self, version: int) -> None:
+        """Have events say that tokens of weights before ``version`` are through (T6).
+
+        A token of nobody's is asked for after the server was told to go on. Answers leave the server in turn, so once
+        it is there, nothing that was drawn before the change is still inside, a step in flight included. From then on
+        the server names its weights with a mark, and what comes behind a marked event was drawn under them. It needs
+        no clock: whatever holds the stream back holds marks back too. Without one tokens stay with the older version.
+        """
+        try:
+            await self.prove(self.config.request_timeout_s)
+            self._is_marking = True
+            body = {"new_version": f"{version}{MARK}", "abort_all_requests": False}
+            await self._call("POST", "/update_weight_version", body)
+        except EngineError as exc:
+            log.info("tokens of running requests stay with the version before %d: %s", version, exc)
+        finally:
+            self._is_marking = False
+
+    async def _end_marking(self) -> None:
+        """No mark may arrive behind the next load: one that was sent is waited for, another one is given up."""
+        marking, self._marking = self._marking, None
+        if marking is None:
+            return
+        if not self._is_marking:
+            marking.cancel()
+        await asyncio.gather(marking, return_exceptions=True)
 
     async def release_memory(self, tags: Sequence[str]) -> None:
         """Give memory back to the GPU: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``.
@@ -704,6 +759,10 @@ class Engine:
             return ""
         advice = engine_advice(server.log_tail())
         return f"; its process {reason}" + (f", because it {advice}" if advice else "")
+
+
+def _unheard(_: int, __: list[int], ___: list[float]) -> None:
+    """What is drawn is read at its end."""
 
 
 def _refusal(who: str, status: int, answer: bytes) -> EngineError:

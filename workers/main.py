@@ -387,9 +387,12 @@ class Worker:
 
 
 def engine_config(config: Config) -> EngineConfig:
-    """The configuration of this worker's engine: one that is looked at while it draws sends each token once."""
+    """The configuration of this worker's engine: one that is looked at while it draws sends each token once.
+
+    Which it may be by its release, too: those that do not report spans are looked at where weights change in place.
+    """
     engine = with_switch(config.engine, ROUTING_FLAG) if ROUTED_EXPERTS in config.rollout.sides else config.engine
-    if not config.worker.stream_interval:
+    if not config.worker.stream_interval and config.worker.apply != "in_place":
         return engine
     return with_switch(engine, TABLE[-1].incremental_streaming_flag)
 

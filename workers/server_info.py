@@ -28,6 +28,9 @@ class ServerInfo:
     num_ranks: int = 0
     #: Whether it can give memory back while it lives.
     saves_memory: bool = False
+    #: Whether all its answers pass one scheduler and one detokenizer in turn, so that one that was drawn after a change
+    #: of weights tells that what was drawn before has passed.
+    answers_in_turn: bool = False
     #: Tokens behind a weight change that may still be of the old weights (results in flight).
     window: int = 0
 
@@ -54,8 +57,13 @@ def read_info(told: Mapping[str, Any], reports_spans: bool | None = None) -> Ser
         num_ranks=int(told.get("tp_size") or 1) if plain else 0,
         # A CPU server goes through the motions and frees nothing.
         saves_memory=bool(told.get("enable_memory_saver")) or told.get("device") == "cpu",
+        answers_in_turn=plain and all((told.get(name) or 1) == 1 for name in _LINES),
         window=_window(told),
     )
+
+
+#: More than one of these, and answers overtake each other.
+_LINES = ("tokenizer_worker_num", "detokenizer_worker_num")
 
 
 def _window(told: Mapping[str, Any]) -> int:

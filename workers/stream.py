@@ -19,6 +19,18 @@ MAX_EVENT_BYTES = 64 * 1024 * 1024
 Heard = Callable[[int, list[int], list[float]], None]
 
 
+#: Behind the number of a version in what the server names its weights: tokens of older ones are through.
+MARK = "+"
+#: Key of a whole answer: pairs of a version and the index from which on its tokens are proven to be no older.
+PROVEN = "penstock_proven"
+
+
+def marked_version(reported: Any) -> int | None:
+    """The version that a server names, where it has the mark."""
+    number = reported.removesuffix(MARK) if isinstance(reported, str) and reported.endswith(MARK) else ""
+    return int(number) if number.isdecimal() else None
+
+
 class Chunks(Protocol):
     """Body of an answer as it arrives."""
 
@@ -71,6 +83,7 @@ class Answer:
         self._ids: list[int] = []
         self._entries: list[Any] = []
         self._last: dict[str, Any] = {}
+        self._proven: list[tuple[int, int]] = []
 
     @property
     def is_finished(self) -> bool:
@@ -104,6 +117,7 @@ class Answer:
         else:
             self._ids, self._entries = ids, entries
         fresh = min(len(self._ids), len(self._entries))
+        self._note_mark()
         try:
             new = [int(token) for token in self._ids[known:fresh]]
             drawn = [int(entry[1]) for entry in self._entries[known:fresh]]
@@ -115,6 +129,12 @@ class Answer:
         if new != drawn:
             raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it drew.")
         return new, logprobs
+
+    def _note_mark(self) -> None:
+        """A marked version was drawing when the event was made. What comes in the same event may have waited before."""
+        version = marked_version(self.weight_version)
+        if version is not None and version > max((known for known, _ in self._proven), default=-1):
+            self._proven.append((version, max(len(self._ids), len(self._entries))))
 
     def _is_increment(self, ids: list[int]) -> bool:
         """Whether an event holds what is new: its count of all tokens tells, which servers behind a router may differ
@@ -141,6 +161,7 @@ class Answer:
     def whole(self) -> dict[str, Any]:
         """What the server would have answered without a stream."""
         return self._last | {
+            PROVEN: self._proven,
             "output_ids": self._ids,
             "meta_info": self._meta | {"output_token_logprobs": self._entries},
         }

@@ -15,6 +15,7 @@ from workers.engine import Engine
 from workers.gate import Gate
 from workers.generate import generate_sample
 from workers.segment import Segment
+from workers.stream import MARK
 
 TEMPERATURE = 0.8
 TOLERANCE = 1e-4
@@ -42,7 +43,7 @@ class RecordingEngine(Engine):
             return segment
         spans = answer["meta_info"]["weight_versions"]
         self.truth.setdefault(rid, []).extend(
-            int(span["version"]) for span in spans for _ in range(span["start"], span["end"])
+            int(span["version"].removesuffix(MARK)) for span in spans for _ in range(span["start"], span["end"])
         )
         self.found.setdefault(rid, []).append((sent, answer["meta_info"].get("cached_tokens", 0)))
         return segment

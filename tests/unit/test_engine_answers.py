@@ -11,7 +11,8 @@ from penstock.errors import EngineDied, EngineError, EngineRefused
 from workers.engine import Engine
 from workers.seeds import sample_seed
 from workers.segment import STALE_PREFIX, Segment, read_drawn
-from workers.server_info import ServerInfo
+from workers.server_info import ServerInfo, read_info
+from workers.stream import PROVEN
 
 
 def engine(*, version: int = 3, newest: int = 3, window: int = 0, reports_spans: bool = True) -> Engine:
@@ -164,3 +165,19 @@ def test_an_abort_before_the_first_token_is_an_empty_segment() -> None:
 def test_an_answer_that_ended_for_an_unknown_reason_is_one_that_was_cut_short() -> None:
     drawn = read_drawn(answer([1, 2], finish_reason={"type": "content_filter"}), "a/0/0/0")
     assert (drawn.ids, drawn.reason) == ([1, 2], "length")
+
+
+def test_T6_without_spans_the_proven_versions_count_and_no_others() -> None:
+    client = engine(version=5, newest=5, reports_spans=False)
+    given = answer([1, 2, 3, 4, 5], weight_version="5+") | {PROVEN: [(4, 2), (5, 4)]}
+    assert client._segment(given, 3, "r").versions == [3, 3, 4, 4, 5]
+    with pytest.raises(EngineDied, match="was restarted or loaded by someone else"):
+        client._segment(given, 6, "r")
+
+
+@pytest.mark.parametrize(
+    ("told", "in_turn"),
+    [({}, True), ({"tokenizer_worker_num": 2}, False), ({"dp_size": 2}, False), ({"detokenizer_worker_num": 4}, False)],
+)
+def test_a_stream_proves_nothing_where_answers_may_overtake_each_other(told: dict[str, Any], in_turn: bool) -> None:
+    assert read_info({"version": "0.5.17"} | told).answers_in_turn == in_turn
