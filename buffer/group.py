@@ -30,6 +30,8 @@ class Group:
     #: Tokens of all samples, prompts included, and bytes of their payloads.
     tokens: int = 0
     num_bytes: int = 0
+    #: Tokens of all samples that the policy drew.
+    generated: int = 0
     #: k of samples whose payload is gone.
     lost: frozenset[int] = frozenset()
     #: Account (a subscription's name, or ``share:POOL``) -> uses so far, or the negative code of a disposal.

@@ -128,6 +128,8 @@ def _ledger(sub: Subscription) -> dict[str, Any]:
         "raised": position.filter_raised,
         "rejected_samples": position.rejected_samples,
         "rejected_reward": position.rejected_reward,
+        "aged_samples": position.aged_samples,
+        "aged_tokens": position.aged_tokens,
     }
 
 

@@ -24,6 +24,8 @@ from penstock.staleness import Lineage
 
 log = logging.getLogger(__name__)
 
+#: Reasons of disposal that come with age, and so take long answers before short ones (T4).
+AGED = frozenset({"stale", "rewound", "retention"})
 #: Groups read per round trip.
 CHUNK = 256
 
@@ -215,6 +217,7 @@ class State:
             versions.update(v for v, _ in record.loss_by_version)
             versions.update(v for v in (record.oldest, record.newest) if v >= 0)
             group.tokens += record.length
+            group.generated += record.num_generated
             group.num_bytes += record.num_bytes
         group.versions = tuple(sorted(versions))
         if self._fields:
@@ -255,10 +258,13 @@ class State:
         if not groups:
             return
         jobs = [group.job for group in groups]
-        if run(self._client, scripts.dispose(self._keys, self._lead, sub.name, reason, jobs)) < 0:
+        aged = [(group.n, group.generated) for group in groups] if reason in AGED else []
+        if run(self._client, scripts.dispose(self._keys, self._lead, sub.name, reason, jobs, aged)) < 0:
             raise LeadershipLost("Another buffer leads; this one stops changing anything.")
         log.info("%s: %d groups dropped as %s", sub.name, len(groups), reason)
         sub.position.dropped[reason] = sub.position.dropped.get(reason, 0) + len(groups)
+        sub.position.aged_samples += sum(samples for samples, _ in aged)
+        sub.position.aged_tokens += sum(tokens for _, tokens in aged)
         for group in groups:
             group.uses[sub.account] = scripts.DISPOSALS[reason]
             self._place(group)

@@ -84,6 +84,9 @@ class Position:
     filter_raised: int = 0
     rejected_samples: int = 0
     rejected_reward: float = 0.0
+    #: Samples of groups that were given up for their age, and the tokens that they had generated.
+    aged_samples: int = 0
+    aged_tokens: int = 0
     #: True between a rewind and the publication that has to follow it.
     restored: bool = False
     #: True while nobody counts on it: its owner has been gone for longer than ``keep_s``.
@@ -154,7 +157,7 @@ _POOL_FIELDS = (
 #: Numbers of ``sub:NAME`` that verbs move.
 _MOVED = (
     "ask", "cut", "cursor", "ckpt", "floor", "through", "cum", "skipped", "since", "since_version", "filter_raised",
-    "rejected_samples",
+    "rejected_samples", "aged_samples", "aged_tokens",
 )  # fmt: skip
 
 

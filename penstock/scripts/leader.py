@@ -101,9 +101,17 @@ DISPOSALS = {
 }  # fmt: skip
 
 
-def dispose(keys: Keys, lead: Leadership, sub: str, reason: str, jobs: Sequence[str]) -> Call[int]:
-    """A subscription gives up these groups unused; their places at the gate are free. -1: leadership lost."""
-    args: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, reason, DISPOSALS[reason], *jobs]
+def dispose(
+    keys: Keys, lead: Leadership, sub: str, reason: str, jobs: Sequence[str], aged: Sequence[tuple[int, int]] = ()
+) -> Call[int]:
+    """A subscription gives up these groups unused; their places at the gate are free. -1: leadership lost.
+
+    Args:
+        aged: (samples, generated tokens) of each, where they are given up for their age; empty: for another reason.
+    """
+    sizes = aged or [(0, 0)] * len(jobs)
+    groups = [value for job, (samples, tokens) in zip(jobs, sizes, strict=True) for value in (job, samples, tokens)]
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, reason, DISPOSALS[reason], *groups]
     return Call(script("dispose"), [keys.leader, keys.sub(sub)], args, int)
 
 

@@ -232,6 +232,10 @@ def test_T4_drop_gives_up_what_is_too_old_and_frees_its_place(
         assert jobs_of(batch) == ["d/0/6", "d/0/7"]
         sub = client.hgetall(keys.sub("actor"))
         assert (sub[b"disposed"], sub[b"drop:stale"]) == (b"2", b"2")
+        lengths = (int(sub[b"aged_samples"]), int(sub[b"aged_tokens"]))
+        told = batch.manifest.ledger
+        assert (told["aged_samples"], told["aged_tokens"]) == lengths
+        assert lengths[1] > lengths[0] > 0, "for the metric of the bias that this has"
         until(lambda: play.counter(client, keys, "dropped") == 2)
         gate = (play.revision(client, keys), ["actor"])
         many = play.admit(client, keys, [play.job(8 + i) for i in range(9)], gate=gate).admitted

@@ -531,6 +531,18 @@ def test_T3_rewind_takes_back_what_the_gate_counted_as_consumed(client: redis.Re
     assert client.hget(keys.sub("actor"), "p") == b"0"
 
 
+def test_T4_lengths_of_groups_given_up_for_their_age_are_counted_once(client: redis.Redis, keys: Keys) -> None:
+    play.subscribe(client, keys)
+    play.admit(client, keys, [play.job(i) for i in range(3)])
+    done = play.complete(client, keys, 3)
+    leader = play.lead(client, keys)
+    play.keep(client, keys, leader, done)
+    call = scripts.dispose(keys, leader, "actor", "stale", done[:2], [(2, 300), (2, 5)])
+    assert [run(client, call), run(client, call)] == [2, 0]
+    run(client, scripts.dispose(keys, leader, "actor", "quota", done[2:]))
+    assert client.hmget(keys.sub("actor"), "aged_samples", "aged_tokens", "disposed") == [b"4", b"305", b"3"]
+
+
 # --- a full Redis -------------------------------------------------------------------------------------------------
 
 
