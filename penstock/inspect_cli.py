@@ -238,15 +238,23 @@ def jobs_cancel(
 def dead_ls(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
 ) -> None:
-    """Buried jobs, oldest first."""
+    """Buried jobs, oldest first, and how long they are."""
+    from penstock import burials
+
     target = Target(run, redis, directory)
-    rows = [_letter(entry) for entry in target.client.xrange(target.keys.dead, count=1000)]
+    entries = target.client.xrange(target.keys.dead, count=1000)
+    found = burials.lengths(target.client, target.keys, [fields for _, fields in entries])
+    rows = [_letter(entry) | one for entry, one in zip(entries, found, strict=True)]
     if as_json:
         _print_json(rows)
         return
     for row in rows:
         row["detail"] = row["detail"].strip().splitlines()[-1][:80] if row["detail"].strip() else ""
-    table(rows, ["job", "reason", "attempts", "crashes", "worker", "detail"], "dead letters")
+        row["prompt"] = f"{row['prompt_length']} {row['prompt_unit']}" if "prompt_unit" in row else ""
+        row["drawn"] = ", ".join(map(str, row.get("drawn", ())))
+    table(rows, ["job", "reason", "attempts", "crashes", "worker", "prompt", "drawn", "detail"], "dead letters")
+    if words := burials.by_length(found):
+        typer.echo(f"by length of the prompt: {words}", err=True)
 
 
 @dead_app.command("show")

@@ -134,7 +134,10 @@ def test_dead_letters_are_listed_shown_and_dug_up(cli: Cli, client: redis.Redis,
     (letter,) = cli.json("dead", "ls")
     assert (letter["job"], letter["reason"], letter["worker"]) == ("d/0/1", "reward_raised", "w1")
     assert letter["detail"].startswith("Traceback")
-    out = cli("dead", "ls")[1]
+    assert (letter["prompt_length"], letter["prompt_unit"], letter["drawn"]) == (2, "characters", [])
+    _, out, err = cli("dead", "ls")
+    assert err == "by length of the prompt: up to 64 characters 1\n"
+    assert "2 characters" in out
     assert "ValueError: no number" in out
     assert "Traceback" not in out
     shown = cli.json("dead", "show", "d/0/1")
