@@ -8,12 +8,14 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from penstock import scripts
 from penstock.control import Client
 from penstock.errors import ProtocolError
 from penstock.keys import Keys
 from penstock.messages import iter_metas
+from penstock.missing_jobs import missing_jobs
 from penstock.scripts import Recount, run
 
 #: Differences told in full.
@@ -33,6 +35,8 @@ class AuditReport:
     #: Samples or groups that were counted twice.
     duplicated: int = 0
     groups: int = 0
+    #: Ids of the first of the jobs that are neither done nor live, as far as they can be told.
+    missing: list[str] = field(default_factory=list)
 
     def tell(self, what: str, wrong: str) -> None:
         """Add a difference; '' is none. Those beyond ``SHOWN`` are counted only."""
@@ -110,18 +114,32 @@ def _check_source(client: Client, keys: Keys, report: AuditReport, live: dict[st
     prefix = keys.of("done:")
     found = live.keys() | {key.removeprefix(prefix) for key in _scan(client, prefix)}
     counted = 0
+    known: dict[str, set[int]] = {}
     for dataset in found:
         bitmap = client.get(prefix + dataset) or b""
-        counted += int.from_bytes(bitmap, "big").bit_count()
-        counted += sum(1 for index in live.get(dataset, ()) if not _bit(bitmap, index))
+        known[dataset] = set(_bits(bitmap)) | live.get(dataset, set())
+        counted += len(known[dataset])
     after = run(client, scripts.recount(keys)).admitted
     missing, extra = report.recount.admitted - counted, counted - after
     if missing > 0:
         report.lost += missing
-        report.tell("source", f"{missing} admitted jobs are neither done nor live")
+        named = missing_jobs(client, keys, partial(_scan, client), known, missing)
+        report.missing = named[:SHOWN]
+        report.tell("source", f"{missing} admitted jobs are neither done nor live: {_names(report.missing, missing)}")
     if extra > 0:
         report.tell("source", f"{extra} jobs are done or live and were never admitted")
 
 
-def _bit(bitmap: bytes, index: int) -> bool:
-    return index // 8 < len(bitmap) and bool(bitmap[index // 8] >> (7 - index % 8) & 1)
+def _names(named: list[str], count: int) -> str:
+    """The names there are, and how many more."""
+    if not named:
+        return "nothing that is left tells which"
+    more = count - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
+
+
+def _bits(bitmap: bytes) -> Iterator[int]:
+    """Places of the bits that are set, as Redis counts them."""
+    for place, byte in enumerate(bitmap):
+        if byte:
+            yield from (8 * place + bit for bit in range(8) if byte >> (7 - bit) & 1)

@@ -188,6 +188,39 @@ def test_I1_audit_exits_1_on_a_difference(cli: Cli, client: redis.Redis, keys: K
     assert json.loads(out)["num_differences"] == 2
 
 
+def test_I1_audit_names_the_jobs_that_are_missing(cli: Cli, client: redis.Redis, keys: Keys) -> None:
+    ready, queued = "d/0/0", "d/0/4"
+    client.delete(keys.group(queued))
+    code, out, _ = cli("audit")
+    assert code == 1
+    assert f"source: 1 admitted jobs are neither done nor live: {queued}\n" in out, "its lane has it"
+    client.delete(keys.group(ready), keys.meta(ready))
+    client.zrem(keys.ready, ready)
+    code, out, _ = cli("audit")
+    assert f"2 admitted jobs are neither done nor live: {ready}, {queued}\n" in out, "by the gap that it leaves"
+    code, out, _ = cli("audit", "--json")
+    assert json.loads(out)["missing"] == [ready, queued]
+
+
+def test_I1_audit_names_20_missing_jobs_and_counts_the_rest(cli: Cli, client: redis.Redis, keys: Keys) -> None:
+    play.admit(client, keys, [play.job(i) for i in range(5, 35)])
+    client.delete(*(keys.group(f"d/0/{i}") for i in range(6, 30)))
+    out = cli("audit")[1]
+    named = ", ".join(f"d/0/{i}" for i in range(6, 26))
+    assert f"24 admitted jobs are neither done nor live: {named} and 4 more\n" in out
+
+
+def test_I1_audit_names_a_missing_job_of_a_shuffled_epoch_that_is_over(
+    cli: Cli, client: redis.Redis, keys: Keys
+) -> None:
+    """Indices of the epoch under way have gaps of their own."""
+    play.admit(client, keys, [play.job(i, dataset="s", epoch=epoch) for epoch in (0, 1) for i in (7, 3, 5)])
+    play.admit(client, keys, [play.job(7, dataset="s", epoch=2)])
+    client.delete(keys.group("s/0/5"), keys.jobs("train"))
+    out = cli("audit")[1]
+    assert "1 admitted jobs are neither done nor live: s/0/5\n" in out
+
+
 def test_a_run_is_found_by_its_folder_and_a_wrong_one_is_a_sentence(
     cli: Cli, redis_server: RedisServer, keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
