@@ -372,6 +372,10 @@ class WorkerConfig(Section):
     checkpoint_tokens: Positive | None = None
     #: The same after so many seconds; either that is due first.
     checkpoint_s: Seconds | None = None
+    #: Rewards and environments, ``module:name``, that jobs may name beside those of ``reward`` and ``data``. A worker
+    #: imports nothing else: a job comes from Redis, and whoever writes there must not choose what is run here.
+    rewards: list[str] = Field(default_factory=list)
+    environments: list[str] = Field(default_factory=list)
     #: Port of Prometheus metrics; 0 takes a free one, None: none.
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
 

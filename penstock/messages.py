@@ -166,9 +166,10 @@ class Job(Record):
     lane: str = "train"
     #: Version at admission; no engine with an older one may start it (T12).
     not_before: int = 0
-    #: Import path ``module:callable`` or a built-in name; None takes the run's reward.
+    #: A built-in name, or an import path ``module:callable`` that the worker's configuration names too; None takes the
+    #: run's reward.
     reward: str | None = None
-    #: Import path of an environment; None: a single turn.
+    #: Import path of an environment that the worker's configuration names too; None: a single turn.
     environment: str | None = None
     #: Answers that are given, as text or token ids: those of samples 0, 1, ... The rest of the ``n`` are drawn.
     answers: list[Any] = field(default_factory=list)

@@ -24,6 +24,8 @@ def named(config: Config) -> list[tuple[str, str]]:
     datasets = [(f"data.{kind}.{at.name}", at) for kind in ("train", "eval") for at in getattr(config.data, kind)]
     found = [("reward.function", config.reward.function)]
     found += [("reward.pool.functions", name) for name in config.reward.pool.functions]
+    found += [("worker.rewards", name) for name in config.worker.rewards]
+    found += [("worker.environments", name) for name in config.worker.environments]
     found += [(f"{key}.reward", at.reward) for key, at in datasets if at.reward]
     found += [(f"{key}.environment", at.environment) for key, at in datasets if at.environment]
     found += [("trainer.filter.functions", name) for name in config.trainer.filter.functions]

@@ -30,8 +30,10 @@ from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueFull
 from penstock.keys import Keys
 from penstock.messages import Sample
 from penstock.waits import Waiting
+from penstock.words import shown
 from workers.check_format import DIED, ENTRY, STARTED, VERDICT, TooLarge, Verdict, sample_to_json
 from workers.outcomes import RAISED, TIMEOUT, TOO_LARGE, Raised, too_long
+from workers.rewards import allowed_rewards
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -58,13 +60,6 @@ FAILURE_TTL_S = 10
 FULL_S = 1.0
 #: Longest wait for withdrawals at the end.
 CLOSE_S = 5.0
-
-
-def allowed_rewards(config: Config) -> frozenset[str]:
-    """Rewards that verifiers of this configuration run."""
-    datasets = [*config.data.train, *config.data.eval]
-    named = {config.reward.function, *config.reward.pool.functions, *(one.reward for one in datasets)}
-    return frozenset(name for name in named if name is not None and name != "exact_match")
 
 
 class _Check:
@@ -125,8 +120,8 @@ class Checks:
         """The reward ``name`` as a function that asks the pool. Raises ConfigError where it is not allowed."""
         if name not in self._allowed:
             raise ConfigError(
-                f"the verifier pool does not run {name!r}, only {', '.join(sorted(self._allowed)) or 'nothing'}: add "
-                "it to reward.pool.functions."
+                f"the verifier pool does not run {shown(name)}, only "
+                f"{', '.join(sorted(self._allowed)) or 'nothing'}: add it to reward.pool.functions."
             )
 
         async def ask(sample: Sample) -> Any:

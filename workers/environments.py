@@ -1,6 +1,7 @@
 """Environments: what a sample meets between its turns (tools, code, search, a simulated user).
 
-An environment is a class named by import path, ``module:Class``; one instance serves one sample::
+An environment is a class named by import path, ``module:Class``, in the worker's configuration; one instance serves one
+sample::
 
     class Search:
         async def reset(self, job: Job) -> None:
@@ -18,11 +19,12 @@ observation holds all that the chat template puts between two turns.
 
 import operator
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
+from penstock.config import Config
 from penstock.errors import ConfigError, EnvironmentRaised, EnvironmentTimeout
 from penstock.messages import Job, Sample
 from penstock.user_code import Raised, bounded, find
@@ -107,18 +109,48 @@ def _refuse(text: object, what: str) -> NoReturn:
     raise EnvironmentRaised(f"{what} answered the text {shown(text)}, which is none.")
 
 
-def make_environment(path: str) -> Environment:
-    """An instance of the class at ``module:Class``.
+class Environments:
+    """The environments that this worker may make.
+
+    Args:
+        allowed: import paths, ``module:Class``, of the worker's own configuration. A job travels through Redis, and
+            whoever writes there must not choose what is imported here.
 
     Raises:
-        ConfigError: there is none.
-        EnvironmentRaised: it cannot be made.
+        ConfigError: one of ``allowed`` cannot be imported, or is none.
     """
-    made = load_environment(path)
-    try:
-        return made()
-    except BaseException as exc:
-        raise EnvironmentRaised(f"environment {path} raised {said(exc)} when it was made.") from exc
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self._classes = {path: load_environment(path) for path in dict.fromkeys(allowed)}
+
+    def check(self, job: Job) -> None:
+        """Raise ConfigError where a job names an environment that this worker may not make. Imports nothing."""
+        if job.environment and job.environment not in self._classes:
+            raise ConfigError(
+                f"job {job.id} names environment {shown(job.environment)}, and a worker imports only what its own "
+                "configuration names: add it to worker.environments, if it is yours, and start the workers again."
+            )
+
+    def make(self, job: Job) -> Environment | None:
+        """One for a sample of ``job``; None where the job names none.
+
+        Raises:
+            ConfigError: as :meth:`check`.
+            EnvironmentRaised: it cannot be made.
+        """
+        self.check(job)
+        if not job.environment:
+            return None
+        try:
+            return self._classes[job.environment]()
+        except BaseException as exc:
+            raise EnvironmentRaised(f"environment {job.environment} raised {said(exc)} when it was made.") from exc
+
+
+def allowed_environments(config: Config) -> list[str]:
+    """Import paths of the environments that workers of this configuration make."""
+    datasets = [*config.data.train, *config.data.eval]
+    return [*config.worker.environments, *(one.environment for one in datasets if one.environment is not None)]
 
 
 def load_environment(path: str) -> Callable[[], Environment]:

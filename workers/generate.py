@@ -12,8 +12,9 @@ from penstock.errors import ConfigError, EngineError
 from penstock.messages import Job, Sample
 from penstock.sampling import GREEDY_BELOW, TEMPERATURE, is_temperature
 from penstock.sampling_names import NEUTRAL, hidden_by
+from penstock.words import shown
 from workers.engine import Engine
-from workers.environments import Environment, Observation, checked, make_environment, within
+from workers.environments import Environment, Observation, checked, within
 from workers.gate import Gate
 from workers.routing import NAME as ROUTED_EXPERTS
 from workers.routing import check_rows, keep_rows
@@ -107,21 +108,21 @@ async def generate_sample(
         interval: look at running answers after so many tokens; they are in ``partial`` then, with no newer version than
             is proven, and stay there if the engine dies. 0: only whole answers are.
         drawn: told whenever ``partial`` has grown; must not block.
-        environment: its environment; None: the one that ``job.environment`` names, if any.
+        environment: its environment; None: a single turn.
 
     Returns:
         The sample (``partial`` itself where given), status "completed" or "truncated", reward not yet set. Status
         "aborted": it drew ``rollout.lease_tokens`` in this call, and is to be gone on with in another.
 
     Raises:
-        ConfigError: sampling that cannot be trained on, a prompt that leaves no room, an environment that is not one.
+        ConfigError: sampling that cannot be trained on, a prompt that leaves no room, a job's environment not given.
         EnvironmentTimeout, EnvironmentRaised: its environment did not answer in its time, or raised.
         EngineDied, EngineError: as ``Engine.generate``; tokens of earlier segments are in ``partial``.
     """
     sampling = sampling_for(job, rollout)
     sample = partial if partial is not None else Sample(job, k)
     if environment is None and job.environment:
-        environment = make_environment(job.environment)
+        raise ConfigError(f"job {job.id} names environment {shown(job.environment)}, and none was made for it.")
     maker = _Maker(engine, gate, sample, sampling, tokenizer, rollout, interval, drawn)
     async with gate.sample():
         await maker.run(environment)

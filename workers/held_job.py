@@ -99,6 +99,8 @@ class HeldJob:
         job = read_job(self.lease)
         sampling = sampling_for(job, self._services.config.rollout)  # refused before anything is drawn
         check_answers(job)
+        self._services.rewards.check(job)
+        self._services.environments.check(job)
         self._temperature = float(sampling["temperature"])
         self._missing = [k for k in range(job.n) if k not in self.lease.committed]
         self._undrawn = set(self._missing)
@@ -297,6 +299,7 @@ class HeldJob:
                 sample.k,
                 tokenizer=services.tokenizer,
                 rollout=services.config.rollout,
+                environment=services.environments.make(self._job),
                 partial=sample,
                 interval=services.config.worker.stream_interval,
                 drawn=prefix.drawn,

@@ -42,14 +42,14 @@ from workers.capabilities import TABLE
 from workers.caretaker import Caretaker
 from workers.commits import Commits
 from workers.engine import Engine
-from workers.environments import load_environment
+from workers.environments import Environments, allowed_environments
 from workers.gate import Gate
 from workers.heartbeat import Heartbeat, Lease
 from workers.held_job import HeldJob
 from workers.members import follow_members, refuse_dropped
 from workers.metrics import Metrics
 from workers.presence import Presence
-from workers.rewards import Rewards
+from workers.rewards import Rewards, allowed_rewards
 from workers.routed_engine import RoutedEngine
 from workers.routing import FLAG as ROUTING_FLAG
 from workers.routing import NAME as ROUTED_EXPERTS
@@ -103,17 +103,13 @@ class Worker:
             control=self.control,
             engine=make_engine(config, name, log_dir),
             gate=Gate(),
-            rewards=Rewards(config.reward, self._checks()),
+            # Before anything starts: what cannot be imported would fail every job of its dataset.
+            rewards=Rewards(config.reward, self._checks(), allowed_rewards(config)),
+            environments=Environments(allowed_environments(config)),
             tokenizer=load_tokenizer(config.model.path),
             commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),
             slots=asyncio.Semaphore(config.worker.slots),
         )
-        # Before anything starts: what cannot be imported would fail every job of its dataset.
-        for dataset in (*config.data.train, *config.data.eval):
-            if dataset.reward is not None:
-                self.services.rewards.find(dataset.reward)
-            if dataset.environment is not None:
-                load_environment(dataset.environment)
         self.updates = Updates(self.services, self._reader, self._waiting("weights"))
         port = config.worker.metrics_port
         self.metrics = Metrics(self.services, port) if port is not None else None

@@ -1,7 +1,8 @@
 """Rewards of samples behind one async interface; one that fails has a named outcome, never a number (T11).
 
 A reward is ``exact_match``, ``math_verify``, or ``module:function`` of the user's. A job's own reward goes before the
-run's. With ``reward.pool.kind: rq`` all but exact_match are asked of the verifier pool (checks.py).
+run's, if the worker's configuration names it: nothing else is imported. With ``reward.pool.kind: rq`` all but
+exact_match are asked of the verifier pool (checks.py).
 """
 
 import asyncio
@@ -10,14 +11,14 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import RewardConfig
+from penstock.config import Config, RewardConfig
 from penstock.errors import ConfigError, RewardError
-from penstock.messages import Sample
+from penstock.messages import Job, Sample
 from penstock.user_code import bounded, find
-from penstock.words import said
+from penstock.words import said, shown
 from workers.math_verifier import MathVerifier
 from workers.outcomes import RAISED, TIMEOUT, Raised, number_of, too_long, words
 from workers.repeats import Repeats
@@ -39,18 +40,20 @@ class Rewards:
 
     Args:
         checks: the way to the verifier pool; None: rewards are computed here.
+        allowed: rewards that jobs may name beside the run's and the built-in ones, from the worker's own configuration.
+            A job travels through Redis, and whoever writes there must not choose what is imported here.
 
     Raises:
-        ConfigError: the run's reward is not there.
+        ConfigError: the run's reward, or one of ``allowed``, is not there.
     """
 
-    def __init__(self, config: RewardConfig, checks: "Checks | None" = None) -> None:
+    def __init__(self, config: RewardConfig, checks: "Checks | None" = None, allowed: Iterable[str] = ()) -> None:
         self.config = config
         self.checks = checks
         self._verifier: MathVerifier | None = None
         self._repeats = Repeats()
-        self._functions: dict[str, RewardFunction] = {}
-        self.find(config.function)
+        names = dict.fromkeys((config.function, *allowed, *(BUILT_IN if checks is None else ("exact_match",))))
+        self._functions = {name: self._load(name) for name in names}
 
     async def score(self, sample: Sample) -> None:
         """Set ``reward``, ``reward_info`` and ``reward_s`` of the sample.
@@ -61,17 +64,16 @@ class Rewards:
         finite number, is not tried again.
 
         Raises:
+            ConfigError: as :meth:`check`.
             RewardError: ``outcome`` is reward_raised, reward_timeout, reward_not_a_number or reward_too_large; the
                 sample is unchanged but for ``reward_s``.
         """
         name = sample.job.reward or self.config.function
         started = time.monotonic()
+        self.check(sample.job)
         try:
-            function = self.find(name)
-            value = await self._try(function, sample, name)
+            value = await self._try(self._functions[name], sample, name)
             sample.reward, sample.reward_info = number_of(value, sample.id, name, self.config.key)
-        except ConfigError as exc:
-            raise RewardError(RAISED, f"sample {sample.id}: {exc}") from exc
         finally:
             sample.reward_s = time.monotonic() - started
 
@@ -104,11 +106,13 @@ class Rewards:
     def _is_local(self, name: str) -> bool:
         return self.checks is None or name == "exact_match"
 
-    def find(self, name: str) -> RewardFunction:
-        """The reward of this name; imported at the first call. Raises ConfigError."""
-        if name not in self._functions:
-            self._functions[name] = self._load(name)
-        return self._functions[name]
+    def check(self, job: Job) -> None:
+        """Raise ConfigError where a job names a reward that this worker may not run. Imports nothing."""
+        if job.reward and job.reward not in self._functions:
+            raise ConfigError(
+                f"job {job.id} names reward {shown(job.reward)}, and a worker imports only what its own configuration "
+                "names: add it to worker.rewards, if it is yours, and start the workers again."
+            )
 
     def _load(self, name: str) -> RewardFunction:
         if name == "exact_match":
@@ -129,6 +133,14 @@ class Rewards:
 async def exact_match(sample: Sample) -> float:
     """1 where the answer is the label, white space around both left out; else 0."""
     return float(sample.text.strip() == sample.job.label.strip())
+
+
+def allowed_rewards(config: Config) -> frozenset[str]:
+    """Rewards that jobs of this configuration may name, beside exact_match, which is always there."""
+    datasets = [*config.data.train, *config.data.eval]
+    named = {config.reward.function, *config.reward.pool.functions, *config.worker.rewards}
+    named |= {one.reward for one in datasets if one.reward is not None}
+    return frozenset(named - {"exact_match"})
 
 
 def import_reward(name: str) -> Callable[[Sample], Any]:

@@ -12,6 +12,7 @@ from penstock.keys import Keys
 from workers.commits import Commits
 from workers.endings import Endings
 from workers.engine import Engine
+from workers.environments import Environments
 from workers.gate import Gate
 from workers.repeats import Repeats
 from workers.rewards import Rewards
@@ -60,6 +61,7 @@ class Services:
     engine: Engine
     gate: Gate
     rewards: Rewards
+    environments: Environments
     tokenizer: Tokenizer
     commits: Commits
     #: Bounds the samples that are generated at once.

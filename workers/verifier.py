@@ -29,7 +29,7 @@ from penstock.keys import Keys, check_name
 from penstock.messages import Sample
 from penstock.processes import die_with_parent
 from penstock.user_code import staying_alive
-from penstock.words import said, trace_of
+from penstock.words import said, shown, trace_of
 from workers import math_verifier
 from workers.check_format import DIED, ENTRY, MAX_JOB_BYTES, MAX_TRACE, STARTED, VERDICT, Verdict, sample_from_json
 from workers.outcomes import TOO_LARGE, number_of
@@ -143,7 +143,7 @@ class Verifier(Worker):
         if name not in self.functions:
             known = ", ".join(sorted(self.functions))
             return Verdict(
-                error=f"ConfigError: this verifier runs {known}, and not {name!r}: see reward.pool.functions"
+                error=f"ConfigError: this verifier runs {known}, and not {shown(name)}: see reward.pool.functions"
             )
         if pool.memory_bytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, (pool.memory_bytes, pool.memory_bytes))

@@ -29,8 +29,8 @@ from penstock.messages import pack
 from penstock.processes import die_with_parent
 from penstock.tokens import new_token
 from penstock.waits import Waiting
-from workers.checks import SLACK_S, allowed_rewards
-from workers.rewards import import_reward
+from workers.checks import SLACK_S
+from workers.rewards import allowed_rewards, import_reward
 from workers.verifier import RQ_TTL_S, Function, Verifier
 
 log = logging.getLogger(__name__)

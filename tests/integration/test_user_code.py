@@ -56,7 +56,9 @@ async def test_T11_nothing_that_a_users_code_does_ends_the_worker_or_holds_up_it
     odd, good = job(len(bad), reward=f"{PARTS}:odd_info"), job(len(bad) + 1)
     buried = [one.id for one in bad]
     admit(client, keys, [*bad, odd, good])
-    worker = start(config(reward={"function": f"{PARTS}:length"}, worker={"slots": 64, "max_attempts": 2}))
+    own = {"rewards": [*names[: len(REWARDS)], f"{PARTS}:odd_info"], "environments": names[len(REWARDS) :]}
+    made = config(reward={"function": f"{PARTS}:length"}, worker={"slots": 64, "max_attempts": 2} | own)
+    worker = start(made)
 
     async with tended(client, keys, lease_ms=60_000):
 

@@ -37,7 +37,7 @@ from tests.integration.worker_play import until as until_
 from workers import checks
 from workers.check_format import ENTRY, sample_to_json
 from workers.checks import Checks
-from workers.rewards import Rewards
+from workers.rewards import Rewards, allowed_rewards
 
 PARTS = "tests.integration.verifier_parts"
 NAMES = ("length", "alength", "seen", "detailed", "fraction", "numpy_bool", "keyless", "not_a_number", "text", "raises",
@@ -96,7 +96,8 @@ def start(tmp_path: Path) -> Iterator[Callable[[Config], Pool]]:
 async def asking(config: Config, client: redis.Redis, keys: Keys, name: str = "w.1") -> AsyncIterator[Rewards]:
     """Rewards of a worker whose checks go to the pool."""
     asked = Checks(config, keys, name, Waiting(client, keys, f"worker:{name}:rewards"))
-    rewards, task = Rewards(config.reward, asked), asyncio.create_task(asked.run())
+    rewards = Rewards(config.reward, asked, allowed_rewards(config))
+    task = asyncio.create_task(asked.run())
     try:
         yield rewards
     finally:
@@ -141,7 +142,7 @@ async def test_T11_what_the_pool_gives_is_what_the_worker_gives(
 ) -> None:
     config = verifying()
     start(config)
-    here = Rewards(config.reward.model_copy(update={"timeout_s": 60.0}))
+    here = Rewards(config.reward.model_copy(update={"timeout_s": 60.0}), allowed=allowed_rewards(config))
     questions: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in NAMES[:10]]
     questions += [
         ("math_verify", {"text": text, "label": label})
@@ -261,6 +262,7 @@ async def test_what_lies_in_redis_is_json_and_what_is_forged_is_not_run(
     monkeypatch.setattr(checks, "LOST_S", 0.5)
     config = verifying(pool={"workers": 1})
     marker = tmp_path / "owned"
+    monkeypatch.setenv("PENSTOCK_TEST_IMPORTED", str(marker))
     queue = Queue(keys.checks, connection=client, serializer=JSONSerializer)
 
     async with asking(config, client, keys) as rewards:
@@ -280,6 +282,8 @@ async def test_what_lies_in_redis_is_json_and_what_is_forged_is_not_run(
         for forge in (
             lambda: queue.enqueue("os.system", f"touch {marker}", at_front=True),
             lambda: queue.enqueue(ENTRY, "w.1", f"os:system touch {marker}", "{}", at_front=True),
+            lambda: queue.enqueue(ENTRY, "w.1", "tests.integration.writes_when_imported:reward", text, at_front=True),
+            lambda: queue.enqueue("tests.integration.writes_when_imported.reward", at_front=True),
             lambda: queue.enqueue(ENTRY, "no/name", f"{PARTS}:length", text, at_front=True),
             lambda: queue.enqueue(ENTRY, "w.1", f"{PARTS}:length", "[" * 100_000, at_front=True),
             lambda: queue.enqueue(ENTRY, str(marker), at_front=True, on_failure=Callback(f"{PARTS}.callback")),
@@ -299,7 +303,8 @@ async def test_what_lies_in_redis_is_json_and_what_is_forged_is_not_run(
         assert await outcome(rewards, "length") == (3.0, "{}"), "the verifier lives"
         assert not marker.exists()
         assert tries(tmp_path) == []
-        assert (await outcome(rewards, "os:getpid"))[0] == "reward_raised"
+        with pytest.raises(ConfigError, match="job d/0/1 names reward 'os:getpid'"):
+            await outcome(rewards, "os:getpid")
         bytes_ = sample(f"{PARTS}:length")
         bytes_.job.metadata["image"] = b"x"
         with pytest.raises(RewardError, match="cannot go to the verifier pool as JSON") as caught:

@@ -202,7 +202,7 @@ async def test_jobs_that_can_never_work_are_buried_at_once_and_others_go_on(
         "has neither prompt nor prompt_ids": job(2, prompt=None),
         "top_p": job(3, sampling={"top_p": 0.5}),
         "draws greedily": job(4, sampling={"temperature": 0}),
-        "cannot be imported": job(5, environment="nowhere:Env"),
+        "add it to worker.environments": job(5, environment="nowhere:Env"),
     }
     bad = admit(client, keys, list(refused.values()))
     for index, body in enumerate((b"\xc1", job(99).to_bytes(), dataclasses.replace(job(8), n="2").to_bytes()), 6):

@@ -25,6 +25,12 @@ from workers.main import Worker
 LEASE_S = 6.0
 #: Longest wait for an event; only what never comes takes so long.
 LIMIT_S = 120.0
+PARTS = "tests.integration.worker_parts"
+#: What jobs of tests may name of it.
+NAMED = {
+    "rewards": ("raises", "raises_for_the_second", "hangs", "not_a_number", "detailed"),
+    "environments": ("Echo", "Fails", "Cancels", "Hangs", "Waits"),
+}
 #: Ids of the tiny model's characters, two special ones before them.
 IDS = {character: index + 2 for index, character in enumerate(ALPHABET)}
 
@@ -40,7 +46,8 @@ def make_config(url: str, keys: Keys, model: ModelConfig, folder: Path, **sectio
         "rollout": {"n": 2, "sampling": {"max_new_tokens": 16, "temperature": 1.0}, "max_context_tokens": 512},
         "reward": {"function": "tests.integration.worker_parts:length", "timeout_s": 2.0, "max_attempts": 1},
     }
-    worker = {"slots": 8, "lease_s": LEASE_S, "heartbeat_s": 0.2, "retry_s": 0.05, "max_attempts": 2}
+    own = {kind: [f"{PARTS}:{name}" for name in names] for kind, names in NAMED.items()}
+    worker = own | {"slots": 8, "lease_s": LEASE_S, "heartbeat_s": 0.2, "retry_s": 0.05, "max_attempts": 2}
     engine = {"health_interval_s": 0.2, "health_timeout_s": 5.0, "request_timeout_s": 60.0}
     values["worker"] = worker | sections.pop("worker", {})
     values["engine"] = engine | sections.pop("engine", {})

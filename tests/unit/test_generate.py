@@ -10,7 +10,7 @@ import pytest
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PayloadError
 from penstock.messages import Job, Sample
-from workers.environments import Observation, load_environment
+from workers.environments import Environments, Observation, load_environment
 from workers.gate import Gate
 from workers.generate import generate_sample, sampling_for
 from workers.partial import partial_from_bytes, partial_to_bytes
@@ -366,9 +366,22 @@ def test_environments_are_found_by_import_path() -> None:
 
 
 async def test_a_job_names_its_environment() -> None:
-    job = Job(id="d/0/0", n=1, prompt="a", environment="tests.unit.test_generate:Echo")
-    sample = await make(ScriptedEngine(segment("x", "stop"), segment("y", "stop")), job)
+    name = "tests.unit.test_generate:Echo"
+    job = Job(id="d/0/0", n=1, prompt="a", environment=name)
+    made = Environments([name]).make(job)
+    sample = await make(ScriptedEngine(segment("x", "stop"), segment("y", "stop")), job, environment=made)
     assert sample.num_turns == 2
+
+
+async def test_an_environment_that_the_configuration_does_not_name_is_refused() -> None:
+    environments = Environments(["tests.unit.test_generate:Echo"])
+    assert environments.make(JOB) is None
+    for name in ("os:system", "tests.unit.test_generate:Letters", "no.such.module:X", ":"):
+        job = replace(JOB, environment=name)
+        with pytest.raises(ConfigError, match=r"add it to worker\.environments"):
+            environments.make(job)
+        with pytest.raises(ConfigError, match="none was made for it"):
+            await make(ScriptedEngine(), job)
 
 
 async def test_cancellation_keeps_what_was_drawn() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.config import RewardConfig
+from penstock.config import Config, RewardConfig
 from penstock.errors import ConfigError, RewardError
 from penstock.messages import Job, Sample
-from workers.rewards import Rewards
+from penstock.user_imports import named
+from workers.environments import allowed_environments
+from workers.rewards import Rewards, allowed_rewards
 
 MODULE = """
 import asyncio, math, threading
@@ -73,7 +75,8 @@ def sample(text: str = "abc", label: str = "", reward: str | None = None) -> Sam
 
 async def score(function: str, made: Sample | None = None, **settings: Any) -> Sample:
     made = made or sample()
-    await Rewards(RewardConfig(function=function, **settings)).score(made)
+    allowed = [made.job.reward] if made.job.reward else []
+    await Rewards(RewardConfig(function=function, **settings), allowed=allowed).score(made)
     return made
 
 
@@ -162,7 +165,8 @@ async def test_T11_a_function_that_hangs_is_reward_timeout(function: str) -> Non
 
 @pytest.mark.usefixtures("module")
 async def test_a_hanging_function_holds_nobody_up() -> None:
-    rewards = Rewards(RewardConfig(function="reward_examples:hangs", timeout_s=0.05))
+    config = RewardConfig(function="reward_examples:hangs", timeout_s=0.05)
+    rewards = Rewards(config, allowed=["reward_examples:length"])
     async with asyncio.timeout(60):
         await asyncio.gather(*(rewards.score(sample()) for _ in range(50)), return_exceptions=True)
     await rewards.score(other := sample(reward="reward_examples:length"))
@@ -191,11 +195,43 @@ async def test_a_reward_that_is_not_there_is_a_mistake_of_the_configuration(func
         Rewards(RewardConfig(function=function))
 
 
-async def test_a_jobs_reward_that_is_not_there_is_reward_raised() -> None:
-    with pytest.raises(RewardError) as caught:
-        await score("exact_match", sample(reward="nowhere:f"))
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize("name", ["os:getpid", "nowhere:f", "reward_examples:length", "exact", ":", "a" * 10_000])
+async def test_a_jobs_reward_that_the_configuration_does_not_name_is_refused(name: str) -> None:
+    rewards = Rewards(RewardConfig(function="exact_match"), allowed=["reward_examples:boolean"])
+    made = sample(reward=name)
+    with pytest.raises(ConfigError, match=r"add it to worker\.rewards") as caught:
+        await rewards.score(made)
 
-    assert caught.value.outcome == "reward_raised"
+    assert name[:70] in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.usefixtures("module")
+async def test_a_job_may_name_what_the_configuration_names_and_what_is_built_in() -> None:
+    rewards = Rewards(RewardConfig(function="reward_examples:length"), allowed=["reward_examples:boolean"])
+    for name, expected in (("exact_match", 1.0), ("reward_examples:boolean", 1.0), ("reward_examples:length", 1.0)):
+        made = sample("x", "x", reward=name)
+        await rewards.score(made)
+        assert made.reward == expected
+
+
+def test_everything_that_a_configuration_names_may_be_named_by_a_job() -> None:
+    config = Config.model_validate(
+        {
+            "run": "r",
+            "model": {"path": "none"},
+            "data": {
+                "train": [{"name": "a", "path": "a.jsonl", "reward": "m:a", "environment": "m:A"}],
+                "eval": [{"name": "b", "path": "b.jsonl", "reward": "m:b", "environment": "m:B"}],
+            },
+            "reward": {"function": "m:run", "pool": {"functions": ["m:pool"]}},
+            "worker": {"rewards": ["m:own"], "environments": ["m:Own"]},
+        }
+    )
+    assert allowed_rewards(config) == {"m:a", "m:b", "m:run", "m:pool", "m:own"}
+    assert allowed_environments(config) == ["m:Own", "m:A", "m:B"]
+    assert {("worker.rewards", "m:own"), ("worker.environments", "m:Own")} <= set(named(config))
 
 
 @pytest.fixture
