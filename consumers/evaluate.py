@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Evaluation:
             raise ConfigError("The evaluation needs redis.url: the address of the run's Redis.")
         self._subscriber = Subscriber(config.redis.url, Keys(config.run), NAME)
         self._path = path
+        self._datasets = {one.name for one in config.data.eval}
         self._stop = threading.Event()
         self._news = threading.Condition()
         #: Version -> dataset -> accuracy.
@@ -63,15 +64,36 @@ class Evaluation:
         self._stop.set()
         self._thread.join()
 
-    def wait(self, version: int, timeout_s: float) -> dict[str, float]:
-        """Accuracy by dataset of ``version``; blocks until it is there. Raises WaitTimeout, PenstockError."""
+    def wait(
+        self, version: int, timeout_s: float | None, stopped: Callable[[], bool] = lambda: False
+    ) -> dict[str, float] | None:
+        """Accuracy by dataset of ``version``; blocks until all of them are there, or until ``stopped()``: None.
+
+        Args:
+            timeout_s: longest wait; None: no limit.
+
+        Raises:
+            WaitTimeout: they were not there in time.
+            PenstockError: what reads them died.
+        """
+        until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         with self._news:
-            there = self._news.wait_for(lambda: version in self.accuracy or self._error is not None, timeout_s)
-            if self._error is not None:
-                raise PenstockError(f"The evaluation ended: {self._error}") from self._error
-            if not there:
-                raise WaitTimeout(f"The evaluation of version {version} was not there in {timeout_s:g} s.")
+            while not self._is_whole(version):
+                if self._error is not None:
+                    raise PenstockError(f"The evaluation ended: {self._error}") from self._error
+                if stopped():
+                    return None
+                if time.monotonic() >= until:
+                    raise WaitTimeout(
+                        f"The evaluation of version {version} was not there in data.eval_timeout_s = {timeout_s:g}: "
+                        "`penstock why` says what it waits for; a trainer that is started again goes on to wait for it."
+                    )
+                self._news.wait(min(LOOK_S, until - time.monotonic()))
             return self.accuracy[version]
+
+    def _is_whole(self, version: int) -> bool:
+        """Whether every dataset has its row: a kill may have come between two of them."""
+        return self._datasets <= self.accuracy.get(version, {}).keys()
 
     def has_reached(self, wanted: float) -> bool:
         """Whether the mean accuracy over the datasets of one version is ``wanted`` or above, and is of that version.

@@ -1,6 +1,7 @@
 """The reference trainer: GRPO on what the buffer cuts, exactly once, restartable at any instant.
 
     restore ─> publish ─> [ next ─> step ─> commit ─> publish ─> checkpoint ] x steps ─> last evaluation
+       └── all steps are trained, the last evaluation is asked for ──────────────────────────^
 
 One process per rank; rank 0 owns the subscription, publishes, checkpoints and reports. Ranks agree on what they are
 about to train before every step, and no rank waits for data inside a collective.
@@ -44,8 +45,6 @@ Verdict = Literal["train", "enough", "stop"]
 
 #: How late a stop is seen while waiting for a batch.
 LOOK_S = 0.5
-#: Longest wait for the last evaluation.
-EVAL_TIMEOUT_S = 600.0
 
 
 class Reference:
@@ -74,20 +73,22 @@ class Reference:
         """Train all steps. Returns 0 when they are done, 130 when stopped before. Blocks."""
         with self.trainer:
             self._restore()
-            self._published = self.trainer.publish(self.learner.model, step=self.step)
+            over = self._is_over()
+            if not over:
+                self._published = self.trainer.publish(self.learner.model, step=self.step)
             if self.rank == 0 and self.config.data.eval and isinstance(self.trainer, Trainer):
                 self.evaluation = Evaluation(self.config, self._file("eval.jsonl"))
                 self.evaluation.start()
             try:
-                while self.step < self.config.trainer.steps:
+                while not over and self.step < self.config.trainer.steps:
                     batch = self._next()
                     if batch is None:
                         break
                     self._train(batch)
                 done = not self._stopping
-                self._save()
-                if done:
-                    self._last_evaluation()
+                if not over:
+                    self._save()
+                done = done and self._last_evaluation()
             finally:
                 if self.evaluation is not None:
                     self.evaluation.stop()
@@ -189,12 +190,32 @@ class Reference:
     def _until_room(self, work: Callable[[], object]) -> None:
         until_room(work, tell=self.trainer.tell_wait, stopped=lambda: self._stopping)
 
-    def _last_evaluation(self) -> None:
+    def _is_over(self) -> bool:
+        """Whether an earlier start has trained all there is to train, and nothing but the last evaluation may be left.
+
+        Its version is the one that is waited for, then: another publication would have to be evaluated anew. Every rank
+        reads the same, because nothing is published in between.
+        """
+        if not self.config.data.eval or not isinstance(self.trainer, Trainer):
+            return False
+        self._published = self.trainer.asked_last(self._end())
+        return self._published > 0
+
+    def _end(self) -> str:
+        """Where training ended, and by which rule: with more steps to train, an earlier end is none."""
+        return f"{self.step} of {self.config.trainer.steps}, accuracy {self.config.trainer.stop_at_accuracy}"
+
+    def _last_evaluation(self) -> bool:
+        """Have the last version evaluated. Blocks until it is; False when stopped before."""
         if self.evaluation is None or not isinstance(self.trainer, Trainer):
-            return
-        self.trainer.ask_evaluation(self._published)
-        accuracy = self.evaluation.wait(self._published, EVAL_TIMEOUT_S)
+            return True
+        self.trainer.ask_evaluation(self._published, self._end())
+        timeout_s = self.config.data.eval_timeout_s
+        accuracy = self.evaluation.wait(self._published, timeout_s, stopped=lambda: self._stopping)
+        if accuracy is None:
+            return False
         log.info("version %d: %s", self._published, ", ".join(f"{k} {v:.3f}" for k, v in accuracy.items()))
+        return True
 
     def _file(self, name: str) -> Path:
         self.config.run_dir.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ from consumers.roles import Seat, job_of
 from consumers.subscriber import Delivery, Subscriber
 from penstock import scripts
 from penstock.config import Config
+from penstock.control import Client
 from penstock.errors import ConfigError, ProtocolError, PublishError, RolesApart, WaitTimeout
 from penstock.keys import Keys
 from penstock.memory_control import TAGS, change, check_tags, live_workers, revive, watch
@@ -631,10 +632,30 @@ class Trainer:
 
     # --- presence -------------------------------------------------------------------------------------------------
 
-    def ask_evaluation(self, version: int) -> None:
-        """Have ``version`` evaluated, whatever ``data.eval_every`` says: the last one of a run."""
-        # As a note, which a full Redis takes: the run is at its end.
+    def ask_evaluation(self, version: int, end: str = "") -> None:
+        """Have ``version`` evaluated, whatever ``data.eval_every`` says: the last one of a run.
+
+        Args:
+            end: where training ended, in words of the caller's own, for :meth:`asked_last`.
+        """
+        # As notes, which a full Redis takes: the run is at its end. The words come first, and count with the version.
+        self._subscriber.control.call(
+            scripts.note(self.keys, self.keys.source, "final_end", f"{version} {end}".encode())
+        )
         self._subscriber.control.call(scripts.note(self.keys, self.keys.clock, "final", str(version).encode()))
+
+    def asked_last(self, end: str) -> int:
+        """The newest version, if ``ask_evaluation`` was asked for it with this ``end``; else 0."""
+
+        def look(client: Client) -> list[Any]:
+            pipe = client.pipeline(transaction=True)
+            pipe.hmget(self.keys.clock, "final", scripts.version_field(self.model_name))
+            pipe.hget(self.keys.source, "final_end")
+            return list(pipe.execute())
+
+        (final, newest), words = self._subscriber.control.do(look)
+        same = final is not None and final == newest and words == f"{int(final)} {end}".encode()
+        return int(final) if same else 0
 
     def take_wait_s(self) -> float:
         """Seconds spent in ``next`` since the last call."""

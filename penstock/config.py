@@ -147,6 +147,9 @@ class DataConfig(Section):
     #: Weights that come while a version is being evaluated are loaded when its evaluation is through, so that it alone
     #: draws it. Training goes on with what the version draws, as far as the bound allows, and waits then.
     eval_pinned: bool = False
+    #: Longest wait for the last evaluation; the trainer then ends with exit code 1, and one that is started again waits
+    #: for the same evaluation. None: it waits, and `penstock why` says for what.
+    eval_timeout_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

@@ -172,7 +172,7 @@ class RolloutManager:
             self._evaluation = Evaluation(self.config, self._file("eval.jsonl"))
             self._evaluation.start()
         self._trainer.ask_evaluation(version)
-        accuracy = self._evaluation.wait(version, EVAL_TIMEOUT_S)
+        accuracy = self._evaluation.wait(version, self.config.data.eval_timeout_s or EVAL_TIMEOUT_S) or {}
         return {f"eval/{dataset}": value for dataset, value in accuracy.items()}
 
     def save(self, rollout_id: int) -> Path:

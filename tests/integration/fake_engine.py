@@ -46,6 +46,7 @@ class FakeEngine:
         #: Requests whose rid begins with one of these are held too, while ``rest`` is not set.
         self.held: tuple[str, ...] = ()
         self.rest = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
         #: More of what /server_info tells.
         self.told: dict[str, Any] = {}
         #: Whether it was started with SGLANG_RETURN_ORIGINAL_LOGPROB=1.
@@ -97,9 +98,15 @@ class FakeEngine:
     def num_running(self) -> int:
         return len(self._running)
 
+    def let_go(self) -> None:
+        """Set ``rest``, from any thread."""
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self.rest.set)
+
     @asynccontextmanager
     async def up(self, port: int | None = None) -> AsyncIterator["FakeEngine"]:
         """Serve on loopback, at a free port unless one is given."""
+        self.loop = asyncio.get_running_loop()
         app = web.Application(middlewares=[self._met])
         app.add_routes(
             [

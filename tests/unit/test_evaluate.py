@@ -9,6 +9,7 @@ import pytest
 from consumers import evaluate
 from consumers.evaluate import Evaluation, summarize
 from penstock.config import Config
+from penstock.errors import WaitTimeout
 from penstock.messages import Row
 from tests.batch_factory import make_manifest
 
@@ -68,3 +69,15 @@ def test_T18_only_what_the_asked_version_drew_ends_training(
 def test_a_row_that_does_not_tell_its_versions_ends_nothing(evaluation: Evaluation) -> None:
     evaluation._remember([{"dataset": "held", "version": 1, "accuracy": 1.0}])
     assert not evaluation.has_reached(0.5)
+
+
+def test_the_last_evaluation_is_waited_for_until_every_dataset_has_its_row_its_limit_or_a_stop(
+    evaluation: Evaluation,
+) -> None:
+    evaluation._datasets = {"held", "other"}
+    evaluation._remember(rows_of(row("held/1/0", {1: 10})))
+    with pytest.raises(WaitTimeout, match=r"not there in data\.eval_timeout_s = 0\.01"):
+        evaluation.wait(1, 0.01)
+    assert evaluation.wait(1, None, stopped=lambda: True) is None
+    evaluation._remember(rows_of(row("other/1/0", {1: 10}, reward=0.0)))
+    assert evaluation.wait(1, None) == {"held": 1.0, "other": 0.0}
