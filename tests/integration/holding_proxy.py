@@ -1,6 +1,8 @@
 """A proxy before a server that holds streams back around every change of weights, as a slow network may."""
 
 import asyncio
+import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -24,6 +26,8 @@ class HoldingProxy:
         self.num_held = 0
         #: What the server was told its weights are called, in order.
         self.marks: list[str] = []
+        #: Mark -> streams in which the server has sent tokens behind an event that bears it.
+        self.proven: Counter[str] = Counter()
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator["HoldingProxy"]:
@@ -60,7 +64,7 @@ class HoldingProxy:
             response.content_type = answer.content_type
             await response.prepare(request)
             chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
-            reading = asyncio.create_task(_read(answer, chunks))
+            reading = asyncio.create_task(self._read(answer, chunks))
             held = False
             # The proofs of the client are no streams, and must not wait for what they are to prove.
             while (chunk := await chunks.get()) is not None:
@@ -75,11 +79,19 @@ class HoldingProxy:
             asyncio.get_running_loop().call_later(HOLD_S, self._release)
         return response
 
+    async def _read(self, answer: aiohttp.ClientResponse, chunks: "asyncio.Queue[bytes | None]") -> None:
+        """What the server sends is taken at once, so that only the way to the client is slow."""
+        marked: Counter[str] = Counter()
+        rest = b""
+        try:
+            async for chunk in answer.content.iter_any():
+                chunks.put_nowait(chunk)
+                *lines, rest = (rest + chunk).split(b"\n")
+                for mark in (found[1].decode() for line in lines if (found := _MARK.search(line))):
+                    marked[mark] += 1
+                    self.proven[mark] += marked[mark] == 2
+        finally:
+            chunks.put_nowait(None)
 
-async def _read(answer: aiohttp.ClientResponse, chunks: "asyncio.Queue[bytes | None]") -> None:
-    """What the server sends is taken at once, so that only the way to the client is slow."""
-    try:
-        async for chunk in answer.content.iter_any():
-            chunks.put_nowait(chunk)
-    finally:
-        chunks.put_nowait(None)
+
+_MARK = re.compile(rb'"weight_version": ?"(\d+\+)"')

@@ -208,12 +208,13 @@ async def test_T6_in_place_without_spans_is_right_by_the_stream_however_late_tha
                 )
                 for one in named
             ]
+            for _ in named:
+                await drawn.acquire()
             for version in (2, 3):
-                for _ in named:
-                    await drawn.acquire()
                 await apply_publication(engine, gate, publications[version], "in_place")
-                while f"{version}+" not in proxy.marks:
-                    assert not all(task.done() for task in tasks)
+                # The next one comes when every answer has tokens that are proven to be of this one.
+                while proxy.proven[f"{version}+"] < len(named):
+                    assert not any(task.done() for task in tasks)
                     await asyncio.sleep(0.01)
             samples = await asyncio.gather(*tasks)
         finally:
