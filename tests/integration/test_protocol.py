@@ -261,7 +261,15 @@ def test_failed_job_waits_doubles_and_is_buried_with_its_reason(client: redis.Re
         held = play.lease(client, keys)[0]
         assert held.attempts == attempt
         fail = scripts.fail(
-            keys, held.job, held.token, "w1", reason="reward_raised", detail="tb", max_attempts=3, retry_ms=60_000
+            keys,
+            held.job,
+            held.token,
+            "w1",
+            reason="reward_raised",
+            detail="tb",
+            max_attempts=3,
+            retry_ms=60_000,
+            max_retry_ms=600_000,
         )
         outcome = run(client, fail)
         if attempt < 2:
