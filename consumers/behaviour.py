@@ -14,6 +14,7 @@ from typing import get_args
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
 from penstock.messages import LogprobKind, Row
+from penstock.sampling import temperature_of as asked_temperature
 
 KINDS = get_args(LogprobKind)
 #: Environment variable by which SGLang is asked for logprobs from before temperature.
@@ -80,8 +81,8 @@ def run_temperature(config: Config) -> float:
     """The one temperature that the run's train datasets are drawn at. Raises ConfigError where they differ."""
     found: dict[float, str] = {}
     for dataset in config.data.train:
-        value = (config.rollout.sampling | dataset.sampling).get("temperature", 1.0)
-        found.setdefault(float(value), dataset.name)
+        value = asked_temperature(config.rollout.sampling | dataset.sampling)
+        found.setdefault(value, dataset.name)
     if len(found) > 1:
         words = ", ".join(f"{name} at {value:g}" for value, name in found.items())
         raise ConfigError(
@@ -97,8 +98,8 @@ def check_config(config: Config) -> None:
     if (config.engine.logprob_kind or ("original" if asked else "scaled")) != "original":
         return
     for dataset in config.data.train:
-        value = (config.rollout.sampling | dataset.sampling).get("temperature", 1.0)
-        if not same(float(value), 1.0):
+        value = asked_temperature(config.rollout.sampling | dataset.sampling)
+        if not same(value, 1.0):
             raise ConfigError(
                 f"The engine is asked for logprobs of kind original, and dataset {dataset.name} is drawn at "
                 f"temperature {value:g}: from logprobs before temperature what was drawn with cannot be had. Leave "

@@ -36,7 +36,7 @@ from penstock.payload_format import (
     checksum_of,
     sum_runs,
 )
-from penstock.sampling import TEMPERATURE, logprob_temperature
+from penstock.sampling import logprob_temperature, temperature_of
 
 #: What ``bytes.join`` takes.
 _Chunk = bytes | Array
@@ -133,7 +133,7 @@ def pack(
     for sample, one, size in zip(samples, checked, sizes, strict=True):
         checksum = checksum_of(view[begin : begin + size])
         shared = [samples[0].k, begin, len(data)] if len(samples) > 1 else []
-        scale = logprob_temperature(_temperature(sample) if temperature is None else temperature)
+        scale = logprob_temperature(temperature_of(sample.job.sampling) if temperature is None else temperature)
         payload = one.payload
         versions = [version for _, _, version in payload.spans]
         oldest, newest = min(versions, default=-1), max(versions, default=-1)
@@ -148,10 +148,6 @@ def pack(
         )  # fmt: skip
         begin += size
     return data, metas
-
-
-def _temperature(sample: Sample) -> float:
-    return float(sample.job.sampling.get("temperature", TEMPERATURE))
 
 
 def _reward(sample: Sample) -> float:

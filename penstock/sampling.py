@@ -1,6 +1,7 @@
 """Sampling parameters as SGLang reads them, where a record must agree with what was drawn."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 #: Below it SGLang draws the likeliest token and reports logprobs at temperature 1.
@@ -14,6 +15,16 @@ TEMPERATURE = 1.0
 def is_temperature(value: Any) -> bool:
     """Whether ``value`` is one that an engine can draw at: a finite number, 0 (greedy) or above."""
     return type(value) in (int, float) and math.isfinite(value) and value >= 0
+
+
+def temperature_of(sampling: Mapping[str, Any]) -> float:
+    """Temperature that a map of sampling parameters draws at; null is as if it were left out.
+
+    Raises:
+        TypeError, ValueError: it names one that is no number.
+    """
+    value = sampling.get("temperature")
+    return TEMPERATURE if value is None else float(value)
 
 
 def logprob_temperature(temperature: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.messages import Job, Sample
-from penstock.sampling import GREEDY_BELOW, TEMPERATURE, is_temperature
+from penstock.sampling import GREEDY_BELOW, is_temperature, temperature_of
 from penstock.sampling_names import NEUTRAL, hidden_by
 from penstock.words import shown
 from workers.engine import Engine
@@ -44,15 +44,16 @@ def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
     if job.lane == "eval":
         sampling |= rollout.eval_sampling
     sampling |= job.sampling
-    sampling = {"temperature": TEMPERATURE} | {name: value for name, value in sampling.items() if value is not None}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
     if sampling.pop("n", 1) != 1:
         raise ConfigError(
             f"job {job.id}: sampling.n cannot be set; use rollout.n, penstock asks for answers one by one."
         )
-    if not is_temperature(sampling["temperature"]):
+    if not is_temperature(sampling.get("temperature", 0)):
         raise ConfigError(
             f"job {job.id}: sampling.temperature = {sampling['temperature']!r} is none: give a number, 0 or above."
         )
+    sampling["temperature"] = temperature_of(sampling)
     if job.lane == "train":
         _refuse_hidden(job, sampling)
         sampling = NEUTRAL | sampling

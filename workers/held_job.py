@@ -40,8 +40,7 @@ from penstock.words import said, trace_of
 from workers.generate import generate_sample, sampling_for
 from workers.given import STATUS as GIVEN
 from workers.given import check_answers, give_sample
-from workers.partial import partial_from_bytes
-from workers.prefixes import Prefix
+from workers.prefixes import Prefix, read_prefixes
 from workers.scoring import score_sample
 from workers.services import Services
 
@@ -229,22 +228,12 @@ class HeldJob:
     async def _read_prefixes(self) -> dict[int, Sample]:
         if self.lease.lane not in ("resume", "suspect"):
             return {}
-        keys = [self._services.keys.partial(f"{self.job}/{k}") for k in self._missing]
-        found = await self._services.control.do(lambda client: client.mget(keys)) if keys else []
-        prefixes = {}
-        for k, data in zip(self._missing, found, strict=True):
-            if data is None:
-                continue
-            try:
-                prefixes[k] = partial_from_bytes(data, self._job, k)
-            except PenstockError as exc:
-                log.warning("sample %s/%d starts anew: %s", self.job, k, exc)
-        return prefixes
+        return await read_prefixes(self._services, self._job, self._missing, self._temperature)
 
     async def _sample(self, sample: Sample) -> None:
         services = self._services
         self._samples[sample.k] = sample
-        prefix = self._prefixes[sample.k] = Prefix(services, self.lease.token, sample)
+        prefix = self._prefixes[sample.k] = Prefix(services, self.lease.token, sample, self._temperature)
         resumed = sum(sample.generated)
         try:
             async with services.slots:

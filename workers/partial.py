@@ -1,23 +1,26 @@
 """Bytes of a sample that is not finished: the prefix that another worker goes on from.
 
 One record of all there was, then any number of records of what was drawn since; each is msgpack. So a prefix that
-grows is written by appending.
+grows is written by appending. The first tells at what temperature, and with which kind of logprobs, it is drawn: the
+record of a sample has one of each for all its tokens (T6), so nobody who draws otherwise may go on from it.
 """
 
 from array import array
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import msgpack
 
 from penstock.errors import PayloadError, ProtocolError
-from penstock.messages import MAX_TEXT_BYTES, Job, Sample, pack
+from penstock.messages import MAX_TEXT_BYTES, Job, LogprobKind, Sample, pack
+from penstock.sampling import is_temperature
 from penstock.words import said, shown
 
-_FORMAT = 1
+_FORMAT = 2
 #: Most bytes of a prefix; about three million tokens. One that would be longer is not kept any further.
 MAX_PARTIAL_BYTES = 32 * 1024 * 1024
+KINDS = get_args(LogprobKind)
 #: Fields that travel as they are.
 _PLAIN: dict[str, tuple[type, ...]] = {
     "prompt_length": (int,),
@@ -31,8 +34,30 @@ _PLAIN: dict[str, tuple[type, ...]] = {
 }
 
 
-def partial_to_bytes(sample: Sample) -> bytes:
+class Scale(NamedTuple):
+    """What the logprobs of a sample are: the temperature that it is drawn at, and whether they are after it."""
+
+    temperature: float = 1.0
+    #: ``scaled``, or ``original``.
+    kind: str = "scaled"
+
+    def __str__(self) -> str:
+        return f"temperature {self.temperature:g} ({self.kind} logprobs)"
+
+
+#: Of whoever names none.
+AT_ONE = Scale()
+
+
+class DrawnOtherwise(PayloadError):
+    """A prefix cannot be gone on from: it was drawn at another temperature, or with another kind of logprobs."""
+
+
+def partial_to_bytes(sample: Sample, scale: Scale = AT_ONE) -> bytes:
     """The tokens of ``sample`` with their logprobs (float32), masks and version spans, as msgpack.
+
+    Args:
+        scale: what it is drawn at.
 
     Raises:
         PayloadError: they are no such arrays.
@@ -42,6 +67,8 @@ def partial_to_bytes(sample: Sample) -> bytes:
         lambda: {
             "format": _FORMAT,
             "sample": sample.id,
+            "temperature": scale.temperature,
+            "logprob_kind": scale.kind,
             "tokens": array("i", sample.tokens).tobytes(),
             "logprobs": array("f", sample.logprobs).tobytes(),
             "generated": bytes(sample.generated),
@@ -81,21 +108,30 @@ def _spans(versions: list[int]) -> list[list[int]]:
     return [[version, len(list(run))] for version, run in groupby(versions)]
 
 
-def partial_from_bytes(data: bytes, job: Job, k: int) -> Sample:
+def partial_from_bytes(data: bytes, job: Job, k: int, scale: Scale = AT_ONE) -> Sample:
     """The sample of :func:`partial_to_bytes`, to hand to ``generate_sample(partial=...)``.
 
+    Args:
+        scale: what whoever goes on from it draws at.
+
     Raises:
+        DrawnOtherwise: that is not what it was drawn at.
         PayloadError: these are not the bytes of this sample's partial; names the sample.
     """
     sample = Sample(job, k)
     what = f"the partial of sample {sample.id}"
     try:
         first, *growths = _records(data)
-        _read_whole(first, sample)
+        found = _read_whole(first, sample)
         for growth in growths:
             _read_growth(growth, sample)
     except (ProtocolError, ValueError, TypeError, KeyError, msgpack.UnpackException) as exc:
         raise PayloadError(f"{what} cannot be read ({exc}): drop it, the sample then starts from its prompt.") from exc
+    if found != scale:
+        raise DrawnOtherwise(
+            f"{what} was drawn at {found}, and this worker draws at {scale}: give all workers of the run the same "
+            "rollout.sampling and engine.logprob_kind."
+        )
     sample.status = "aborted"
     return sample
 
@@ -124,7 +160,7 @@ def _records(data: bytes) -> Iterator[dict[str, Any]]:
         raise ValueError("it ends within a record")
 
 
-def _read_whole(record: dict[str, Any], sample: Sample) -> None:
+def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:
     if record["format"] != _FORMAT or record["sample"] != sample.id:
         raise ValueError(f"it is one of {record['sample']!r} in format {record['format']!r}")
     sample.tokens, sample.logprobs, sample.versions = _arrays(record)
@@ -143,6 +179,10 @@ def _read_whole(record: dict[str, Any], sample: Sample) -> None:
     if not set(map(type, sample.turns)) <= {str}:
         raise ValueError("its turns are no texts")
     sample.text = "".join(sample.turns)
+    temperature, kind = record["temperature"], record["logprob_kind"]
+    if not is_temperature(temperature) or kind not in KINDS:
+        raise ValueError(f"it was drawn at temperature {shown(temperature)} with logprobs of kind {shown(kind)}")
+    return Scale(float(temperature), kind)
 
 
 def _read_growth(record: dict[str, Any], sample: Sample) -> None:

@@ -13,9 +13,16 @@ import logging
 import time
 
 from penstock import scripts
-from penstock.errors import QueueFull
-from penstock.messages import Sample
-from workers.partial import MAX_PARTIAL_BYTES, growth_to_bytes, partial_to_bytes
+from penstock.errors import PenstockError, QueueFull
+from penstock.messages import Job, Sample
+from workers.partial import (
+    MAX_PARTIAL_BYTES,
+    DrawnOtherwise,
+    Scale,
+    growth_to_bytes,
+    partial_from_bytes,
+    partial_to_bytes,
+)
 from workers.services import Services
 
 log = logging.getLogger(__name__)
@@ -29,13 +36,15 @@ class Prefix:
 
     Args:
         token: of the lease; once it is lost nothing is written any more (I3).
+        temperature: what the sample is drawn at.
     """
 
-    def __init__(self, services: Services, token: str, sample: Sample) -> None:
+    def __init__(self, services: Services, token: str, sample: Sample, temperature: float) -> None:
         config = services.config.worker
         self._services = services
         self._token = token
         self._sample = sample
+        self._temperature = temperature
         self._every_tokens = config.checkpoint_tokens
         self._every_s = config.checkpoint_s
         self._kept_at = time.monotonic()
@@ -118,7 +127,8 @@ class Prefix:
 
     async def _write_whole(self) -> bool:
         sample, services = self._sample, self._services
-        record, versions = partial_to_bytes(sample), list(sample.versions)
+        scale = Scale(self._temperature, services.engine.logprob_kind)
+        record, versions = partial_to_bytes(sample, scale), list(sample.versions)
         if len(record) > MAX_PARTIAL_BYTES:
             log.warning("the prefix of sample %s has %d bytes and is not kept", sample.id, len(record))
             return True
@@ -132,3 +142,21 @@ class Prefix:
         self._services.tally.checkpoints += 1
         self._services.tally.checkpoint_bytes += max(0, num_bytes - self._num_bytes)
         self._num_bytes, self._claimed = num_bytes, versions
+
+
+async def read_prefixes(services: Services, job: Job, missing: list[int], temperature: float) -> dict[int, Sample]:
+    """The samples of ``job`` that can be gone on from at ``temperature``, by k; of those ``missing``."""
+    scale = Scale(temperature, services.engine.logprob_kind)
+    keys = [services.keys.partial(f"{job.id}/{k}") for k in missing]
+    found = await services.control.do(lambda client: client.mget(keys)) if keys else []
+    prefixes = {}
+    for k, data in zip(missing, found, strict=True):
+        if data is None:
+            continue
+        try:
+            prefixes[k] = partial_from_bytes(data, job, k, scale)
+        except DrawnOtherwise as exc:
+            services.repeats.warn(None, f"sample {job.id}/{k} begins anew: {exc}", "drawn otherwise")
+        except PenstockError as exc:
+            log.warning("sample %s/%d starts anew: %s", job.id, k, exc)
+    return prefixes

@@ -25,6 +25,7 @@ from penstock.config import Config
 from penstock.control import Client
 from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
 from penstock.messages import Job
+from penstock.sampling import temperature_of
 
 #: Jobs admitted per verb.
 CHUNK = 128
@@ -227,7 +228,7 @@ class Requests(Trainer):
 
     def temperature(self, sampling: Mapping[str, Any]) -> float:
         """What a request of such a ``sampling`` is to be drawn at, by the configuration of this process."""
-        return float((self.config.rollout.sampling | dict(sampling)).get("temperature", 1.0))
+        return temperature_of(self.config.rollout.sampling | dict(sampling))
 
     def _check_temperatures(self, groups: Mapping[str, Sequence[RowArrays]], requests: Mapping[str, Request]) -> None:
         """The worker's configuration is another file: what it drew at must be what the trainer will divide by."""

@@ -10,7 +10,7 @@ import redis
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.keys import Keys
-from tests.integration.fake_engine import FakeEngine
+from tests.integration.fake_engine import FIRST, FakeEngine
 from tests.integration.worker_play import admit, all_in, job, metas, until, working
 from workers.main import Worker
 
@@ -59,3 +59,37 @@ async def test_T6_a_server_that_returns_another_kind_than_is_said_is_refused(
         await asyncio.wait_for(Worker(config(engine={"logprob_kind": said}), "w").run(), 60)
     assert advice in str(caught.value)
     assert fake.asked.total() == 0
+
+
+@pytest.mark.parametrize(
+    ("temperature", "kind"), [(1.0, "scaled"), (0.5, "scaled"), (1.0, "original")], ids=["same", "temperature", "kind"]
+)
+async def test_T6_a_prefix_that_was_drawn_otherwise_is_drawn_anew(
+    client: redis.Redis,
+    keys: Keys,
+    config: Make,
+    fake: FakeEngine,
+    caplog: pytest.LogCaptureFixture,
+    temperature: float,
+    kind: str,
+) -> None:
+    """A record has one temperature and one kind for all tokens: those of whoever ends the sample, with its own YAML."""
+    fake.open.clear()
+    jobs = admit(client, keys, [job(0)])
+    async with working(config(), "one"):
+        await until(lambda: fake.num_running == 2)
+    assert len(client.keys(keys.partial("*"))) == 2
+
+    fake.open.set()
+    fake.is_original = kind == "original"
+    with caplog.at_level("WARNING"):
+        async with working(config(rollout={"sampling": {"max_new_tokens": 16, "temperature": temperature}}), "two"):
+            await until(all_in(client, keys, jobs, "ready"))
+    anew = (temperature, kind) != (1.0, "scaled")
+    whole = len("a0=")
+    assert [len(prompt) for prompt in fake.prompts] == [whole] * 2 + [whole if anew else whole + len(FIRST)] * 2
+    found = {(meta.temperature, meta.logprob_kind) for meta in metas(client, keys, jobs[0])}
+    assert found == {(temperature, kind)}
+    said = [one.getMessage() for one in caplog.records if "begins anew" in one.getMessage()]
+    assert len(said) == anew, said
+    assert all("drawn at temperature 1 (scaled logprobs)" in one for one in said)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,15 +11,18 @@ import torch
 from buffer.group import Group
 from buffer.manifest import _Ages, _row
 from consumers import behaviour
+from consumers.adapters.requests import Requests
 from consumers.adapters.slime import train_data
 from consumers.batch import Batch
 from consumers.grpo import GRPO
 from penstock import payloads
 from penstock.config import Config, TrainerConfig
 from penstock.errors import ConfigError, ProtocolError
-from penstock.messages import Manifest, Sample
+from penstock.messages import Job, Manifest, Sample
+from penstock.sampling import temperature_of
 from penstock.staleness import Lineage
 from tests.batch_factory import VOCABULARY, make_batch, make_manifest, make_samples, tiny_model
+from workers.generate import sampling_for
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +145,23 @@ def test_T6_the_runs_temperature_is_that_of_all_its_datasets(tmp_path: Path) -> 
     mixed = config_of(tmp_path, sampling={"temperature": 0.7}, first={"temperature": 0.9})
     with pytest.raises(ConfigError, match=r"a at 0\.9, b at 0\.7"):
         behaviour.run_temperature(mixed)
+
+
+def test_T6_a_temperature_that_is_null_is_left_out_everywhere(tmp_path: Path) -> None:
+    null: dict[str, Any] = {"temperature": None}
+    config = config_of(tmp_path, sampling={"temperature": 0.7}, first=null, logprob_kind="original")
+    with pytest.raises(ConfigError, match=r"dataset b is drawn at temperature 0\.7"):
+        behaviour.check_config(config)
+    behaviour.check_config(config_of(tmp_path, sampling=null, first={}, logprob_kind="original"))
+    assert behaviour.run_temperature(config_of(tmp_path, sampling=null, first={"temperature": 1.0})) == 1.0
+    assert Requests.temperature(cast(Requests, SimpleNamespace(config=config)), null) == 1.0
+    drawn = sampling_for(Job("a/0/0", 1, prompt="p", sampling=null), config.rollout)
+    assert (drawn["temperature"], temperature_of(null), temperature_of({"temperature": 0})) == (1.0, 1.0, 0.0)
+    sample = Sample(Job("a/0/0", 1, prompt="p", sampling=null), 0, reward=1.0, status="completed")
+    sample.append([1])
+    sample.append([2], version=1, logprobs=[-0.5])
+    sample.prompt_length = 1
+    assert payloads.pack([sample], token="t", server="s")[1][0].temperature == 1.0
 
 
 def test_T6_a_run_that_could_not_be_trained_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:

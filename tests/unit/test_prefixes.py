@@ -53,8 +53,9 @@ def make(server: Server, **worker: Any) -> tuple[Prefix, Sample]:
         commits=server,
         keys=Keys("r"),
         tally=Tally(),
+        engine=SimpleNamespace(logprob_kind="scaled"),
     )
-    return Prefix(cast(Services, services), "token", sample), sample
+    return Prefix(cast(Services, services), "token", sample, 1.0), sample
 
 
 async def draw(prefix: Prefix, sample: Sample, count: int, version: int = 1) -> None:
