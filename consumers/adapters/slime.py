@@ -1,9 +1,11 @@
 """A batch as the train data that slime's trainers take: one dict per data-parallel rank, a list entry per sample.
 
-Keys, their meaning and the tensors' dtypes are slime's (Apache-2.0), with two differences on purpose: rewards are
-normalised by group id whatever the sizes of the groups, and a side array that only some samples have is an error
-instead of being left out or taken from whoever comes first. It needs no slime, and blocks only for side arrays that lie
-in keys of their own.
+Keys, their meaning and the tensors' dtypes are slime's (Apache-2.0), with three differences on purpose: rewards are
+normalised by group id whatever the sizes of the groups; a side array that only some samples have is an error instead of
+being left out or taken from whoever comes first; and ``rollout_mask_sums``, by which slime divides a rollout's sum,
+counts the tokens that were generated, as ``aggregation: sample`` does, not those whose loss expiry has left: what is
+left of a stale answer weighs no more than it did. It needs no slime, and blocks only for side arrays that lie in keys
+of their own.
 
 | key | per sample of this rank | |
 |---|---|---|
@@ -15,7 +17,7 @@ in keys of their own.
 | ``oldest_versions``, ``newest_versions`` | int | of the sample's tokens |
 | ``rewards`` (normalised), ``temperatures`` | float | |
 | ``source_names`` | str | dataset |
-| ``rollout_mask_sums`` | one float32 tensor [samples] | loss tokens of the sample's rollout |
+| ``rollout_mask_sums`` | one float32 tensor [samples] | tokens generated in the sample's rollout; 1 of a filler |
 
 Of the whole batch, to be indexed by ``partition``: ``raw_reward`` and ``total_lengths``. Of the step:
 ``global_batch_sizes``, ``num_microbatches`` (one entry each) and ``micro_batch_indices`` (positions in this rank's
@@ -172,7 +174,7 @@ class _Maker:
         entries = [self._entry(batch.indices[i]) for members in bins for i in members]
         indices = self._tile(bins, entries)
         data: dict[str, Any] = {key: [entry[key] for entry in entries] for key in entries[0]}
-        data["rollout_mask_sums"] = torch.tensor([float(mask.sum()) for mask in data["loss_masks"]])
+        data["rollout_mask_sums"] = torch.tensor(data["rollout_mask_sums"], dtype=torch.float32)
         data["raw_reward"] = [row.reward for row in batch.all_rows]
         data["total_lengths"] = [row.length for row in batch.all_rows]
         for place, tokens in zip(data["partition"], data["tokens"], strict=True):
@@ -199,6 +201,7 @@ class _Maker:
             "response_lengths": row.row.length - row.row.prompt_length,
             "loss_masks": _tensor("loss_masks", row.response("loss_mask")),
             "rollout_log_probs": _tensor("rollout_log_probs", row.response("logprobs")),
+            "rollout_mask_sums": max(1, int(row.generated.sum())),
         }
         return values | {key: of.get(row.row.sample) for key, of in self.columns.items()}
 
@@ -232,7 +235,7 @@ class _Maker:
 
     def _copy(self, row: RowArrays) -> dict[str, Any]:
         values = self._values(row)
-        return values | {"loss_masks": torch.zeros_like(values["loss_masks"])}
+        return values | {"loss_masks": torch.zeros_like(values["loss_masks"]), "rollout_mask_sums": 1}
 
     def _made_up(self) -> dict[str, Any]:
         """One token of prompt, one of response: there is no real row to copy."""
@@ -247,6 +250,7 @@ class _Maker:
             "response_lengths": 1,
             "loss_masks": _tensor("loss_masks", [0]),
             "rollout_log_probs": _tensor("rollout_log_probs", [0.0]),
+            "rollout_mask_sums": 1,
         }
 
     def _tile(self, bins: Sequence[Sequence[int]], entries: list[dict[str, Any]]) -> list[list[int]]:

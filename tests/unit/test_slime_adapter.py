@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from consumers.adapters.slime import lineage, train_data, train_shares
 from consumers.batch import Batch
+from consumers.losses import token_weights
 from penstock import payloads
 from penstock.errors import ConfigError, ProtocolError
 from penstock.messages import Sample
@@ -92,6 +93,32 @@ def test_T8_tokens_that_are_too_old_have_mask_0(samples: list[Sample]) -> None:
     for at, index in enumerate(data["partition"]):
         versions = np.array(samples[index].versions[samples[index].prompt_length :])
         assert data["loss_masks"][at].tolist() == (versions >= 5).astype(int).tolist()
+
+
+def test_T10_what_is_left_of_a_stale_answer_weighs_no_more_than_it_did(samples: list[Sample]) -> None:
+    """slime divides by ``rollout_mask_sums``: so that it weighs what penstock's own ``aggregation: sample`` says."""
+    batch = make_batch(samples, mask_below=5)
+    [data] = train_shares(with_sides(samples, {}, 3, mask_below=5), 1)
+    masked = 0
+    for at, index in enumerate(data["partition"]):
+        left = int(data["loss_masks"][at].sum())
+        drawn = 1 if index == 3 else sum(samples[index].loss_mask)
+        masked += left < drawn
+        assert data["rollout_mask_sums"][at] == drawn
+    assert masked
+    [whole] = batch.micro_batches()
+    weights = token_weights(whole["loss_mask"], "sample", generated=whole["generated"]).sum(-1).tolist()
+    for at, index in enumerate(data["partition"]):
+        if index != 3:
+            own = weights[whole["rows"].tolist().index(index)]
+            assert int(data["loss_masks"][at].sum()) / float(data["rollout_mask_sums"][at]) == pytest.approx(own)
+
+
+def test_fillers_are_divided_by_1(samples: list[Sample]) -> None:
+    for data in shares(samples[:3], 4):
+        for at, mask in enumerate(data["loss_masks"]):
+            if not mask.any():
+                assert data["rollout_mask_sums"][at] == 1
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo", "reinforce_plus_plus_baseline", "ppo"])
@@ -198,7 +225,7 @@ def test_a_batch_of_which_nothing_is_left_has_rows_without_loss(samples: list[Sa
 
 
 def test_a_rank_alone_without_any_row_makes_one_up_but_no_routing(samples: list[Sample]) -> None:
-    [*_, data] = sorted(shares(samples[:3], 4), key=lambda data: -int(data["rollout_mask_sums"].sum()))
+    [*_, data] = sorted(shares(samples[:3], 4), key=lambda data: -sum(int(mask.sum()) for mask in data["loss_masks"]))
     assert data["tokens"][0].tolist() == [0, 0]
     empty = next(batch for rank in range(4) if not (batch := make_batch(samples[:3], dp_rank=rank, dp_size=4)).rows)
     empty.all_rows[0].sides = [["routed_experts", 8, 0]]
