@@ -68,7 +68,7 @@ class GRPO:
         self.steps = 0
         #: Optimizer steps skipped since the start, because their gradient was not finite.
         self.skipped = 0
-        #: Batches of those that were skipped since the last one that was not, one entry a step.
+        #: Batches in a row of which an optimizer step was skipped, up to the last one that was trained.
         self.skipped_in_a_row: list[int] = []
         self.device = next(model.parameters()).device
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
@@ -90,10 +90,7 @@ class GRPO:
             ``logprob_diff_fresh_mean`` and ``_max`` (of tokens at staleness 0: the difference between engine and
             trainer alone, if there is one batch per version), ``skipped`` (1: no weight was changed),
             ``skipped_steps`` (optimizer steps of this batch whose gradient was not finite) and ``skipped_steps_total``
-            (of the run).
-
-        Raises:
-            PenstockError: ``max_skipped_steps`` in a row had a gradient that is not finite; names their batches.
+            (of the run). ``check_skipped`` says where such batches have become the rule.
         """
         if not batch.counts["loss_tokens"]:
             return {"tokens": 0.0, "skipped": 1.0, "skipped_steps": 0.0, "skipped_steps_total": float(self.skipped)}
@@ -115,6 +112,7 @@ class GRPO:
                 self._average_gradients()
                 norms.append(self._apply(batch))
         skipped = self.skipped - before
+        self._count_batch(batch.n, skipped)
         told = [norm for norm in norms if math.isfinite(norm)] or norms
         return totals.reduce(self.dp_size, self.process_group) | {
             "grad_norm": sum(told) / len(told),
@@ -125,6 +123,21 @@ class GRPO:
             "skipped_steps": float(skipped),
             "skipped_steps_total": float(self.skipped),
         }
+
+    def check_skipped(self) -> None:
+        """Call it when the batch of the last ``step`` is committed: one that is not would come again, and stop again.
+
+        Raises:
+            PenstockError: of ``max_skipped_steps`` batches in a row an optimizer step was skipped; names them.
+        """
+        most, found = self.config.max_skipped_steps, self.skipped_in_a_row
+        if most is not None and len(found) >= most:
+            raise PenstockError(
+                f"{len(found)} batches in a row had a gradient that is not finite: {', '.join(map(str, found))}; no "
+                "weight was changed by their optimizer steps of that kind, and the batches are committed. Look for a "
+                "reward or a logprob in them that is far off and at whether the model's weights are finite, lower "
+                "trainer.lr, or raise trainer.max_skipped_steps."
+            )
 
     @torch.no_grad()
     def old_logprobs(self, parts: Sequence[Sequence[Micro]]) -> list[list[Tensor]]:
@@ -182,7 +195,7 @@ class GRPO:
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps = int(state["steps"])
         self.skipped = int(state.get("skipped", 0))
-        self.skipped_in_a_row = [int(n) for n in state.get("skipped_in_a_row", ())]
+        self.skipped_in_a_row = list(dict.fromkeys(int(n) for n in state.get("skipped_in_a_row", ())))
 
     def _backward(self, micro: Micro, old: Tensor | None, totals: Totals, *, first: bool) -> None:
         logprobs = self.logprobs(micro)
@@ -221,7 +234,6 @@ class GRPO:
             group["lr"] = lr * warmth
         self.optimizer.step()
         self.steps += 1
-        self.skipped_in_a_row.clear()
         return norm
 
     def _is_finite_everywhere(self, norm: float) -> bool:
@@ -234,20 +246,18 @@ class GRPO:
         return not float(wrong)
 
     def _skip(self, batch: Batch, norm: float) -> None:
-        """Change nothing, count it, and stop the run where that has become the rule."""
+        """Change nothing, and count it."""
         self.optimizer.zero_grad(set_to_none=True)
         self.skipped += 1
-        self.skipped_in_a_row.append(batch.n)
         if batch.dp_rank == 0:
             log.warning("batch %d: the norm of its gradient is %s; this optimizer step is skipped", batch.n, norm)
-        most, found = self.config.max_skipped_steps, self.skipped_in_a_row
-        if most is not None and len(found) >= most:
-            batches = ", ".join(map(str, dict.fromkeys(found)))
-            raise PenstockError(
-                f"{len(found)} optimizer steps in a row had a gradient that is not finite, of batch {batches}; no "
-                "weight was changed by them. Look for a reward or a logprob in these batches that is far off and at "
-                "whether the model's weights are finite, lower trainer.lr, or raise trainer.max_skipped_steps."
-            )
+
+    def _count_batch(self, n: int, skipped: int) -> None:
+        """A batch is one entry, however many of its optimizer steps were skipped and however often it comes."""
+        if not skipped:
+            self.skipped_in_a_row.clear()
+        elif n not in self.skipped_in_a_row:
+            self.skipped_in_a_row.append(n)
 
 
 def _to(micro: Micro, device: torch.device) -> Micro:

@@ -138,6 +138,22 @@ class Reference:
             self._save()
         if self.rank == 0:
             self._report(batch, metrics, trained - began, published - trained)
+        if not rollout_only:
+            self._check_skipped()
+
+    def _check_skipped(self) -> None:
+        """Stop the run where gradients that are not finite have become the rule, behind the batches that had them.
+
+        The checkpoint keeps them from coming again at the next start: those behind the last checkpoint do.
+        """
+        try:
+            self.learner.check_skipped()
+        except PenstockError:
+            if self.step % self.config.trainer.checkpoint_every:
+                self._save()
+            # The first rank that ends has the others ended: none does before rank 0 has written.
+            self._agree("stop", None)
+            raise
 
     def _report(self, batch: Batch, metrics: dict[str, float], step_s: float, publish_s: float) -> None:
         manifest, rows = batch.manifest, batch.all_rows

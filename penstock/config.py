@@ -490,8 +490,8 @@ class TrainerConfig(Section):
     #: Optimizer steps over which the learning rate rises to ``lr``.
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    #: An optimizer step whose gradient is not finite is skipped, its batch committed; after so many in a row the run
-    #: stops and names the batches. null: never.
+    #: An optimizer step whose gradient is not finite is skipped, its batch committed; after so many batches in a row
+    #: with such a step the run stops, when the last one is committed, and names them. null: never.
     max_skipped_steps: Positive | None = 3
     #: Clips of the ratio, 1 - clip_low to 1 + clip_high; the defaults are those of ``loss`` (LOSS_DEFAULTS).
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
