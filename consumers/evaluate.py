@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 NAME = "eval"
 #: Least share of tokens that the asked version drew, for an evaluation to end training.
 LEAST_SHARE = 0.95
+#: Least share of an evaluation's prompts that were answered, for it to end training.
+LEAST_ANSWERED = 0.95
 #: How late a stop is seen.
 LOOK_S = 0.5
 
@@ -49,6 +51,9 @@ class Evaluation:
         self.accuracy: dict[int, dict[str, float]] = {}
         #: Version -> dataset -> share of its tokens that this version drew.
         self._shares: dict[int, dict[str, float]] = {}
+        #: Version -> dataset -> its prompts that were answered, and the prompts that the evaluation asked for in all.
+        self._prompts: dict[int, dict[str, tuple[int, int]]] = {}
+        self._num_jobs = 0
         #: Versions of which it was said why they did not end training.
         self._said: set[int] = set()
         self._error: BaseException | None = None
@@ -98,22 +103,35 @@ class Evaluation:
     def has_reached(self, wanted: float) -> bool:
         """Whether the mean accuracy over the datasets of one version is ``wanted`` or above, and is of that version.
 
-        It is where at least ``LEAST_SHARE`` of each dataset's tokens were drawn by the version; else the log says once
-        why it does not count.
+        It is where at least ``LEAST_SHARE`` of each dataset's tokens were drawn by the version and at least
+        ``LEAST_ANSWERED`` of the evaluation's prompts were answered; else the log says once why it does not count.
         """
         with self._news:
             high = [v for v, one in self.accuracy.items() if one and sum(one.values()) / len(one) >= wanted]
-            shares = {version: min(self._shares[version].values()) for version in high}
-        for version, share in shares.items():
-            if share < LEAST_SHARE and version not in self._said:
-                self._said.add(version)
-                log.warning(
-                    "version %d is at %.3f, and does not end training: it drew %.0f %% of the evaluated tokens, and "
-                    "trainer.stop_at_accuracy needs %.0f %%; set data.eval_pinned to have a version evaluated alone",
-                    version, sum(self.accuracy[version].values()) / len(self.accuracy[version]),
-                    100 * share, 100 * LEAST_SHARE,
-                )  # fmt: skip
-        return any(share >= LEAST_SHARE for share in shares.values())
+            doubts = {version: self._doubt(version) for version in high}
+            for version in doubts.keys() - self._said:
+                if doubts[version]:
+                    self._said.add(version)
+                    mean = sum(self.accuracy[version].values()) / len(self.accuracy[version])
+                    log.warning("version %d is at %.3f, and does not end training: %s", version, mean, doubts[version])
+        return not all(doubts.values())
+
+    def _doubt(self, version: int) -> str:
+        """Why an evaluation does not count for ``trainer.stop_at_accuracy``; "" where it does."""
+        share = min(self._shares[version].values())
+        prompts = self._prompts[version].values()
+        answered = sum(one for one, _ in prompts) / max(1, *(asked for _, asked in prompts))
+        if share < LEAST_SHARE:
+            return (
+                f"it drew {100 * share:.0f} % of the evaluated tokens, and trainer.stop_at_accuracy needs "
+                f"{100 * LEAST_SHARE:.0f} %; set data.eval_pinned to have a version evaluated alone"
+            )
+        if answered < LEAST_ANSWERED:
+            return (
+                f"{100 * answered:.0f} % of its prompts were answered, and trainer.stop_at_accuracy needs "
+                f"{100 * LEAST_ANSWERED:.0f} %; `penstock dead` lists those that were given up"
+            )
+        return ""
 
     def _remember(self, rows: Iterable[dict[str, Any]]) -> None:
         for row in rows:
@@ -121,14 +139,16 @@ class Evaluation:
             self.accuracy.setdefault(version, {})[dataset] = float(row["accuracy"])
             # A row without it proves nothing.
             self._shares.setdefault(version, {})[dataset] = float(row.get("asked_share", 0.0))
+            prompts = int(row.get("prompts", 0)), int(row.get("asked", 0))
+            self._prompts.setdefault(version, {})[dataset] = prompts
 
     def _run(self) -> None:
         try:
-            num_jobs = self._await_size()
-            if not num_jobs:
+            self._num_jobs = self._await_size()
+            if not self._num_jobs:
                 return
             self._subscriber.join()
-            self._subscriber.define(_definition(num_jobs))
+            self._subscriber.define(_definition(self._num_jobs))
             while not self._stop.is_set():
                 self._take_one()
         except (PenstockError, *PASSING) as exc:
@@ -159,9 +179,8 @@ class Evaluation:
         except WaitTimeout:
             return
         # One that was written down before a kill comes again.
-        rows = [
-            row for row in summarize(delivery.manifest) if row["dataset"] not in self.accuracy.get(row["version"], {})
-        ]
+        found = summarize(delivery.manifest, self._num_jobs)
+        rows = [row for row in found if row["dataset"] not in self.accuracy.get(row["version"], {})]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         until_room(partial(append, self._path, text), tell=self._subscriber.waiting.for_, stopped=self._stop.is_set)
         self._subscriber.commit(n, delivery.digest)
@@ -183,12 +202,13 @@ def _definition(num_jobs: int) -> dict[str, Value]:
     }
 
 
-def summarize(manifest: Manifest) -> Iterator[dict[str, Any]]:
+def summarize(manifest: Manifest, asked: int) -> Iterator[dict[str, Any]]:
     """One row per (dataset, version) of an evaluation's manifest.
 
     ``version`` is the one that was asked for, ``oldest`` and ``newest`` are those that drew, and ``asked_share`` is the
-    share of the generated tokens that are proven to be of the asked one; weights that change in place, or between two
-    prompts, make them differ. ``accuracy`` is the mean reward over the ``num`` samples.
+    share of the tokens proven to be of the asked one, of all whose version is told (a filter may have masked others);
+    weights that change in place, or between two prompts, make them differ. ``accuracy`` is the mean reward over the
+    ``num`` samples of ``prompts`` prompts of this dataset; ``asked`` are the prompts that the whole evaluation has.
     """
     by_set: dict[tuple[str, int], list[Row]] = {}
     for row in manifest.samples():
@@ -200,10 +220,11 @@ def summarize(manifest: Manifest) -> Iterator[dict[str, Any]]:
             "version": version,
             "accuracy": sum(row.reward for row in rows) / len(rows),
             "num": len(rows),
+            "prompts": len({row.job for row in rows}),
+            "asked": asked,
             "oldest": min(row.oldest for row in rows),
             "newest": max(row.newest for row in rows),
-            "asked_share": sum(_drawn_by(version, row) for row in rows)
-            / max(1, sum(row.num_generated for row in rows)),
+            "asked_share": sum(_drawn_by(version, row) for row in rows) / max(1, sum(row.num_loss for row in rows)),
             "truncated_ratio": sum(row.status == "truncated" for row in rows) / len(rows),
             "time_s": time.time(),
         }

@@ -23,8 +23,9 @@ def row(job: str, drawn: dict[int, int], reward: float = 1.0) -> Row:
     )  # fmt: skip
 
 
-def rows_of(*rows: Row) -> list[dict[str, Any]]:
-    return list(summarize(make_manifest(list(rows))))
+def rows_of(*rows: Row, asked: int | None = None) -> list[dict[str, Any]]:
+    """``asked``: prompts of the evaluation; None: those that were answered."""
+    return list(summarize(make_manifest(list(rows)), len(rows) if asked is None else asked))
 
 
 def test_T18_every_row_tells_oldest_newest_and_the_share_of_the_asked_version() -> None:
@@ -63,6 +64,26 @@ def test_T18_only_what_the_asked_version_drew_ends_training(
     assert "data.eval_pinned" in said
     evaluation._remember(rows_of(row("held/2/0", {2: 95, 3: 5}), row("other/2/0", {2: 10}, reward=0.0)))
     assert not evaluation.has_reached(0.9)
+    assert evaluation.has_reached(0.5)
+
+
+def test_T18_tokens_that_a_filter_masked_are_nobody_elses() -> None:
+    """10 of 100 tokens bear no loss, and only of the others is it told who drew them."""
+    one, other = row("held/1/0", {1: 90}), row("held/1/1", {1: 45, 2: 45})
+    one.num_generated = other.num_generated = 100
+    [found] = rows_of(one, other, asked=4)
+    assert found["asked_share"] == pytest.approx(135 / 180)
+    assert (found["prompts"], found["asked"]) == (2, 4)
+
+
+def test_an_evaluation_most_of_whose_prompts_are_missing_ends_nothing(
+    evaluation: Evaluation, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation._remember(rows_of(row("held/1/0", {1: 10}), asked=10))
+    with caplog.at_level(logging.WARNING):
+        assert not evaluation.has_reached(0.5)
+    assert "version 1 is at 1.000, and does not end training: 10 % of its prompts were answered" in caplog.text
+    evaluation._remember(rows_of(row("held/2/0", {2: 10}), asked=1))
     assert evaluation.has_reached(0.5)
 
 
