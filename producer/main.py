@@ -167,9 +167,14 @@ class Producer:
         final = int(self._control.do(lambda client: client.hget(self._keys.clock, "final")) or 0)
         if final > last:
             return final
+        if self._config.data.eval_pinned and self._evaluation_runs():
+            return None  # the versions between are passed over: an engine could be pinned to one of them only
         every = self._config.data.eval_every
         due = not last or (every and version - last >= every)
         return version if due and version > last else None
+
+    def _evaluation_runs(self) -> bool:
+        return bool(self._control.do(lambda client: client.zcard(self._keys.unfinished("eval"))))
 
     def _admit_eval(self, version: int) -> None:
         jobs = [

@@ -180,6 +180,25 @@ def test_T18_evaluations_come_first_every_so_many_versions_and_at_the_end(
     assert counter(client, keys, "seq:train") == 8, "they do not count at the gate"
 
 
+def test_T18_a_pinned_evaluation_is_over_before_another_begins(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    """Of the versions between, an engine that is held at the first would draw none."""
+    config = with_data(redis_server.url, keys, tmp_path, held_out=2, every=1)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"eval_pinned": True})})
+    with running(Producer(config)):
+        drive(client, keys, groups=1)
+        until(lambda: client.xlen(keys.jobs("eval")) == 2)
+        for version in (2, 3):
+            drive(client, keys, groups=1 + version, version=version)
+            until(lambda version=version: client.xlen(keys.jobs("train")) == 1 + version, "the version was seen")
+        assert admitted(client, keys, "eval") == ["e/1/0", "e/1/1"]
+        for one in play.lease(client, keys, most=2, version=1):
+            assert play.commit(client, keys, one, [0], 1).outcome == "ready"
+        until(lambda: int(client.hget(keys.source, "evaluated")) == 3)
+    assert admitted(client, keys, "eval")[-2:] == ["e/3/0", "e/3/1"]
+
+
 def test_T18_an_evaluation_that_was_begun_is_finished_by_the_next_producer(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
