@@ -186,7 +186,9 @@ class Cutter:
     def _expire(self, sub: Subscription, floor: int) -> None:
         """Give up what this subscription can no longer train."""
         self._state.dispose(sub, "rewound", sub.abandoned())
-        old = sub.pool.below(floor)
+        # Those that are held back grow old as well, and their places at the gate are free then.
+        held = [group for group in self._state.away.values() if sub.covers(group) and not sub.is_final(group)]
+        old = sub.pool.below(floor) + [group for group in held if 0 <= group.oldest < floor]
         if sub.definition.on_expiry == "mask":
             # masked token by token; given up only where nothing would bear loss
             old = [group for group in old if group.versions and group.versions[-1] < floor]
@@ -249,17 +251,30 @@ class Cutter:
         self._state.catch_up()
         if sub.definition.model:
             self._expire(sub, floor)
+        if why := self._held_back(sub, first, last):
+            return why
         groups = pool.places(first, last)
         if not groups:
             return self._skip(sub, pool, first)
         return Plan(groups, at, floor, size, clock)
+
+    def _held_back(self, sub: Subscription, first: int, last: int) -> str:
+        """A cohort is not cut without the groups that a payload server keeps back, which are not gone."""
+        found = [
+            group
+            for group in self._state.away.values()
+            if sub.covers(group) and first <= group.seq <= last and not sub.is_final(group)
+        ]
+        names = ", ".join(sorted({server for group in found for server in group.away}))
+        return f"{len(found)} groups of the cohort, held back until payload server {names} answers" if found else ""
 
     def _skip(self, sub: Subscription, pool: CohortPool, first: int) -> str:
         """Pass over whole cohorts of which nothing is left: buried, cancelled, given up, or before our time."""
         lane, size = sub.definition.lanes[0], sub.definition.size
         unfinished = self._client.zrange(self._keys.unfinished(lane), 0, 0, withscores=True)
         admitted = int(self._client.hget(self._keys.counters, f"seq:{lane}") or 0)
-        taken = (pool.next_place(first), int(unfinished[0][1]) if unfinished else None, admitted + 1)
+        held = [group.seq for group in self._state.away.values() if group.lane == lane and group.seq >= first]
+        taken = (pool.next_place(first), int(unfinished[0][1]) if unfinished else None, admitted + 1, *held)
         places = (min(place for place in taken if place is not None) - first) // size * size
         call = scripts.skip(self._keys, self._lead, sub.name, revision=self._state.revision, place=first, places=places)
         if run(self._client, call).outcome == "leader":

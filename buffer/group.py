@@ -32,6 +32,9 @@ class Group:
     num_bytes: int = 0
     #: Tokens of all samples that the policy drew.
     generated: int = 0
+    #: Payload servers that have its samples, and those of them that do not answer: it is held back meanwhile.
+    servers: frozenset[str] = frozenset()
+    away: frozenset[str] = frozenset()
     #: k of samples whose payload is gone.
     lost: frozenset[int] = frozenset()
     #: Account (a subscription's name, or ``share:POOL``) -> uses so far, or the negative code of a disposal.

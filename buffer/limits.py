@@ -4,8 +4,11 @@ The limit on admission is the gate (T3, ``places`` of the Lua helpers); the limi
 groups wanted before the first batch, the bound (T4, in the cutter) and filters that cannot be asked.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
+from buffer.group import Group
+from buffer.payload_servers import Away
 from buffer.subscription import Subscription
 from penstock.control import Client
 from penstock.keys import Keys
@@ -68,6 +71,16 @@ def short(sub: Subscription, running: int) -> str:
     if have >= size:
         missing = f"more groups, for samples in a whole multiple of {definition.multiple}"
     return f"{missing} ({', '.join(words)})"
+
+
+def held_for_servers(away: Mapping[str, Away], groups: Iterable[Group]) -> str:
+    """Payload servers that do not answer, and what is held back for that; '' where all do."""
+    held = Counter(server for group in groups for server in group.away)
+    return "; ".join(
+        f"payload server {name} to answer: {held[name]} groups are held back ({one.why.rstrip('.')}); start it again, "
+        f"or give it up with `penstock payloads lose {name}`"
+        for name, one in sorted(away.items())
+    )
 
 
 def with_drops(sub: Subscription, why: str) -> str:

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 
+from buffer import limits
 from buffer.cutter import Cutter
 from buffer.filters import BUILT_IN, Filters
 from buffer.holdings import Holdings
@@ -171,6 +172,8 @@ class Buffer:
             if house.retire.is_due() or "checkpointed" in kinds:
                 state.refresh()
                 state.catch_up()
+                state.look_at_servers()
+                self._tell_away(state)
                 state.settle()
                 self._housekeep(retirement, last, alive)
                 holdings.tell(state)
@@ -262,6 +265,10 @@ class Buffer:
                     break
         for (worker, where), count in taken.items():
             log.warning("%d jobs were taken from worker %s, whose leases ran out; they are in %s", count, worker, where)
+
+    def _tell_away(self, state: State) -> None:
+        """Say which payload servers do not answer, and how many groups are held back for that (I8)."""
+        self._waiting("buffer:payloads").for_(limits.held_for_servers(self._servers.away(), state.away.values()))
 
     def _waiting(self, who: str) -> Waiting:
         if who not in self._waits:

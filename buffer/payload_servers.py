@@ -1,57 +1,189 @@
-"""Connections to the payload servers, by the names that sample metadata records."""
+"""Connections to the payload servers, by the names that sample metadata records.
 
-from collections.abc import Iterable, Sequence
+One that does not answer is away: nothing is known of what lies there, and it is asked again after a pause. It ends when
+it answers, when a person calls it lost (``penstock payloads lose``), or after ``redis.payload_patience_s``.
+"""
 
-from penstock import connect
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from penstock import connect, payload_servers
 from penstock.config import RedisConfig
-from penstock.control import Client
+from penstock.control import PASSING, Client
+from penstock.errors import QueueUnavailable
 from penstock.keys import CONTROL, Keys
+from penstock.load_config import redact
 from penstock.messages import SampleMeta, stored
 from penstock.payload_folder import PayloadFolder, is_folder
 from penstock.payload_servers import Directory, read
 from penstock.scripts import persist, run
 
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
 #: Keys per round trip; bounds the time one call takes on the server.
 CHUNK = 2048
+#: Longest wait for an answer: the leader has others to serve.
+ANSWER_S = 2.0
+#: Pause before one that is away is asked again; doubles, and is at least so many times what the last try took.
+PAUSE_S, LONGEST_PAUSE_S, PAUSE_SHARE = 0.25, 5.0, 10.0
+
+
+@dataclass(slots=True)
+class Away:
+    """A server that does not answer."""
+
+    why: str
+    since: float = field(default_factory=time.monotonic)
+    pause_s: float = PAUSE_S
+    #: Not asked before then (monotonic).
+    next_try: float = 0.0
 
 
 class PayloadServers:
-    """Clients by server name. The buffer sends keys, never payload bytes."""
+    """Clients by server name. The buffer sends keys, never payload bytes. Nothing is asked before its first use."""
 
     def __init__(self, config: RedisConfig, control: Client, keys: Keys | None = None) -> None:
-        self._clients = {CONTROL: control}
+        self._clients: dict[str, Client] = {CONTROL: control}
         self._config = config
         self._control = control
         self._keys = keys
+        self._directory = Directory(rev=-1)
+        self._lost: frozenset[str] = frozenset()
+        self._away: dict[str, Away] = {}
         for name, url in config.payload_servers.items():
-            self._clients[name] = PayloadFolder(url) if is_folder(url) else connect.connect(url)
+            if is_folder(url):
+                self._clients[name] = PayloadFolder(url)
 
     def client(self, server: str) -> Client:
-        """Raises ProtocolError for a server that neither the configuration nor the run names."""
+        """Blocks at its first use. Raises ProtocolError for a server that neither the configuration nor the run names.
+
+        Raises also what ``connect`` does: one that refuses us is a mistake, and waiting would change nothing.
+        """
         if server not in self._clients:
-            directory = read(self._control, self._keys) if self._keys else Directory()
-            url = directory.url(server, self._config)
-            self._clients[server] = PayloadFolder(url) if is_folder(url) else connect.connect(url, check=False)
+            if server not in self._directory.servers and self._keys:
+                self._directory = read(self._control, self._keys)
+            url = self._directory.url(server, self._config)
+            self._clients[server] = PayloadFolder(url) if is_folder(url) else connect.connect(url, timeout_s=ANSWER_S)
         return self._clients[server]
 
-    def persist(self, keys: Sequence[tuple[str, str]]) -> list[bool]:
-        """Make (server, key) payloads permanent. Returns False where a payload is gone. Blocks."""
-        kept: dict[tuple[str, str], bool] = {}
+    def look(self) -> None:
+        """See which servers are lost, and whether those in use answer. Blocks.
+
+        At most ``ANSWER_S`` for each server that does not answer, and a tenth of the time at most.
+        """
+        self._read_directory()
+        for server in sorted((self._clients.keys() | self._away.keys()) - self._lost - {CONTROL}):
+            if not isinstance(self._clients.get(server), PayloadFolder):
+                self._try(server, partial(self._ping, server))
+        self._lose_patience()
+
+    @property
+    def standing(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Servers that are lost, and that do not answer, as far as is known."""
+        return self._lost, frozenset(self._away)
+
+    def _ping(self, server: str) -> object:
+        return self.client(server).ping()
+
+    def _read_directory(self) -> None:
+        if self._keys is None:
+            return
+        rev = int(self._control.hget(self._keys.servers, "rev") or 0)
+        if rev != self._directory.rev:
+            self._directory = read(self._control, self._keys)
+            self._lost = frozenset(self._directory.lost)
+            for server in self._lost & self._away.keys():
+                log.warning("payload server %s is lost, and with it what lies there", server)
+                del self._away[server]
+
+    def _lose_patience(self) -> None:
+        patience_s = self._config.payload_patience_s
+        if patience_s is None or self._keys is None:
+            return
+        for server, away in list(self._away.items()):
+            if server in self._directory.servers and time.monotonic() - away.since >= patience_s:
+                log.warning("payload server %s has not answered for %g s: it counts as lost", server, patience_s)
+                payload_servers.set_state(self._control, self._keys, server, "lost")
+        self._read_directory()
+
+    def is_away(self, server: str) -> bool:
+        """True while nobody knows what lies there."""
+        return server in self._away
+
+    def away(self) -> dict[str, Away]:
+        """Servers that do not answer, by name."""
+        return dict(self._away)
+
+    def _may_ask(self, server: str) -> bool:
+        return server not in self._away or time.monotonic() >= self._away[server].next_try
+
+    def _try(self, server: str, work: Callable[[], T]) -> T | None:
+        """The answer of ``work``; None where the server does not answer, or is not asked yet."""
+        if not self._may_ask(server):
+            return None
+        began = time.monotonic()
+        try:
+            answer = work()
+        except (*PASSING, QueueUnavailable) as exc:
+            if server == CONTROL:
+                raise
+            now = time.monotonic()
+            if server not in self._away:
+                log.warning("payload server %s does not answer; its groups are held back: %s", server, redact(str(exc)))
+            away = self._away.setdefault(server, Away(redact(str(exc))))
+            away.why = redact(str(exc))
+            away.next_try = now + max(away.pause_s, PAUSE_SHARE * (now - began))
+            away.pause_s = min(2 * away.pause_s, LONGEST_PAUSE_S)
+            return None
+        if self._away.pop(server, None):
+            log.info("payload server %s answers again", server)
+        return answer
+
+    def persist(self, keys: Sequence[tuple[str, str]]) -> list[bool | None]:
+        """Make (server, key) payloads permanent. Blocks.
+
+        Returns True, False where a payload is gone, or None where its server does not answer.
+        """
+        kept: dict[tuple[str, str], bool | None] = {}
         for server, names in _by_server(keys).items():
-            client = self.client(server)
             for start in range(0, len(names), CHUNK):
                 chunk = names[start : start + CHUNK]
-                done_all: list[bool] = (
-                    client.keep(chunk) if isinstance(client, PayloadFolder) else run(client, persist(chunk))
-                )
+                done_all = self._persist(server, chunk)
                 kept.update(((server, name), done) for name, done in zip(chunk, done_all, strict=True))
         return [kept[key] for key in keys]
 
-    def unlink(self, keys: Sequence[tuple[str, str]]) -> None:
-        """Free (server, key) payloads; keys that are gone do not matter. Blocks."""
+    def _persist(self, server: str, names: list[str]) -> Sequence[bool | None]:
+        if server in self._lost:
+            self._read_directory()  # it may have been taken back by now
+        if server in self._lost:
+            return [False] * len(names)
+
+        return self._try(server, partial(self._ask_to_keep, server, names)) or [None] * len(names)
+
+    def _ask_to_keep(self, server: str, names: list[str]) -> list[bool]:
+        client = self.client(server)
+        kept: list[bool] = client.keep(names) if isinstance(client, PayloadFolder) else run(client, persist(names))
+        return kept
+
+    def unlink(self, keys: Sequence[tuple[str, str]]) -> set[str]:
+        """Free (server, key) payloads; keys that are gone do not matter. Blocks. Returns servers that do not answer."""
+        silent = set()
         for server, names in _by_server(keys).items():
+            if server in self._lost:
+                continue
             for start in range(0, len(names), CHUNK):
-                self.client(server).unlink(*names[start : start + CHUNK])
+                if self._try(server, partial(self._unlink, server, names[start : start + CHUNK])) is None:
+                    silent.add(server)
+        return silent
+
+    def _unlink(self, server: str, names: list[str]) -> bool:
+        self.client(server).unlink(*names)
+        return True
 
     def expire(self, prefix: str, ttl_s: float) -> int:
         """Remove from folders what nobody committed in time, which servers do by themselves; how many. Blocks."""

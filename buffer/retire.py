@@ -127,10 +127,16 @@ class Retirement:
         counts = pipe.execute()
         payloads: list[tuple[str, str]] = []
         sizes: list[tuple[str, int]] = []
+        servers: dict[str, set[str]] = {}
         for job, n, records in zip(jobs, counts, self._state.records.read(jobs), strict=True):
-            payloads += [place for record in records for place in keys_of(self._keys, job, record)]
+            places = [place for record in records for place in keys_of(self._keys, job, record)]
+            servers[job] = {server for server, _ in places}
+            payloads += places
             sizes.append((job, int(n or 0)))
-        self._servers.unlink(payloads)
+        if silent := self._servers.unlink(payloads):
+            # Those of a server that does not answer stay, or what lies there would never be freed.
+            sizes = [(job, n) for job, n in sizes if not servers[job] & silent]
+            jobs = [job for job, _ in sizes]
         gone = 0
         for start in range(0, len(sizes), CHUNK):
             swept = run(self._client, scripts.sweep(self._keys, self._lead, sizes[start : start + CHUNK]))
@@ -160,8 +166,9 @@ class Retirement:
         listed = self._keys.columns(sub)
         places = self._client.zrangebyscore(listed, "-inf", floor, start=0, num=SWEEP)
         if places:
-            self._servers.unlink([_place(place) for place in places])
-            self._client.zrem(listed, *places)
+            silent = self._servers.unlink([_place(place) for place in places])
+            if freed := [place for place in places if _place(place)[0] not in silent]:
+                self._client.zrem(listed, *freed)
 
     def expire(self, ttl_s: float) -> int:
         """Remove payloads of folders that nobody committed in ``ttl_s``; how many. Blocks for a listing of them."""

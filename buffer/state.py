@@ -57,6 +57,10 @@ class State:
         self.groups: dict[str, Group] = {}
         #: Groups whose records are not what penstock writes: job -> the group. Subscriptions give them up.
         self.unreadable: dict[str, Group] = {}
+        #: Groups that are held back, since a payload server of theirs does not answer.
+        self.away: dict[str, Group] = {}
+        #: How the servers stood when groups were last held back for them.
+        self._standing = servers.standing
         self.subs: dict[str, Subscription] = {}
         self.revision = 0
         self.clock: dict[str, int] = {}
@@ -192,6 +196,7 @@ class State:
                 self.unreadable[job] = self.groups[job] = _group_of(job, raw, int(place))
                 continue
             records[job] = self.records.read([job])[0]
+            group.servers = frozenset(server for (server, _), _ in places)
             payloads += [at for at, _ in places]
             owners += [(group, k) for _, k in places]
             groups.append(group)
@@ -224,11 +229,56 @@ class State:
             group.priority = priorities(records, self._fields)
         return places
 
+    def look_at_servers(self) -> None:
+        """Hold groups back whose payload server does not answer, and ask again for those of one that does. Blocks."""
+        self._servers.look()
+        if self._servers.standing == self._standing:
+            return
+        self._standing = self._servers.standing
+        changed = []
+        for group in self.groups.values():
+            away = frozenset(filter(self._servers.is_away, group.servers))
+            if group.away and not away:
+                changed.append(group)
+            elif away - group.away:
+                group.away |= away
+                self.away[group.job] = group
+                self._place_anew(group)
+        for start in range(0, len(changed), CHUNK):
+            self._alive()
+            self._ask_again(changed[start : start + CHUNK])
+
+    def _ask_again(self, groups: list[Group]) -> None:
+        """Their servers answer, or are lost: what is left of them is kept, and they may be used."""
+        payloads: list[tuple[str, str]] = []
+        owners: list[tuple[Group, int]] = []
+        for group, records in zip(groups, self.records.read([group.job for group in groups]), strict=True):
+            group.away = frozenset()
+            self.away.pop(group.job, None)
+            for record in records:
+                places = keys_of(self._keys, group.job, record)
+                payloads += places
+                owners += [(group, record.k)] * len(places)
+        self._keep(groups, payloads, owners)
+        for group in groups:
+            self._place_anew(group)
+
+    def _place_anew(self, group: Group) -> None:
+        for sub in self.subs.values():
+            sub.pool.discard(group)
+        self._place(group)
+
     def _keep(self, groups: list[Group], payloads: list[tuple[str, str]], owners: list[tuple[Group, int]]) -> None:
-        for (group, k), kept in zip(owners, self._servers.persist(payloads), strict=True):
-            if not kept and k not in group.lost:
+        answers = self._servers.persist(payloads)
+        for (group, _), (server, _), kept in zip(owners, payloads, answers, strict=True):
+            if kept is None:
+                group.away = group.away | {server}
+                self.away[group.job] = group
+        for (group, k), kept in zip(owners, answers, strict=True):
+            if kept is False and k not in group.lost:
                 group.lost = group.lost | {k}
                 log.warning("the payload of sample %s/%d is gone; it will be trained with mask 0", group.job, k)
+        groups = [group for group in groups if not group.away]
         if not groups:
             return
         lost = {group.job: sorted(group.lost) for group in groups if group.lost}
@@ -309,6 +359,7 @@ class State:
         """These groups are no longer ready."""
         for job in jobs:
             self.unreadable.pop(job, None)
+            self.away.pop(job, None)
             group = self.groups.pop(job, None)
             if group is not None:
                 self.spent.discard(group)

@@ -253,6 +253,7 @@ class Subscription:
         return (
             self.covers(group)
             and group.kept >= group.n
+            and not group.away
             and 0 <= group.uses.get(self.account, 0) < self.definition.reuse
             and group.job not in self.held
             and group.job not in self.stuck

@@ -51,7 +51,9 @@ class BatchReader:
         self._seat = subscriber.seat
         self._replica_group = replica_group
         self._prepare = prepare
-        self._payloads = PayloadReader(config.redis)
+        # A wait of its own: the thread that looks ahead reads, too.
+        who = f"{subscriber.seat.who(subscriber.name)}/reading"
+        self._payloads = PayloadReader(config.redis, waiting=Waiting(subscriber.control.client, subscriber.keys, who))
         #: Connections of its own: payloads are read by the thread that looks ahead.
         self._columns = PayloadReader(config.redis, subscriber.keys)
 

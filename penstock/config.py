@@ -78,6 +78,9 @@ class RedisConfig(Section):
     #: Name -> URL of payload servers, redis://... or file:///FOLDER, a folder that all machines share; empty: payloads
     #: live on the control Redis, under the name "control".
     payload_servers: dict[str, str] = Field(default_factory=dict)
+    #: A payload server that has not answered the buffer for so many seconds counts as lost, as after `penstock payloads
+    #: lose`: its samples become rows with mask 0. null: never by itself.
+    payload_patience_s: Annotated[float, Field(gt=0)] | None = None
 
     @field_validator("url")
     @classmethod

@@ -143,7 +143,7 @@ def translate(exc: Exception, url: str) -> PenstockError:
 def _client(kind: Any, url: str, timeout_s: float, retry: Any) -> Any:
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
-        "socket_connect_timeout": TIMEOUT_S,
+        "socket_connect_timeout": min(TIMEOUT_S, timeout_s),
         "retry": retry,
         "retry_on_timeout": False,
         "health_check_interval": 0,

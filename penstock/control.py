@@ -56,18 +56,23 @@ class Control:
     """The control Redis for threads that may block.
 
     Args:
-        url: address of the server; it is checked at once (QueueUnavailable, ConfigError).
+        url: address of the server; it is checked at once (QueueUnavailable, ConfigError), unless ``check`` is False.
         patience_s: longest wait for a server that is gone; infinite by default.
         stopped: asked before every further try; true ends the wait with QueueUnavailable.
     """
 
     def __init__(
-        self, url: str, *, patience_s: float = float("inf"), stopped: Callable[[], bool] = lambda: False
+        self,
+        url: str,
+        *,
+        patience_s: float = float("inf"),
+        stopped: Callable[[], bool] = lambda: False,
+        check: bool = True,
     ) -> None:
         self.url = url
         self.patience_s = patience_s
         self.stopped = stopped
-        self.client: Client = PayloadFolder(url) if is_folder(url) else connect.connect(url)
+        self.client: Client = PayloadFolder(url) if is_folder(url) else connect.connect(url, check=check)
 
     def call(self, call: Call[T]) -> T:
         """Send a verb until it is answered. Blocks."""

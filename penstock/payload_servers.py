@@ -2,6 +2,7 @@
 
     live ──drain──> draining ──empty──> drained
       └── workers write here   └── nobody writes any more; what lies there is read until it is trained and freed
+    any of them ──lose──> lost: it is gone for good, and whoever waits for what lies there goes on without
 
 A sample's record names the server that has its payload, so payloads are found wherever they were written. A server is
 chosen by rendezvous hash of the sample's id among the live ones; without any, payloads lie on the control Redis. Where
@@ -25,7 +26,7 @@ from penstock.payload_folder import PayloadFolder
 from penstock.scripts import run
 from penstock.snapshot import GONE_S
 
-STATES = ("live", "draining", "drained")
+STATES = ("live", "draining", "drained", "lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Server:
 
     name: str
     url: str
-    #: live | draining | drained
+    #: live | draining | drained | lost
     state: str = "live"
     #: Revision of the directory in which it got this state.
     rev: int = 0
@@ -51,6 +52,11 @@ class Directory:
     def live(self) -> list[str]:
         """Names of those that workers write to, sorted."""
         return sorted(name for name, server in self.servers.items() if server.state == "live")
+
+    @property
+    def lost(self) -> list[str]:
+        """Names of those that are gone with all that they held, sorted."""
+        return sorted(name for name, server in self.servers.items() if server.state == "lost")
 
     def url(self, name: str, config: RedisConfig) -> str:
         """Where a server is. Raises ProtocolError for one that nobody knows."""
@@ -93,7 +99,7 @@ def seeds(keys: Keys, config: RedisConfig) -> list[scripts.Call[int]]:
 
 
 def add(client: Client, keys: Keys, name: str, url: str) -> None:
-    """Let workers write to another server; one that is being drained is taken back. Blocks for two round trips.
+    """Let workers write to another server; one that is drained or lost is taken back. Blocks for two round trips.
 
     Raises:
         ConfigError: the name is taken by a server at another address, or is no name.

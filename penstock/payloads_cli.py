@@ -1,4 +1,4 @@
-"""``penstock payloads``: the payload servers of a run, one added or drained while it runs."""
+"""``penstock payloads``: the payload servers of a run, one added, drained or given up while it runs."""
 
 import contextlib
 import time
@@ -104,6 +104,21 @@ def drain(
                 said = state.words()
                 typer.echo(f"waiting for {said}")
             time.sleep(LOOK_S)
+
+
+@app.command("lose")
+def lose(
+    name: Annotated[str, typer.Argument(help="Its name.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+) -> None:
+    """Give a server up that will not come back: samples that lie there become rows with mask 0, and are counted."""
+    from penstock import payload_servers
+
+    target = Target(run, redis, directory)
+    payload_servers.set_state(target.client, target.keys, name, "lost")
+    typer.echo(f"Payload server {name} is lost: its samples are trained with mask 0, and nobody waits for it any more.")
 
 
 def register(parent: typer.Typer) -> None:

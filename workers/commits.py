@@ -21,7 +21,7 @@ from redis.exceptions import NoScriptError
 from penstock import payload_servers, payloads, score_jobs, scripts, sides
 from penstock.config import Config
 from penstock.control import PASSING, AsyncControl, Client
-from penstock.errors import ConfigError, PayloadError, QueueFull
+from penstock.errors import ConfigError, PayloadError, QueueFull, QueueUnavailable
 from penstock.keys import CONTROL, Keys
 from penstock.load_config import redact
 from penstock.messages import MAX_META_BYTES, Sample, SampleMeta
@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 FULL_WAIT_S = 1.0
 #: Share of maxmemory above which nothing is committed: the buffer and the trainers need the rest to make room.
 FULL = 0.85
+#: How long a payload server may stay silent before samples go to another one; it is asked again after a pause, which
+#: doubles.
+SILENT_S, AWAY_S, LONGEST_AWAY_S = 2.0, 2.0, 60.0
 #: Most bytes of payloads that travel at once.
 BATCH_BYTES = 16 * 1024 * 1024
 
@@ -47,6 +50,11 @@ class _Write:
     job: str
     token: str
     done: "asyncio.Future[Committed]"
+    samples: Sequence[Sample]
+    temperature: float
+    kind: str
+    #: Payload server that has, or is to have, its payloads.
+    server: str = ""
     #: (k, oldest version, metadata record) of each.
     records: list[tuple[int, int, bytes]] = field(default_factory=list)
     #: Server -> (key, bytes) of what is not written yet; all samples of a write lie in one value, side arrays in more.
@@ -75,7 +83,9 @@ class Commits:
         self._ttl_s = config.buffer.payload_ttl_s
         self._redis = config.redis
         self._sides = config.rollout.sides
-        self._servers = {name: AsyncControl(url) for name, url in config.redis.payload_servers.items()}
+        self._servers = {name: _store(url) for name, url in config.redis.payload_servers.items()}
+        #: Servers that do not answer -> (not asked before then (monotonic), pause after that).
+        self._away: dict[str, tuple[float, float]] = {}
         #: Those that are written to now.
         self._names = list(self._servers) or [CONTROL]
         self._servers[CONTROL] = control
@@ -98,7 +108,7 @@ class Commits:
         directory = payload_servers.parse(raw)
         for name in directory.live:
             if name not in self._servers:
-                self._servers[name] = AsyncControl(directory.url(name, self._redis))
+                self._servers[name] = _store(directory.url(name, self._redis))
                 self._memory[name] = _Memory(self._servers[name])
         names = directory.live or [CONTROL]
         if names != sorted(self._names):
@@ -128,23 +138,50 @@ class Commits:
         Raises:
             PayloadError: a sample's arrays contradict each other, or a side array that was asked for is not there.
         """
-        write = _Write(job, token, asyncio.get_running_loop().create_future())
-        server = choose_server(samples[0].id, self._names)
-        data, metas = payloads.pack(
-            samples, token=token, server=server, worker=self._worker, temperature=temperature, logprob_kind=kind
-        )
-        write.payloads[server] = [(self._keys.payload(samples[0].id, token), data)]
-        metas = [self._pack_sides(write, sample, meta) for sample, meta in zip(samples, metas, strict=True)]
-        write.records = [
-            (meta.k, meta.oldest, _bounded(sample, meta)) for sample, meta in zip(samples, metas, strict=True)
-        ]
-        for name in write.payloads:
-            self._open[name] += 1
-        write.done.add_done_callback(partial(self._settle, tuple(write.payloads)))
+        write = _Write(job, token, asyncio.get_running_loop().create_future(), samples, temperature, kind)
+        self._house(write, self._choose(write))
+        write.done.add_done_callback(partial(self._settle, write))
         self._pending.append(write)
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush(), name="commits")
         return write.done
+
+    def _choose(self, write: _Write) -> str:
+        """The server for its payloads, by rendezvous hash among those that are written to and answer."""
+        names = [name for name in self._names if not self._is_away(name)] or self._names
+        return choose_server(write.samples[0].id, names)
+
+    def _house(self, write: _Write, server: str) -> None:
+        """Make its payloads, and the records that name their server. Raises PayloadError."""
+        samples = write.samples
+        data, metas = payloads.pack(
+            samples,
+            token=write.token,
+            server=server,
+            worker=self._worker,
+            temperature=write.temperature,
+            logprob_kind=write.kind,
+        )
+        write.payloads = {server: [(self._keys.payload(samples[0].id, write.token), data)]}
+        metas = [self._pack_sides(write, sample, meta) for sample, meta in zip(samples, metas, strict=True)]
+        write.records = [
+            (meta.k, meta.oldest, _bounded(sample, meta)) for sample, meta in zip(samples, metas, strict=True)
+        ]
+        if write.server:
+            self._open[write.server] -= 1
+        write.server = server
+        self._open[server] += 1
+
+    def _is_away(self, server: str) -> bool:
+        return server in self._away and time.monotonic() < self._away[server][0]
+
+    def _tell_away(self, server: str, exc: QueueUnavailable) -> None:
+        """A payload server does not answer: what was for it goes to another one, and it is asked again later."""
+        pause_s = self._away[server][1] if server in self._away else AWAY_S
+        self._away[server] = (time.monotonic() + pause_s, min(2 * pause_s, LONGEST_AWAY_S))
+        log.warning(
+            "payload server %s does not answer; finished samples go to others for %g s: %s", server, pause_s, exc
+        )
 
     def _pack_sides(self, write: _Write, sample: Sample, meta: SampleMeta) -> SampleMeta:
         """Have the side arrays of a sample written beside its payload; the record that names them."""
@@ -158,8 +195,8 @@ class Commits:
         ]
         return replace(meta, sides=[[name, len(data), zlib.crc32(data)] for name, data in arrays.items()])
 
-    def _settle(self, servers: Sequence[str], _: object) -> None:
-        self._open.subtract(servers)
+    def _settle(self, write: _Write, _: object) -> None:
+        self._open[write.server] -= 1
 
     async def _flush(self) -> None:
         """Write until nothing is pending."""
@@ -177,15 +214,23 @@ class Commits:
                         write.done.set_exception(exc)
                 continue
             if self._pending:
-                self._waiting.for_("room in Redis for finished samples")
+                away = [name for name in self._away if any(write.server == name for write in self._pending)]
+                what = f"payload server {', '.join(away)} to take" if away else "room in Redis for"
+                self._waiting.for_(f"{what} finished samples")
                 await asyncio.sleep(FULL_WAIT_S)
         self._waiting.end()
 
     async def _take(self) -> list[_Write]:
         """Pending writes whose servers have room, as many as travel at once."""
+        for write in self._pending:
+            # Nothing of it is committed, so nothing names the server that it was for.
+            if write.payloads and not write.done.done() and self._is_away(write.server):
+                chosen = self._choose(write)
+                if chosen != write.server:
+                    self._house(write, chosen)
         # Not those that nobody writes to: one that was drained may be gone.
         wanted = {CONTROL, *(name for write in self._pending for name in write.payloads)}
-        full = {name for name in wanted if await self._memory[name].is_full()}
+        full = {name for name in wanted if await self._is_full(name)}
         batch: list[_Write] = []
         left: list[_Write] = []
         num_bytes = 0
@@ -199,6 +244,18 @@ class Commits:
             num_bytes += write.num_bytes
         self._pending = left
         return batch
+
+    async def _is_full(self, server: str) -> bool:
+        """Whether a server takes nothing now, for want of room or because it does not answer."""
+        if self._is_away(server):
+            return True
+        try:
+            return await self._memory[server].is_full()
+        except QueueUnavailable as exc:
+            if server == CONTROL:
+                raise
+            self._tell_away(server, exc)
+            return True
 
     async def _write(self, batch: list[_Write]) -> bool:
         """Payloads, then the commits of those that have theirs; what found no room is pending again.
@@ -220,6 +277,12 @@ class Commits:
         )
         try:
             answers = await self._servers[server].do(lambda client: _put_all(client, pairs, self._ttl_s))
+            self._away.pop(server, None)
+        except QueueUnavailable as exc:
+            if server == CONTROL:
+                raise
+            self._tell_away(server, exc)
+            return
         finally:
             told.cancel()
         rest = iter(answers)
@@ -265,6 +328,11 @@ class Commits:
         for name, control in self._servers.items():
             if name != CONTROL:
                 await control.close()
+
+
+def _store(url: str) -> AsyncControl:
+    """A payload server, which others may stand in for."""
+    return AsyncControl(url, patience_s=SILENT_S)
 
 
 class _Memory:

@@ -133,6 +133,7 @@ VERBS: dict[str, tuple[int, list[str]]] = {
     "payloads ls": (0, ["Payloads go to the control Redis."]),
     "payloads add p2 redis://127.0.0.1:1/0": (2, ["No Redis answers at redis://127.0.0.1:1/0"]),
     "payloads drain p2": (2, ["p2"]),
+    "payloads lose p2": (2, ["p2"]),
     "fleet ls": (2, ["No fleet of run", "penstock fleet up"]),
     "fleet scale 2": (2, ["No fleet of run"]),
     "fleet engines worker-0": (2, ["There is no worker worker-0 with a router"]),
