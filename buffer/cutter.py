@@ -10,6 +10,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 
 from buffer import limits
 from buffer.group import Group
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: Plans made for one batch while what they are made on moves.
 RACES = 4
+#: Waited for where something moved while it was looked at; the next look finds it.
+_AGAIN = "another look at what has just moved"
 
 
 class Cutter:
@@ -132,6 +135,8 @@ class Cutter:
 
     def _plan(self, sub: Subscription) -> Plan | str:
         definition, position = sub.definition, sub.position
+        if 0 < position.ended <= position.cut + 1:
+            return limits.over(sub)
         model = definition.model
         ahead = position.cut - position.cursor
         if 0 <= definition.prefetch < ahead:
@@ -140,6 +145,8 @@ class Cutter:
         if model and clock == 0:
             return f"the first publication of model {model}"
         if why := limits.held_up(sub):
+            return why
+        if (why := limits.too_early(sub)) and self._end(sub) is None:
             return why
         if model and position.restored:
             return f"the publication of model {model} that has to follow the rewind of trainer:{sub.name}"
@@ -163,22 +170,25 @@ class Cutter:
                 groups, why = self._due(sub, groups, at, running)
                 if why:
                     return why
+            if not groups:
+                groups, why = self._last(sub)
+                if why:
+                    return why
         except TooLarge:
             return f"a smaller batch: more than {MAX_BATCH_SAMPLES} samples would be needed, so it can never be cut"
-        if not groups:
-            return self._short(sub)
         first_use = sum(1 for group in groups if not group.uses.get(sub.account))
         return Plan(groups, at, floor, first_use, clock)
 
-    def _take(self, sub: Subscription, order: Iterator[Group]) -> list[Group]:
-        """The groups of one batch in this order; [] when there are too few."""
+    def _take(self, sub: Subscription, order: Iterator[Group], size: int | None = None) -> list[Group]:
+        """The groups of one batch in this order; [] when there are too few. ``size``: of a batch, if not as defined."""
         definition, pool = sub.definition, sub.pool
-        if limits.holdings(sub) < definition.size:
+        size = size or definition.size
+        if limits.holdings(sub) < size:
             if pool.samples > MAX_BATCH_SAMPLES:
                 raise TooLarge
             return []
         try:
-            return take(order, unit=definition.unit, size=definition.size, multiple=definition.multiple)
+            return take(order, unit=definition.unit, size=size, multiple=definition.multiple)
         finally:
             if isinstance(order, Generator):
                 order.close()  # a pool may have put something aside for it
@@ -244,6 +254,8 @@ class Cutter:
         # In this order: what is finished by the count has been taken in by the time it is looked up.
         admitted = int(self._client.hget(self._keys.counters, f"seq:{lane}") or 0)
         unfinished = int(self._client.zcount(self._keys.unfinished(lane), "-inf", last))
+        if admitted < last and (end := self._end(sub)) is not None:
+            return self._last_cohort(sub, pool, at, floor, clock, end)
         if admitted < last:
             return limits.with_drops(sub, f"{last - admitted} of {size} jobs of the next cohort to be admitted")
         if unfinished:
@@ -267,6 +279,22 @@ class Cutter:
         ]
         names = ", ".join(sorted({server for group in found for server in group.away}))
         return f"{len(found)} groups of the cohort, held back until payload server {names} answers" if found else ""
+
+    def _last_cohort(
+        self, sub: Subscription, pool: CohortPool, at: int, floor: int, clock: int, end: limits.End
+    ) -> Plan | str:
+        """What is left in the order of admission when the data has ended: fewer places than a cohort has."""
+        first = sub.position.cum + sub.position.skipped + 1
+        # Read anew: jobs may have been admitted and finished since it was looked at.
+        admitted = int(self._client.hget(self._keys.counters, f"seq:{sub.definition.lanes[0]}") or 0)
+        if admitted - first + 1 >= sub.definition.size:
+            return _AGAIN
+        if why := self._held_back(sub, first, admitted):
+            return why
+        if sub.definition.model:
+            self._expire(sub, floor)
+        groups = pool.places(first, admitted) if end.train else []
+        return Plan(groups, at, floor, admitted - first + 1, clock) if groups else self._conclude(sub, end)
 
     def _skip(self, sub: Subscription, pool: CohortPool, first: int) -> str:
         """Pass over whole cohorts of which nothing is left: buried, cancelled, given up, or before our time."""
@@ -306,12 +334,61 @@ class Cutter:
         """True when the gate admits nothing, and nothing is under way. What completed meanwhile is taken in."""
         # In this order: what the gate let in before it closed is under way, or complete.
         rooms = run(self._client, scripts.room(self._keys, limits.gates(self._state.subs)))
-        if rooms and all(free > 0 for free, _ in rooms.values()):
+        is_open = bool(rooms) and all(free > 0 for free, _ in rooms.values())
+        if is_open and limits.end_of_data(self._client, self._keys) is None:
             return False
         if limits.under_way(self._client, self._keys, sub):
             return False
         self._state.catch_up()
         return True
+
+    def _end(self, sub: Subscription) -> limits.End | None:
+        """The end of the data where it is reached and nothing is under way; what completed meanwhile is taken in."""
+        if "train" not in sub.definition.lanes:
+            return None
+        # In this order: what was admitted before the end is under way, or complete by the count.
+        end = limits.end_of_data(self._client, self._keys)
+        if end is None or limits.under_way(self._client, self._keys, sub):
+            return None
+        completed = int(self._client.hget(self._keys.counters, "completed") or 0)
+        self._state.catch_up()
+        return replace(end, completed=completed)
+
+    def _last(self, sub: Subscription) -> tuple[list[Group], str]:
+        """The groups of a last batch, where the data has ended and too few are left; or why there is none."""
+        held = len(sub.pool) + len(sub.held)
+        end = self._end(sub)
+        if end is None:
+            return [], self._short(sub)
+        if len(sub.pool) + len(sub.held) > held:
+            return [], _AGAIN
+        if any(sub.covers(group) and not sub.is_final(group) for group in self._state.away.values()):
+            # The data is not over while a payload server keeps groups back; `buffer:payloads` names it.
+            return [], limits.short(sub, 0)
+        size = min(sub.definition.size, limits.holdings(sub))
+        groups = self._take(sub, sub.pool.order(sub.position.cut + 1), size) if end.train and size else []
+        return groups, "" if groups else self._conclude(sub, end)
+
+    def _conclude(self, sub: Subscription, end: limits.End) -> str:
+        """Say that the batch asked for never comes."""
+        n = sub.position.cut + 1
+        call = scripts.conclude(
+            self._keys,
+            self._lead,
+            sub.name,
+            n=n,
+            end=end.position,
+            completed=end.completed,
+            lanes=limits.lanes(sub),
+        )
+        done = run(self._client, call)
+        if done < 0:
+            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        if not done:
+            return _AGAIN
+        sub.position.ended = n
+        log.info("%s: the data has ended, and batch %d never comes", sub.name, n)
+        return limits.over(sub)
 
     def _short(self, sub: Subscription) -> str:
         running = limits.under_way(self._client, self._keys, sub)

@@ -6,6 +6,7 @@ groups wanted before the first batch, the bound (T4, in the cutter) and filters 
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from buffer.group import Group
 from buffer.payload_servers import Away
@@ -39,16 +40,52 @@ def held_up(sub: Subscription) -> str:
             f"a filter that can be asked: {why} ({len(sub.stuck)} groups wait for it; on_filter_error is stop): "
             "correct it and start the buffer again"
         )
+    return ""
+
+
+def too_early(sub: Subscription) -> str:
+    """Why the first batch is not cut yet; '' when nothing holds it up, or for all but the first."""
     ready = len(sub.pool)
     if sub.position.cut == 0 and ready < sub.definition.min_first:
         return f"{sub.definition.min_first - ready} more groups before the first batch ({ready} are ready)"
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of the data, once all before it is admitted."""
+
+    #: Position of the train prompts behind the last one.
+    position: int
+    #: What is left for a batch is trained, though it is smaller than others.
+    train: bool
+    #: Groups that the run had completed when nothing was under way any more.
+    completed: int = 0
+
+
+def end_of_data(client: Client, keys: Keys) -> End | None:
+    """Where the data ended; None while there is more, or no end at all. Blocks for a round trip."""
+    position, end, last_batch = client.hmget(keys.source, "train", "end", "last_batch")
+    if end is None or int(position or 0) < int(end):
+        return None
+    return End(int(end), last_batch == b"train")
+
+
+def over(sub: Subscription) -> str:
+    """The data has ended."""
+    left = f"{holdings(sub)} of {sub.definition.size} {sub.definition.unit} are left"
+    return f"more data than there is: data.epochs are over, nothing is under way, and {left}"
+
+
+def lanes(sub: Subscription) -> tuple[str, ...]:
+    """Lanes in which a job of this subscription may be."""
+    return (*sub.definition.lanes, "resume", "suspect")
+
+
 def under_way(client: Client, keys: Keys, sub: Subscription) -> int:
     """Jobs that are queued, running or to be tried again, of this subscription's lanes or without a lane of theirs."""
     pipe = client.pipeline(transaction=False)
-    for lane in (*sub.definition.lanes, "resume", "suspect"):
+    for lane in lanes(sub):
         pipe.xlen(keys.jobs(lane))
     pipe.zcard(keys.delayed)
     return sum(int(count) for count in pipe.execute())

@@ -91,6 +91,8 @@ class Position:
     restored: bool = False
     #: True while nobody counts on it: its owner has been gone for longer than ``keep_s``.
     parked: bool = False
+    #: The batch that never comes, since the data has ended; 0: none.
+    ended: int = 0
     #: Places in the order of completion up to which, and the version before which, groups are not for it.
     since: int = 0
     since_version: int = 0
@@ -157,7 +159,7 @@ _POOL_FIELDS = (
 #: Numbers of ``sub:NAME`` that verbs move.
 _MOVED = (
     "ask", "cut", "cursor", "ckpt", "floor", "through", "cum", "skipped", "since", "since_version", "filter_raised",
-    "rejected_samples", "aged_samples", "aged_tokens",
+    "rejected_samples", "aged_samples", "aged_tokens", "ended",
 )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
     restore ─> publish ─> [ next ─> step ─> commit ─> publish ─> checkpoint ] x steps ─> last evaluation
        └── all steps are trained, the last evaluation is asked for ──────────────────────────^
 
+It ends after ``trainer.steps``, at ``trainer.stop_at_accuracy``, or with the data (``data.epochs``).
+
 One process per rank; rank 0 owns the subscription, publishes, checkpoints and reports. Ranks agree on what they are
 about to train before every step, and no rank waits for data inside a collective.
 """
@@ -34,14 +36,14 @@ from consumers.replay import RecordingOver, Replay
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.disk import append, until_room
-from penstock.errors import ConfigError, PenstockError, WaitTimeout
+from penstock.errors import ConfigError, DataEnded, PenstockError, WaitTimeout
 from penstock.logs import set_up
 from penstock.out_of_memory import trainer_error
 from penstock.processes import EXIT_CONFIG, die_with_parent
 
 log = logging.getLogger(__name__)
 
-Verdict = Literal["train", "enough", "stop"]
+Verdict = Literal["train", "enough", "over", "stop"]
 
 #: How late a stop is seen while waiting for a batch.
 LOOK_S = 0.5
@@ -64,18 +66,22 @@ class Reference:
         self._stopping = False
         self._folder = config.run_dir / "checkpoints"
         self._published = 0
+        #: Step of the last publication.
+        self._published_at = 0
+        #: True once the data has ended.
+        self._over = False
 
     def stop(self) -> None:
         """Leave after the present step; safe in a signal handler."""
         self._stopping = True
 
     def run(self) -> int:
-        """Train all steps. Returns 0 when they are done, 130 when stopped before. Blocks."""
+        """Train all steps. Returns 0 when they are done or the data has ended, 130 when stopped before. Blocks."""
         with self.trainer:
             self._restore()
             over = self._is_over()
             if not over:
-                self._published = self.trainer.publish(self.learner.model, step=self.step)
+                self._publish()
             if self.rank == 0 and self.config.data.eval and isinstance(self.trainer, Trainer):
                 self.evaluation = Evaluation(self.config, self._file("eval.jsonl"))
                 self.evaluation.start()
@@ -85,6 +91,8 @@ class Reference:
                     if batch is None:
                         break
                     self._train(batch)
+                if self._over and self.step > self._published_at:
+                    self._publish(tick=self.config.debug.rollout_only)  # the data ended between two versions
                 done = not self._stopping
                 if not over:
                     self._save()
@@ -104,10 +112,16 @@ class Reference:
                 batch = self.trainer.next(timeout=LOOK_S)
             except WaitTimeout:
                 continue
+            except DataEnded as exc:
+                log.info("%s", exc)
+                self._over = True
+                break
             except RecordingOver as exc:
                 log.info("%s", exc)
                 return None
-        verdict: Verdict = "stop" if self._stopping else "enough" if self._is_enough() else "train"
+        verdict: Verdict = "over" if self._over else "train"
+        if self._stopping or self._is_enough():
+            verdict = "stop" if self._stopping else "enough"
         return batch if self._agree(verdict, batch) else None
 
     def _is_enough(self) -> bool:
@@ -129,10 +143,7 @@ class Reference:
         trainer.commit(batch)
         self.step += 1
         if self.step % config.batches_per_version == 0:
-            if rollout_only:
-                self._published = trainer.tick(step=self.step)
-            else:
-                self._published = trainer.publish(self.learner.model, step=self.step)
+            self._publish(tick=rollout_only)
         published = time.monotonic()
         if self.step % config.checkpoint_every == 0:
             self._save()
@@ -154,6 +165,12 @@ class Reference:
             # The first rank that ends has the others ended: none does before rank 0 has written.
             self._agree("stop", None)
             raise
+
+    def _publish(self, *, tick: bool = False) -> None:
+        """Publish the weights; ``tick``: those of the last publication."""
+        trainer, step = self.trainer, self.step
+        self._published = trainer.tick(step=step) if tick else trainer.publish(self.learner.model, step=step)
+        self._published_at = step
 
     def _report(self, batch: Batch, metrics: dict[str, float], step_s: float, publish_s: float) -> None:
         manifest, rows = batch.manifest, batch.all_rows
@@ -219,7 +236,9 @@ class Reference:
 
     def _end(self) -> str:
         """Where training ended, and by which rule: with more steps to train, an earlier end is none."""
-        return f"{self.step} of {self.config.trainer.steps}, accuracy {self.config.trainer.stop_at_accuracy}"
+        epochs = self.config.data.epochs
+        passes = "" if epochs is None else f", {epochs} passes"
+        return f"{self.step} of {self.config.trainer.steps}, accuracy {self.config.trainer.stop_at_accuracy}{passes}"
 
     def _last_evaluation(self) -> bool:
         """Have the last version evaluated. Blocks until it is; False when stopped before."""
@@ -303,7 +322,7 @@ def _run_rank(config: Config, rank: int, size: int) -> int:
 
 
 def main(config: Config) -> int:
-    """Train. Blocks; returns 0 when all steps are done."""
+    """Train. Blocks; returns 0 when all steps are done or the data has ended."""
     size = config.trainer.dp_size
     if size == 1:
         return _run_rank(config, 0, 1)

@@ -20,7 +20,7 @@ from penstock import scripts
 from penstock.collecting import collecting_later
 from penstock.connect import connect_blocking
 from penstock.control import PASSING, Client, Control
-from penstock.errors import ConfigError, OwnershipLost, ProtocolError, QueueUnavailable, WaitTimeout
+from penstock.errors import ConfigError, DataEnded, OwnershipLost, ProtocolError, QueueUnavailable, WaitTimeout
 from penstock.keys import Keys, check_name
 from penstock.messages import Manifest
 from penstock.scripts import Value
@@ -251,7 +251,7 @@ class Subscriber:
         ahead: bool = False,
         look: Callable[[], None] = lambda: None,
     ) -> Delivery:
-        """Manifest of batch ``n``; blocks until it is cut. Raises WaitTimeout, OwnershipLost, ProtocolError.
+        """Manifest of batch ``n``; blocks until it is cut. Raises WaitTimeout, DataEnded, OwnershipLost, ProtocolError.
 
         ``ahead``: nobody waits for it yet, so no wait is told. ``look``: called now and then while it waits.
         """
@@ -267,6 +267,7 @@ class Subscriber:
                     self.waiting.end()
                 return self._delivery(n, *found[0][1][0])
             self._check_lost()
+            self._check_ended(n)
             look()
             if not self.seat.drives:
                 self.check_lineage(self.gen)
@@ -309,6 +310,16 @@ class Subscriber:
             raise ProtocolError(
                 f"Redis knows {where[1]} committed batches of subscription {self.name!r}, and this trainer committed "
                 f"{self.cursor}: it lost acknowledged writes, as after a failover. Restore the last checkpoint."
+            )
+
+    def _check_ended(self, n: int) -> None:
+        """Raise DataEnded when batch ``n`` never comes. None is cut after that under this owner: ranks agree on it."""
+        ended = int(self.control.do(lambda client: client.hget(self.keys.sub(self.name), "ended")) or 0)
+        if 0 < ended <= n:
+            self.waiting.end()
+            raise DataEnded(
+                f"The data of run {self.keys.run!r} has ended: subscription {self.name!r} has had its last batch, "
+                f"{ended - 1}. Raise data.epochs and start again for more."
             )
 
     def _xread(self, n: int, block_ms: int, _: Client) -> Any:

@@ -29,7 +29,7 @@ from consumers.subscriber import Delivery, Subscriber
 from penstock import scripts
 from penstock.config import Config
 from penstock.control import Client
-from penstock.errors import ConfigError, ProtocolError, PublishError, RolesApart, WaitTimeout
+from penstock.errors import ConfigError, DataEnded, ProtocolError, PublishError, RolesApart, WaitTimeout
 from penstock.keys import Keys
 from penstock.memory_control import TAGS, change, check_tags, live_workers, revive, watch
 from penstock.messages import Publication, pack
@@ -210,13 +210,19 @@ class Trainer:
     # --- batches --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
+        """Batches until the data ends; blocks as :meth:`next`, and raises what it raises but for DataEnded."""
         while True:
-            yield self.next()
+            try:
+                batch = self.next()
+            except DataEnded:
+                return
+            yield batch
 
     def next(self, timeout: float | None = None) -> Batch:
         """The next batch; blocks until it is cut and its payloads are here, and says why meanwhile (`penstock why`).
 
         Raises:
+            DataEnded: there are no more; every prompt of ``data.epochs`` passes was drawn on.
             WaitTimeout: it was not there in ``timeout`` seconds; asking again goes on with the same batch.
             OwnershipLost: another trainer has this subscription.
             ProtocolError: a restored trainer has not published its weights yet.
@@ -238,7 +244,7 @@ class Trainer:
         return batch
 
     def next_nowait(self) -> Batch | None:
-        """The next batch if it is cut already, else None; asks for it either way."""
+        """The next batch if it is cut already, else None; asks for it either way. Raises as :meth:`next`."""
         try:
             return self.next(timeout=0.0)
         except WaitTimeout:

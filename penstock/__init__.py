@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from consumers.trainer import Trainer as Trainer
     from penstock.config import Config as Config
     from penstock.errors import ConfigError as ConfigError
+    from penstock.errors import DataEnded as DataEnded
     from penstock.errors import OwnershipLost as OwnershipLost
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import RolesApart as RolesApart
@@ -43,6 +44,7 @@ _LAZY = {
     "CompletedGroup": "penstock.groups",
     "Config": "penstock.config",
     "ConfigError": "penstock.errors",
+    "DataEnded": "penstock.errors",
     "EngineMetrics": "consumers.adapters.engine_metrics",
     "Environment": "workers.environments",
     "Job": "penstock.messages",
@@ -72,6 +74,7 @@ __all__ = [
     "CompletedGroup",
     "Config",
     "ConfigError",
+    "DataEnded",
     "EngineMetrics",
     "Environment",
     "Job",

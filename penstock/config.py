@@ -145,6 +145,13 @@ class DatasetConfig(Section):
 class DataConfig(Section):
     train: list[DatasetConfig] = Field(min_length=1)
     eval: list[DatasetConfig] = Field(default_factory=list)
+    #: Passes over the train data, after which the run ends; null: prompts come again for as long as somebody trains.
+    #: May be raised from one start to the next, and lowered to what was not admitted yet.
+    epochs: Positive | None = None
+    #: What becomes of the groups that are left at the end of the data and are fewer than a batch: ``drop`` leaves
+    #: them untrained, so that every step is of the size that the learning rate was chosen for; ``train`` makes one
+    #: smaller batch of them.
+    last_batch: Literal["train", "drop"] = "drop"
     #: Evaluate at every so many versions, and at the first and the last; 0: only first and last.
     eval_every: Annotated[int, Field(ge=0)] = 0
     #: Weights that come while a version is being evaluated are loaded when its evaluation is through, so that it alone

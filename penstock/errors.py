@@ -131,5 +131,9 @@ class PublishError(PenstockError):
     """Weights cannot be announced."""
 
 
+class DataEnded(PenstockError):
+    """No batch comes any more: every prompt of ``data.epochs`` passes was admitted, and what is left makes no batch."""
+
+
 class WaitTimeout(PenstockError):
     """A wait ran out of its time; the text says what it waited for."""

@@ -27,6 +27,12 @@ CALLED = {
     "total_steps": "trainer.steps",
     "total_training_steps": "trainer.steps",
     "num_rollout": "trainer.steps",
+    "num_train_epochs": "data.epochs",
+    "num_epochs": "data.epochs",
+    "total_epochs": "data.epochs",
+    "num_epoch": "data.epochs",
+    "drop_last": "data.last_batch (train or drop)",
+    "dataloader_drop_last": "data.last_batch (train or drop)",
     "num_generations": "rollout.n",
     "n_samples_per_prompt": "rollout.n",
     "group_size": "rollout.n",
@@ -106,9 +112,6 @@ CALLED = {
 
 #: Those for which there is no key: what is so instead.
 ABSENT = {
-    "num_train_epochs": "prompts come again until trainer.steps are done",
-    "num_epochs": "prompts come again until trainer.steps are done",
-    "total_epochs": "prompts come again until trainer.steps are done",
     "beta": "the losses have no KL term",
     "kl_coef": "the losses have no KL term",
     "kl_loss_coef": "the losses have no KL term",

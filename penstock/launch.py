@@ -44,6 +44,7 @@ from penstock.redis_server import RedisServer, delete_run, holds_run, kept_passw
 from penstock.run_config import CONFIG_FILE
 from penstock.run_folder import Record, RunFolder
 from penstock.run_parts import check_parts, parts_of
+from penstock.scripts import run, span
 from penstock.user_imports import check_user_code
 
 Choice = Literal["resume", "fresh"] | None
@@ -312,6 +313,8 @@ class _Run:
         prefix = keys.prefix
         stores = self.config.redis.payload_servers
         user_failures.forget(self.observer.client, keys)
+        # The producer of this start says how long its data is, before a trainer may be told that it has ended.
+        run(self.observer.client, span(keys, None))
         # What Redis names is where somebody said that payloads lie: nothing is deleted on its word.
         for name in sorted(read(self.observer.client, keys).servers.keys() - stores) if clear else []:
             self.live.event(
@@ -403,9 +406,10 @@ class _Run:
 
     def _finish(self, reason: str | None) -> int:
         state: Literal["stopped", "failed", "finished"] = "failed" if reason else "stopped" if self.stop else "finished"
-        self.live.event(
-            {"failed": "The run failed; stopping.", "stopped": "Stopping."}.get(state, "The trainer is done.")
-        )
+        done = "The trainer is done."
+        if state == "finished" and self.observer is not None and self.observer.data_ended():
+            done = "The data has ended (data.epochs), and the trainer is done."
+        self.live.event({"failed": "The run failed; stopping.", "stopped": "Stopping."}.get(state, done))
         self._stop_children(drain=state == "finished")
         self.record.active_s += time.monotonic() - self.started
         self.record.state, self.record.reason = state, reason or ""

@@ -75,6 +75,13 @@ class Observer:
             return True
         return any(_is_of(record, pid) for record in records)
 
+    def data_ended(self) -> bool:
+        """Whether the trainer was told that the data has ended (``data.epochs``). Blocks for ``TIMEOUT_S``."""
+        try:
+            return self.client.hget(self.keys.sub(self.config.trainer.name), "ended") is not None
+        except redis.RedisError:
+            return False
+
     def report(self, seconds: float) -> None:
         """Write ``summary.json`` and ``run.png``, and show the summary.
 
@@ -98,6 +105,7 @@ class Observer:
                 )
         except redis.RedisError as exc:
             raise translate(exc, self.url) from exc
+        summary["data_ended"] = self.data_ended()
         write_summary(summary, self.folder.path / "summary.json")
         draw(self.config, rows, self.folder.path / "run.png")
         shown = {key: value for key, value in summary.items() if key not in ("run", "setup", "engine")}

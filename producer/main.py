@@ -6,6 +6,7 @@
 | a driving subscription | a trainer that joins |
 | the gate (T3) | publish, dispose, bury: the list `gate` |
 | room in Redis | sweep, or more memory |
+| more data (``data.epochs`` are over) | a start with more of them; evaluations go on |
 | user code that jobs die of | a person who mends it, and a start of the producer |
 
 The position of the source and the queue move in one verb, so a producer that is killed or doubled neither skips a
@@ -59,6 +60,9 @@ class Producer:
         self._gate: Client = connect_blocking(config.redis.url, GATE_S)
         self._waiting = Waiting(self._control.client, self._keys, "producer")
         self._attendance = Attendance(self._control.client, self._keys, "producer")
+        epochs = config.data.epochs
+        #: Position behind the last prompt; None: there is none.
+        self._end = None if epochs is None else epochs * len(self._source)
         self._version_field = scripts.version_field(config.model.name)
 
     def stop(self) -> None:
@@ -70,6 +74,7 @@ class Producer:
         try:
             self._control.do(lambda client: ensure_lanes(client, self._keys))
             self._check_source()
+            self._set_end()
             self._control.do(lambda client: user_failures.forget(client, self._keys))
             while not self._stop.is_set():
                 self._attendance.confirm()
@@ -107,12 +112,23 @@ class Producer:
         gate = self._driving()
         if not gate[1]:
             return "a trainer that drives the clock to join"
-        position = self._position("train")
+        position, end = self._where()
+        if end is None and self._end is not None:
+            self._set_end()  # a start of the run took it back
+            return self._admit_train()
+        if end is not None and position >= end:
+            return self._why_ended(position)
         jobs = [self._job_at(position + i) for i in range(CHUNK)]
         answer = self._admit(jobs, lane="train", source="train", position=position, gate=gate)
         if answer.outcome == "closed":
             return self._why_closed(answer.sub, gate[1])
-        return ""
+        return self._why_ended(position) if answer.outcome == "ended" else ""
+
+    def _why_ended(self, position: int) -> str:
+        return (
+            f"more data than there is: all {position} prompts of data.epochs are admitted (raise data.epochs and start "
+            "again)"
+        )
 
     def _why_closed(self, sub: str, gates: Sequence[Sequence[str]]) -> str:
         gate = [names for names in gates if names[0] == sub]
@@ -214,6 +230,20 @@ class Producer:
 
     def _position(self, source: str) -> int:
         return int(self._control.do(lambda client: client.hget(self._keys.source, source)) or 0)
+
+    def _where(self) -> tuple[int, int | None]:
+        """(position of the train prompts, where they end; None: nowhere)."""
+        position, end = self._control.do(partial(_hmget, key=self._keys.source, fields=("train", "end")))
+        return int(position or 0), None if end is None else int(end)
+
+    def _set_end(self) -> None:
+        """Say where the data ends. Raises ConfigError where more was admitted already."""
+        if self._control.call(scripts.span(self._keys, self._end, self._config.data.last_batch)) < 0:
+            position = self._position("train")
+            raise ConfigError(
+                f"data.epochs is {self._config.data.epochs}, but {position} prompts are admitted already, of "
+                f"{len(self._source)} in each pass: set it to {-(-position // len(self._source))} or more."
+            )
 
     def _check_source(self) -> None:
         """The prompts must be those that the position was counted in."""

@@ -4,6 +4,7 @@
 --       keep the order for cohorts (0|1), per sub:NAME the number of its gate from 1 (commas; members of a pool share
 --       one), then per job: id, n, body
 -- Returns: {'ok', admitted, position} | {'moved', 0, position} | {'subs'} revision differs
+--          | {'ended', 0, position} the data has ended (source train)
 --          | {'closed', 0, position, number of the gate that has no room; 0: there is none}
 -- Atomic because the position, the gate's stock and the queue must move as one: a producer that dies or is
 -- doubled at any instant neither skips a prompt nor admits it twice.
@@ -11,6 +12,11 @@ local prefix, lane, name = ARGV[1], ARGV[2], ARGV[3]
 local position = redis.call('HGET', KEYS[1], name) or '0'
 if position ~= ARGV[4] then return {'moved', 0, position} end
 local given = (#ARGV - 8) / 3
+local last = name == 'train' and redis.call('HGET', KEYS[1], 'end')
+if last then
+  given = math.min(given, tonumber(last) - tonumber(position))
+  if given <= 0 then return {'ended', 0, position} end
+end
 local room, tightest = given, 0
 if ARGV[5] ~= '-1' then
   if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[5] then return {'subs'} end

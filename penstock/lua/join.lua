@@ -12,6 +12,7 @@ if ARGV[4] == '1' and redis.call('HGET', KEYS[1], 'owner') ~= owner then return 
 if holder then redis.call('PEXPIRE', KEYS[2], lease) else redis.call('SET', KEYS[2], owner, 'PX', lease) end
 if redis.call('HGET', KEYS[1], 'owner') ~= owner then 
   redis.call('HSET', KEYS[1], 'owner', owner, 'bits', '', 'job', ARGV[5] or '')
+  redis.call('HDEL', KEYS[1], 'ended')
 end
 redis.call('HSET', KEYS[1], 'seen', now_ms())
 if redis.call('HDEL', KEYS[1], 'parked') == 1 then

@@ -16,6 +16,7 @@ local cum = #found == 1 and field(found[1][2], 'cum') or '0'
 gen = gen + 1
 redis.call('HSET', KEYS[1], 'gen', gen, 'cursor', n, 'ckpt', math.min(ckpt, n), 'through', n, 'p', cum,
   'bits', '', 'ask', 0, 'restored', ARGV[5] ~= '' and '1' or '0', 'again', '0')
+redis.call('HDEL', KEYS[1], 'ended')
 -- no role has a file of what comes now
 for role in string.gmatch(redis.call('HGET', KEYS[1], 'roles') or '', '[^,]+') do
   local had = tonumber(redis.call('HGET', KEYS[1], 'ckpt:' .. role) or 0)

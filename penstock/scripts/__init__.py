@@ -15,6 +15,7 @@ from penstock.scripts.leader import (
     Parked,
     Skipped,
     close,
+    conclude,
     cut,
     dispose,
     expire,
@@ -34,7 +35,7 @@ from penstock.scripts.leader import (
     tidy,
 )
 from penstock.scripts.operator import Recount, cancel, check_group, collect, recount, requeue, unsubscribe
-from penstock.scripts.producer import Admission, admit, identify, swap
+from penstock.scripts.producer import Admission, admit, identify, span, swap
 from penstock.scripts.shared import ensure_lanes, note, server
 from penstock.scripts.trainer import (
     MOVED,
@@ -107,6 +108,7 @@ __all__ = [
     "column_lost",
     "commit",
     "commit_batch",
+    "conclude",
     "crash",
     "cut",
     "dispose",
@@ -145,6 +147,7 @@ __all__ = [
     "seal",
     "server",
     "skip",
+    "span",
     "subscribe",
     "swap",
     "sweep",

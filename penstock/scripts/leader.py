@@ -235,6 +235,18 @@ def grant(keys: Keys, lead: Leadership, sub: str, groups: int, completed: int, c
     return Call(script("grant"), [*names, *lanes, *map(keys.sub, counted)], args, int)
 
 
+def conclude(
+    keys: Keys, lead: Leadership, sub: str, *, n: int, end: int, completed: int, lanes: Iterable[str]
+) -> Call[int]:
+    """Batch ``n`` of ``sub`` never comes: the data ended at position ``end``, and nothing of ``lanes`` is under way.
+
+    ``completed``: groups that the run had completed when that was seen. 1: concluded; 0: something moved meanwhile;
+    -1: leadership lost.
+    """
+    names = [keys.leader, keys.source, keys.sub(sub), keys.delayed, keys.counters, *map(keys.jobs, lanes)]
+    return Call(script("conclude"), names, [keys.prefix, lead.epoch, lead.token, n, end, completed], int)
+
+
 def sweep(keys: Keys, lead: Leadership, groups: Iterable[tuple[str, int]]) -> Call[int]:
     """Delete sealed groups (job, n) whose payloads are unlinked. -1: leadership lost."""
     flat: list[Value] = [part for pair in groups for part in pair]

@@ -11,7 +11,8 @@ from penstock.scripts.call import Call, Value, numbers, script, text, version_fi
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Outcome of admit: ``ok``, ``moved`` (another producer was here), ``subs`` (read them anew), ``closed`` (gate)."""
+    """Outcome of admit: ``ok``, ``moved`` (another producer was here), ``subs`` (read them anew), ``closed`` (gate),
+    ``ended`` (the data)."""
 
     outcome: str
     admitted: int = 0
@@ -59,6 +60,14 @@ def identify(keys: Keys, fingerprint: str, sizes: Mapping[str, int]) -> Call[str
     """Say in what prompts the positions of the source are counted; the fingerprint that was told first."""
     flat: list[Value] = [part for pair in sizes.items() for part in pair]
     return Call(script("identify"), [keys.source], [keys.prefix, fingerprint, *flat], text)
+
+
+def span(keys: Keys, end: int | None, last_batch: str = "drop") -> Call[int]:
+    """Say at which position the train prompts end (None: never), and what becomes of a short last batch.
+
+    The position they are at; -1 where that is past ``end`` already, and nothing is changed.
+    """
+    return Call(script("span"), [keys.source], [keys.prefix, "" if end is None else end, last_batch], int)
 
 
 def swap(keys: Keys, field: str, read: int, number: int) -> Call[int]:

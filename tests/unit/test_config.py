@@ -268,3 +268,15 @@ def test_a_dual_clip_that_would_do_nothing_is_refused(given: dict[str, Any]) -> 
 def test_defaults_of_a_loss_hold_from_the_command_line_too(tmp_path: Path) -> None:
     config = load_config(write(tmp_path), ["trainer.loss=gspo"], {})
     assert (config.trainer.clip_low, config.trainer.aggregation) == (3e-4, "sample")
+
+
+def test_the_data_has_no_end_unless_it_is_given_so_many_passes(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    data = load_config(path, []).data
+    assert (data.epochs, data.last_batch) == (None, "drop")
+    data = load_config(path, ["--data.epochs=3", "--data.last_batch=train"]).data
+    assert (data.epochs, data.last_batch) == (3, "train")
+    assert load_config(path, ["--data.epochs=null"]).data.epochs is None
+    assert "data.epochs" in refused(path, "--data.epochs=0")
+    assert "data.last_batch" in refused(path, "--data.last_batch=keep")
+    assert "here it is data.epochs." in refused(path, "--trainer.num_train_epochs=3")

@@ -88,7 +88,7 @@ def refused(path: Path, *overrides: str) -> str:
         ("actor_rollout_ref.rollout.gpu_memory_utilization=1", "there is no such key"),
         ("trainer.beta=0.1", "remove it: the losses have no KL term."),
         ("rollout.max_completion_length=5", "here it is rollout.sampling.max_new_tokens."),
-        ("trainer.num_epochs=5", "remove it: prompts come again until trainer.steps are done."),
+        ("trainer.num_epochs=5", "here it is data.epochs."),
         ("model.dtype=float17", "'float17' is no dtype of weights: write auto, float32"),
         ("trainer.stpes=5", "did you mean trainer.steps?"),
         ("trainer.batch_grups=5", "did you mean trainer.batch_groups?"),
