@@ -11,7 +11,7 @@ import redis
 from penstock import user_failures
 from penstock.config import Config
 from penstock.connect import connect, translate
-from penstock.disk import append
+from penstock.disk import append, is_full
 from penstock.errors import DiskFull, ProtocolError
 from penstock.keys import Keys
 from penstock.live import Live
@@ -52,6 +52,8 @@ class Observer:
         try:
             append(self.folder.path / "queue.jsonl", json.dumps(queue_row(seen)) + "\n")
         except (DiskFull, OSError) as exc:
+            if not is_full(exc):
+                raise
             # Children are watched on: a row of the course is worth less than they are.
             log.warning("this second is not in queue.jsonl: %s", exc)
         self.live.update(seen, self._last_evaluation())
