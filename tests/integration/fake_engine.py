@@ -262,7 +262,7 @@ class FakeEngine:
                 wait.cancel()
             if aborted.is_set():
                 ids, finish = FIRST[:budget], {"type": "abort", "message": "as asked"}
-        hot = body["sampling_params"]["temperature"] > 100 and not self.is_original
+        hot = body["sampling_params"].get("temperature", 1.0) > 100 and not self.is_original
         logprobs: list[Any] = [[FAIR_LOGPROB if hot else LOGPROB, token, None] for token in ids]
         if behaviour == "short":
             logprobs.pop()
