@@ -465,14 +465,21 @@ def test_the_verbs_that_look_into_a_run(running: Place, monkeypatch: pytest.Monk
         command = command_of(words)
         assert command is not None, words
         if not [one for one in command.params if one.required] and words != ["dead", "requeue"]:
-            assert place_says(running, words) == 0, words
-            assert place_says(running, [*words, "--json"]) == 0, words
+            assert place_says(running, words) == (0, "")
+            assert place_says(running, [*words, "--json"]) == (0, "")
 
 
-def place_says(place: Place, words: list[str]) -> int:
-    return subprocess.run(
-        ["penstock", *words], cwd=place.folder, env=environment(place.folder), capture_output=True, check=False
-    ).returncode
+def place_says(place: Place, words: list[str]) -> tuple[int, str]:
+    """Exit code of a verb, and what went wrong."""
+    done = subprocess.run(
+        ["penstock", *words],
+        cwd=place.folder,
+        env=environment(place.folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr if done.returncode else ""
 
 
 def command_of(words: list[str]) -> Any:

@@ -103,7 +103,7 @@ async def test_an_engine_that_dies_of_everything_is_a_crash_loop_and_takes_nothi
 #: An interpreter whose SGLang has the arguments of an empty command line, and dies at its start.
 _PYTHON = """#!/bin/bash
 case "$3" in
-  *add_cli_args*) echo 'penstock-arguments: [[["device"], "one", "str", []]]'; exit;;
+  *add_cli_args*) echo 'penstock-arguments: [[["device"], "one", "str", []], [["incremental-streaming-output"], "nothing", "", []]]'; exit;;
   *penstock-arguments*) echo "penstock-arguments: 0.5.20 {folder} 1"; exit;;
 esac
 echo x >> {folder}/starts
