@@ -227,6 +227,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, things: Path, engine: str)
     """The run ``digits`` without its trainer."""
     with a_place(Path(tmp_path_factory.mktemp("running")), things, engine) as made:
         made.start("penstock run run.yaml --without trainer")
+        until(lambda: place_says(made, ["status"])[0] == 0, "the run to be there")
         yield made
 
 

@@ -103,7 +103,7 @@ async def test_an_engine_that_dies_of_everything_is_a_crash_loop_and_takes_nothi
 #: An interpreter whose SGLang has the arguments of an empty command line, and dies at its start.
 _PYTHON = """#!/bin/bash
 case "$3" in
-  *add_cli_args*) echo 'penstock-arguments: [[["device"], "one", "str", []], [["incremental-streaming-output"], "nothing", "", []]]'; exit;;
+  *add_cli_args*) echo 'penstock-arguments: {arguments}'; exit;;
   *penstock-arguments*) echo "penstock-arguments: 0.5.20 {folder} 1"; exit;;
 esac
 echo x >> {folder}/starts
@@ -124,7 +124,8 @@ async def test_a_crash_loop_of_starts_is_a_published_state_and_ends_when_the_ope
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     python = tmp_path / "python"
-    python.write_text(_PYTHON.format(folder=tmp_path, python=sys.executable))
+    arguments = json.dumps([[["device"], "one", "str", []], [["incremental-streaming-output"], "nothing", "", []]])
+    python.write_text(_PYTHON.format(folder=tmp_path, python=sys.executable, arguments=arguments))
     python.chmod(0o755)
     # The engine does not get our PYTHONPATH.
     engine = {"python": str(python), "env": {"PYTHONPATH": os.getcwd()}} | QUICK

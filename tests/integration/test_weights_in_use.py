@@ -48,9 +48,8 @@ def test_I9_weights_that_an_engine_is_loading_are_kept_while_newer_ones_come(
             run_.fake.may_load.set()
             until(lambda: run_.fake.version == "7", "the engine to have the newest", 120)
             run_.train(trainer, 1)
-            until(lambda: run_.fake.version == "8", "the engine to have the newest", 120)
-            run_.train(trainer, 1)
-            assert 2 not in versions(trainer.weights_dir)
+            # What a worker no longer needs goes at a publication after it has said so.
+            until(lambda: run_.train(trainer, 1) or 2 not in versions(trainer.weights_dir), "version 2 to go", 120)
         parts.assert_alive()
 
 
