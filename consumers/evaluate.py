@@ -231,9 +231,14 @@ def summarize(manifest: Manifest, asked: int) -> Iterator[dict[str, Any]]:
 
 
 def _drawn_by(version: int, row: Row) -> int:
-    """Tokens of a sample that ``version`` drew; none are out of date in an evaluation, so all of them are told."""
+    """Tokens of a sample that ``version`` is proven to have drawn.
+
+    None are out of date in an evaluation, so all are told; one whose version is not proven is told as of the oldest
+    that may have drawn it (T6), and counts for none.
+    """
     told = row.loss_versions or [[row.oldest_loss, row.num_loss]]
-    return sum(tokens for drawn_by, tokens in told if drawn_by == version)
+    drawn = sum(tokens for drawn_by, tokens in told if drawn_by == version)
+    return max(0, drawn - row.num_unproven)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

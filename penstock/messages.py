@@ -230,6 +230,8 @@ class Sample:
     num_turns: int = 1
     num_aborts: int = 0
     cached_tokens: int = 0
+    #: Drawn tokens whose version stands for the oldest that may have drawn them; of the others it is proven (T6).
+    num_unproven: int = 0
     started_s: float = 0.0
     generate_s: float = 0.0
     reward_s: float = 0.0
@@ -298,6 +300,8 @@ class SampleMeta(Record):
     started_s: float = 0.0
     generate_s: float = 0.0
     reward_s: float = 0.0
+    #: As of Sample.
+    num_unproven: int = 0
 
     def to_bytes(self) -> bytes:
         return pack(_values(SampleMeta)(self))
@@ -378,6 +382,7 @@ def _is_sound(meta: SampleMeta) -> bool:
         0 <= meta.k < MAX_ANSWERS
         and 0 <= meta.num_bytes <= MAX_PAYLOAD_BYTES
         and 0 <= meta.num_generated <= meta.length <= MAX_TOKENS
+        and 0 <= meta.num_unproven <= MAX_TOKENS
         and 0 <= meta.prompt_length <= meta.length
         and math.isfinite(meta.reward)
         and math.isfinite(meta.temperature)
@@ -422,6 +427,8 @@ class Row(Record):
     sides: list[list[Any]] = field(default_factory=list)
     #: As of SampleMeta.
     logprob_kind: str = "scaled"
+    #: As of Sample.
+    num_unproven: int = 0
 
     @property
     def sample(self) -> str:

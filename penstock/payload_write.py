@@ -143,7 +143,7 @@ def pack(
                 sample.k, token, server, checksum, size, len(payload), payload.prompt_length, one.num_generated,
                 scale, one.loss_by_version, oldest, newest, _reward(sample), sample.status, sample.finish_reason,
                 sample.reward_info, [], worker, shared, logprob_kind, sample.num_turns, sample.num_aborts,
-                sample.cached_tokens, sample.started_s, sample.generate_s, sample.reward_s,
+                sample.cached_tokens, sample.started_s, sample.generate_s, sample.reward_s, sample.num_unproven,
             )
         )  # fmt: skip
         begin += size

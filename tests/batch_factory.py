@@ -102,6 +102,7 @@ def make_row(sample: Sample, data: bytes, *, mask_below: int = -1, **changes: An
         "status": meta.status,
         "temperature": meta.temperature,
         "logprob_kind": meta.logprob_kind,
+        "num_unproven": meta.num_unproven,
         "loss_versions": [list(pair) for pair in loss] if len(loss) > 1 else [],
     }
     return Row(**(values | changes))

@@ -378,7 +378,7 @@ class Engine:
         drawn = read_drawn(answer, rid)
         meta = drawn.meta
         self.num_aborted += drawn.reason == "abort"
-        versions = self._versions(meta, len(drawn.ids), sent, rid, answer.get(PROVEN) or [])
+        versions, unproven = self._versions(meta, len(drawn.ids), sent, rid, answer.get(PROVEN) or [])
         if self._has_stale_prefix(meta, sent):
             self.num_stale_prefixes += 1
             return Segment([], [], [], "abort", 0, 0, STALE_PREFIX)
@@ -391,6 +391,7 @@ class Engine:
             prompt_tokens=meta.get("prompt_tokens") or 0,
             message=drawn.message,
             experts=self._experts(drawn, rid),
+            unproven=unproven,
         )
 
     def _experts(self, drawn: Drawn, rid: str) -> Rows | None:
@@ -423,21 +424,25 @@ class Engine:
 
     def _versions(
         self, meta: dict[str, Any], count: int, sent: int, rid: str, proven: Sequence[tuple[int, int]]
-    ) -> list[int]:
-        """[T] version of each token: the reported spans; else the version at the sending, and what is ``proven``.
+    ) -> tuple[list[int], list[bool]]:
+        """[T] version of each token: the reported spans; else the version at the sending, and what is ``proven``; and
+        [T] whether a newer one may have drawn it.
 
         Weights only change forward, so the version at the sending is the older one of any that could have drawn a
         token, and the true one wherever the request was answered before the next load (drain, abort).
         """
-        self._check_ours(meta.get("weight_version"), sent, rid)
+        last = self._check_ours(meta.get("weight_version"), sent, rid)
         spans = meta.get("weight_versions") if self.info.reports_spans else None
         if not spans:
             known = [sent] * count
             for version, start in proven:
                 self._check_ours(str(version), sent, rid)
                 known[start:] = [version] * max(0, count - start)
-            return known
+            # Nothing is drawn under newer weights than those that the answer's end names.
+            newest = (last if last >= 0 else self._newest) if self.changes_in_place else sent
+            return known, [version < newest for version in known]
         versions: list[int] = []
+        doubted: list[bool] = []
         older = sent
         for span in spans:
             version = self._check_ours(span["version"], sent, rid)
@@ -448,10 +453,11 @@ class Engine:
                 raise EngineError(f"{rid}: the engine's version spans cover other than its {count} tokens.")
             unproven = min(self.info.window, length) if version != older else 0
             versions += [older] * unproven + [version] * (length - unproven)
+            doubted += [True] * unproven + [False] * (length - unproven)
             older = version
         if len(versions) != count:
             raise EngineError(f"{rid}: the engine's version spans cover {len(versions)} of {count} tokens.")
-        return versions
+        return versions, doubted
 
     def _check_ours(self, reported: Any, sent: int, rid: str) -> int:
         number = reported.removesuffix(MARK) if isinstance(reported, str) else ""

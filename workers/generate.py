@@ -157,6 +157,8 @@ class _Maker:
         self.turn_start = _turn_start(sample)
         #: Index of the first token of the request that is on its way; what is behind it was heard in its stream.
         self.request_start = len(sample.tokens)
+        #: Tokens before it whose version is not proven.
+        self.unproven_before = sample.num_unproven
         self.interval = interval
         self.drawn = drawn or (lambda: None)
         self.environment_timeout_s = rollout.environment_timeout_s
@@ -225,6 +227,7 @@ class _Maker:
                 f"context allow {self.max_context}: leave the job out or raise the limit."
             )
         _truncate(sample, 0)
+        sample.num_unproven = 0
         if self.engine.routing is not None:
             sample.sides.pop(ROUTED_EXPERTS, None)
         sample.turns, sample.text, sample.finish_reason, sample.num_turns = [], "", "", 1
@@ -284,7 +287,7 @@ class _Maker:
         if minimum := sampling.get("min_new_tokens"):
             sampling["min_new_tokens"] = max(0, minimum - spent)
         started = time.monotonic()
-        self.request_start = len(self.sample.tokens)
+        self.request_start, self.unproven_before = len(self.sample.tokens), self.sample.num_unproven
         stream: dict[str, Any] = {"heard": self.hear, "interval": self.interval} if self.interval else {}
         task = asyncio.create_task(
             self.engine.generate(list(self.sample.tokens), sampling, rid=self.sample.id, **stream)
@@ -324,6 +327,8 @@ class _Maker:
             if end is not None:
                 _truncate(sample, self.turn_start + end)
                 sample.finish_reason = "stop"
+        if self.engine.version > version:
+            sample.num_unproven += max(0, len(sample.tokens) - self.request_start - heard)
         self.drawn()
 
     def take(self, segment: Segment, *, cut_short: bool = False) -> None:
@@ -355,7 +360,9 @@ class _Maker:
                 sample.finish_reason = "stop"
         if self.engine.routing is not None:
             keep_rows(sample, segment.experts)
-        self.request_start = len(sample.tokens)
+        kept = len(sample.tokens) - self.request_start
+        sample.num_unproven = self.unproven_before + sum(segment.unproven[:kept])
+        self.request_start, self.unproven_before = len(sample.tokens), sample.num_unproven
         if sample.finish_reason in ("abort", ""):
             self.drawn()
 

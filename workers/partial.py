@@ -17,7 +17,7 @@ from penstock.messages import MAX_TEXT_BYTES, Job, LogprobKind, Sample, pack
 from penstock.sampling import is_temperature
 from penstock.words import said, shown
 
-_FORMAT = 2
+_FORMAT = 3
 #: Most bytes of a prefix; about three million tokens. One that would be longer is not kept any further.
 MAX_PARTIAL_BYTES = 32 * 1024 * 1024
 KINDS = get_args(LogprobKind)
@@ -29,6 +29,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "num_turns": (int,),
     "num_aborts": (int,),
     "cached_tokens": (int,),
+    "num_unproven": (int,),
     "started_s": (float, int),
     "generate_s": (float, int),
 }
@@ -92,6 +93,7 @@ def growth_to_bytes(sample: Sample, start: int) -> bytes:
             "tokens": array("i", sample.tokens[start:]).tobytes(),
             "logprobs": array("f", sample.logprobs[start:]).tobytes(),
             "versions": _spans(sample.versions[start:]),
+            "num_unproven": sample.num_unproven,
         },
     )
 
@@ -178,6 +180,7 @@ def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:
         setattr(sample, name, record[name])
     if not set(map(type, sample.turns)) <= {str}:
         raise ValueError("its turns are no texts")
+    _read_unproven(record, sample)
     sample.text = "".join(sample.turns)
     temperature, kind = record["temperature"], record["logprob_kind"]
     if not is_temperature(temperature) or kind not in KINDS:
@@ -196,6 +199,14 @@ def _read_growth(record: dict[str, Any], sample: Sample) -> None:
         end = start + len(list(run))
         sample.append(tokens[start:end], version=version, logprobs=logprobs[start:end])
         start = end
+    _read_unproven(record, sample)
+
+
+def _read_unproven(record: dict[str, Any], sample: Sample) -> None:
+    unproven = record["num_unproven"]
+    if type(unproven) is not int or not 0 <= unproven <= sum(sample.generated):
+        raise ValueError(f"its num_unproven is {shown(unproven)}")
+    sample.num_unproven = unproven
 
 
 def _arrays(record: dict[str, Any]) -> tuple[list[int], list[float], list[int]]:

@@ -41,6 +41,8 @@ class Segment:
     message: str = ""
     #: [P + T - 1, layers, top_k] experts of every position but the last, where that was asked for; None: nothing told.
     experts: Rows | None = field(default=None, compare=False)
+    #: [T] True on tokens that a newer version than theirs may have drawn; empty: none is such a token.
+    unproven: list[bool] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

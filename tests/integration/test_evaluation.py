@@ -36,7 +36,7 @@ def admit_evaluation(client: redis.Redis, keys: Keys, version: int) -> list[str]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize(("pinned", "spans"), [(True, True), (False, True), (False, False)])
 async def test_T18_a_pinned_version_draws_its_evaluation_alone(
     client: redis.Redis,
     keys: Keys,
@@ -46,13 +46,18 @@ async def test_T18_a_pinned_version_draws_its_evaluation_alone(
     tmp_path: Path,
     mode: str,
     pinned: bool,
+    spans: bool,
 ) -> None:
-    """One worker, weights that change in place while the evaluation runs; training goes on beside it, and after it."""
+    """One worker, weights that change in place while the evaluation runs; training goes on beside it, and after it.
+
+    Where nothing tells which weights drew a token, it carries the older version, and is not proven to be of it.
+    """
     fake.open.clear()
     made = config(
         staleness={"mode": mode},
         worker={"slots": 16},
         data={"eval": [{"name": "held", "path": "held.jsonl"}], "eval_pinned": pinned},
+        engine={"reports_spans": spans},
     )
     asked = admit_evaluation(client, keys, 1)
     trained = admit(client, keys, [job(i) for i in range(2)])
@@ -76,7 +81,7 @@ async def test_T18_a_pinned_version_draws_its_evaluation_alone(
             finally:
                 evaluation.stop()
     (row,) = _rows(tmp_path)
-    drew = 1 if pinned else 2
+    drew = 2 if spans and not pinned else 1
     assert (row["dataset"], row["version"], row["num"]) == ("held", 1, NUM_PROMPTS)
     assert (row["oldest"], row["newest"], row["asked_share"]) == (drew, drew, 1.0 if pinned else 0.0)
     assert fake.loads == ["1", "2"]

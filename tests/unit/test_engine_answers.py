@@ -53,10 +53,24 @@ def test_T6_without_spans_every_token_carries_the_version_at_the_sending() -> No
     assert read(given, sent=2).versions == [2, 2, 2, 2]
 
 
+@pytest.mark.parametrize(("reported", "unproven"), [("2", False), ("3", True), (None, True)])
+def test_T6_without_spans_a_token_is_of_a_proven_version_only_where_no_newer_weights_were_there(
+    reported: str | None, unproven: bool
+) -> None:
+    given = answer([1, 2], weight_version=reported)
+    segment = read(given, sent=2, newest=3, reports_spans=False)
+    assert (segment.versions, segment.unproven) == ([2, 2], [unproven, unproven])
+    client = engine(version=2, newest=3, reports_spans=False)
+    client.changes_in_place = False
+    assert not any(client._segment(given, 2, "r").unproven), "it was answered before the load"
+
+
 def test_T6_results_in_flight_during_a_change_carry_the_older_version() -> None:
     spans = [("2", 0, 2), ("3", 2, 5), ("4", 5, 6)]
     given = answer([1, 2, 3, 4, 5, 6], spans)
-    assert read(given, sent=2, newest=4, window=1).versions == [2, 2, 2, 3, 3, 3]
+    segment = read(given, sent=2, newest=4, window=1)
+    assert segment.versions == [2, 2, 2, 3, 3, 3]
+    assert segment.unproven == [False, False, True, False, False, True]
     assert read(given, sent=2, newest=4, window=2).versions == [2, 2, 2, 2, 3, 3]
     # The first token may have been drawn before the change that its prefill saw the end of.
     assert read(answer([1, 2], [("3", 0, 2)], cached_tokens=0), sent=2, window=1).versions == [2, 3]
@@ -170,7 +184,9 @@ def test_an_answer_that_ended_for_an_unknown_reason_is_one_that_was_cut_short() 
 def test_T6_without_spans_the_proven_versions_count_and_no_others() -> None:
     client = engine(version=5, newest=5, reports_spans=False)
     given = answer([1, 2, 3, 4, 5], weight_version="5+") | {PROVEN: [(4, 2), (5, 4)]}
-    assert client._segment(given, 3, "r").versions == [3, 3, 4, 4, 5]
+    segment = client._segment(given, 3, "r")
+    assert segment.versions == [3, 3, 4, 4, 5]
+    assert segment.unproven == [True, True, True, True, False], "version 5 may have drawn all but what it did"
     with pytest.raises(EngineDied, match="was restarted or loaded by someone else"):
         client._segment(given, 6, "r")
 

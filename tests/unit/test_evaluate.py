@@ -38,6 +38,14 @@ def test_T18_every_row_tells_oldest_newest_and_the_share_of_the_asked_version() 
     assert (second["dataset"], second["oldest"], second["newest"], second["asked_share"]) == ("other", 1, 1, 1.0)
 
 
+def test_T18_a_token_whose_version_is_not_proven_is_of_none() -> None:
+    """It carries the oldest version that may have drawn it, which is the one that was asked."""
+    sure, unsure = row("held/1/0", {1: 100}), row("held/1/1", {1: 60, 2: 40})
+    unsure.num_unproven = 30
+    [found] = rows_of(sure, unsure)
+    assert found["asked_share"] == pytest.approx((100 + 30) / 200)
+
+
 @pytest.fixture
 def evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluation:
     monkeypatch.setattr(evaluate, "Subscriber", lambda *_: None)

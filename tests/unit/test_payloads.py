@@ -327,7 +327,7 @@ def test_the_record_counts_what_is_in_the_bytes() -> None:
 def test_the_record_says_how_the_sample_was_made() -> None:
     sample = make_sample()
     told = {
-        "reward_info": {"a": 1}, "num_turns": 7, "num_aborts": 8, "cached_tokens": 9,
+        "reward_info": {"a": 1}, "num_turns": 7, "num_aborts": 8, "cached_tokens": 9, "num_unproven": 3,
         "started_s": 10.0, "generate_s": 11.0, "reward_s": 12.0,
     }  # fmt: skip
     for name, value in told.items():

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,6 +174,29 @@ async def test_T8_a_stop_that_began_before_the_request_is_not_gone_on_behind() -
     done = await make(ScriptedEngine(), job, partial=again)
     assert Letters().decode(done.tokens) == "abcuvwx", "the tokens keep the stop that was drawn"
     assert (done.text, done.status) == ("u", "completed")
+
+
+async def test_T6_what_is_not_proven_is_counted_until_it_is_thrown_away_or_the_end_tells() -> None:
+    sample, answer = Sample(JOB, 0), segment("uvw", "abort")
+    unsure = replace(answer, unproven=[False, True, True])
+    engine = StreamingEngine(unsure, EngineDied("gone"), portions=["u"])
+    engine.answers.insert(1, lambda: refill())
+
+    async def refill() -> Segment:
+        engine.version, engine.portions = 2, ["xy"]
+        return segment("", "abort")
+
+    with pytest.raises(EngineDied):
+        await make(engine, partial=sample, interval=4)
+    assert sample.num_unproven == 2 + 2, "two of the answer's, two that were heard under newer weights"
+    again = partial_from_bytes(partial_to_bytes(sample), JOB, 0)
+    start = len(again.tokens)
+    again.append([26], version=1, logprobs=[-0.5])
+    again.num_unproven += 1
+    data = partial_to_bytes(sample) + growth_to_bytes(again, start)
+    assert partial_from_bytes(data, JOB, 0).num_unproven == 5
+    done = await make(ScriptedEngine(replace(segment("z", "stop"), unproven=[True])), partial=sample)
+    assert done.num_unproven == 5
 
 
 async def test_I4_a_prefix_grows_by_records() -> None:
