@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,22 @@ def until_room(
         if said > 0:
             tell("")
         return done
+
+
+def put(path: Path, text: str) -> None:
+    """Write a whole file in the place of what is there, readable by this user alone (mode 600). Blocks; raises OSError.
+
+    Any number of processes may do so at once, and whoever reads finds the text of one of them.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        # A disk that is full must not be filled with what is left of each try.
+        os.unlink(name)
+        raise
 
 
 def append(path: Path, data: str | bytes) -> None:

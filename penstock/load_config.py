@@ -8,7 +8,6 @@ import difflib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.config import Config
 from penstock.dataset_path import parse_path
+from penstock.disk import put
 from penstock.errors import ConfigError
 from penstock.key_hints import hint as hint_of
 from penstock.redaction import MASK, has_password, is_secret, know, know_url
@@ -61,17 +61,7 @@ def load_config(path: Path, overrides: list[str], environ: Mapping[str, str] | N
 def save_resolved(config: Config, path: Path) -> None:
     """Write the configuration as YAML, secrets masked, replacing ``path`` at once."""
     text = yaml.safe_dump(_masked(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
-    file = tempfile.NamedTemporaryFile(  # noqa: SIM115
-        "w", dir=path.parent, prefix=f".{path.name}.", delete=False
-    )
-    try:
-        with file:
-            file.write(f"# Resolved configuration; secrets are masked.\n{text}")
-        os.replace(file.name, path)
-    except OSError:
-        # A disk that is full must not be filled with what is left of each try.
-        os.unlink(file.name)
-        raise
+    put(path, f"# Resolved configuration; secrets are masked.\n{text}")
 
 
 def secret_environment(config: Config) -> dict[str, str]:

@@ -24,6 +24,7 @@ import redis
 
 from penstock.config import Config
 from penstock.connect import MIN_VERSION, connect
+from penstock.disk import put
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.processes import die_with, last_lines
 
@@ -93,12 +94,7 @@ class Addresses:
 
 def write_address(run_dir: Path, url: str, payload_servers: Mapping[str, str] | None = None) -> None:
     """Keep the server's URL in the run's folder, readable by this user alone: it may hold a password."""
-    path = run_dir / ADDRESS_FILE
-    temporary = path.with_suffix(".tmp")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump({"url": url, "payload_servers": dict(payload_servers or {})}, file)
-    temporary.replace(path)
+    put(run_dir / ADDRESS_FILE, json.dumps({"url": url, "payload_servers": dict(payload_servers or {})}))
 
 
 def read_address(run_dir: Path) -> str | None:
@@ -137,11 +133,7 @@ def kept_password(folder: Path) -> str:
     except FileNotFoundError:
         folder.mkdir(parents=True, exist_ok=True)
     password = secrets.token_urlsafe(24)
-    temporary = path.with_suffix(".tmp")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(password)
-    temporary.replace(path)
+    put(path, password)
     return password
 
 
