@@ -112,6 +112,7 @@ class Engine:
         self._server: servers.Server | None = None
         self._session: aiohttp.ClientSession | None = None
         self._serial = itertools.count()
+        self._client = secrets.token_hex(4)
         #: rid -> its requests on their way -> version at the sending of each.
         self._live: dict[str, dict[str, int]] = {}
         #: Request -> when (monotonic) it was sent, or tokens of it were heard last.
@@ -232,7 +233,7 @@ class Engine:
         if self.version < 0:
             await self.resume()  # whoever used it before may have left it frozen
         sampling = {"temperature": PROBE_TEMPERATURE, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
-        rid = f"proof:{next(self._serial)};"
+        rid = self._wire_rid("proof")
         body = {"input_ids": [0], "sampling_params": sampling, "rid": rid, "return_logprob": True}
         answer = await self._call("POST", "/generate", body, self.config.start_timeout_s)
         kind = kind_of(read_drawn(answer, rid).logprobs, self.vocab_size)
@@ -254,7 +255,7 @@ class Engine:
         body = {
             "input_ids": [0],
             "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True},
-            "rid": f"proof:{next(self._serial)};",
+            "rid": self._wire_rid("proof"),
         }
         answer = await self._call("POST", "/generate", body, timeout_s)
         self._check_ours(answer["meta_info"].get("weight_version"), self.version, "proof")
@@ -317,9 +318,7 @@ class Engine:
                 with spans that do not cover it.
         """
         self._check_ids(input_ids, rid)
-        serial = next(self._serial)
-        # An abort matches by prefix: the terminator keeps j/1 from ending j/10.
-        wire_rid = f"{rid}:{serial};"
+        wire_rid = self._wire_rid(rid)
         if self.info.deterministic:
             sampling = sampling | {"sampling_seed": sample_seed(sampling.get("sampling_seed", self.seed), rid)}
         body: dict[str, Any] = {
@@ -333,7 +332,7 @@ class Engine:
         if self.info.shares_prefixes:
             # Without spans nobody knows whether it waited in the server's queue while weights changed.
             alone = self.changes_in_place and not self.info.reports_spans
-            body["extra_key"] = f"{self._namespace}.{serial}" if alone else self._namespace
+            body["extra_key"] = f"{self._namespace}.{wire_rid}" if alone else self._namespace
         sent = self.version
         live = self._live.setdefault(rid, {})
         live[wire_rid] = sent
@@ -412,6 +411,15 @@ class Engine:
             return False
         first = spans[0]["version"]
         return isinstance(first, str) and first.isdecimal() and int(first) > sent
+
+    def _wire_rid(self, rid: str) -> str:
+        """A name that no other request to the server ever has, of this client or of another.
+
+        SGLang aborts whatever runs under the name of a stream two seconds after that has ended, and refuses a name that
+        is taken: a worker that was started again asks for the samples of the one before. An abort matches by prefix:
+        the terminator keeps j/1 from ending j/10.
+        """
+        return f"{rid}:{self._client}.{next(self._serial)};"
 
     def _check_ids(self, input_ids: list[int], rid: str) -> None:
         """The scheduler of SGLang dies of an id that is not in the vocabulary, with every request that it holds."""
@@ -495,7 +503,7 @@ class Engine:
             "sampling_params": {"max_new_tokens": 0, "temperature": 0},
             "return_logprob": True,
             "logprob_start_len": start - 1,
-            "rid": f"{rid}:{next(self._serial)};",
+            "rid": self._wire_rid(rid),
         }
         routing = self.routing if with_routing else None
         if routing is not None:

@@ -103,6 +103,23 @@ async def test_where_spans_are_not_told_no_request_finds_KV_of_another_if_weight
     assert len({keys[0], keys[4], keys[5]}) == 3
 
 
+async def test_no_two_clients_of_a_server_ever_name_a_request_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang aborts what runs under the name of a stream two seconds after its end: a request of a later client too."""
+    names = []
+    for client in (engine(), engine()):
+
+        async def call(method: str, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+            names.append(body["rid"])
+            return answer([1])
+
+        monkeypatch.setattr(client, "_call", call)
+        await client.prove(1.0)
+        await client.generate([5], {}, rid="j/1")
+        await client.generate([5], {}, rid="j/10")
+    assert len(set(names)) == 6
+    assert not any(one.startswith(other) for one in names for other in names if one != other)
+
+
 async def test_a_sample_has_a_seed_of_its_own_where_the_engine_draws_by_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     client, bodies = engine(), []
 
