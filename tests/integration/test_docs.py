@@ -241,7 +241,7 @@ def until(condition: Callable[[], Any], what: str) -> None:
 def execute(page: Block, place: Place, monkeypatch: pytest.MonkeyPatch, **names: Any) -> dict[str, Any]:
     """Run a block of Python in a folder, with what the page takes for granted; its names."""
     monkeypatch.chdir(place.folder)
-    until(lambda: any(place.folder.glob("runs/*/redis.json")), "the parts to leave their configuration")
+    until(lambda: any(place.folder.glob("runs/*/config.yaml")), "the parts to leave their configuration")
     space = dict(names)
     with contextlib.suppress(Enough):
         exec(compile("\n" * (page.line - 1) + page.text, ROOT / page.page, "exec"), space)

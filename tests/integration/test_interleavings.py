@@ -524,7 +524,7 @@ def test_a_payload_server_that_is_away_stops_nothing_for_good(
                 records.append((k, 1, meta.to_bytes()))
             server.kill()
             run(client, scripts.commit(keys, held.job, held.token, records))
-            until_waits(client, keys, "buffer:servers", "a server that does not answer")
+            until_waits(client, keys, "buffer:payloads", "payload server p1 to answer: 1 groups are held back")
             server.start()
             batch = step(trainer)
             assert [row.server for row in batch.rows] == ["p1", "p1"]

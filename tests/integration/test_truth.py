@@ -143,16 +143,8 @@ async def test_T6_abort(
 
 
 async def test_T6_in_place(
-    request: pytest.FixtureRequest,
-    make_engine: MakeEngine,
-    tokenizer: Any,
-    publications: list[Publication],
-    oracle_models: dict[int, Any],
+    make_engine: MakeEngine, tokenizer: Any, publications: list[Publication], oracle_models: dict[int, Any]
 ) -> None:
-    if "overlapped" in request.node.name:
-        # docs/workers.md: with overlapped steps the last token before a boundary may be recorded too old. Where that is
-        # an answer's last token, its record has no boundary, and the oracle takes it for one of the older version.
-        request.applymarker(pytest.mark.xfail(reason="the oracle does not know a last token that is recorded too old"))
     engine = await make_engine(True)
 
     samples, _ = await produce(engine, tokenizer, publications, "in_place")

@@ -134,20 +134,29 @@ def true_versions(sample: Sample, compute: Compute, engine: Engine) -> list[int]
 def _possible(sample: Sample, engine: Engine) -> Iterator[list[int]]:
     """The recorded versions, and what else may be true where the record is cautious.
 
-    Where steps overlap, the last token before a boundary may be newer than recorded: whether its step was in flight
-    during the change is not told. It is never older.
+    Where steps overlap, the first token that the server itself gives to a new version may be of the one before: whether
+    its step was in flight during the change is not told, so it is recorded as the older. It may be an answer's last,
+    whose record has no boundary then.
     """
     recorded = sample.versions
-    boundaries = [
-        index
-        for index in range(sample.prompt_length + 1, len(recorded))
-        if engine.info.window and 0 <= recorded[index - 1] < recorded[index]
-    ]
-    for choice in product(*(range(recorded[index - 1], recorded[index] + 1) for index in boundaries)):
+    unsure = dict(_unsure(sample, engine))
+    for choice in product(*(range(recorded[index], newer + 1) for index, newer in unsure.items())):
         versions = list(recorded)
-        for index, version in zip(boundaries, choice, strict=True):
-            versions[index - 1] = version
+        for index, version in zip(unsure, choice, strict=True):
+            versions[index] = version
         yield versions
+
+
+def _unsure(sample: Sample, engine: Engine) -> Iterator[tuple[int, int]]:
+    """(place, version that the server gives it) of each token that is recorded as of an older one."""
+    if not engine.info.window:
+        return
+    assert isinstance(engine, RecordingEngine)
+    drawn = [index for index, generated in enumerate(sample.generated) if generated]
+    for index, told in zip(drawn, engine.truth[sample.id], strict=True):
+        if sample.versions[index] != told:
+            assert sample.versions[index] < told, "a record never claims a newer version"
+            yield index, told
 
 
 def in_place_oracle(models: dict[int, Any], engine: RecordingEngine) -> Compute:
