@@ -156,7 +156,7 @@ def _row(group: Group, record: SampleMeta, ages: _Ages) -> Row:
     return Row(  # type: ignore[call-arg]
         group.job, k, *_BEFORE(record), num_loss, *_VERSIONS(record), oldest_loss, *_AFTER(record),
         lost, bearing if len(bearing) > 1 else [], record.shared, record.sides, record.logprob_kind,
-        record.num_unproven,
+        record.num_unproven, not record.num_loss,
     )  # fmt: skip
 
 

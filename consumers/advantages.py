@@ -20,10 +20,11 @@ def group_advantages(
     groups: Sequence[Hashable],
     kind: Kind = "grpo",
     weights: Sequence[float] | None = None,
+    masked: Sequence[bool] | None = None,
 ) -> NDArray[np.float64]:
     """[N] advantage of each sample among the samples of its own group; groups may differ in size.
 
-    With m the mean of the group and n the number of its samples present:
+    With m the mean of the group and n the number of its samples present, masked ones left out:
 
     - ``grpo``: (r - m) / (s + 1e-6), s the unbiased standard deviation (Shao et al. 2024, arXiv 2402.03300). GSPO
       (arXiv 2507.18071) and CISPO (arXiv 2506.13585) take the same advantage; they differ in the loss.
@@ -37,11 +38,15 @@ def group_advantages(
     Args:
         weights: loss tokens of each sample, of the whole batch; only ``reinforce_pp_baseline`` looks at them. None
             weighs every sample the same. All ranks have them from the manifest, so none asks another one.
+        masked: samples that never bore loss (``Row.masked``), whose reward is not to be learned from. They have
+            advantage 0 and count in no m, s or n, as for the filter ``nonzero_std``. None: there is none.
 
     Raises:
         ConfigError: the kind is none of these.
         ProtocolError: rewards, groups and weights differ in number, or a reward is not finite.
     """
+    if masked is not None and any(masked):
+        return _of_unmasked(rewards, groups, kind, weights, masked)
     if kind not in KINDS:
         raise ConfigError(f"advantage {kind!r} is not known: use {', '.join(KINDS[:-1])} or {KINDS[-1]}.")
     if len(rewards) != len(groups):
@@ -65,6 +70,24 @@ def group_advantages(
     elif kind == "reinforce_pp_baseline":
         centred = _whitened(centred, weights)
     return centred
+
+
+def _of_unmasked(
+    rewards: Sequence[float],
+    groups: Sequence[Hashable],
+    kind: Kind,
+    weights: Sequence[float] | None,
+    masked: Sequence[bool],
+) -> NDArray[np.float64]:
+    kept = [index for index, one in enumerate(masked) if not one]
+    out = np.zeros(len(rewards))
+    out[kept] = group_advantages(
+        [rewards[i] for i in kept],
+        [groups[i] for i in kept],
+        kind,
+        None if weights is None else [weights[i] for i in kept],
+    )
+    return out
 
 
 def _whitened(values: NDArray[np.float64], weights: Sequence[float] | None) -> NDArray[np.float64]:

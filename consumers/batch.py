@@ -125,7 +125,11 @@ class Batch:
         #: Denominators of the loss over all ranks (T10).
         self._counts = self._count(range(len(self.all_rows)))
         self._advantages = advantages.group_advantages(
-            [row.reward for row in self.all_rows], [row.job for row in self.all_rows], advantage, num_loss
+            [row.reward for row in self.all_rows],
+            [row.job for row in self.all_rows],
+            advantage,
+            num_loss,
+            [row.masked for row in self.all_rows],
         )
 
     @property

@@ -429,6 +429,9 @@ class Row(Record):
     logprob_kind: str = "scaled"
     #: As of Sample.
     num_unproven: int = 0
+    #: True where no token bore loss when it was committed, whatever became of it later: its reward takes part in no
+    #: advantage, and in no deviation of its group (T11).
+    masked: bool = False
 
     @property
     def sample(self) -> str:

@@ -103,6 +103,7 @@ def make_row(sample: Sample, data: bytes, *, mask_below: int = -1, **changes: An
         "temperature": meta.temperature,
         "logprob_kind": meta.logprob_kind,
         "num_unproven": meta.num_unproven,
+        "masked": not meta.num_loss,
         "loss_versions": [list(pair) for pair in loss] if len(loss) > 1 else [],
     }
     return Row(**(values | changes))

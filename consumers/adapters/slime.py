@@ -272,7 +272,8 @@ def _rewards(rows: Sequence[Row], options: Options) -> list[float]:
     if not options.normalize or options.estimator not in NORMALISED:
         return raw
     kind: Kind = "grpo" if NORMALISED[options.estimator] and options.std else "dr_grpo"
-    return [float(value) for value in group_advantages(raw, [row.job for row in rows], kind)]
+    masked = [row.masked for row in rows]
+    return [float(value) for value in group_advantages(raw, [row.job for row in rows], kind, masked=masked)]
 
 
 def _tensor(key: str, values: Any) -> Tensor:

@@ -59,6 +59,18 @@ def test_T11_reinforce_pp_whitens_over_loss_tokens_of_the_whole_batch() -> None:
         group_advantages([1.0, 2.0], "aa", "reinforce_pp_baseline", [1])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_T11_a_masked_sample_takes_part_in_no_advantage(kind: Kind) -> None:
+    masked = [False, True, False, False, True, False, False, False, True, False]
+    kept = [i for i, one in enumerate(masked) if not one]
+    weights = [0 if one else 3 + i for i, one in enumerate(masked)]
+    found = group_advantages(REWARDS, GROUPS, kind, weights, masked)
+    alone = group_advantages([REWARDS[i] for i in kept], [GROUPS[i] for i in kept], kind, [weights[i] for i in kept])
+    np.testing.assert_allclose(found[kept], alone)
+    assert not found[np.array(masked)].any()
+    assert not group_advantages([1.0, 2.0], "aa", kind, masked=[True, True]).any()
+
+
 def test_no_samples_no_advantages() -> None:
     assert group_advantages([], []).tolist() == []
 

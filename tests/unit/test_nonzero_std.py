@@ -5,25 +5,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from buffer.filters import Filters, nonzero_std
 from buffer.group import priorities
+from consumers.advantages import Kind
 from penstock import payloads
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.groups import CompletedGroup
 from penstock.load_config import load_config
 from penstock.messages import Job, Sample, SampleMeta
+from tests.batch_factory import make_batch
 
 
-def meta(k: int, reward: float, *, masked: bool = False, n: int = 4) -> SampleMeta:
+def made(k: int, reward: float, *, masked: bool = False, n: int = 4) -> Sample:
     sample = Sample(Job("d/0/0", n), k)
     sample.append([1, 2])
     sample.prompt_length = 2
-    sample.append([3, 4], version=1, logprobs=[-0.5, -0.5], loss=not masked)
+    sample.append([3, 4], version=5, logprobs=[-0.5, -0.5], loss=not masked)
     sample.status, sample.finish_reason, sample.reward = "completed", "stop", reward
-    _, (made,) = payloads.pack([sample], token="t", server="s")
-    return made
+    return sample
+
+
+def meta_of(sample: Sample) -> SampleMeta:
+    _, (meta,) = payloads.pack([sample], token="t", server="s")
+    return meta
+
+
+def meta(k: int, reward: float, *, masked: bool = False, n: int = 4) -> SampleMeta:
+    return meta_of(made(k, reward, masked=masked, n=n))
 
 
 def group(*samples: SampleMeta, n: int = 4) -> CompletedGroup:
@@ -42,6 +54,22 @@ def test_a_masked_sample_does_not_count() -> None:
 def test_a_masked_sample_does_not_count_for_the_priority_either() -> None:
     samples = [meta(0, 1.0), meta(1, 1.0), meta(2, 0.0, masked=True)]
     assert priorities(samples, ["reward_std"]) == {"reward_std": 0.0}
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.booleans()), min_size=2, max_size=5),
+    st.sampled_from(["grpo", "dr_grpo", "rloo"]),
+)
+def test_T11_a_group_is_kept_where_a_sample_that_bears_loss_has_an_advantage(
+    drawn: list[tuple[float, bool]], kind: Kind
+) -> None:
+    samples = [made(k, reward, masked=masked, n=len(drawn)) for k, (reward, masked) in enumerate(drawn)]
+    metas = [meta_of(sample) for sample in samples]
+    kept, _ = nonzero_std(group(*metas, n=len(drawn)))
+    found = make_batch(samples, advantage=kind).arrays()
+    assert kept == bool((abs(found["advantages"]) * found["loss_mask"] > 1e-6).any())
+    assert not kept or not any(found["advantages"][k].any() for k, (_, masked) in enumerate(drawn) if masked)
 
 
 def test_groups_of_one_are_not_dropped_for_ever_but_told() -> None:
