@@ -21,7 +21,7 @@ from consumers.batch import Batch
 from consumers.trainer import Trainer
 from penstock import scripts
 from penstock.audit import scan_groups
-from penstock.config import Config
+from penstock.config import Config, RolloutConfig
 from penstock.control import Client
 from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
 from penstock.messages import Job
@@ -279,6 +279,19 @@ class Requests(Trainer):
         for n in range(self._subscriber.cursor + 1, cut + 1):
             delivery = self._subscriber.read(n, LOOK_S)
             yield Batch(delivery.manifest, digest=delivery.digest, payloads={})
+
+
+def eval_sampling(sampling: Mapping[str, Any], rollout: RolloutConfig, most_new_tokens: int | None) -> dict[str, Any]:
+    """``sampling`` of requests for lane eval: what ``rollout.eval_sampling`` names is left to it.
+
+    Args:
+        most_new_tokens: what an answer must not be longer than, whatever ``eval_sampling`` says; None: no limit.
+    """
+    own = {name: value for name, value in sampling.items() if name not in rollout.eval_sampling}
+    named = rollout.eval_sampling.get("max_new_tokens")
+    if most_new_tokens is not None and named is not None and named > most_new_tokens:
+        own["max_new_tokens"] = most_new_tokens
+    return own
 
 
 def _lanes(sub: str, client: Client) -> list[str]:

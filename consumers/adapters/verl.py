@@ -33,7 +33,7 @@ from torch import Tensor
 from verl import DataProto
 
 from consumers import behaviour
-from consumers.adapters.requests import Request, Requests
+from consumers.adapters.requests import Request, Requests, eval_sampling
 from consumers.adapters.rows import RowArrays, rows_of
 from consumers.batch import Batch
 from consumers.scorer import Scorer
@@ -56,7 +56,7 @@ class VerlRollout:
         prompt_length, response_length: P and R; None: the longest of the call. ``response_length`` is also the most
             new tokens, unless ``sampling`` says otherwise.
         pad_id: token of the padding; None takes the tokenizer's.
-        sampling: SGLang names, over the run's ``rollout.sampling``.
+        sampling: SGLang names, over the run's ``rollout.sampling``; in validation ``rollout.eval_sampling`` is over it.
         temperature: what verl divides logits by, ``actor_rollout_ref.rollout.temperature``; answers to train on are
             drawn at it. verl's loop leaves it out of what it gives to ``generate_sequences``, so name it here; None
             takes that of ``sampling`` or the run.
@@ -196,15 +196,16 @@ class VerlRollout:
         for place, prompt in enumerate(ids):
             uid = str(columns["uid"][place]) if "uid" in columns else place
             groups.setdefault((uid, tuple(prompt)), []).append(place)
-        sampling = dict(self._sampling)
-        if not prompts.meta_info.get("validate"):
+        if prompts.meta_info.get("validate"):
+            sampling = eval_sampling(self._sampling, self._train.config.rollout, self.response_length)
+        else:
             named = float(prompts.meta_info.get("temperature", self.temperature))
             if not behaviour.same(named, self.temperature):
                 raise ConfigError(
                     f"meta_info names temperature {named:g}, but this VerlRollout draws at {self.temperature:g}: give "
                     "VerlRollout(temperature=...) that of actor_rollout_ref.rollout."
                 )
-            sampling["temperature"] = self.temperature
+            sampling = self._sampling | {"temperature": self.temperature}
         requests = [
             Request(
                 prompt_ids=ids[places[0]],

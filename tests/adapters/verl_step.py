@@ -110,7 +110,8 @@ def main() -> None:
     actor = make_actor(Path(config.model.path), out.with_suffix(".rendezvous"), lr=1e-2, batch=len(PROMPTS) * N)
     result: dict[str, Any] = {"fed": fed()}
     widths = {"prompt_length": LENGTHS[0], "response_length": LENGTHS[1]}
-    with VerlRollout(config, pad_id=0, **widths, temperature=TEMPERATURE, timeout=200) as rollout:
+    sampling = {"temperature": TEMPERATURE, "max_new_tokens": LENGTHS[1] - 4}
+    with VerlRollout(config, pad_id=0, **widths, sampling=sampling, timeout=200) as rollout:
         rollout.update_weights(weights_of(actor))
         named = prompts_of(0)
         named.meta_info["temperature"] = 1.0
