@@ -89,18 +89,24 @@ def decoupled(
     Args:
         old: log π_old, from one pass over the whole batch before its first optimizer step.
         The others are as for ``bypass``.
+
+    Returns:
+        ``capped`` marks the tokens whose weight the cap changed.
     """
     away, beyond = log_ratio(old.detach(), behaviour.detach(), mask)
+    weight = away.exp()
     of = loss(logprobs, old.detach(), advantages, mask, clip_low, clip_high, segments, dual_clip)
-    return of._replace(loss=away.exp().clamp(max=cap) * of.loss, clamped=of.clamped | beyond)
+    capped = (weight > cap) & mask
+    return of._replace(loss=weight.clamp(max=cap) * of.loss, clamped=of.clamped | beyond, capped=capped)
 
 
 def truncated(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, cap: float) -> TokenLoss:
     """-w A log π_θ with w = min(π_θ / μ, cap), through which no gradient flows.
 
     Returns:
-        ``high`` marks the tokens whose weight the cap changed.
+        ``high`` and ``capped`` mark the tokens whose weight the cap changed.
     """
     away, beyond = log_ratio(logprobs.detach(), behaviour, mask)
     plain, of = away.exp(), reinforce(logprobs, advantages, mask)
-    return of._replace(loss=plain.clamp(max=cap) * of.loss, high=(plain > cap) & mask, clamped=beyond)
+    capped = (plain > cap) & mask
+    return of._replace(loss=plain.clamp(max=cap) * of.loss, high=capped, clamped=beyond, capped=capped)

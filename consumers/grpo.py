@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 Micro = dict[str, Any]
 
+#: What rounding between an engine in bfloat16 and a trainer moves log-probabilities by.
+ROUNDING = 1e-3
+
 
 class CausalLM(Protocol):
     """What a model must be: a torch module called as Hugging Face's causal language models are."""
@@ -72,6 +75,7 @@ class GRPO:
         self.skipped_in_a_row: list[int] = []
         self.device = next(model.parameters()).device
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        _warn_of_narrow_clips(config)
 
     def step(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps on a batch, and what they were like; equal on all ranks.
@@ -86,9 +90,10 @@ class GRPO:
             parts ``clip_low_frac``, ``clip_high_frac``, ``clip_dual_frac``, and ``ratio_clamped_frac`` (``losses``);
             of r = π_θ / μ ``ess``, ``k3``, ``ratio_min``, ``_p01``, ``_p50``, ``_p99`` and ``_max`` (see ``totals``);
             ``logprob_diff_mean`` and ``_max`` (|log π_old - log μ|, what staleness and the difference between engine
-            and trainer make of it; without a pass for π_old, π_θ as the first epoch has it),
-            ``logprob_diff_fresh_mean`` and ``_max`` (of tokens at staleness 0: the difference between engine and
-            trainer alone, if there is one batch per version), ``skipped`` (1: no weight was changed),
+            and trainer make of it; without a pass for π_old, of the tokens that the first optimizer step looks at: the
+            later ones are seen by another policy), ``logprob_diff_fresh_mean`` and ``_max`` (of those at staleness 0:
+            the difference between engine and trainer alone, if there is one batch per version), ``weight_capped_frac``
+            (share of the loss tokens whose weight ``weight_cap`` changed), ``skipped`` (1: no weight was changed),
             ``skipped_steps`` (optimizer steps of this batch whose gradient was not finite) and ``skipped_steps_total``
             (of the run). ``check_skipped`` says where such batches have become the rule.
         """
@@ -103,18 +108,18 @@ class GRPO:
         if self.config.correction == "decoupled" and len(parts) * self.config.epochs > 1:
             # With one optimizer step in all, π_old is π_θ, which that step finds anyway.
             olds = self.old_logprobs(parts)
-        totals, norms, before = Totals(self.device), [], self.skipped
+        totals, norms, before, begun = Totals(self.device), [], self.skipped, self.steps
         for epoch in range(self.config.epochs):
             for micros, of in zip(parts, olds, strict=True):
                 self.optimizer.zero_grad(set_to_none=True)
                 for micro, old in zip(micros, of, strict=True):
-                    self._backward(micro, old, totals, first=epoch == 0)
+                    self._backward(micro, old, totals, first=epoch == 0, moved=self.steps > begun)
                 self._average_gradients()
                 norms.append(self._apply(batch))
         skipped = self.skipped - before
         self._count_batch(batch.n, skipped)
         told = [norm for norm in norms if math.isfinite(norm)] or norms
-        return totals.reduce(self.dp_size, self.process_group) | {
+        return totals.reduce(self.dp_size, self.process_group, passes=self.config.epochs) | {
             "grad_norm": sum(told) / len(told),
             "grad_norm_max": max(told),
             "optimizer_steps": float(len(norms) - skipped),
@@ -168,7 +173,8 @@ class GRPO:
         behaviour, advantages, mask = micro["logprobs"], micro["advantages"], micro["loss_mask"]
         if config.correction == "truncated":
             return corrections.truncated(logprobs, behaviour, advantages, mask, cap)
-        clips = (config.clip_low, config.clip_high)
+        # Only reinforce has none.
+        clips = (config.clip_low or 0.0, config.clip_high or 0.0)
         how: Any = {"loss": losses.RATIO_LOSSES[config.loss], "dual_clip": config.dual_clip}
         if config.correction == "bypass":
             return corrections.bypass(logprobs, behaviour, advantages, mask, *clips, **how)
@@ -197,14 +203,19 @@ class GRPO:
         self.skipped = int(state.get("skipped", 0))
         self.skipped_in_a_row = list(dict.fromkeys(int(n) for n in state.get("skipped_in_a_row", ())))
 
-    def _backward(self, micro: Micro, old: Tensor | None, totals: Totals, *, first: bool) -> None:
+    def _backward(self, micro: Micro, old: Tensor | None, totals: Totals, *, first: bool, moved: bool) -> None:
+        """
+        Args:
+            first: the first pass over the batch.
+            moved: an optimizer step of this batch was made, so that π_θ is π_old no more.
+        """
         logprobs = self.logprobs(micro)
         token_loss = self.token_loss(micro, logprobs, old)
         weights = losses.token_weights(micro["loss_mask"], self.config.aggregation, generated=micro["generated"])
         loss = (token_loss.loss * weights).sum() / self.denominator(micro)
         loss.backward()  # type: ignore[no-untyped-call]
         now = logprobs.detach()
-        before = (now if old is None else old) if first else None
+        before = (now if old is None and not moved else old) if first else None
         totals.add(micro["loss_mask"], micro["staleness"], now, micro["logprobs"], token_loss, before)
 
     def _average_gradients(self) -> None:
@@ -258,6 +269,19 @@ class GRPO:
             self.skipped_in_a_row.clear()
         elif n not in self.skipped_in_a_row:
             self.skipped_in_a_row.append(n)
+
+
+def _warn_of_narrow_clips(config: TrainerConfig) -> None:
+    widest = max(config.clip_low or 0.0, config.clip_high or 0.0)
+    if config.loss == "gspo" and config.correction == "bypass" and widest < ROUNDING:
+        log.warning(
+            "trainer.loss gspo with trainer.correction bypass clips at %g and %g what rounding between engine and "
+            "trainer alone moves by about %g (see logprob_diff_fresh_mean and clip_frac): choose correction decoupled, "
+            "or give wider clip_low and clip_high",
+            config.clip_low,
+            config.clip_high,
+            ROUNDING,
+        )
 
 
 def _to(micro: Micro, device: torch.device) -> Micro:

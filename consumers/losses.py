@@ -40,6 +40,8 @@ class TokenLoss(NamedTuple):
     dual: Tensor
     #: bool, tokens of which a log ratio is beyond ±LOG_RATIO_LIMIT.
     clamped: Tensor
+    #: bool, tokens whose weight a correction's cap changed.
+    capped: Tensor
 
     @property
     def clipped(self) -> Tensor:
@@ -131,13 +133,14 @@ def cispo(
         high=(plain > weight) & mask,
         dual=torch.zeros_like(mask),
         clamped=beyond,
+        capped=torch.zeros_like(mask),
     )
 
 
 def reinforce(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> TokenLoss:
     """-A log π_θ: the plain policy gradient (Williams 1992). Data of another policy needs ``corrections.truncated``."""
     nowhere = torch.zeros_like(mask)
-    return TokenLoss(-advantages * torch.where(mask, logprobs, 0.0), nowhere, nowhere, nowhere, nowhere)
+    return TokenLoss(-advantages * torch.where(mask, logprobs, 0.0), *[nowhere] * 5)
 
 
 #: Losses that take a ratio to a proximal policy, by name.
@@ -222,4 +225,5 @@ def _clipped(
         most = -dual_clip * advantages
         dual = losing & (loss > most) & mask
         loss = torch.where(losing, torch.minimum(loss, most), loss)
-    return TokenLoss(torch.where(mask, loss, 0.0), stopped & losing, stopped & ~losing, dual, beyond)
+    never = torch.zeros_like(mask)
+    return TokenLoss(torch.where(mask, loss, 0.0), stopped & losing, stopped & ~losing, dual, beyond, never)

@@ -28,9 +28,9 @@ class Totals:
     """Sums, maxima and a histogram over the loss tokens of a batch, of every pass over it."""
 
     def __init__(self, device: torch.device) -> None:
-        #: tokens, loss, clipped low, high and dual, clamped, -log π_θ, r, r², k3
-        self.sums = torch.zeros(10, dtype=torch.float64, device=device)
-        #: tokens and |difference|, of all and of fresh tokens, of the first pass alone
+        #: tokens, loss, clipped low, high and dual, clamped, weight capped, -log π_θ, r, r², k3
+        self.sums = torch.zeros(11, dtype=torch.float64, device=device)
+        #: tokens and |difference|, of all and of fresh tokens, where the policy had made no step on the batch yet
         self.first = torch.zeros(4, dtype=torch.float64, device=device)
         #: largest |difference|, of all and of fresh tokens; largest log r and -log r
         self.maxima = torch.full((4,), -torch.inf, dtype=torch.float64, device=device)
@@ -43,7 +43,7 @@ class Totals:
 
         Args:
             logprobs, behaviour: log π_θ and log μ, without a gradient.
-            old: log π_θ before the batch's first step, or as near to it as was looked at; None: not the first pass.
+            old: log π_old, in the first pass; None: in a later one, or where nobody looked before the first step.
         """
         bounded, _ = log_ratio(logprobs, behaviour, mask)
         away = bounded.double()
@@ -56,6 +56,7 @@ class Totals:
                 of.high.sum(),
                 of.dual.sum(),
                 of.clamped.sum(),
+                of.capped.sum(),
                 -(torch.where(mask, logprobs, 0.0)).sum(dtype=torch.float64),
                 (ratio * mask).sum(),
                 (ratio.square() * mask).sum(),
@@ -73,13 +74,17 @@ class Totals:
         of_both = torch.stack([difference.max(), (difference * fresh).max()])
         self.maxima[:2] = torch.maximum(self.maxima[:2], of_both)
 
-    def reduce(self, dp_size: int, process_group: dist.ProcessGroup | None) -> dict[str, float]:
-        """Means, maxima and quantiles over all ranks. Blocks until all ranks have called it."""
+    def reduce(self, dp_size: int, process_group: dist.ProcessGroup | None, passes: int = 1) -> dict[str, float]:
+        """Means, maxima and quantiles over all ranks. Blocks until all ranks have called it.
+
+        Args:
+            passes: times that every token was taken in.
+        """
         if dp_size > 1:
             for tensor in (self.sums, self.first, self.histogram):
                 dist.all_reduce(tensor, group=process_group)
             dist.all_reduce(self.maxima, op=dist.ReduceOp.MAX, group=process_group)
-        trained, loss, low, high, dual, clamped, surprise, weight, square, k3 = self.sums.tolist()
+        trained, loss, low, high, dual, clamped, capped, surprise, weight, square, k3 = self.sums.tolist()
         tokens, difference, fresh, fresh_difference = self.first.tolist()
         largest, fresh_largest, above, below = self.maxima.tolist()
         over = max(trained, 1)
@@ -90,6 +95,7 @@ class Totals:
             "clip_high_frac": high / over,
             "clip_dual_frac": dual / over,
             "ratio_clamped_frac": clamped / over,
+            "weight_capped_frac": capped / over,
             "entropy": surprise / over,
             "ess": weight**2 / (over * square) if square else 0.0,
             "k3": k3 / over,
@@ -100,7 +106,7 @@ class Totals:
             "logprob_diff_max": largest,
             "logprob_diff_fresh_mean": fresh_difference / max(fresh, 1),
             "logprob_diff_fresh_max": fresh_largest,
-            "tokens": tokens,
+            "tokens": trained / passes,
         }
 
 

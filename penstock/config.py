@@ -462,14 +462,16 @@ class BufferConfig(Section):
 #: What a loss takes where the configuration does not say; other losses take the defaults of the fields.
 #:
 #: - ppo: clips 0.2 (PPO, arXiv 1707.06347; DAPO, arXiv 2503.14476, raises clip_high to 0.28) and the token mean of DAPO
-#: - gspo: clips 3e-4 and 4e-4 and the mean over samples (arXiv 2507.18071)
+#: - gspo: clips 3e-4 and 4e-4 and the mean over samples (arXiv 2507.18071). They are of a ratio to π_old by the same
+#:   program, as in the paper (section 5.4), so the correction is decoupled: rounding between engine and trainer alone
+#:   moves the mean log ratio of a sample by as much as such a clip is wide
 #: - cispo: the lower side open and the token mean (arXiv 2506.13585, which names no upper clip); weights up to 5
 #:   (ScaleRL, arXiv 2510.13786); both sides bound a losing token, so there is no dual clip
-#: - reinforce: no ratio, so no clip; weight_cap bounds it
+#: - reinforce: no ratio, so no clip; weight_cap bounds it, by the one correction that fits
 LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sample"},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sample", "correction": "decoupled"},
     "cispo": {"clip_low": 1.0, "clip_high": 4.0, "aggregation": "token", "dual_clip": None},
-    "reinforce": {"dual_clip": None},
+    "reinforce": {"clip_low": None, "clip_high": None, "dual_clip": None},
 }
 
 
@@ -503,9 +505,10 @@ class TrainerConfig(Section):
     #: An optimizer step whose gradient is not finite is skipped, its batch committed; after so many batches in a row
     #: with such a step the run stops, when the last one is committed, and names them. null: never.
     max_skipped_steps: Positive | None = 3
-    #: Clips of the ratio, 1 - clip_low to 1 + clip_high; the defaults are those of ``loss`` (LOSS_DEFAULTS).
-    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    clip_high: Annotated[float, Field(ge=0)] = 0.2
+    #: Clips of the ratio, 1 - clip_low to 1 + clip_high; the defaults are those of ``loss`` (LOSS_DEFAULTS). null: of
+    #: reinforce alone, which takes no ratio.
+    clip_low: Annotated[float, Field(ge=0, le=1)] | None = 0.2
+    clip_high: Annotated[float, Field(ge=0)] | None = 0.2
     #: Where a losing token (advantage below 0) has become this many times as likely, it is not pushed further (dual
     #: clip, arXiv 1912.09729); of ppo and gspo, whose clips leave that open. null: no such bound.
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
@@ -513,7 +516,8 @@ class TrainerConfig(Section):
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
     #: Loss per token (consumers/losses.py); it brings its own clips and aggregation where they are not given.
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
-    #: One correction, never two (docs/truth.md, T9). reinforce takes truncated, the others take the rest.
+    #: One correction, never two (docs/truth.md, T9). reinforce takes truncated, the others take the rest; the default
+    #: is that of ``loss``.
     correction: Literal["bypass", "decoupled", "truncated"] = "bypass"
     #: C of decoupled and truncated; None is 2. bypass has no weight to cap.
     weight_cap: Annotated[float, Field(gt=0)] | None = None
@@ -598,6 +602,15 @@ class TrainerConfig(Section):
                 "weight_cap caps a weight that correction bypass does not have, and a second one would correct "
                 "twice: leave it away, or choose correction decoupled"
             )
+        for name in ("clip_low", "clip_high"):
+            value = getattr(self, name)
+            if self.loss == "reinforce" and value is not None:
+                raise ValueError(
+                    f"{name} clips a ratio that loss reinforce does not take: leave it away and set weight_cap, or "
+                    "choose loss ppo"
+                )
+            if self.loss != "reinforce" and value is None:
+                raise ValueError(f"{name} is null, and loss {self.loss} has a clip: give a number, or leave it away")
         if self.dual_clip is not None and self.loss in ("cispo", "reinforce"):
             raise ValueError(
                 f"dual_clip bounds a ratio that loss {self.loss} does not take, whose weight is capped either way: "

@@ -245,7 +245,7 @@ def test_an_external_engine_takes_nothing_that_is_for_a_spawned_one(tmp_path: Pa
         ({"loss": "ppo"}, (0.2, 0.2, 3.0, "token")),
         ({"loss": "gspo"}, (3e-4, 4e-4, 3.0, "sample")),
         ({"loss": "cispo"}, (1.0, 4.0, None, "token")),
-        ({"loss": "reinforce", "correction": "truncated"}, (0.2, 0.2, None, "token")),
+        ({"loss": "reinforce", "correction": "truncated"}, (None, None, None, "token")),
         ({"loss": "gspo", "clip_high": 0.01, "aggregation": "token"}, (3e-4, 0.01, 3.0, "token")),
         ({"loss": "gspo", "dual_clip": None}, (3e-4, 4e-4, None, "sample")),
     ],
@@ -257,6 +257,20 @@ def test_a_loss_brings_the_clips_and_the_aggregation_of_its_paper(
     assert (trainer.clip_low, trainer.clip_high, trainer.dual_clip, trainer.aggregation) == wanted
     # A resolved configuration is read again as it was written.
     assert TrainerConfig(**trainer.model_dump()) == trainer
+
+
+def test_clips_that_would_do_nothing_are_refused_and_those_that_must_be_there_too() -> None:
+    for name in ("clip_low", "clip_high"):
+        with pytest.raises(ValidationError, match=f"{name} clips a ratio that loss reinforce does not take"):
+            TrainerConfig(loss="reinforce", correction="truncated", **{name: 0.2})
+        with pytest.raises(ValidationError, match=f"{name} is null, and loss ppo has a clip"):
+            TrainerConfig(**{name: None})
+
+
+def test_T9_the_clips_of_gspo_are_of_a_ratio_to_pi_old() -> None:
+    assert TrainerConfig(loss="gspo").correction == "decoupled"
+    assert TrainerConfig(loss="gspo", correction="bypass").correction == "bypass"
+    assert {TrainerConfig(loss=loss).correction for loss in ("ppo", "cispo")} == {"bypass"}
 
 
 @pytest.mark.parametrize("given", [{"loss": "cispo"}, {"loss": "reinforce", "correction": "truncated"}])

@@ -87,6 +87,17 @@ def test_T9_decoupled_is_its_formula() -> None:
     assert int(capped.sum()) > 0
 
 
+def test_the_cap_of_a_weight_is_told_apart_from_the_clips_of_a_ratio() -> None:
+    over = ((OLD - MU).exp() > CAP) & MASK
+    assert 0 < int(over.sum()) < int(MASK.sum())
+    decoupled = corrections.decoupled(THETA, OLD, MU, ADVANTAGES, MASK, LOW, HIGH, CAP)
+    assert torch.equal(decoupled.capped, over)
+    assert not (corrections.decoupled(OLD, OLD, MU, ADVANTAGES, MASK, LOW, HIGH, CAP).clipped).any()
+    truncated = corrections.truncated(OLD, MU, ADVANTAGES, MASK, CAP)
+    assert torch.equal(truncated.capped, over)
+    assert not corrections.bypass(THETA, MU, ADVANTAGES, MASK, LOW, HIGH).capped.any()
+
+
 def test_T9_with_one_policy_all_are_the_policy_gradient() -> None:
     for theta in (THETA.clone().requires_grad_(),):
         same = THETA.clone()

@@ -224,7 +224,7 @@ def loss_np(model: torch.nn.Module, samples: list[Sample], config: TrainerConfig
         decoupled = config.correction == "decoupled"
         proximal = theta.detach() if decoupled else mu
         weight = (theta.detach() - mu).exp().clamp(max=cap) if config.correction != "bypass" else torch.ones_like(mu)
-        low, high = 1 - config.clip_low, 1 + config.clip_high
+        low, high = 1 - (config.clip_low or 0), 1 + (config.clip_high or 0)
         ratio = (theta - proximal).exp()
         if config.loss == "gspo":
             ratio = (theta - proximal)[at].mean().exp().expand_as(theta)

@@ -213,6 +213,43 @@ def test_a_pass_for_pi_old_is_made_only_where_it_says_something(
     assert seen == passes * len(batch)
 
 
+@pytest.mark.parametrize("correction", ["bypass", "decoupled"])
+def test_T6_the_reported_difference_is_of_the_policy_before_its_first_step(correction: str) -> None:
+    """Engine and trainer are the same program here; what the first steps change is no difference between them."""
+    model = tiny_model(2)
+    batch = make_batch(make_samples({6: tiny_model(2)}, temperature=TEMPERATURE))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    trainer = GRPO(model, optimizer, config(lr=1.0, correction=correction, minibatches=3, epochs=2))
+    metrics = trainer.step(batch)
+    assert metrics["optimizer_steps"] == 6
+    assert metrics["ratio_max"] > 1.2, "the policy moved"
+    assert 0 <= metrics["logprob_diff_fresh_mean"] <= metrics["logprob_diff_fresh_max"] < 1e-5
+    assert metrics["logprob_diff_max"] < 1e-5
+    assert metrics["tokens"] == batch.counts["loss_tokens"]
+
+
+def test_T9_rounding_between_engine_and_trainer_stops_no_sample_of_gspo(caplog: pytest.LogCaptureFixture) -> None:
+    """A bfloat16 engine: log μ is off by 1e-3, and no weight has changed."""
+    samples = make_samples({6: tiny_model(2)}, groups=8, temperature=TEMPERATURE)
+    noise = torch.Generator().manual_seed(3)
+    for sample in samples:
+        off = torch.randn(len(sample.logprobs), generator=noise).tolist()
+        sample.logprobs = [
+            logprob + 1e-3 * away if drawn else 0.0
+            for logprob, away, drawn in zip(sample.logprobs, off, sample.generated, strict=True)
+        ]
+    found = {}
+    for over in ({}, {"correction": "bypass"}):
+        model = tiny_model(2)
+        wanted = TrainerConfig(loss="gspo", lr=0.0, warmup_steps=0, **over)
+        trainer = GRPO(model, torch.optim.SGD(model.parameters(), lr=0.0), wanted)
+        found[wanted.correction] = trainer.step(make_batch(samples))["clip_frac"]
+    assert found["decoupled"] == 0
+    assert found["bypass"] > 0.1, "which is why it is not the default, and warned of"
+    (said,) = caplog.messages
+    assert "trainer.loss gspo with trainer.correction bypass clips at 0.0003 and 0.0004 what rounding" in said
+
+
 def test_warm_up_counts_optimizer_steps() -> None:
     model = near_model()
     trainer = GRPO(
