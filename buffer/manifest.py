@@ -17,6 +17,8 @@ from penstock.staleness import Lineage
 _BEFORE = attrgetter("token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated")
 _VERSIONS = attrgetter("oldest", "newest")
 _AFTER = attrgetter("reward", "status", "temperature")
+#: Reason of groups that nobody could have: they took too long and were given up unfinished.
+TIMED_OUT = "timed_out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class _Ages:
 
 
 def make_manifest(state: State, sub: Subscription, plan: Plan) -> Manifest:
-    """The manifest of the next batch of ``sub``. Blocks for a round trip or none."""
+    """The manifest of the next batch of ``sub``. Blocks for a round trip or two."""
     definition, lineage = sub.definition, sub.position.lineage
     bounded = bool(definition.model)
     masks = definition.on_expiry == "mask" and bounded
@@ -112,19 +114,20 @@ def make_manifest(state: State, sub: Subscription, plan: Plan) -> Manifest:
         split=definition.split,
         cut_s=time.time(),
         abandoned=lineage.uncounted(oldest, plan.train_version) if bounded else [],
-        ledger=_ledger(sub),
+        ledger=_ledger(sub, state.timed_out(sub)),
         num_partial_groups=sum(1 for group in plan.groups if group.wanted > group.n),
         num_missing_samples=sum(group.wanted - group.n for group in plan.groups),
     )
 
 
-def _ledger(sub: Subscription) -> dict[str, Any]:
+def _ledger(sub: Subscription, timed_out: int) -> dict[str, Any]:
     """What ``sub`` has not trained on so far; {} where that is nothing."""
     position = sub.position
-    if not position.dropped and not position.filter_raised:
+    dropped = dict(position.dropped) | ({TIMED_OUT: timed_out} if timed_out else {})
+    if not dropped and not position.filter_raised:
         return {}
     return {
-        "dropped": dict(position.dropped),
+        "dropped": dropped,
         "raised": position.filter_raised,
         "rejected_samples": position.rejected_samples,
         "rejected_reward": position.rejected_reward,

@@ -15,7 +15,8 @@ class Lengths:
     """How long the answers are that are trained on, against all that were made for a subscription (T4).
 
     Giving groups up for their age (``on_expiry: drop``, rewinds, retention) takes long answers before short ones; the
-    ratio of mean lengths since this process began says by how much.
+    ratio of mean lengths since this process began says by how much. Groups that were given up unfinished
+    (``rollout.on_group_timeout: drop``) are not in it: how long their answers would have become nobody knows.
     """
 
     def __init__(self) -> None:
@@ -66,9 +67,10 @@ class Ledger:
 
         ``rollout/dynamic_filter/drop_REASON``: groups that filters dropped since the batch before;
         ``rollout/dynamic_filter/raised``: groups whose filter raised; ``rollout/drop_REASON``: groups given up for
-        another reason (stale, rewound); ``rollout/reward_before_filters``: mean over the samples of this batch and of
-        those filtered meanwhile; ``rollout/partial_groups`` and ``rollout/missing_samples``: groups of this batch that
-        are short, and by how many samples (T11); ``rollout/trained_over_generated_length``: see ``Lengths``.
+        another reason (stale, rewound, or timed_out: unfinished, by ``rollout.on_group_timeout``);
+        ``rollout/reward_before_filters``: mean over the samples of this batch and of those filtered meanwhile;
+        ``rollout/partial_groups`` and ``rollout/missing_samples``: groups of this batch that are short, and by how many
+        samples (T11); ``rollout/trained_over_generated_length``: see ``Lengths``.
         """
         (before_n, before), self._last = self._last, (manifest.n, manifest.ledger)
         out: dict[str, float] = {}

@@ -470,9 +470,10 @@ class Manifest(Record):
     #: published the restored weights once more. Ascending and disjoint; none that every row is newer than.
     abandoned: list[list[int]] = field(default_factory=list)
     #: What the subscription gave up unused since its start, when this batch was cut: ``dropped`` (reason -> groups:
-    #: stale, rewound, filter/REASON), ``raised`` (groups whose filter raised), ``rejected_samples`` and
-    #: ``rejected_reward`` (samples of filtered groups, sum of their rewards: T11), ``aged_samples`` and ``aged_tokens``
-    #: (samples of groups given up for their age, tokens that they had generated: T4). {} where that is nothing.
+    #: stale, rewound, filter/REASON; timed_out: given up unfinished, of the whole run), ``raised`` (groups whose filter
+    #: raised), ``rejected_samples`` and ``rejected_reward`` (samples of filtered groups, sum of their rewards: T11),
+    #: ``aged_samples`` and ``aged_tokens`` (samples of groups given up for their age, tokens that they had generated:
+    #: T4). {} where that is nothing.
     ledger: dict[str, Any] = field(default_factory=dict)
     #: Groups that were closed without all their samples, and the samples that are not there (T11).
     num_partial_groups: int = 0

@@ -24,6 +24,7 @@ redis.call('SADD', prefix .. 'retiring', job)
 leave_cohort(prefix, job, g[4], g[5])
 count(prefix, 'dropped')
 count(prefix, 'expired')
+count(prefix, 'expired:' .. g[4])
 if g[4] == 'train' then count(prefix, 'cancelled:train') end
 if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end
 event(prefix, 'closed', job, g[4])

@@ -109,7 +109,9 @@ def test_I1_a_group_that_is_dropped_frees_its_place_and_its_worker_is_fenced(
         with buffering(make_config(redis_server.url, keys.run, tmp_path, rollout={"n": 3})):
             for held in worker.lease(2, version=1):
                 worker.answer(held, [1])
-            assert jobs_of(step(trainer)) == ["d/0/3", "d/0/4"]
+            batch = step(trainer)
+            assert jobs_of(batch) == ["d/0/3", "d/0/4"]
+            assert batch.manifest.ledger["dropped"] == {"timed_out": 3}, "T4: what favours short answers is told"
             until(lambda: play.counter(client, keys, "swept") == 3)
     assert play.counter(client, keys, "dropped") == 3
     assert audit(client, keys).ok
