@@ -1,14 +1,18 @@
 """Code of the user's that runs inside a process of ours: how it is found, and kept from ending that process.
 
 Whatever it does becomes an exception of the one call: a ``sys.exit`` in a coroutine would else end the event loop, one
-in a thread would be heard by nobody, and an ``os._exit`` would end every sample of the worker without a word.
+in a thread would be heard by nobody, and an ``os._exit`` would end every sample of the worker without a word. Nor may
+what it leaves behind: tasks and callbacks on our loop, and forks that come back from it.
 """
 
 import asyncio
+import contextlib
 import importlib
+import logging
 import os
+import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -16,6 +20,10 @@ from penstock.errors import ConfigError
 from penstock.words import said, writable
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: Longest wait, at the end of a loop, for tasks that were told to end.
+CLOSE_S = 5.0
 
 
 class Raised(Exception):
@@ -76,15 +84,21 @@ async def bounded(
             task.cancel()
             # Nor may the end of the loop wait for one that swallows this.
             asyncio.tasks._unregister_task(task)
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
     if not task.done():
         raise TimeoutError
     return task.result()
 
 
 async def _guarded(work: Callable[[], Awaitable[T]], passes: tuple[type[Exception], ...]) -> T:
-    task = asyncio.current_task()
+    task, pid = asyncio.current_task(), os.getpid()
     try:
         return await work()
+    except GeneratorExit as exc:
+        # Of its own making, or is it closed because nobody waits for it any more?
+        if _current_task() is not task:
+            raise
+        raise Raised(f"raised {said(exc)}") from exc
     except asyncio.CancelledError as exc:
         if task is not None and task.cancelling():
             raise
@@ -93,12 +107,75 @@ async def _guarded(work: Callable[[], Awaitable[T]], passes: tuple[type[Exceptio
         if isinstance(exc, (Raised, *passes)):
             raise
         raise Raised(f"raised {said(exc)}") from exc
+    finally:
+        _end_if_forked(pid)
+
+
+def _current_task() -> "asyncio.Task[Any] | None":
+    with contextlib.suppress(RuntimeError):
+        return asyncio.current_task()
+    return None
 
 
 def _heard(task: "asyncio.Task[Any]") -> None:
     """Nobody waits for one that is left to itself."""
     if not task.cancelled():
         task.exception()
+
+
+# --- what is left behind --------------------------------------------------------------------------------------------
+
+
+def run_through(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> T:
+    """``asyncio.run``, but that nothing ends the loop before ``main`` ends, nor holds it up for long afterwards.
+
+    A ``sys.exit`` or KeyboardInterrupt in a task or a callback that a user's code left behind, and a ``stop`` of the
+    loop, are logged.
+    """
+    loop = loop_factory()
+    asyncio.set_event_loop(loop)
+    try:
+        return _until_done(loop, loop.create_task(main))
+    finally:
+        try:
+            _end_tasks(loop)
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+def _until_done(loop: asyncio.AbstractEventLoop, task: "asyncio.Future[T]") -> T:
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        # RuntimeError: somebody stopped the loop.
+        except (SystemExit, KeyboardInterrupt, RuntimeError) as exc:
+            if task.done() or loop.is_closed():
+                raise
+            log.warning("what a user's code left running wanted to end this process, which goes on: %s", said(exc))
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what still runs, and leave behind what does not end."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+        task.add_done_callback(_heard)
+    if tasks:
+        _until_done(loop, loop.create_task(asyncio.wait(tasks, timeout=CLOSE_S)))
+    for task in tasks:
+        if not task.done():
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+    _until_done(loop, loop.create_task(loop.shutdown_asyncgens()))
+
+
+def _end_if_forked(pid: int) -> None:
+    """A fork that came back from a user's code ends here: it has our connections, and none of our threads."""
+    if os.getpid() != pid:
+        how = f" by {said(exc)}" if (exc := sys.exc_info()[1]) is not None else ""
+        with contextlib.suppress(OSError):
+            os.write(2, f"a process that a user's code forked came back from it{how}, and is ended\n".encode())
+        _really_exit(1)
 
 
 # --- os._exit ---------------------------------------------------------------------------------------------------------
@@ -118,14 +195,19 @@ def _refuse_exit(status: int) -> None:
 
 @contextmanager
 def staying_alive() -> Iterator[None]:
-    """Inside, ``os._exit`` of Python code in this process raises SystemExit. May be entered by several threads."""
+    """Inside, ``os._exit`` of Python code in this process raises SystemExit. May be entered by several threads.
+
+    A fork that was made inside does not leave it.
+    """
     global _kept_pid, _num_kept
+    pid = os.getpid()
     with _lock:
         _num_kept = _num_kept + 1 if _kept_pid == os.getpid() else 1
         _kept_pid, os._exit = os.getpid(), _refuse_exit  # type: ignore[assignment]
     try:
         yield
     finally:
+        _end_if_forked(pid)
         with _lock:
             _num_kept -= 1
             if not _num_kept:

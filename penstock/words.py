@@ -4,12 +4,15 @@ What a user's exception says may hold lone surrogates, which no record, stream o
 Such texts are made writable where they enter.
 """
 
+import reprlib
 import traceback
 from typing import Any
 
 #: Most characters of an exception's own text, and of a traceback; of both the beginning and the end are kept.
 MAX_SAID = 4_000
 MAX_TRACE = 32_000
+#: Most characters of the name of a type.
+MAX_NAME = 200
 
 
 def writable(text: str, most: int | None = None) -> str:
@@ -24,11 +27,34 @@ def writable(text: str, most: int | None = None) -> str:
 
 
 def shown(value: object, most: int = 80) -> str:
-    """``repr`` of anything, cut to ``most`` characters; its type where it cannot be shown."""
+    """``repr`` of anything, cut to ``most`` characters; its type where it cannot be shown.
+
+    Of lists and maps the first entries, three levels deep: one that is held twice would double the text at each level.
+    """
     try:
-        return writable(repr(value)[:most])
+        head = value[:most] if isinstance(value, str | bytes) else value
+        return writable(_SHORT.repr(head)[:most])
     except BaseException:
-        return f"<{type(value).__name__} that cannot be shown>"
+        return f"<{name_of(value)} that cannot be shown>"
+
+
+def name_of(value: object) -> str:
+    """Name of a value's type, whatever that is made of."""
+    try:
+        return writable(str(type(value).__name__), MAX_NAME)
+    except BaseException:
+        return "object"
+
+
+def _short() -> reprlib.Repr:
+    made = reprlib.Repr()
+    made.maxlevel = 3
+    made.maxlist = made.maxtuple = made.maxdict = made.maxset = made.maxfrozenset = made.maxdeque = made.maxarray = 24
+    made.maxstring = made.maxlong = made.maxother = MAX_SAID
+    return made
+
+
+_SHORT = _short()
 
 
 def said(exc: BaseException) -> str:
@@ -37,7 +63,7 @@ def said(exc: BaseException) -> str:
         text = str(exc)
     except BaseException:
         text = "<its text cannot be shown>"
-    return writable(f"{type(exc).__name__}: {text}", MAX_SAID)
+    return writable(f"{name_of(exc)}: {text}", MAX_SAID)
 
 
 def trace_of(exc: BaseException) -> str:
@@ -49,40 +75,71 @@ def trace_of(exc: BaseException) -> str:
     return writable(text, MAX_TRACE)
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """``value`` as something that msgpack and JSON carry: arrays as lists, what is unknown as text. Never raises.
+class TooMuch(ValueError):
+    """A value is larger than whoever asked for it has room for."""
 
-    Integers beyond 64 bits and what is nested deeper than ``MAX_DEPTH`` become text.
+
+def plain(value: Any, most: int = 2**20) -> Any:
+    """``value`` as something that msgpack and JSON carry: arrays as lists, what is unknown as text.
+
+    Integers beyond 64 bits and what is nested deeper than ``MAX_DEPTH`` become text; so does what holds itself, where
+    it meets itself again. What raises when it is read becomes text too.
+
+    Args:
+        most: characters of all texts and number of all values; what is held twice counts twice.
+
+    Raises:
+        TooMuch: there are more.
     """
-    try:
-        return _plain(value, depth)
-    except BaseException:
-        return f"<{type(value).__name__} that cannot be read>"
+    return _Plain(most).of(value, ())
 
 
-#: Deepest nesting of what a reward gives beside its number; a cyclic value ends here.
+#: Deepest nesting of what a reward gives beside its number.
 MAX_DEPTH = 16
 
 
-def _plain(value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return int(value) if -(2**63) <= value < 2**64 else shown(value, 1000)
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, str):
-        return writable(str.__str__(value))
-    if depth >= MAX_DEPTH:
-        return "..."
-    if isinstance(value, dict):
-        return {_key(key): plain(entry, depth + 1) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry, depth + 1) for entry in value]
-    if callable(tolist := getattr(value, "tolist", None)):
-        return plain(tolist(), depth + 1)
-    return shown(value, 1000)
+class _Plain:
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
 
+    def of(self, value: Any, above: tuple[int, ...]) -> Any:
+        """Args: ``above``: ids of what holds it."""
+        self._take(1)
+        try:
+            return self._of(value, above)
+        except TooMuch:
+            raise
+        except BaseException:
+            return self._text(f"<{name_of(value)} that cannot be read>")
 
-def _key(key: Any) -> str:
-    return writable(str.__str__(key)) if isinstance(key, str) else writable(str(key))
+    def _of(self, value: Any, above: tuple[int, ...]) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return int(value) if -(2**63) <= value < 2**64 else self._text(shown(value, 1000))
+        if isinstance(value, float):
+            return float(value)
+        if isinstance(value, str):
+            return self._text(str.__str__(value))
+        if len(above) >= MAX_DEPTH or id(value) in above:
+            return self._text("...")
+        below = (*above, id(value))
+        if isinstance(value, dict):
+            return {self._key(key): self.of(entry, below) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.of(entry, below) for entry in value]
+        if callable(tolist := getattr(value, "tolist", None)):
+            return self.of(tolist(), below)
+        return self._text(shown(value, 1000))
+
+    def _key(self, key: Any) -> str:
+        return self._text(str.__str__(key) if isinstance(key, str) else str(key))
+
+    def _text(self, text: str) -> str:
+        self._take(len(text))
+        return writable(text)
+
+    def _take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise TooMuch(f"more than {self._most:,} values and characters")

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.messages import Job, Sample
-from penstock.words import plain, writable
+from penstock.words import TooMuch, plain, writable
 
 #: What every rq job of the pool is called. A verifier imports nothing by a name that it finds in Redis.
 ENTRY = "workers.verifier.check"
@@ -58,7 +58,10 @@ class Verdict:
         if set(value) != {one.name for one in fields(cls)}:
             raise ProtocolError("A verdict lacks fields.")
         words = {name: writable(value[name]) for name in ("outcome", "error", "trace")}
-        return cls(**value | words | {"info": plain(value["info"])})
+        try:
+            return cls(**value | words | {"info": plain(value["info"])})
+        except TooMuch as exc:
+            raise ProtocolError(f"A verdict says {exc}.") from exc
 
 
 def sample_to_json(sample: Sample, max_bytes: int) -> str:

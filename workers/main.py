@@ -36,7 +36,7 @@ from penstock.keys import LANES, Keys
 from penstock.model_config import read_vocab_size
 from penstock.scripts import ensure_lanes
 from penstock.tokens import new_token
-from penstock.user_code import staying_alive
+from penstock.user_code import run_through, staying_alive
 from penstock.waits import Waiting
 from workers.capabilities import TABLE
 from workers.caretaker import Caretaker
@@ -476,5 +476,5 @@ def _first(group: BaseException) -> BaseException:
 def main(config: Config, name: str) -> int:
     """Run one worker until SIGTERM or SIGINT. Blocks."""
     with staying_alive():
-        uvloop.run(_run(config, name))
+        run_through(_run(config, name), uvloop.new_event_loop)
     return 0

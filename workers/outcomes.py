@@ -7,7 +7,7 @@ from typing import Any
 from penstock.errors import RewardError
 from penstock.messages import pack
 from penstock.user_code import Raised
-from penstock.words import plain, said, shown, writable
+from penstock.words import TooMuch, plain, said, shown, writable
 
 __all__ = ["NOT_A_NUMBER", "RAISED", "TIMEOUT", "TOO_LARGE", "Raised", "number_of", "plain", "too_long", "words"]
 
@@ -38,11 +38,13 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
                     f"sample {sample}: reward {name} gave a dict without {key!r}, with {shown(list(value), 400)}; set "
                     "reward.key.",
                 )
-            info = plain({name: entry for name, entry in value.items() if name != key})
+            info = plain({name: entry for name, entry in value.items() if name != key}, MAX_INFO_BYTES)
             value = value[key]
         number = _number(value)
     except RewardError:
         raise
+    except TooMuch as exc:
+        raise _too_large(sample, name, str(exc)) from exc
     # What a user's type does when it is read is the user's code.
     except BaseException as exc:
         raise RewardError(
@@ -51,12 +53,16 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
     if number is None or not isinstance(info, dict):
         raise RewardError(NOT_A_NUMBER, f"sample {sample}: reward {name} gave {shown(value)}, not a finite number.")
     if (num_bytes := len(pack(info))) > MAX_INFO_BYTES:
-        raise RewardError(
-            TOO_LARGE,
-            f"sample {sample}: reward {name} gave {num_bytes:,} bytes beside its number, and a sample's record holds "
-            f"{MAX_INFO_BYTES:,}: keep what is long elsewhere.",
-        )
+        raise _too_large(sample, name, f"{num_bytes:,} bytes")
     return number, info
+
+
+def _too_large(sample: str, name: str, what: str) -> RewardError:
+    return RewardError(
+        TOO_LARGE,
+        f"sample {sample}: reward {name} gave {what} beside its number, and a sample's record holds {MAX_INFO_BYTES:,} "
+        "bytes: keep what is long elsewhere.",
+    )
 
 
 def _number(value: Any) -> float | None:

@@ -33,7 +33,15 @@ REWARDS = {
     "beyond_float32": ("reward_not_a_number", "not a finite number"),
     "nothing": ("reward_not_a_number", "gave None"),
     "nasty": ("reward_not_a_number", "Own: when it is read"),
+    "doubled": ("reward_not_a_number", "gave [[["),
+    "wide": ("reward_too_large", "keep what is long elsewhere"),
+    "addresses": ("reward_raised", "ValueError: ://:"),
+    "says_much": ("reward_raised", "ValueError: xxx"),
 }
+
+#: They give a number, and leave behind what would end the worker, or what nobody can walk through.
+ODD = ("odd_info", "exits_behind", "interrupts_behind", "exits_by_a_callback", "stops_the_loop", "forks",
+       "forks_in_a_thread", "entangled")  # fmt: skip
 
 ENVIRONMENTS = {
     "NotMade": ("environment_raised", "SystemExit: 4"),
@@ -53,17 +61,19 @@ async def test_T11_nothing_that_a_users_code_does_ends_the_worker_or_holds_up_it
     names = [f"{PARTS}:{name}" for name in (*REWARDS, *ENVIRONMENTS)]
     bad = [job(i, reward=name) for i, name in enumerate(names[: len(REWARDS)])]
     bad += [job(i, environment=name) for i, name in enumerate(names[len(REWARDS) :], len(bad))]
-    odd, good = job(len(bad), reward=f"{PARTS}:odd_info"), job(len(bad) + 1)
+    odd = [job(i, reward=f"{PARTS}:{name}") for i, name in enumerate(ODD, len(bad))]
+    good = job(len(bad) + len(odd))
     buried = [one.id for one in bad]
-    admit(client, keys, [*bad, odd, good])
-    own = {"rewards": [*names[: len(REWARDS)], f"{PARTS}:odd_info"], "environments": names[len(REWARDS) :]}
+    admit(client, keys, [*bad, *odd, good])
+    own = {"rewards": [*names[: len(REWARDS)], *(f"{PARTS}:{name}" for name in ODD)]}
+    own["environments"] = names[len(REWARDS) :]
     made = config(reward={"function": f"{PARTS}:length"}, worker={"slots": 64, "max_attempts": 2} | own)
     worker = start(made)
 
     async with tended(client, keys, lease_ms=60_000):
 
         def settled() -> bool:
-            finished = all_in(client, keys, [odd.id, good.id], "ready")()
+            finished = all_in(client, keys, [one.id for one in (*odd, good)], "ready")()
             return worker.process.poll() is not None or (finished and all_in(client, keys, buried, "dead")())
 
         await until(settled, f"for {worker.log}", limit_s=240)
@@ -74,7 +84,12 @@ async def test_T11_nothing_that_a_users_code_does_ends_the_worker_or_holds_up_it
         letter = found[one.id]
         assert (name, letter["reason"], letter["attempts"], letter["crashes"]) == (name, reason, "2", "0"), letter
         assert says in letter["detail"], letter["detail"]
-    info = metas(client, keys, odd.id)[0].reward_info
+    assert worker.log.stat().st_size < 4 * 2**20, "what user code says is cut before it is logged"
+    assert "wanted to end this process, which goes on: " in worker.text()
+    assert worker.text().count("a process that a user's code forked came back from it by Raised") == good.n
+    entangled = metas(client, keys, odd[-1].id)[0].reward_info
+    assert entangled == {"node": ["..."] * 8}
+    info = metas(client, keys, odd[0].id)[0].reward_info
     assert (info["text"], info["array"], info["bytes"]) == ("a\\ud800b", [0, 1, 2], "b'x'")
     assert info["nasty"].startswith("<Unprintable")
     play.assert_conserved(client, keys)

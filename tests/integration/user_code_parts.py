@@ -157,3 +157,75 @@ class Spoils(Base):
     async def step(self, sample: Sample) -> Any:
         sample.tokens[-1] = "x"  # type: ignore[call-overload]
         raise LookupError("and spoils its sample")
+
+
+#: Keeps tasks alive that nobody waits for.
+_behind: list[Any] = []
+
+
+async def exits_behind(sample: Sample) -> float:
+    """What it leaves running wants to end the process."""
+
+    async def work() -> None:
+        await asyncio.sleep(0.05)
+        sys.exit(3)
+
+    _behind.append(asyncio.create_task(work()))
+    return length(sample)
+
+
+async def interrupts_behind(sample: Sample) -> float:
+    async def work() -> None:
+        await asyncio.sleep(0.05)
+        raise KeyboardInterrupt
+
+    _behind.append(asyncio.create_task(work()))
+    return length(sample)
+
+
+async def exits_by_a_callback(sample: Sample) -> float:
+    asyncio.get_running_loop().call_later(0.05, sys.exit, 3)
+    return length(sample)
+
+
+async def stops_the_loop(sample: Sample) -> float:
+    asyncio.get_running_loop().stop()
+    return length(sample)
+
+
+async def forks(sample: Sample) -> float:
+    """A child that is to become another program, which is not there."""
+    if os.fork() == 0:
+        os.execvp("no-such-program-of-anybody", ["x"])
+    return length(sample)
+
+
+def forks_in_a_thread(sample: Sample) -> float:
+    os.fork()
+    return length(sample)
+
+
+def entangled(sample: Sample) -> Any:
+    """Few objects, and more ways through them than anybody can walk."""
+    node: list[Any] = []
+    node.extend([node] * 8)
+    return {"score": length(sample), "node": node}
+
+
+def wide(sample: Sample) -> Any:
+    return {"score": length(sample), "node": list(range(2_000_000))}
+
+
+def doubled(sample: Sample) -> Any:
+    node: list[Any] = []
+    for _ in range(64):
+        node = [node, node]
+    return node
+
+
+def addresses(sample: Sample) -> float:
+    raise ValueError("://:" * 60_000)
+
+
+def says_much(sample: Sample) -> float:
+    raise ValueError("x" * 20_000_000)
