@@ -2,17 +2,25 @@
 
 import logging
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from penstock.disk import is_full
 from penstock.load_config import redact
+from penstock.words import trace_of, writable
 
 FORMAT = "%(asctime)s.%(msecs)03d {part} %(levelname)s %(message)s"
 
 
+#: Most characters of one entry: a user's code may raise with a text of any length.
+MAX_ENTRY = 128_000
+
+
 class _Redacting(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        return redact(writable(super().format(record), MAX_ENTRY))
+
+    def formatException(self, ei: Any) -> str:
+        return trace_of(ei[1])
 
 
 class _Lossy(logging.StreamHandler[TextIO]):

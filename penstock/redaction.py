@@ -6,6 +6,7 @@ it is quoted; and whatever looks like a password in an address is masked even wh
 
 import json
 import re
+from collections.abc import Iterator
 from urllib.parse import quote, unquote, urlsplit
 
 #: What stands in the place of a secret.
@@ -13,19 +14,22 @@ MASK = "***"
 
 #: Names of variables and arguments whose values must not be shown; ``monkey`` and ``tokenizer`` are none of them.
 SECRET_NAME = re.compile(
-    r"(?:^|[_-])(?:\w*(?:SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL)\w*|TOKEN|KEYS?|AUTH|DSN|PASS|PWD|PAT|\w*APIKEY)"
-    r"(?:$|[_-])",
+    r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL"
+    r"|(?:(?:^|[_-])(?:TOKEN|KEYS?|AUTH|DSN|PASS|PWD|PAT)|APIKEY)(?:$|[_-])",
     re.IGNORECASE,
 )
 
-#: An address with a password. Up to the last @ before another address, for a password may hold blanks, quotes and @;
-#: but what is a port and no more (``h:6379/0 ...``) begins none.
-_PASSWORD = re.compile(r"(?<=://)([^:/@\s\[]*):(?!\d{1,5}(?:/[\w.-]*)?(?:[\s\"')\]},;]|$))((?:(?!\w://).)*)@")
-#: A secret in the query of an address, without the quotes and brackets that may follow it.
-_OPTION = re.compile(
-    r"([?&][\w-]*(?:password|passwd|pwd|token|secret|key|auth)[\w-]*)=([^&\s]*?)(?=[\"')\]},;.:]*(?:[&\s]|$))",
-    re.IGNORECASE,
-)
+# Texts of others are looked through, of any length: nothing here may look at the same characters again and again.
+#: Where a line ends or another address begins: up to the last @ before that a password may reach, for it may hold
+#: blanks, quotes and @.
+_MARK = re.compile(r"\n|\w(?=://)")
+#: What stands before a password in an address; but what is a port and no more (``h:6379/0 ...``) begins none.
+_USER = re.compile(r"(?<=://)([^:/@\s\[]*):(?!\d{1,5}(?:/[\w.-]*)?(?:[\s\"')\]},;]|$))")
+#: A name in the query of an address, and its value, with the quotes and brackets that may follow it.
+_OPTION = re.compile(r"[?&]([\w-]+)=")
+_VALUE = re.compile(r"[^&\s]*")
+_BEHIND = "\"')]},;.:"
+_SECRET_OPTION = re.compile(r"password|passwd|pwd|token|secret|key|auth", re.IGNORECASE)
 #: What penstock writes where a password has its place.
 _PLACE = "PASSWORD"
 #: Shorter ones would mask parts of words.
@@ -45,22 +49,52 @@ def know(secret: str) -> None:
 
 def know_url(url: str) -> None:
     """Mask the password of an address, and what is secret in its query."""
-    for match in _PASSWORD.finditer(url):
-        know(match[2])
-        know(unquote(match[2]))
-    for match in _OPTION.finditer(url):
-        know(unquote(match[2]))
+    for start, end in _passwords(url):
+        know(url[start:end])
+        know(unquote(url[start:end]))
+    for start, end in _options(url):
+        know(unquote(url[start:end]))
 
 
 def redact(text: str) -> str:
-    """``text`` with every secret in it masked."""
+    """``text`` with every secret in it masked. Takes time in proportion to its length."""
     for secret in _known:
         if secret in text:
             text = text.replace(secret, MASK)
     if "://" in text:
-        text = _PASSWORD.sub(lambda match: match[0] if match[2] == _PLACE else f"{match[1]}:{MASK}@", text)
-        text = _OPTION.sub(lambda match: f"{match[1]}={MASK}", text)
+        text = _masked(text, [(a, b) for a, b in _passwords(text) if text[a:b] != _PLACE])
+        text = _masked(text, list(_options(text)))
     return text
+
+
+def _masked(text: str, places: list[tuple[int, int]]) -> str:
+    kept, last = [], 0
+    for start, end in places:
+        kept += [text[last:start], MASK]
+        last = end
+    return "".join((*kept, text[last:]))
+
+
+def _passwords(text: str) -> Iterator[tuple[int, int]]:
+    """Where passwords in addresses begin and end."""
+    start = 0
+    for end in (*(mark.start() for mark in _MARK.finditer(text)), len(text)):
+        at = text.rfind("@", start, end)
+        user = _USER.search(text, start, end) if at >= 0 else None
+        if user is not None and user.end() <= at:
+            yield user.end(), at
+        start = end
+
+
+def _options(text: str) -> Iterator[tuple[int, int]]:
+    """Where secret values in the queries of addresses begin and end."""
+    done = 0
+    for option in _OPTION.finditer(text):
+        if option.start() >= done and _SECRET_OPTION.search(option[1]):
+            value = _VALUE.match(text, option.end())
+            assert value is not None
+            done = value.end()
+            yield option.end(), option.end() + len(value[0].rstrip(_BEHIND))
 
 
 def is_secret(name: str, value: object) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock import redaction
-from penstock.logs import set_up
+from penstock.logs import MAX_ENTRY, set_up
 from penstock.redaction import is_secret, know, know_url, redact
 
 
@@ -89,3 +89,29 @@ def test_logs_and_their_tracebacks_mask_what_is_known(capsys: pytest.CaptureFixt
     assert "the word is ***" in said
     assert "ValueError: ***" in said
     assert "hush" not in said
+
+
+@pytest.mark.parametrize("unit", ["://:", " ://x:y ", "a://b:", "a://b:c@", "?key=", "&a-key", "?a.", "?" + "key" * 9])
+def test_a_text_of_any_length_is_looked_through_once(unit: str) -> None:
+    """Whoever raises or answers with such a text must not stop who logs it: this took hours."""
+    text = "redis://user:hunter22@host " + unit * (2**20 // len(unit))
+    assert "hunter22" not in redact(text)
+
+
+def test_the_name_of_a_secret_is_found_in_a_name_of_any_length() -> None:
+    assert not is_secret("A_" * 100_000 + "SECRE", "x")
+    assert is_secret("A_" * 100_000 + "SECRET", "x")
+
+
+@pytest.mark.usefixtures("root_logging")
+def test_an_entry_of_the_log_is_bounded_and_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    know("hunter2222")
+    set_up("part")
+    try:
+        raise ValueError("hunter2222" + "x" * 10**7)
+    except ValueError:
+        logging.getLogger("test").exception("it raised %s", "y" * 10**7)
+    said = capsys.readouterr().err
+    assert "hunter2222" not in said
+    assert said.endswith("x\n")
+    assert len(said) <= MAX_ENTRY + 1000
