@@ -80,7 +80,7 @@ RENAMED: Mapping[str, str] = MappingProxyType(
 
 def release_of(version: str) -> tuple[int, ...]:
     """The numbers of a version such as "0.5.20.post1", without what follows them."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
+    match = re.match(r"\d{1,9}(?:\.\d{1,9})*", version)
     return tuple(map(int, match.group().split("."))) if match else ()
 
 

@@ -25,6 +25,7 @@ from penstock.messages import LogprobKind, Publication
 from penstock.model_config import read_config, read_eos_token_ids, read_vocab_size
 from penstock.out_of_memory import engine_advice
 from penstock.sampling import ORIGINAL_LOGPROB
+from penstock.words import MAX_SAID, shown, writable
 from workers import server as servers
 from workers.engine_args import check_arguments
 from workers.external import check_external
@@ -34,9 +35,31 @@ from workers.logprob_kind import TEMPERATURE as PROBE_TEMPERATURE
 from workers.routing import ASK, FLAG, Routing, Rows
 from workers.routing import NAME as ROUTED_EXPERTS
 from workers.seeds import sample_seed
-from workers.segment import STALE_PREFIX, Drawn, Scores, Segment, all_finite, read_drawn, read_scored
+from workers.segment import (
+    STALE_PREFIX,
+    Drawn,
+    Scores,
+    Segment,
+    all_finite,
+    count_of,
+    meta_of,
+    read_drawn,
+    read_scored,
+    spans_of,
+)
 from workers.server_info import ServerInfo, read_info
-from workers.stream import MARK, MAX_EVENT_BYTES, PROVEN, Answer, Heard, read_events
+from workers.stream import (
+    MARK,
+    MAX_EVENT_BYTES,
+    PROVEN,
+    Answer,
+    Heard,
+    check_length,
+    number_in,
+    read_body,
+    read_events,
+    read_head,
+)
 from workers.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
 
 #: Idle connections are dropped before the server (5 s) drops them: a POST on a dropped one cannot be sent again.
@@ -204,7 +227,7 @@ class Engine:
 
     async def _probe(self) -> None:
         try:
-            told = await self._call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
+            told = await self._ask("/server_info")
         except EngineError as exc:
             if self._server is None and not self.info.version:
                 raise ConfigError(f"engine.url {self.url} does not answer as an SGLang server ({exc}).") from exc
@@ -212,7 +235,7 @@ class Engine:
             raise
         self.is_away = False
         if self._server is None:
-            served = await self._call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
+            served = await self._ask("/model_info")
             check_external(self.url, told, served, read_config(self.model.path))
         self.info = read_info(told, self.config.reports_spans)
         if self.routing is not None and not told.get(FLAG.replace("-", "_")):
@@ -258,7 +281,7 @@ class Engine:
             "rid": self._wire_rid("proof"),
         }
         answer = await self._call("POST", "/generate", body, timeout_s)
-        self._check_ours(answer["meta_info"].get("weight_version"), self.version, "proof")
+        self._check_ours(meta_of(answer, "proof").get("weight_version"), self.version, "proof")
 
     async def stop(self) -> None:
         """End a spawned server with every process it made; requests still running raise EngineDied."""
@@ -350,18 +373,17 @@ class Engine:
             self._heard.pop(wire_rid, None)
             if not live:
                 self._live.pop(rid, None)
-        return self._segment(answer, sent, rid)
+        segment = self._segment(answer, sent, rid)
+        check_length(len(segment.output_ids), _most_tokens(body), rid)
+        return segment
 
     async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard) -> dict[str, Any]:
-        answer = Answer(rid, incremental=self.info.streams_increments)
+        answer = Answer(rid, incremental=self.info.streams_increments, most=_most_tokens(body))
         async with self._request("POST", "/generate", body, self.config.request_timeout_s) as response:
             if response.status != 200:
-                raise _refusal(f"engine {self.name} answered /generate", response.status, await response.read())
-            max_bytes = MAX_EVENT_BYTES
-            if self.routing is not None:
-                sequence = len(body["input_ids"]) + int(body["sampling_params"].get("max_new_tokens") or 0)
-                max_bytes += self.routing.wire_bytes(sequence)
-            async for event in read_events(response.content, max_bytes):
+                said = await read_head(response.content)
+                raise _refusal(f"engine {self.name} answered /generate", response.status, said)
+            async for event in read_events(response.content, self._most_bytes(body)):
                 ids, logprobs = answer.add(event)
                 self._heard[body["rid"]] = time.monotonic()
                 if answer.is_finished:
@@ -378,7 +400,7 @@ class Engine:
         meta = drawn.meta
         self.num_aborted += drawn.reason == "abort"
         versions, unproven = self._versions(meta, len(drawn.ids), sent, rid, answer.get(PROVEN) or [])
-        if self._has_stale_prefix(meta, sent):
+        if self._has_stale_prefix(meta, sent, rid):
             self.num_stale_prefixes += 1
             return Segment([], [], [], "abort", 0, 0, STALE_PREFIX)
         return Segment(
@@ -386,8 +408,8 @@ class Engine:
             logprobs=drawn.logprobs,
             versions=versions,
             finish_reason=drawn.reason,
-            cached_tokens=meta.get("cached_tokens") or 0,
-            prompt_tokens=meta.get("prompt_tokens") or 0,
+            cached_tokens=count_of(meta, "cached_tokens", rid),
+            prompt_tokens=count_of(meta, "prompt_tokens", rid),
             message=drawn.message,
             experts=self._experts(drawn, rid),
             unproven=unproven,
@@ -398,19 +420,20 @@ class Engine:
         told = drawn.meta.get(ROUTED_EXPERTS)
         if self.routing is None or (told is None and drawn.reason == "abort"):
             return None
-        return self.routing.read(told, (drawn.meta.get("prompt_tokens") or 0) + len(drawn.ids), rid)
+        return self.routing.read(told, count_of(drawn.meta, "prompt_tokens", rid) + len(drawn.ids), rid)
 
-    def _has_stale_prefix(self, meta: dict[str, Any], sent: int) -> bool:
+    def _has_stale_prefix(self, meta: dict[str, Any], sent: int, rid: str) -> bool:
         """Whether it began under newer weights than it was sent under, on prefix KV of the older ones.
 
         A request that waits in the server's queue while weights change in place looks into the namespace of its
         sending. What it drew is the policy of no version, so it is drawn anew.
         """
         spans = meta.get("weight_versions") if self.info.reports_spans else None
-        if not spans or not meta.get("cached_tokens"):
+        if not spans or not count_of(meta, "cached_tokens", rid):
             return False
         first = spans[0]["version"]
-        return isinstance(first, str) and first.isdecimal() and int(first) > sent
+        version = number_in(first) if isinstance(first, str) else None
+        return version is not None and version > sent
 
     def _wire_rid(self, rid: str) -> str:
         """A name that no other request to the server ever has, of this client or of another.
@@ -440,7 +463,7 @@ class Engine:
         token, and the true one wherever the request was answered before the next load (drain, abort).
         """
         last = self._check_ours(meta.get("weight_version"), sent, rid)
-        spans = meta.get("weight_versions") if self.info.reports_spans else None
+        spans = spans_of(meta, count, rid) if self.info.reports_spans else []
         if not spans:
             known = [sent] * count
             for version, start in proven:
@@ -452,28 +475,22 @@ class Engine:
         versions: list[int] = []
         doubted: list[bool] = []
         older = sent
-        for span in spans:
-            version = self._check_ours(span["version"], sent, rid)
-            if span["start"] != len(versions):
-                raise EngineError(f"{rid}: the engine's version spans have a gap at token {len(versions)}.")
-            length = span["end"] - span["start"]
-            if not 0 <= length <= count:
-                raise EngineError(f"{rid}: the engine's version spans cover other than its {count} tokens.")
+        for told, length in spans:
+            version = self._check_ours(told, sent, rid)
             unproven = min(self.info.window, length) if version != older else 0
             versions += [older] * unproven + [version] * (length - unproven)
             doubted += [True] * unproven + [False] * (length - unproven)
             older = version
-        if len(versions) != count:
-            raise EngineError(f"{rid}: the engine's version spans cover {len(versions)} of {count} tokens.")
         return versions, doubted
 
     def _check_ours(self, reported: Any, sent: int, rid: str) -> int:
         number = reported.removesuffix(MARK) if isinstance(reported, str) else ""
-        version = int(number) if number.isdecimal() else -1
+        known = number_in(number)
+        version = -1 if known is None else known
         if sent >= 0 and reported is not None and not sent <= version <= self._newest:
             raise EngineDied(
-                f"{rid}: the engine answered with weights {reported!r} where {sent} to {self._newest} was loaded: it "
-                "was restarted or loaded by someone else; load the current publication."
+                f"{rid}: the engine answered with weights {shown(reported)} where {sent} to {self._newest} was loaded: "
+                "it was restarted or loaded by someone else; load the current publication."
             )
         return version
 
@@ -573,7 +590,7 @@ class Engine:
         finally:
             self.loading = False
         if not answer.get("success"):
-            message = str(answer.get("message", answer))
+            message = writable(str(answer.get("message", answer)), MAX_SAID)
             # Its roll-back reads the folder that just failed.
             if "rolling back" in message.lower():
                 raise EngineDied(f"the engine's weights are mixed after a failed load; restart it: {message}")
@@ -737,13 +754,30 @@ class Engine:
     ) -> Any:
         """One request; returns the decoded answer."""
         async with self._request(method, path, body, timeout_s) as response:
-            answer, status = await response.read(), response.status
+            status = response.status
+            if status in ok:
+                answer = await read_body(response.content, self._most_bytes(body))
+            else:
+                answer = await read_head(response.content)
         if status not in ok:
             raise _refusal(f"engine {self.name} answered {path}", status, answer)
         try:
             return orjson.loads(answer) if answer and is_json else {}
         except orjson.JSONDecodeError as exc:
             raise EngineError(f"engine {self.name} answered {path} with what is not JSON: {answer[:200]!r}.") from exc
+
+    async def _ask(self, path: str) -> dict[str, Any]:
+        """What the server says about itself there. Raises EngineError where that is no map."""
+        told = await self._call("GET", path, timeout_s=self.config.health_timeout_s)
+        if not isinstance(told, dict):
+            raise EngineError(f"engine {self.name} answered {path} with {shown(told)}, which is no map.")
+        return told
+
+    def _most_bytes(self, body: dict[str, Any] | None) -> int:
+        """Most bytes of the answer to a request, or of one event of it."""
+        if self.routing is None or body is None or "input_ids" not in body:
+            return MAX_EVENT_BYTES
+        return MAX_EVENT_BYTES + self.routing.wire_bytes(len(body["input_ids"]) + (_most_tokens(body) or 0))
 
     @asynccontextmanager
     async def _request(
@@ -777,6 +811,11 @@ class Engine:
 
 def _unheard(_: int, __: list[int], ___: list[float]) -> None:
     """What is drawn is read at its end."""
+
+
+def _most_tokens(body: dict[str, Any]) -> int | None:
+    most = body["sampling_params"].get("max_new_tokens")
+    return None if most is None else int(most)
 
 
 def _refusal(who: str, status: int, answer: bytes) -> EngineError:

@@ -22,7 +22,7 @@ def check_external(url: str, info: Mapping[str, Any], served: Mapping[str, Any],
         ConfigError: it cannot serve this run; the text says what to change.
     """
     here = f"engine.url {redact(url)}"
-    ours, theirs = (set(one.get("architectures") or ()) for one in (model, served))
+    ours, theirs = (set(map(str, one.get("architectures") or ())) for one in (model, served))
     if ours and theirs and not ours & theirs:
         raise ConfigError(
             f"{here} serves {', '.join(sorted(theirs))} from {served.get('model_path')}, and model.path holds "

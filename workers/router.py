@@ -18,6 +18,7 @@ import orjson
 from penstock.errors import ConfigError, EngineDied, EngineError
 from penstock.fleet_config import MemberConfig, RouterConfig
 from workers.server import Server, check_python, free_port, supervise
+from workers.stream import MAX_EVENT_BYTES, read_body
 
 log = logging.getLogger(__name__)
 
@@ -297,7 +298,7 @@ class Router:
             raise EngineDied(f"router {self.name} is not running.")
         try:
             async with self._session.request(method, self.url + path, json=body) as response:
-                answer, status = await response.read(), response.status
+                answer, status = await read_body(response.content, MAX_EVENT_BYTES), response.status
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as exc:
             raise EngineDied(f"router {self.name} did not answer {path} ({exc!r}).") from exc
         if status >= 400:

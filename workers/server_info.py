@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import EngineError
+from penstock.words import MAX_NAME, shown, writable
 from workers.capabilities import capabilities_of
 
 
@@ -43,23 +45,32 @@ def read_info(told: Mapping[str, Any], reports_spans: bool | None = None) -> Ser
 
     Raises:
         ConfigError: its release is too old.
+        EngineError: a number that it tells is none.
     """
-    version = str(told.get("version", ""))
+    version = writable(str(told.get("version", "")), MAX_NAME)
     known = capabilities_of(version)
     plain = (told.get("pp_size") or 1) == 1 and (told.get("dp_size") or 1) == 1
     return ServerInfo(
         version=version,
         reports_spans=known.reports_spans if reports_spans is None else reports_spans,
-        max_context=int(told.get("max_req_input_len") or sys.maxsize),
+        max_context=_number(told, "max_req_input_len") or sys.maxsize,
         deterministic=bool(told.get("enable_deterministic_inference", False)),
         shares_prefixes=not told.get("disable_radix_cache", False),
         streams_increments=bool(told.get("incremental_streaming_output", False)),
-        num_ranks=int(told.get("tp_size") or 1) if plain else 0,
+        num_ranks=(_number(told, "tp_size") or 1) if plain else 0,
         # A CPU server goes through the motions and frees nothing.
         saves_memory=bool(told.get("enable_memory_saver")) or told.get("device") == "cpu",
         answers_in_turn=plain and all((told.get(name) or 1) == 1 for name in _LINES),
         window=_window(told),
     )
+
+
+def _number(told: Mapping[str, Any], name: str) -> int:
+    """A number that it tells; 0 where it does not."""
+    value = told.get(name) or 0
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise EngineError(f"the server tells {name} = {shown(value)}, which is no number.")
+    return value
 
 
 #: More than one of these, and answers overtake each other.
@@ -69,8 +80,8 @@ _LINES = ("tokenizer_worker_num", "detokenizer_worker_num")
 def _window(told: Mapping[str, Any]) -> int:
     """Where steps overlap, the result of one that ran under the old weights may be counted after the change: at most
     one token per request, or a whole draft when speculating. Whether a request had one is not told."""
-    overlaps = not told.get("disable_overlap_schedule", False) or (told.get("pp_size") or 1) > 1
-    return max(1, int(told.get("speculative_num_draft_tokens") or 0) + 1) if overlaps else 0
+    overlaps = not told.get("disable_overlap_schedule", False) or _number(told, "pp_size") > 1
+    return max(1, _number(told, "speculative_num_draft_tokens") + 1) if overlaps else 0
 
 
 def merge(infos: Sequence[ServerInfo]) -> ServerInfo:

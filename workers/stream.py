@@ -10,9 +10,15 @@ from typing import Any, Protocol
 import orjson
 
 from penstock.errors import EngineError, EngineRefused
+from penstock.words import shown
+from workers.segment import are_ids
 
 #: Most bytes of one event without what is asked for beside tokens; an answer of a million tokens stays below it.
 MAX_EVENT_BYTES = 64 * 1024 * 1024
+#: Most bytes that are read of a refusal.
+MAX_HEAD_BYTES = 64 * 1024
+#: So many tokens more than it was asked for an answer may have: the draft of a server that speculates.
+MAX_OVER = 256
 
 #: Told of new tokens while they are drawn: the version at the sending, ids [T] and logprobs [T], one for each. No
 #: newer version than that one is claimed for them: only an answer's end tells what was drawn under which weights.
@@ -28,13 +34,38 @@ PROVEN = "penstock_proven"
 def marked_version(reported: Any) -> int | None:
     """The version that a server names, where it has the mark."""
     number = reported.removesuffix(MARK) if isinstance(reported, str) and reported.endswith(MARK) else ""
-    return int(number) if number.isdecimal() else None
+    return number_in(number)
+
+
+def number_in(text: str) -> int | None:
+    """The version that a text is; None where it is none."""
+    return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
 class Chunks(Protocol):
     """Body of an answer as it arrives."""
 
     def iter_any(self) -> AsyncIterator[bytes]: ...
+
+
+async def read_body(body: Chunks, max_bytes: int) -> bytes:
+    """All of an answer that is no stream. Raises EngineError where it has more than ``max_bytes``."""
+    read = bytearray()
+    async for chunk in body.iter_any():
+        read += chunk
+        if len(read) > max_bytes:
+            raise EngineError(f"the engine's answer has more than {max_bytes} bytes.")
+    return bytes(read)
+
+
+async def read_head(body: Chunks, max_bytes: int = MAX_HEAD_BYTES) -> bytes:
+    """The beginning of what a server says to a refusal."""
+    read = bytearray()
+    async for chunk in body.iter_any():
+        read += chunk
+        if len(read) >= max_bytes:
+            break
+    return bytes(read[:max_bytes])
 
 
 async def read_events(body: Chunks, max_bytes: int = MAX_EVENT_BYTES) -> AsyncIterator[dict[str, Any]]:
@@ -69,16 +100,24 @@ def _decode(data: bytes) -> dict[str, Any]:
     return event
 
 
+def check_length(count: int, most: int | None, rid: str) -> None:
+    """Raise EngineError where an answer has far more tokens than the ``most`` that were asked for."""
+    if most is not None and count > most + MAX_OVER:
+        raise EngineError(f"{rid}: the engine gave {count} tokens where {most} were asked for.")
+
+
 class Answer:
     """One answer out of its events.
 
     Args:
         incremental: events hold what is new, not all so far, where they do not tell how many tokens there are.
         rid: named in errors.
+        most: tokens that were asked for; None: nobody said.
     """
 
-    def __init__(self, rid: str, *, incremental: bool) -> None:
+    def __init__(self, rid: str, *, incremental: bool, most: int | None = None) -> None:
         self._rid = rid
+        self._most = most
         self._incremental = incremental
         self._ids: list[int] = []
         self._entries: list[Any] = []
@@ -110,21 +149,26 @@ class Answer:
         self._last = event
         meta, ids = self._meta, event.get("output_ids") or []
         entries = meta.get("output_token_logprobs") or []
+        if not are_ids(ids) or not isinstance(entries, list):
+            raise EngineError(
+                f"{self._rid}: the engine streamed {shown(ids)} and {shown(entries)}, no ids or logprobs."
+            )
         known = min(len(self._ids), len(self._entries))
         if self._is_increment(ids):
             self._ids += ids
             self._entries += entries
         else:
             self._ids, self._entries = ids, entries
+        check_length(max(len(self._ids), len(self._entries)), self._most, self._rid)
         fresh = min(len(self._ids), len(self._entries))
         self._note_mark()
         try:
             new = [int(token) for token in self._ids[known:fresh]]
             drawn = [int(entry[1]) for entry in self._entries[known:fresh]]
             logprobs = [float(entry[0]) for entry in self._entries[known:fresh]]
-        except (TypeError, ValueError, IndexError) as exc:
+        except (TypeError, ValueError, IndexError, KeyError) as exc:
             raise EngineError(
-                f"{self._rid}: the engine streamed ids or logprobs that are no numbers ({exc!r})."
+                f"{self._rid}: the engine streamed ids or logprobs that are no numbers ({shown(exc)})."
             ) from exc
         if new != drawn:
             raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it drew.")
@@ -151,12 +195,14 @@ class Answer:
         error = event.get("error")
         if isinstance(error, dict):
             refused = EngineRefused if error.get("code") == 400 else EngineError
-            raise refused(f"{self._rid}: the engine answered {error.get('code')}: {str(error.get('message'))[:500]}")
+            raise refused(
+                f"{self._rid}: the engine answered {shown(error.get('code'))}: {str(error.get('message'))[:500]}"
+            )
         meta = event.get("meta_info")
         finish = meta.get("finish_reason") if isinstance(meta, dict) else None
         if isinstance(finish, dict) and (status := finish.get("status_code")):
             refused = EngineRefused if status == 400 else EngineError
-            raise refused(f"{self._rid}: the engine ended it with {status}: {str(finish.get('message'))[:500]}")
+            raise refused(f"{self._rid}: the engine ended it with {shown(status)}: {str(finish.get('message'))[:500]}")
 
     def whole(self) -> dict[str, Any]:
         """What the server would have answered without a stream."""
