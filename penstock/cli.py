@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import closing
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -213,15 +214,17 @@ def _with_redis(config: "Config") -> "Config":
     """``config`` with the address of a Redis that answers; SIGTERM ends the wait."""
     from penstock.await_redis import await_redis
     from penstock.connect import check_durable
+    from penstock.control import Control
 
     # As process 1 of a container it would not end it by itself.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPT))
     try:
         config = await_redis(config)
+        if config.redis.require_aof and (url := config.redis.url) is not None:
+            with closing(Control(url)) as control:
+                control.do(lambda client: check_durable(client, url))
     finally:
         signal.signal(signal.SIGTERM, before)
-    if config.redis.require_aof and config.redis.url is not None:
-        check_durable(config.redis.url)
     return config
 
 

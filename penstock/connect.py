@@ -49,24 +49,24 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> re
     client: redis.Redis = _client(redis.Redis, url, timeout_s, Retry(NoBackoff(), 0))
     if check:
         try:
-            _judge(*_ask(client), url)
-        except RedisError as exc:
-            client.close()
-            raise translate(exc, url) from exc
+            ask(client, url)
         except PenstockError:
             client.close()
             raise
     return client
 
 
-def check_durable(url: str) -> None:
-    """Refuse a control Redis that keeps no append-only file. Blocks. Raises ConfigError, and as ``connect``."""
-    with connect(url) as client:
-        try:
-            enabled = int(client.info("persistence").get("aof_enabled", 1))
-        except RedisError as exc:
-            raise translate(exc, url) from exc
-    if not enabled:
+def ask(client: redis.Redis, url: str) -> None:
+    """Ask the server of a client whether it will do. Blocks. Raises as ``connect`` does."""
+    try:
+        _judge(*_ask(client), url)
+    except RedisError as exc:
+        raise translate(exc, url) from exc
+
+
+def check_durable(client: redis.Redis, url: str) -> None:
+    """Refuse a control Redis without an append-only file. Blocks for a round trip. Raises ConfigError, RedisError."""
+    if not int(client.info("persistence").get("aof_enabled", 1)):
         raise ConfigError(
             f"Redis at {redact(url)} keeps no append-only file, so the run is lost when it dies: set appendonly yes "
             "there, or redis.require_aof: false to do without."

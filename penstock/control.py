@@ -15,6 +15,7 @@ import redis.asyncio
 from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError
 
 from penstock import connect
+from penstock.errors import PenstockError, QueueRefused, QueueUnavailable
 from penstock.payload_folder import PayloadFolder, is_folder
 from penstock.refusals import DiskRefused
 from penstock.scripts import Call, run, run_async
@@ -43,11 +44,12 @@ class _Patience:
         now = time.monotonic()
         if not self.began:
             self.began = now
+        why = exc if isinstance(exc, QueueUnavailable) else connect.translate(exc, self.url)
         if self.stopped() or now - self.began >= self.patience_s:
-            raise connect.translate(exc, self.url) from exc
+            raise why from exc.__cause__ if why is exc else exc
         if now - self.said >= SAY_EVERY_S:
             self.said = now
-            log.warning("waiting for Redis since %.0f s: %s", now - self.began, connect.translate(exc, self.url))
+            log.warning("waiting for Redis since %.0f s: %s", now - self.began, why)
         self.wait = min(self.wait * 2, LONGEST_WAIT_S)
         return self.wait
 
@@ -56,9 +58,13 @@ class Control:
     """The control Redis for threads that may block.
 
     Args:
-        url: address of the server; it is checked at once (QueueUnavailable, ConfigError), unless ``check`` is False.
-        patience_s: longest wait for a server that is gone; infinite by default.
+        url: address of the server; it is asked at once whether it will do, unless ``check`` is False.
+        patience_s: longest wait for a server that is gone, the first time too; infinite by default.
         stopped: asked before every further try; true ends the wait with QueueUnavailable.
+
+    Raises:
+        QueueUnavailable: it does not answer, and patience is over.
+        QueueRefused, ConfigError: it answers, and will not do; as ``connect``.
     """
 
     def __init__(
@@ -72,7 +78,24 @@ class Control:
         self.url = url
         self.patience_s = patience_s
         self.stopped = stopped
-        self.client: Client = PayloadFolder(url) if is_folder(url) else connect.connect(url, check=check)
+        self.client: Client = PayloadFolder(url) if is_folder(url) else connect.connect(url, check=False)
+        if check and not is_folder(url):
+            self._ask()
+
+    def _ask(self) -> None:
+        """See whether the server will do; one that does not answer is waited for."""
+        patience = _Patience(self.url, self.patience_s, self.stopped)
+        try:
+            while True:
+                try:
+                    return connect.ask(self.client, self.url)
+                except QueueRefused:
+                    raise
+                except QueueUnavailable as exc:
+                    time.sleep(patience.next_wait(exc))
+        except PenstockError:
+            self.client.close()
+            raise
 
     def call(self, call: Call[T]) -> T:
         """Send a verb until it is answered. Blocks."""

@@ -69,7 +69,7 @@ def add(
     from penstock.control import Control
 
     try:
-        Control(check_store_url(url)).close()
+        Control(check_store_url(url), patience_s=0).close()
     except ValueError as exc:
         raise ConfigError(f"The URL {exc}.") from exc
     target = Target(run, redis, directory)
@@ -93,7 +93,7 @@ def drain(
     server = payload_servers.set_state(target.client, target.keys, name, "draining")
     typer.echo(f"Payload server {name} is draining; what lies there is still read.")
     said = ""
-    with contextlib.closing(Control(server.url)) as store:
+    with contextlib.closing(Control(server.url, patience_s=0)) as store:
         while wait:
             state = payload_servers.drain(target.client, store.client, target.keys, server)
             if state.done:

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from penstock import scripts
 from penstock.config import Config
 from penstock.connect import connect, connect_blocking
-from penstock.control import PASSING, Client
+from penstock.control import PASSING, Client, Control
 from penstock.errors import ConfigError
 from penstock.keys import Keys
 from penstock.messages import pack
@@ -96,7 +96,7 @@ class Pool:
         self.config, self.name = config, name
         self.keys = Keys(config.run)
         self.functions = load_rewards(config)
-        connect(config.redis.url).close()
+        Control(config.redis.url).close()
         self._client: Client = connect(config.redis.url, timeout_s=REDIS_S, check=False)
         self._waiting = Waiting(self._client, self.keys, f"verifiers:{name}")
         self._seats = [_Seat(index) for index in range(config.reward.pool.workers)]

@@ -4,14 +4,21 @@ import contextlib
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from urllib.parse import urlsplit, urlunsplit
 
 
 class CutProxy:
-    """Passes bytes on between whoever connects to ``url`` and the server at ``target``, from ``up`` on."""
+    """Passes bytes on between whoever connects to ``url`` and the server at ``target``, from ``up`` on.
 
-    def __init__(self, target: str) -> None:
+    Args:
+        refused: numbers of connections, from 1 on, that are ended at once.
+    """
+
+    def __init__(self, target: str, refused: Collection[int] = ()) -> None:
+        self._refused = refused
+        #: Connections so far.
+        self.count = 0
         self._parts = urlsplit(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
@@ -54,7 +61,8 @@ class CutProxy:
             except OSError:
                 return
             with self._lock:
-                if self._is_cut:
+                self.count += 1
+                if self._is_cut or self.count in self._refused:
                     near.close()
                     continue
                 far = socket.create_connection((self._parts.hostname or "127.0.0.1", self._parts.port or 6379))

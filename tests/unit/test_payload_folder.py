@@ -138,6 +138,7 @@ def test_a_reader_never_misses_a_payload_that_is_being_kept(folder: PayloadFolde
 
 def test_a_rank_reads_only_its_ranges_of_a_shared_file(folder: PayloadFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.connect.connect", lambda url, **_: None)
+    monkeypatch.setattr("penstock.connect.ask", lambda client, url: None)
     reader = PayloadReader(RedisConfig(url="redis://h:1", payload_servers={"f": folder.url}))
     rows = [
         Row("d/0/7", k, "t", "f", 0, 2, 1, 0, 1, 1, 1, 1, 1, 0.0, "completed", shared=[0, 2 * k, 6]) for k in range(3)

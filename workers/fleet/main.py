@@ -19,8 +19,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from penstock.config import Config
-from penstock.connect import connect
-from penstock.control import PASSING, Client
+from penstock.control import PASSING, Client, Control
 from penstock.errors import ConfigError, PenstockError
 from penstock.keys import Keys
 from penstock.launch import Stop
@@ -75,7 +74,7 @@ class Fleet:
         self.launcher = launcher
         self.stop = stop
         self.keys = Keys(config.run)
-        self.client: Client = connect(config.redis.url)
+        self.client: Client = Control(config.redis.url).client
         self._taken: dict[str, frozenset[int]] = {}
         self.plan = self._reserved(lambda: plan(config, nodes, self._taken), None)
         self._specs = specs_of(config, self.plan)
