@@ -15,16 +15,18 @@ local function now_ms()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
--- For how long (ms) somebody who looks after others has been in contact with this server, without a break of more than
--- `gap` ms between two looks. What could not be renewed during an outage, a failover, a restart or a freeze of whoever
--- looks says nothing of those who were to renew it. Counted anew on another server, and where its clock was set back.
-local function contact(prefix, gap)
+-- For how long (ms) somebody who looks after others, `who`, has been in contact with this server, without a break of more
+-- than `gap` ms between two looks. What could not be renewed during an outage, a failover, a restart or a freeze of
+-- whoever looks says nothing of those who were to renew it. Counted anew on another server, and where its clock was set
+-- back; each counts by itself, since what is a break for one gap is none for another.
+local function contact(prefix, who, gap)
   local key, now = prefix .. 'contact', now_ms()
   local server = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
-  local c = redis.call('HMGET', key, 'server', 'last', 'since')
+  local at = {'server:' .. who, 'last:' .. who, 'since:' .. who}
+  local c = redis.call('HMGET', key, unpack(at))
   local last, since = tonumber(c[2] or 0), tonumber(c[3] or now)
   if c[1] ~= server or now < last or now - last > gap then since = now end
-  redis.call('HSET', key, 'server', server, 'last', now, 'since', since)
+  redis.call('HSET', key, at[1], server, at[2], now, at[3], since)
   return now - since
 end
 

@@ -11,7 +11,7 @@ if not leads(KEYS[1], ARGV[2], ARGV[3]) then return {'leader'} end
 if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[4] then return {'subs'} end
 -- a trainer that could not renew for an outage is back within this time
 local grace = math.min(absent, BACK_MS)
-if contact(prefix, math.max(GAP_MS, grace / 2)) <= grace then return {'contact'} end
+if contact(prefix, 'park:' .. ARGV[5], math.max(GAP_MS, grace / 2)) <= grace then return {'contact'} end
 local s = redis.call('HMGET', KEYS[3], 'seen', 'parked', 'share')
 if redis.call('EXISTS', KEYS[5]) == 1 or now_ms() - tonumber(s[1] or 0) <= absent then return {'present'} end
 if s[2] == '1' then return {'parked already'} end

@@ -9,7 +9,7 @@ freeing(prefix)
 local elected = redis.call('GET', KEYS[1])
 if elected and elected ~= ARGV[3] then return 'elected' end
 redis.call('SET', KEYS[1], ARGV[3], 'PX', math.max(2000, lease))
-if contact(prefix, lease / 2) <= lease then return 'contact' end
+if contact(prefix, 'reclaim', lease / 2) <= lease then return 'contact' end
 local moved = {}
 for _, p in ipairs(redis.call('XPENDING', KEYS[2], GROUP, 'IDLE', lease, '-', '+', ARGV[5])) do
   local found = redis.call('XRANGE', KEYS[2], p[1], p[1])

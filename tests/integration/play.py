@@ -173,8 +173,11 @@ def in_contact(client: redis.Redis, keys: Keys) -> None:
     """The leader has looked without a break for longer than any lease, as after a quiet hour."""
     seconds, micros = client.time()
     now = 1000 * int(seconds) + int(micros) // 1000
-    record = {"server": str(client.info("server")["run_id"]), "last": now, "since": 0}
-    client.hset(keys.of("contact"), mapping=record)
+    server = str(client.info("server")["run_id"])
+    subs = [field.decode()[4:] for field in client.hkeys(keys.subs) if field.startswith(b"sub:")]
+    for who in ("reclaim", *(f"park:{sub}" for sub in subs)):
+        record = {f"server:{who}": server, f"last:{who}": now, f"since:{who}": 0}
+        client.hset(keys.of("contact"), mapping=record)
 
 
 def state(client: redis.Redis, keys: Keys, job: str) -> str:

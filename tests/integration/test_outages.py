@@ -93,3 +93,25 @@ def test_a_subscription_is_not_parked_for_an_outage(client: redis.Redis, keys: K
     assert [park(), park()] == ["contact", "contact"]
     play.in_contact(client, keys)
     assert park() == "parked"
+
+
+@pytest.mark.timeout(120)
+def test_I4_what_is_a_short_break_for_a_subscription_is_a_long_one_for_a_lease(client: redis.Redis, keys: Keys) -> None:
+    """The leader looks whether to park first, with a gap that is longer than half a lease."""
+    play.subscribe(client, keys, keep_s=60)
+    play.join(client, keys)
+    leader = play.lead(client, keys)
+    play.admit(client, keys, [job(0)])
+    (held,) = play.lease(client, keys)
+    lease_ms, outage_ms = 6000, 6500
+    place = client.hget(keys.group(held.job), "eid")
+    play.in_contact(client, keys)
+    # An outage: nobody has looked or renewed since.
+    for field, value in client.hgetall(keys.of("contact")).items():
+        if field.startswith(b"last:"):
+            client.hset(keys.of("contact"), field, int(value) - outage_ms)
+    client.xclaim(keys.jobs("train"), "workers", "w1", 0, [place], idle=outage_ms, justid=True)
+    park = scripts.park(keys, leader, "actor", revision=play.revision(client, keys), absent_ms=60_000)
+    assert run(client, park).outcome in ("present", "contact")
+    assert run(client, scripts.reclaim(keys, "train", "buffer", lease_ms)) == "contact"
+    assert play.state(client, keys, held.job) == "leased"

@@ -232,21 +232,21 @@ def test_reclaim_waits_one_lease_after_unbroken_contact_began(client: redis.Redi
     eid = client.hget(keys.group(held.job), "eid")
     client.xclaim(keys.jobs("train"), "workers", "w1", 0, [eid], idle=10**9, justid=True)
     play.in_contact(client, keys)
-    last = int(client.hget(keys.of("contact"), "last"))
+    last = int(client.hget(keys.of("contact"), "last:reclaim"))
     match broken:
         case "no look yet":
             client.delete(keys.of("contact"))
         case "a look long ago":
-            client.hset(keys.of("contact"), "last", last - 10**7)
+            client.hset(keys.of("contact"), "last:reclaim", last - 10**7)
         case "another server":
-            client.hset(keys.of("contact"), "server", "0" * 40)
+            client.hset(keys.of("contact"), "server:reclaim", "0" * 40)
         case "a clock set back":
-            client.hset(keys.of("contact"), "last", last + 10**7)
+            client.hset(keys.of("contact"), "last:reclaim", last + 10**7)
     assert run(client, scripts.reclaim(keys, "train", "me", 10**6)) == "contact"
     assert run(client, scripts.reclaim(keys, "train", "me", 10**6)) == "contact", "a lease has not gone by since"
     assert play.state(client, keys, held.job) == "leased"
-    since = int(client.hget(keys.of("contact"), "since"))
-    client.hset(keys.of("contact"), "since", since - 10**6 - 1)
+    since = int(client.hget(keys.of("contact"), "since:reclaim"))
+    client.hset(keys.of("contact"), "since:reclaim", since - 10**6 - 1)
     assert run(client, scripts.reclaim(keys, "train", "me", 10**6)) == [(held.job, "w1", "resume")]
 
 
