@@ -15,8 +15,8 @@ local function now_ms()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
--- For how long (ms) somebody who looks after others, `who`, has been in contact with this server, without a break of more
--- than `gap` ms between two looks. What could not be renewed during an outage, a failover, a restart or a freeze of
+-- For how long (ms) somebody who looks after others, `who`, has been in contact with this server, without a break of
+-- more than `gap` ms between two looks. What could not be renewed during an outage, a failover, a restart or a freeze of
 -- whoever looks says nothing of those who were to renew it. Counted anew on another server, and where its clock was set
 -- back; each counts by itself, since what is a break for one gap is none for another.
 local function contact(prefix, who, gap)

@@ -17,5 +17,8 @@ def note(keys: Keys, records: str, field: str, record: bytes) -> Call[int]:
 
 
 def ensure_lanes(client: "redis.Redis", keys: Keys) -> None:
-    """See that the job streams and their consumer group are there, a full Redis too. Idempotent; one round trip."""
-    run(client, Call(script("lanes"), [keys.jobs(lane) for lane in LANES], [keys.prefix], int))
+    """See that the job streams and their consumer group are there, and every queued job in line; in a full Redis too.
+
+    Idempotent; one round trip.
+    """
+    run(client, Call(script("lanes"), [keys.jobs(lane) for lane in LANES], [keys.prefix, *LANES], int))
