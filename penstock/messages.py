@@ -17,7 +17,7 @@ import msgpack
 
 from penstock.errors import ProtocolError
 from penstock.keys import Keys
-from penstock.record_types import bounds, checks_of, column_checks_of
+from penstock.record_types import bounds, checks_of, column_checks_of, pairs
 from penstock.words import shown
 
 #: Most bytes of one control record; a manifest of 4,096 groups of 16 samples stays below it.
@@ -468,7 +468,7 @@ class Manifest(Record):
     cut_s: float = 0.0
     #: Ranges (first, last) of versions up to ``train_version`` that age nothing (T1): rewinds abandoned them, or they
     #: published the restored weights once more. Ascending and disjoint; none that every row is newer than.
-    abandoned: list[list[int]] = field(default_factory=list)
+    abandoned: list[list[int]] = field(default_factory=list, metadata=pairs())
     #: What the subscription gave up unused since its start, when this batch was cut: ``dropped`` (reason -> groups:
     #: stale, rewound, filter/REASON; timed_out: given up unfinished, of the whole run), ``raised`` (groups whose filter
     #: raised), ``rejected_samples`` and ``rejected_reward`` (samples of filtered groups, sum of their rewards: T11),
@@ -553,7 +553,7 @@ class Publication(Record):
     rev: int = 0
     published_s: float = 0.0
     #: Ranges (first, last) of versions that rewinds abandoned: an engine that holds one loads this without waiting.
-    abandoned: list[list[int]] = field(default_factory=list)
+    abandoned: list[list[int]] = field(default_factory=list, metadata=pairs())
     #: Digest of the index in the folder (weights_index.py), which names tensors, checksums and files; '' for none:
     #: then ``tensors`` and ``checksums`` say it here.
     index: str = ""

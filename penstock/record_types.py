@@ -17,7 +17,9 @@ def checks_of(cls: type) -> dict[str, Check]:
     hints, found = get_type_hints(cls), {}
     for name, field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
         check = _check_of(hints[name])
-        if field.metadata:
+        if field.metadata.get("pairs"):
+            check = _are_pairs
+        elif field.metadata:
             check = _bounded(field.metadata["least"], field.metadata["most"])
         if check is not None:
             found[name] = check
@@ -34,6 +36,17 @@ def column_checks_of(cls: type) -> dict[str, Check]:
 def bounds(least: int, most: int) -> dict[str, int]:
     """Metadata of a field that holds an integer between ``least`` and ``most``."""
     return {"least": least, "most": most}
+
+
+def pairs() -> dict[str, bool]:
+    """Metadata of a field that holds pairs of integers, such as ranges of versions."""
+    return {"pairs": True}
+
+
+def _are_pairs(value: Any) -> bool:
+    return type(value) is list and all(
+        type(pair) is list and len(pair) == 2 and set(map(type, pair)) == {int} for pair in value
+    )
 
 
 def _bounded(least: int, most: int) -> Check:

@@ -90,7 +90,16 @@ class Dataset:
                 f"{where}: {'its' if key in row else 'there is no'} {key!r}{' is null' if key in row else ''}; set the "
                 "dataset's label_key, or `label_key: null` where the reward needs none."
             )
-        return row[key]
+        label = row[key]
+        try:
+            json.dumps(label)
+        except RecursionError:
+            pass  # told below, as of the whole line
+        except TypeError as exc:
+            raise ConfigError(
+                f"{where}: its {key!r} is no label: it holds what JSON has no value for ({exc})."
+            ) from exc
+        return label
 
     def _answers(self, row: dict[str, Any], where: str) -> list[Any]:
         key = self.config.answer_key

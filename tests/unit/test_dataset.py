@@ -218,3 +218,11 @@ def test_T18_a_held_out_prompt_that_is_trained_on_is_refused_with_its_line(tmp_p
     check_overlap([train], [dataset(tmp_path, lines(4, "e"), "e")])
     with pytest.raises(ConfigError, match=r"dataset e: 1 of its prompts are trained on too \(line 2 is the first\)"):
         check_overlap([train], [dataset(tmp_path, [{"prompt": "new"}, {"prompt": "p3"}], "e", label_key=None)])
+
+
+def test_a_label_that_is_bytes_names_its_line(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"prompt": ["p"], "label": [b"\xff"]})
+    parquet.write_table(table, tmp_path / "d.parquet")
+    with pytest.raises(ConfigError, match="line 1: its 'label' is no label"):
+        Dataset(DatasetConfig(name="d", path=str(tmp_path / "d.parquet"), input_key="prompt"))

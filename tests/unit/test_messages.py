@@ -1,5 +1,7 @@
 """Records: what is written is read back, and nothing else is."""
 
+from typing import Any
+
 import msgpack
 import pytest
 
@@ -99,3 +101,11 @@ def test_a_sample_record_of_a_version_with_fewer_fields_is_read() -> None:
     values = unpack(record.to_bytes(), "m")
     assert SampleMeta.from_bytes(pack(values[:-1]), "sample") == record
     assert SampleMeta.from_bytes(record.to_bytes()) == record
+
+
+@pytest.mark.parametrize("ranges", [[[1]], [[]], [[1, 2, 3]], [[1, "2"]], [1], [[1, None]]])
+def test_ranges_of_versions_are_pairs(ranges: Any) -> None:
+    """Whoever reads them takes them apart as such."""
+    record = Publication("policy", 3, "disk", "/w").to_map() | {"abandoned": ranges}
+    with pytest.raises(ProtocolError, match="a field abandoned that it cannot have"):
+        Publication.from_map(record, "publication")
