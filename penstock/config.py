@@ -1,11 +1,12 @@
 """The configuration of a run: one YAML file, then the environment, then ``--a.b=c``. Unknown keys are refused."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from penstock import sentinel
+from penstock.code_names import EnvironmentName, FilterName, RewardName
 from penstock.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.fleet_config import FleetConfig, RouterConfig
@@ -45,7 +46,10 @@ def _checked_name(kind: str, name: str) -> str:
 def check_url(url: str) -> str:
     """``url`` if it may be the address of a Redis; else ValueError that says what to write."""
     if f":{MASK}@" in url or f"password={MASK}" in url.lower():
-        raise ValueError("has a masked password; set the real URL, for instance by PENSTOCK_REDIS__URL")
+        raise ValueError(
+            "has a masked password; set the real URL, for instance by PENSTOCK_REDIS__URL, or null for the run's own "
+            "server"
+        )
     if sentinel.is_sentinel(url):
         sentinel.parse(url)
     elif not url.startswith(("redis://", "rediss://", "unix://")):
@@ -121,8 +125,8 @@ class DatasetConfig(Section):
     sampling: dict[str, Any] = Field(default_factory=dict)
     #: Answers per prompt for this dataset; None takes ``rollout.n`` (train) or 1 (eval).
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
-    reward: str | None = None
-    environment: str | None = None
+    reward: RewardName | None = None
+    environment: EnvironmentName | None = None
 
     @field_validator("name")
     @classmethod
@@ -214,6 +218,9 @@ class RolloutConfig(Section):
     #: No loss on tokens of a finished sample that are older than its newest one.
     mask_offpolicy_in_partial_rollout: bool = False
 
+    #: It is held against ``n`` only where it is given.
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"min_group"})
+
     @field_validator("sampling", "eval_sampling")
     @classmethod
     def _sampling_is_known(cls, sampling: dict[str, Any]) -> dict[str, Any]:
@@ -230,12 +237,13 @@ class StalenessConfig(Section):
     #: What happens to what would be too old: wait for what is due, mask tokens, or drop groups. None: by mode.
     on_expiry: Literal["wait", "mask", "drop"] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _bound_by_mode(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "bound" not in values and values.get("mode") in MODE_BOUND:
-            return {**values, "bound": MODE_BOUND[values["mode"]]}
-        return values
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"bound"})
+
+    @model_validator(mode="after")
+    def _bound_by_mode(self) -> Self:
+        if "bound" not in self.model_fields_set and self.mode in MODE_BOUND:
+            self._follow(bound=MODE_BOUND[self.mode])
+        return self
 
     @model_validator(mode="after")
     def _bound_fits_mode(self) -> Self:
@@ -308,8 +316,7 @@ class EngineConfig(Section):
                 f"logprob_kind is {self.logprob_kind}, and env.{ORIGINAL_LOGPROB} {given} says {kind}: leave the "
                 "variable away"
             )
-        # The model is frozen for its users; this is still its making.
-        self.__dict__["logprob_kind"] = kind
+        self._follow(logprob_kind=kind)
         return self
 
     @model_validator(mode="after")
@@ -387,10 +394,12 @@ class WorkerConfig(Section):
     checkpoint_s: Seconds | None = None
     #: Rewards and environments, ``module:name``, that jobs may name beside those of ``reward`` and ``data``. A worker
     #: imports nothing else: a job comes from Redis, and whoever writes there must not choose what is run here.
-    rewards: list[str] = Field(default_factory=list)
-    environments: list[str] = Field(default_factory=list)
+    rewards: list[RewardName] = Field(default_factory=list)
+    environments: list[EnvironmentName] = Field(default_factory=list)
     #: Port of Prometheus metrics; 0 takes a free one, None: none.
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"apply"})
 
     @property
     def stream_interval(self) -> int:
@@ -411,7 +420,7 @@ class WorkerConfig(Section):
 
 class RewardConfig(Section):
     #: ``exact_match``, ``math_verify``, or ``module:function``: sync or async; gives a number, or a dict with ``key``.
-    function: str = "exact_match"
+    function: RewardName = "exact_match"
     #: Where a reward returns a dict, the entry that is the number.
     key: str = "score"
     timeout_s: Seconds = 30.0
@@ -435,7 +444,7 @@ class FilterConfig(Section):
 
     #: Asked in this order when a group completes; the first that rejects it counts. ``nonzero_std`` (rewards must
     #: differ), or ``module:function``: gets a penstock.CompletedGroup, gives keep or (keep, reason).
-    functions: list[str] = Field(default_factory=list)
+    functions: list[FilterName] = Field(default_factory=list)
     #: What becomes of a group whose filter raises: keep it (counted, with a warning), drop it, or stop cutting.
     on_error: Literal["keep", "drop", "stop"] = "keep"
     #: Hold rejects back, and train on them after all when too few other groups remain to fill a batch.
@@ -454,7 +463,7 @@ class BufferConfig(Section):
     #: Results of scoring jobs that nobody collects are deleted after so long.
     score_ttl_s: Seconds = 3600.0
     #: Filters (module:function) that subscriptions may name beside those of ``trainer.filter``.
-    filters: list[str] = Field(default_factory=list)
+    filters: list[FilterName] = Field(default_factory=list)
     #: Longest run of one filter on one group; one that takes longer is taken to have raised.
     filter_timeout_s: Seconds = 1.0
 
@@ -579,11 +588,13 @@ class TrainerConfig(Section):
             raise ValueError(f"device {device!r} is none of torch's: write {', '.join(_DEVICES)}, or cuda:NUMBER")
         return device
 
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_by_loss(cls, values: Any) -> Any:
-        loss = values.get("loss") if isinstance(values, dict) else None
-        return {**LOSS_DEFAULTS[loss], **values} if isinstance(loss, str) and loss in LOSS_DEFAULTS else values
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"clip_low", "clip_high", "dual_clip", "aggregation"})
+
+    @model_validator(mode="after")
+    def _defaults_by_loss(self) -> Self:
+        own = LOSS_DEFAULTS.get(self.loss, {})
+        self._follow(**{name: value for name, value in own.items() if name not in self.model_fields_set})
+        return self
 
     @model_validator(mode="after")
     def _one_correction(self) -> Self:
@@ -722,8 +733,9 @@ class Config(Section):
                 f"worker.apply is {self.worker.apply}, and staleness.mode one_step always drains: "
                 "leave worker.apply away, or choose mode async"
             )
-        # The model is frozen for its users; this is still its making.
-        self.__dict__["worker"] = self.worker.model_copy(update={"apply": "drain"})
+        worker = self.worker.model_copy()
+        worker._follow(apply="drain")
+        self._follow(worker=worker)
         return self
 
     @model_validator(mode="after")

@@ -167,7 +167,8 @@ class GroupConfig(Section):
         given = [
             name
             for name in ("num_gpus", "num_gpus_per_engine", "num_engines", "gpus", "host", "overrides", "env")
-            if name in self.model_fields_set
+            # By value: a resolved file spells every key.
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
         ]
         if given:
             raise ValueError(

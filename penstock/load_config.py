@@ -7,6 +7,7 @@ variables) are masked in what is saved and printed; ``secret_environment`` hands
 import difflib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from penstock.errors import ConfigError
 from penstock.key_hints import hint as hint_of
 from penstock.redaction import MASK, has_password, is_secret, know, know_url
 from penstock.redaction import redact as redact
+from penstock.section import Section
 
 #: Variables ``PENSTOCK_A__B`` set ``a.b``; those of tests are no configuration.
 ENV_PREFIX = "PENSTOCK_"
@@ -59,9 +61,19 @@ def load_config(path: Path, overrides: list[str], environ: Mapping[str, str] | N
 
 
 def save_resolved(config: Config, path: Path) -> None:
-    """Write the configuration as YAML, secrets masked, replacing ``path`` at once."""
-    text = yaml.safe_dump(_masked(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
-    put(path, f"# Resolved configuration; secrets are masked.\n{text}")
+    """Write the configuration as YAML, secrets masked, replacing ``path`` at once.
+
+    What was not given and follows other keys is told in a comment: those keys can be changed on top of the file.
+    """
+    values, left = config.model_dump(mode="json"), []
+    for name in values:
+        section = getattr(config, name)
+        for key, value in (section.following() if isinstance(section, Section) else {}).items():
+            del values[name][key]
+            left.append(f"# {name}.{key}: {json.dumps(value)}\n")
+    text = yaml.safe_dump(_masked(values), sort_keys=False, allow_unicode=True)
+    told = f"# Not given, for these follow other keys:\n{''.join(left)}" if left else ""
+    put(path, f"# Resolved configuration; secrets are masked.\n{told}{text}")
 
 
 def secret_environment(config: Config) -> dict[str, str]:
@@ -298,12 +310,20 @@ def _sentences(exc: ValidationError, where: dict[Path_, str], path: str) -> Iter
     seen: set[str] = set()
     for error in exc.errors(include_url=False):
         key = tuple(str(part) for part in error["loc"])
-        source = where.get(key) or next((w for k, w in where.items() if k[: len(key)] == key), path)
-        sentence = _sentence(key, error, source)
+        sentence = _sentence(key, error, where.get(key) or _source(key, error, where, path))
         # A union reports each of its members; the first says enough.
         if ".".join(_declared(key)) not in seen:
             seen.add(".".join(_declared(key)))
             yield sentence
+
+
+def _source(key: Path_, error: Any, where: dict[Path_, str], path: str) -> str:
+    """Where that was set for which a whole section is refused: of the keys that the sentence names, one on top."""
+    under = {at: source for at, source in where.items() if at[: len(key)] == key}
+    said = str(error.get("ctx", {}).get("error", ""))
+    named = [source for at, source in under.items() if re.search(rf"\b{re.escape(at[-1])}\b", said)]
+    later = [source for source in named if source != path]
+    return next(iter(later or named or (under.values() if key else ())), path)
 
 
 def _declared(key: Path_) -> Path_:
@@ -321,7 +341,8 @@ def _sentence(key: Path_, error: Any, source: str) -> str:
             return f"{name} is missing in {source}; set it."
         case "value_error":
             text = str(error["ctx"]["error"]).rstrip(".")
-            return f"{name} ({source}): {text}." if name else f"{text} ({source})."
+            end = "" if text.endswith("?") else "."
+            return f"{name} ({source}): {text}{end}" if name else f"{text} ({source})."
     said = error["msg"].removeprefix("Input should be ").removeprefix("Value should ")
     shown = "" if key[:1] == ("redis",) else f", not {_shown(error['input'])}"
     return f"{name} ({source}): it should be {said}{shown}."

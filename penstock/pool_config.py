@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from penstock.code_names import RewardName
 from penstock.section import Positive, Section
 
 
@@ -17,7 +18,7 @@ class PoolConfig(Section):
     #: rq: checks that one ``penstock verifiers`` makes at once; `penstock run` starts one.
     workers: Positive = 2
     #: rq: rewards that jobs may name beside those of this configuration. No other is run.
-    functions: list[str] = Field(default_factory=list)
+    functions: list[RewardName] = Field(default_factory=list)
     #: rq: most bytes of a sample on its way to a verifier, and of the answer, as JSON.
     max_bytes: Annotated[int, Field(ge=1024, le=32 * 1024**2)] = 4 * 1024**2
     #: rq: address space of a check in bytes; None: no limit but math_verify's own.

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from penstock.code_names import REWARDS
 from penstock.config import Config, RewardConfig
 from penstock.errors import ConfigError, RewardError
 from penstock.messages import Job, Sample
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 #: Scores one sample: a number, or a dict with one under ``RewardConfig.key``.
 RewardFunction = Callable[[Sample], Awaitable[Any]]
-
-#: Rewards of penstock's own.
-BUILT_IN = ("exact_match", "math_verify")
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ class Rewards:
         self.checks = checks
         self._verifier: MathVerifier | None = None
         self._repeats = Repeats()
-        names = dict.fromkeys((config.function, *allowed, *(BUILT_IN if checks is None else ("exact_match",))))
+        names = dict.fromkeys((config.function, *allowed, *(REWARDS if checks is None else ("exact_match",))))
         self._functions = {name: self._load(name) for name in names}
 
     async def score(self, sample: Sample) -> None:
@@ -91,7 +89,7 @@ class Rewards:
                 # A verifier's time begins when it does.
                 if not self._is_local(name):
                     return await function(sample)
-                passes = (RewardError,) if name in BUILT_IN else ()
+                passes = (RewardError,) if name in REWARDS else ()
                 return await bounded(lambda: function(sample), self.config.timeout_s, f"reward {sample.id}", passes)
             except RewardError:
                 raise

@@ -294,3 +294,57 @@ def test_the_data_has_no_end_unless_it_is_given_so_many_passes(tmp_path: Path) -
     assert "data.epochs" in refused(path, "--data.epochs=0")
     assert "data.last_batch" in refused(path, "--data.last_batch=keep")
     assert "here it is data.epochs." in refused(path, "--trainer.num_train_epochs=3")
+
+
+@pytest.mark.parametrize(
+    ("given", "changed", "key", "value"),
+    [
+        ([], "trainer.loss=gspo", "trainer.clip_low", 3e-4),
+        ([], "trainer.loss=gspo", "trainer.aggregation", "sample"),
+        (["trainer.loss=cispo"], "trainer.loss=ppo", "trainer.dual_clip", 3.0),
+        (["trainer.clip_low=0.1"], "trainer.loss=gspo", "trainer.clip_low", 0.1),
+        ([], "staleness.mode=sync", "staleness.bound", 0),
+        ([], "staleness.mode=one_step", "worker.apply", "drain"),
+        (["staleness.mode=one_step"], "staleness.mode=async", "worker.apply", "in_place"),
+        (["staleness.mode=sync"], "staleness.mode=async", "staleness.bound", 4),
+        ([], "rollout.n=1", "rollout.n", 1),
+    ],
+)
+def test_a_key_changed_on_top_of_the_resolved_file_takes_along_what_follows_it(
+    tmp_path: Path, given: list[str], changed: str, key: str, value: object
+) -> None:
+    saved = tmp_path / "resolved.yaml"
+    save_resolved(load_config(write(tmp_path), given, {}), saved)
+
+    config = load_config(saved, [changed], {})
+
+    section, _, name = key.partition(".")
+    assert getattr(getattr(config, section), name) == value
+
+
+def test_the_resolved_file_tells_in_a_comment_what_follows_other_keys(tmp_path: Path) -> None:
+    saved = tmp_path / "resolved.yaml"
+    save_resolved(load_config(write(tmp_path), ["trainer.loss=gspo", "trainer.clip_high=0.1"], {}), saved)
+
+    text = saved.read_text()
+
+    assert "# trainer.clip_low: 0.0003\n" in text
+    assert "clip_low" not in yaml.safe_load(text)["trainer"]
+    assert yaml.safe_load(text)["trainer"]["clip_high"] == 0.1
+
+
+def test_a_group_of_one_is_taken_from_the_resolved_file_too(tmp_path: Path) -> None:
+    saved = tmp_path / "resolved.yaml"
+    config = load_config(write(tmp_path), ["rollout.n=1"], {})
+    save_resolved(config, saved)
+
+    assert load_config(saved, [], {}) == config
+
+
+def test_a_fleet_that_names_running_servers_is_taken_from_the_resolved_file_too(tmp_path: Path) -> None:
+    fleet = "fleet: {models: [{name: policy, server_groups: [{urls: ['http://127.0.0.1:30000']}]}]}\n"
+    saved = tmp_path / "resolved.yaml"
+    config = load_config(write(tmp_path, fleet), [], {})
+    save_resolved(config, saved)
+
+    assert load_config(saved, [], {}) == config

@@ -59,6 +59,23 @@ def refused(path: Path, *overrides: str) -> str:
         ("rollout.group_timeout_s=.inf", "it should be a finite number"),
         ("seed=-1", "seed (the argument --seed): it should be greater than or equal to 0, not -1."),
         ("rollout.n=2 rollout.min_group=3", "rollout.min_group is 3, and a group has at most 2 samples"),
+        (
+            "seed=3 rollout.n=2 rollout.min_group=3",
+            "or raise n (the argument --rollout.n).",
+        ),
+        ("seed=3 staleness.bound=2 staleness.mode=sync", "staleness (the argument --staleness.bound): mode sync means"),
+        (
+            "reward.function=exact_macth",
+            "'exact_macth' is no reward: did you mean exact_match?",
+        ),
+        ("reward.function=nope", "'nope' is no reward: use exact_match, math_verify, module:function."),
+        ("data.train.0.reward=:mine", "':mine' is no reward"),
+        ("data.train.0.environment=nope", "'nope' is no environment: use module:Class."),
+        ("worker.rewards=[nope]", "worker.rewards.0 (the argument --worker.rewards): 'nope' is no reward"),
+        ("worker.environments=[nope]", "'nope' is no environment"),
+        ("reward.pool.functions=[nope]", "'nope' is no reward"),
+        ("trainer.filter.functions=[nonzero_sdt]", "'nonzero_sdt' is no filter: did you mean nonzero_std?"),
+        ("buffer.filters=[nope]", "'nope' is no filter: use nonzero_std, module:function."),
         ("rollout.max_context_tokens=4", "rollout.max_context_tokens is 4, and rollout.sampling.max_new_tokens"),
         ("data.train.0.path=t.jsonl@[5:2]", "the slice [5:2] of t.jsonl holds no line"),
         ("data.train.0.path=t.jsonl@[5]", "ends in no slice: write FILE@[FIRST:LAST]"),
@@ -67,7 +84,7 @@ def refused(path: Path, *overrides: str) -> str:
         ("data.eval=[{name: sums, path: h}]", "two datasets are named 'sums'"),
         (
             "rollout.sampling.max_tokens=9",
-            "max_tokens is no sampling parameter of SGLang; did you mean max_new",
+            "max_tokens is no sampling parameter of SGLang; did you mean max_new_tokens?",
         ),
         ("rollout.sampling.temprature=1", "did you mean temperature?"),
         ("rollout.eval_sampling.zzz=1", "zzz is no sampling parameter of SGLang; remove it."),
@@ -99,6 +116,8 @@ def test_a_mistake_is_refused_while_loading_and_says_what_to_change(tmp_path: Pa
 
     assert said in text, text
     assert "\n" not in text
+    assert text.endswith((".", "?"))
+    assert not text.endswith(("?.", ".."))
 
 
 def test_a_hint_names_a_key_that_is_there() -> None:

@@ -1,0 +1,32 @@
+"""Names of rewards, environments and filters in a configuration: penstock's own, or ``module:name`` of the user's.
+
+Only how they are written is checked here, without importing anything; user_imports.py imports them before a start.
+"""
+
+import difflib
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+#: Rewards and filters of penstock's own. All environments are the user's.
+REWARDS = ("exact_match", "math_verify")
+FILTERS = ("nonzero_std",)
+
+
+def _named(kind: str, own: tuple[str, ...] = (), like: str = "module:function") -> Callable[[str], str]:
+    def check(name: str) -> str:
+        module, colon, attribute = name.partition(":")
+        if name in own or (colon and module and attribute):
+            return name
+        near = difflib.get_close_matches(name, own, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"use {', '.join((*own, like))}"
+        raise ValueError(f"{name!r} is no {kind}: {remedy}")
+
+    return check
+
+
+#: What the keys of the configuration hold.
+RewardName = Annotated[str, AfterValidator(_named("reward", REWARDS))]
+FilterName = Annotated[str, AfterValidator(_named("filter", FILTERS))]
+EnvironmentName = Annotated[str, AfterValidator(_named("environment", like="module:Class"))]
