@@ -1,8 +1,9 @@
-"""When so many jobs die of the user's own code that the data would be burned for nothing: admission stops.
+"""When so many jobs die of what the user gave that the data would be burned for nothing: admission stops.
 
 Workers note how jobs end, per dataset and what judges them (reward, environment); the last ``reward.died_window`` of
-each are remembered. Deaths of the engine do not count. The producer admits nothing more and says why, `penstock run`
-ends with the reason, and a start of either forgets what was.
+each are remembered. Deaths of the engine do not count; jobs that are refused (a prompt longer than the context, say)
+count where there are no others, since a few of them are what the data are like. The producer admits nothing more and
+says why, `penstock run` ends with the reason, and a start of either forgets what was.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,14 @@ OUTCOMES = frozenset(
      "environment_timeout"}
 )  # fmt: skip
 
+#: Outcome of a job for which nothing can be drawn, whoever tries.
+REFUSED = "refused"
+
+
+def digit_of(outcome: str) -> str:
+    """How the end of a job is remembered: 1 where it died of the user's code, 2 where it was refused, else 0."""
+    return "1" if outcome in OUTCOMES else "2" if outcome == REFUSED else "0"
+
 
 def too_many(client: Client, keys: Keys, config: RewardConfig) -> str:
     """Why nothing more may be admitted; '' while it may. Blocks for one round trip."""
@@ -30,13 +39,20 @@ def judge(ends: Mapping[bytes, bytes], config: RewardConfig) -> str:
         if not field.startswith(b"d:"):
             continue
         last = digits[-config.died_window :]
-        died = last.count(b"1")
-        if len(last) >= config.died_from and died > config.max_died_share * len(last):
-            kind, words = field[2:], ends.get(b"w:" + field[2:], b"")
+        died, refused = last.count(b"1"), last.count(b"2")
+        if len(last) < config.died_from or config.max_died_share >= 1:
+            continue
+        kind = field[2:].decode(errors="replace")[:400]
+        words = ends.get(b"w:" + field[2:], b"").decode(errors="replace")[:1000]
+        if died > config.max_died_share * len(last):
             return writable(
-                f"{died} of the last {len(last)} jobs of {kind.decode(errors='replace')[:400]} died of it, and "
-                f"reward.max_died_share is {config.max_died_share:g}; the last one: "
-                f"{words.decode(errors='replace')[:1000]}"
+                f"{died} of the last {len(last)} jobs of {kind} died of it, and reward.max_died_share is "
+                f"{config.max_died_share:g}; the last one: {words}"
+            )
+        if refused == len(last):
+            return writable(
+                f"all of the last {len(last)} jobs of {kind} were refused before anything was drawn; the last one: "
+                f"{words}"
             )
     return ""
 

@@ -1,10 +1,10 @@
-"""How the jobs of this worker came to their end, for the share that dies of the user's code (user_failures.py)."""
+"""How the jobs of this worker came to their end, for the share that dies of what the user gave (user_failures.py)."""
 
 from penstock import scripts
 from penstock.keys import Keys
 from penstock.messages import Job
 from penstock.scripts import Call
-from penstock.user_failures import OUTCOMES
+from penstock.user_failures import digit_of
 
 #: Most characters of a name, and of last words.
 MAX_NAME, MAX_WORDS = 200, 1000
@@ -22,9 +22,9 @@ class Endings:
         kind = f"dataset {job.dataset} with reward {(job.reward or reward)[:MAX_NAME]}"
         if job.environment:
             kind += f" and environment {job.environment[:MAX_NAME]}"
-        died = outcome in OUTCOMES
-        self._digits[kind] = self._digits.get(kind, "") + str(int(died))
-        if died:
+        digit = digit_of(outcome)
+        self._digits[kind] = self._digits.get(kind, "") + digit
+        if digit != "0":
             self._words[kind] = words[-MAX_WORDS:]
 
     def take(self, keys: Keys, window: int) -> Call[int] | None:

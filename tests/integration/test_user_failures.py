@@ -80,3 +80,40 @@ def test_the_share_counts_from_20_jobs_on_for_each_kind_by_itself() -> None:
     assert user_failures.judge({b"d:a": b"1" * 20 + b"0" * 80}, config) == "", "20 of 100 are not more than 0.2"
     assert "21 of the last 100" in user_failures.judge({b"d:a": b"1" * 21 + b"0" * 79}, config)
     assert user_failures.judge({b"d:a": b"1" * 10, b"d:b": b"1" * 10}, config) == ""
+
+
+def test_refused_jobs_stop_admission_only_where_there_are_no_others() -> None:
+    config = RewardConfig()
+    refused = {b"d:a": b"2" * 20, b"w:a": b"its prompt has 5 tokens"}
+    assert "all of the last 20 jobs of a were refused before anything was drawn; the last one: its prompt has 5" in (
+        user_failures.judge(refused, config)
+    )
+    assert user_failures.judge({b"d:a": b"2" * 19}, config) == ""
+    assert user_failures.judge({b"d:a": b"2" * 99 + b"0"}, config) == "", "some of the prompts do fit"
+    assert user_failures.judge(refused, RewardConfig(max_died_share=1)) == "", "never, as it says"
+    assert [user_failures.digit_of(one) for one in ("", "refused", "reward_raised", "engine_error")] == list("0210")
+
+
+async def test_I8_prompts_longer_than_the_context_do_not_burn_the_data_without_end(
+    client: redis.Redis, keys: Keys, config: Make, start: Start, tmp_path: Path
+) -> None:
+    lines = [json.dumps({"prompt": f"a{i}=", "label": "x"}) for i in range(50)]
+    (tmp_path / "d.jsonl").write_text("\n".join(lines) + "\n")
+    made = config(
+        data={"train": [{"name": "d", "path": str(tmp_path / "d.jsonl")}]},
+        rollout={"n": 1, "max_context_tokens": 2, "sampling": {"max_new_tokens": 2, "temperature": 1.0}},
+    )
+    play.subscribe(client, keys, bound=0, gb=32)
+    start(made)
+    path = tmp_path / "producer.yaml"
+    path.write_text(yaml.safe_dump(made.model_dump(mode="json", exclude_defaults=True)))
+    with (tmp_path / "producer.log").open("wb") as log, contextlib.ExitStack() as stack:
+        producer = _producer(path, log)
+        stack.callback(producer.wait)
+        stack.callback(producer.kill)
+        async with tended(client, keys, lease_ms=60_000):
+            await until(
+                lambda: [wait for wait in read_waits(client, keys) if "were refused before anything" in wait.what]
+            )
+    (wait,) = [wait for wait in read_waits(client, keys) if "were refused before anything" in wait.what]
+    assert "rollout.max_context_tokens" in wait.what
