@@ -1,12 +1,13 @@
 """The commands that look into a run: status, why, jobs, dead, workers, audit. Each prints words, or --json."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, QueueUnavailable
 from penstock.terminal import table
 
 UrlOption = Annotated[
@@ -37,11 +38,14 @@ class Target:
 
         name = run or _only_run(directory)
         self.keys = Keys(name)
-        url = url or read_address(directory / name)
+        given, url = url, url or read_address(directory / name)
         if url is None:
             raise ConfigError(f"No Redis is known for run {name!r}: give --redis URL, or --directory of its folder.")
         self.url = url
-        self.client: Any = connect(url)
+        try:
+            self.client: Any = connect(url)
+        except QueueUnavailable as exc:
+            raise (_with_its_run(directory / name) if given is None else None) or exc from None
         if not self.client.exists(self.keys.jobs("train"), self.keys.subs, self.keys.source, self.keys.clock):
             raise ConfigError(f"Redis at {redact(url)} knows no run {name!r}: correct --run, --redis or --directory.")
 
@@ -51,6 +55,22 @@ class Target:
     def subs(self) -> list[str]:
         fields = self.client.hkeys(self.keys.subs)
         return sorted(field[4:].decode() for field in fields if field.startswith(b"sub:"))
+
+
+def _with_its_run(folder: Path) -> QueueUnavailable | None:
+    """That the Redis of ``penstock run`` ended with the run, and how to look into what it left; else None."""
+    from penstock.run_config import CONFIG_FILE
+    from penstock.run_folder import RunFolder
+
+    run = RunFolder(folder)
+    record = run.record()
+    if record is None or run.is_held() or not run.redis.is_dir():
+        return None
+    config = shlex.quote(str(folder / CONFIG_FILE))
+    return QueueUnavailable(
+        f"Run {folder.name} is over ({record.state}), and its Redis ended with it: `penstock redis --config {config} "
+        f"--redis.url=null` serves what it left; the files of the run are in {folder}."
+    )
 
 
 def _only_run(directory: Path) -> str:

@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from consumers.trainer import Trainer
 from penstock import cli
 from penstock.load_config import load_config
 from tests.integration.docs_blocks import ROOT, Block, blocks
+from tests.missing import need
 from tests.tiny_model import make_tiny_model
 from workers.server import free_port
 
@@ -559,8 +559,7 @@ def test_an_environment_of_ones_own() -> None:
 
 
 def test_targets_of_make_that_pages_name_are_there() -> None:
-    if shutil.which("make") is None:
-        pytest.skip("there is no make")
+    need("make")
     for start in ("README.md: make run ", "CONTRIBUTING.md: make setup ", "examples/several/README.md: make several"):
         for line in lines_of(block(start)):
             done = subprocess.run(["make", "-n", line.split()[1]], cwd=ROOT, capture_output=True, check=False)

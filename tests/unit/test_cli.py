@@ -263,3 +263,20 @@ def test_a_part_that_a_run_does_not_have_cannot_be_left_out(tmp_path: Path) -> N
     assert done.stderr == (
         "penstock: --without trainers: a run has the parts buffer, trainer, producer, worker, verifiers.\n"
     )
+
+
+def test_verbs_of_a_run_that_is_over_say_how_to_look_into_what_it_left(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "digits"
+    (folder / "redis").mkdir(parents=True)
+    (folder / "redis.json").write_text('{"url": "redis://:secret@127.0.0.1:1/0"}')
+    (folder / "run.json").write_text('{"state": "finished", "started_s": 1.0}')
+
+    over = penstock("status", cwd=tmp_path)
+    named = penstock("status", "--redis=redis://127.0.0.1:1/0", cwd=tmp_path)
+
+    assert over.returncode == named.returncode == 2
+    assert over.stderr.startswith(
+        "penstock: Run digits is over (finished), and its Redis ended with it: `penstock redis "
+    )
+    assert "--config runs/digits/config.yaml --redis.url=null` serves what it left" in over.stderr
+    assert "No Redis answers at redis://127.0.0.1:1/0" in named.stderr, "whoever names a Redis means that one"
