@@ -1,9 +1,9 @@
 """When so many jobs die of what the user gave that the data would be burned for nothing: admission stops.
 
 Workers note how jobs end, per dataset and what judges them (reward, environment); the last ``reward.died_window`` of
-each are remembered. Deaths of the engine do not count; jobs that are refused (a prompt longer than the context, say)
-count where there are no others, since a few of them are what the data are like. The producer admits nothing more and
-says why, `penstock run` ends with the reason, and a start of either forgets what was.
+each are remembered. Deaths of the engine do not count. Jobs of the configured data that are refused (a prompt longer
+than the context, say) count where there are no others, since a few of them are what the data are like. The producer
+admits nothing more and says why, `penstock run` ends with the reason, and a start of either forgets what was.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ OUTCOMES = frozenset(
 )  # fmt: skip
 
 #: Outcome of a job for which nothing can be drawn, whoever tries.
-REFUSED = "refused"
+REFUSAL = "refused"
 
 
 def digit_of(outcome: str) -> str:
     """How the end of a job is remembered: 1 where it died of the user's code, 2 where it was refused, else 0."""
-    return "1" if outcome in OUTCOMES else "2" if outcome == REFUSED else "0"
+    return "1" if outcome in OUTCOMES else "2" if outcome == REFUSAL else "0"
 
 
 def too_many(client: Client, keys: Keys, config: RewardConfig) -> str:

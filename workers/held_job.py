@@ -35,7 +35,7 @@ from penstock.errors import (
 )
 from penstock.messages import Job, Sample
 from penstock.scripts import Committed, RawLease
-from penstock.user_failures import OUTCOMES
+from penstock.user_failures import OUTCOMES, REFUSAL
 from penstock.words import said, trace_of
 from workers.generate import generate_sample, sampling_for
 from workers.given import STATUS as GIVEN
@@ -323,7 +323,11 @@ class HeldJob:
 
     def _note_end(self, reason: str = "", words: str = "") -> None:
         if self._refused is None and self._job.lane != score_jobs.LANE:
-            self._services.endings.note(self._job, self._services.config.reward.function, reason, words)
+            config = self._services.config
+            # What a program asks for by itself is refused to it, and is no reason to stop the producer.
+            ours = any(one.name == self._job.dataset for one in (*config.data.train, *config.data.eval))
+            if ours or reason != REFUSAL:
+                self._services.endings.note(self._job, config.reward.function, reason, words)
 
     async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
         config = self._services.config.worker

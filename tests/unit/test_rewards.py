@@ -192,7 +192,7 @@ async def test_a_jobs_own_reward_goes_before_the_runs() -> None:
 )
 async def test_a_reward_that_is_not_there_is_a_mistake_of_the_configuration(function: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Rewards(RewardConfig(function=function))
+        Rewards(RewardConfig().model_copy(update={"function": function}))
 
 
 @pytest.mark.usefixtures("module")
