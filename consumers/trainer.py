@@ -96,8 +96,10 @@ class Trainer:
         definition: Mapping[str, scripts.Value] | None = None,
         job: str | None = None,
     ) -> None:
-        config = config_of(config, run, "Trainer")
+        # Before the wait for Redis, so that a mistake is told at once.
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
+        subscription_of(dict(subscription or {}), name or "trainer")
+        config = config_of(config, run, "Trainer")
         check_reading(config, self.seat, replica_group)
         if batch_groups is not None:
             trainer = config.trainer.model_copy(update={"batch_groups": batch_groups})

@@ -107,8 +107,17 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     check_importable(_LAZY[name])
-    return getattr(import_module(_LAZY[name]), name)
+    try:
+        module = import_module(_LAZY[name])
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name == _LAZY[name]:
+            raise
+        raise ModuleNotFoundError(
+            f"penstock.{name} needs the package {exc.name}, which this environment does not have: install it there.",
+            name=exc.name,
+        ) from exc
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*_LAZY, *(name for name in globals() if name.startswith("__"))})

@@ -3,6 +3,7 @@
 import contextlib
 import getpass
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -25,6 +26,8 @@ TimeoutOption = Annotated[float, typer.Option("--timeout", help="Longest wait fo
 ALL = "weights,cuda_graph,kv_cache"
 #: Longest answer of an engine that is read, and longest wait for it.
 _ANSWER_BYTES, _ANSWER_S = 4 * 1024 * 1024, 120.0
+#: A wait that is shorter is not told.
+MOMENT_S = 1.0
 #: Longest reason shown.
 _REASON_CHARS = 200
 
@@ -63,10 +66,24 @@ def _change(target: Target, model: str, change_tags: Callable[[set[str]], set[st
 
     control = Control(target.url)
     try:
-        left = change(control, target.keys, model, change_tags, by=f"operator {getpass.getuser()}", timeout_s=timeout)
+        by = f"operator {getpass.getuser()}"
+        left = change(control, target.keys, model, change_tags, by=by, timeout_s=timeout, tell=_Teller())
     finally:
         control.close()
     typer.echo(f"offloaded: {', '.join(left) or 'nothing'}")
+
+
+class _Teller:
+    """Says on stderr what is waited for, once it has lasted longer than a moment, and again when it is another."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._said = ""
+
+    def __call__(self, what: str) -> None:
+        if what and what != self._said and time.monotonic() - self._began > MOMENT_S:
+            self._said = what
+            typer.echo(f"waiting for {what}", err=True)
 
 
 @engines_app.command()

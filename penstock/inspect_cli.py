@@ -106,9 +106,8 @@ def status(
     if as_json:
         _print_json(state)
         return
-    typer.echo(
-        f"run {state['run']}: {state['mode']}, bound {state['bound']}, version {state['version']}, step {state['step']}"
-    )
+    policy = f"{state['mode']}, bound {state['bound']}" if state["mode"] else "no trainer has joined yet"
+    typer.echo(f"run {state['run']}: {policy}, version {state['version']}, step {state['step']}")
     lanes = [{"lane": lane, **counts} for lane, counts in state["lanes"].items()]
     table(lanes, ["lane", "queued", "leased"], "queues")
     typer.echo(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")

@@ -209,6 +209,21 @@ def test_a_run_that_nobody_started_is_a_sentence(tmp_path: Path, monkeypatch: py
         Trainer("run.yaml")
 
 
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ({"dp_rank": 2, "dp_size": 2}, "dp_rank 2 of 2"),
+        ({"role": "critic"}, "role 'critic' is none of the roles"),
+        ({"subscription": {"sise": 3}}, "sise"),
+    ],
+)
+def test_a_mistake_in_a_trainers_arguments_is_told_before_the_wait_for_redis(
+    hand: Hand, mistake: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Trainer(hand.yaml, **mistake)
+
+
 def test_a_trainer_whose_redis_refuses_it_says_so_at_once(hand: Hand, guarded: RedisServer) -> None:
     hand.config["redis"] = {"url": guarded.url.replace(PASSWORD, "wrong")}
 

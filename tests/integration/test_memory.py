@@ -115,6 +115,25 @@ def test_a_worker_that_does_not_follow_is_named(make: Callable[..., Config], cli
         trainer.offload_engines(timeout=0.3)
 
 
+def test_the_command_says_what_it_waits_for_while_it_waits(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock import engines_cli, scripts
+    from penstock.messages import pack
+
+    monkeypatch.setattr(engines_cli, "MOMENT_S", 0.0)
+    record = {"name": "w", "at": 1e12, "state": "serving", "why": "cannot give memory back", "version": 1}
+    scripts.run(client, scripts.note(keys, keys.workers, "w", pack(record)))
+    client.hset(keys.clock, "version:policy", 1)
+    register(app)
+    told = CliRunner().invoke(
+        app, ["engines", "offload", "--timeout=0.3", "--run", keys.run, "--redis", redis_server.url]
+    )
+
+    assert told.output.count("waiting for worker w (cannot give memory back) to follow") == 1, told.output
+    assert isinstance(told.exception, WaitTimeout)
+
+
 def test_versions_that_are_held_or_pinned_are_kept(
     make: Callable[..., Config], client: redis.Redis, keys: Keys, models: list[Path]
 ) -> None:

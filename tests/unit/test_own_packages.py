@@ -39,7 +39,7 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_public_names_are_these_and_a_shell_completes_them() -> None:
     assert sorted(penstock.__all__) == sorted(PUBLIC)
-    assert {*PUBLIC, "VerlRollout"} <= set(dir(penstock))
+    assert {*PUBLIC, "VerlRollout"} == {name for name in dir(penstock) if not name.startswith("_")} | {"__version__"}
     for name in PUBLIC:
         assert getattr(penstock, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'Trianer'"):
