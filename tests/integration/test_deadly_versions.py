@@ -72,7 +72,7 @@ def start_run(
 
 
 def train(trainer: Trainer, model: Any) -> Any:
-    batch = trainer.next(timeout=45)
+    batch = trainer.next(timeout=180)
     trainer.commit(batch)
     trainer.publish(model, step=batch.n)
     return batch
