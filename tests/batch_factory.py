@@ -35,6 +35,21 @@ def tiny_model(seed: int = 0) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config).float()
 
 
+def near_model() -> Qwen2ForCausalLM:
+    """A policy a little away from ``tiny_model(2)``, so that some ratios to it are clipped and most are not."""
+    model = tiny_model(2)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def gradient(model: torch.nn.Module) -> Tensor:
+    """[P] of all parameters, end to end, in double precision."""
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double()
+
+
 @torch.no_grad()
 def draw(model: torch.nn.Module, sample: Sample, num_tokens: int, version: int, generator: torch.Generator) -> None:
     """Append ``num_tokens`` tokens that the model draws at the job's temperature; eos comes from the caller."""

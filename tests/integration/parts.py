@@ -167,12 +167,19 @@ class Player:
         ``drawn``: ``temperature`` and ``logprob_kind``, as the engine has them.
         """
         job = Job.from_bytes(held.body)
+        ks = range(job.n) if ks is None else ks
+        return self.commit(held, [make_sample(job, k, versions, length) for k in ks], min(versions), **drawn)
+
+    def commit(
+        self, held: RawLease, samples: Sequence[Sample], version: int, *, stored: bool = True, **drawn: Any
+    ) -> scripts.Committed:
+        """Commit samples as they are. ``stored`` False: the payload server has lost them."""
         records = []
-        for k in range(job.n) if ks is None else ks:
-            sample = make_sample(job, k, versions, length)
+        for sample in samples:
             data, (meta,) = payloads.pack([sample], token=held.token, server="control", **drawn)
-            self.client.set(self.keys.payload(sample.id, held.token), data, nx=True, ex=600)
-            records.append((k, min(versions), meta.to_bytes()))
+            if stored:
+                self.client.set(self.keys.payload(sample.id, held.token), data, nx=True, ex=600)
+            records.append((sample.k, version, meta.to_bytes()))
         return run(self.client, scripts.commit(self.keys, held.job, held.token, records))
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 import safetensors.torch
 
@@ -21,6 +22,15 @@ from tests.integration import play, worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import until
 from tests.integration.storage_parts import Parts
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis that belongs to this test alone."""
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    yield server
+    server.stop()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.integration.worker_play import make_config, until
 __all__ = ["start_part"]
 
 DEADLY = "3-0"
+Training = Callable[..., AbstractContextManager[tuple[Trainer, Any]]]
 
 
 @pytest.fixture
@@ -71,6 +73,22 @@ def start_run(
     return start
 
 
+@pytest.fixture
+def training(models: list[Path], fakes: list[FakeEngine], start_run: Callable[[str, int], Config]) -> Training:
+    """A run whose engines die of the version ``deadly``, with version 1 published: its trainer and model."""
+
+    @contextmanager
+    def begin(mode: str, bound: int, *, deadly: str) -> Iterator[tuple[Trainer, Any]]:
+        for fake in fakes:
+            fake.deadly = {deadly}
+        model = AutoModelForCausalLM.from_pretrained(models[0])
+        with Trainer(start_run(mode, bound)) as trainer:
+            trainer.publish(model)
+            yield trainer, model
+
+    return begin
+
+
 def train(trainer: Trainer, model: Any) -> Any:
     batch = trainer.next(timeout=180)
     trainer.commit(batch)
@@ -84,19 +102,10 @@ def revisions(client: redis.Redis, keys: Keys) -> list[str]:
 
 @pytest.mark.timeout(400)
 async def test_T12_a_version_on_which_engines_die_is_set_aside_and_announced_again_and_no_job_is_buried(
-    client: redis.Redis,
-    keys: Keys,
-    models: list[Path],
-    fakes: list[FakeEngine],
-    start_run: Callable[[str, int], Config],
+    client: redis.Redis, keys: Keys, fakes: list[FakeEngine], training: Training
 ) -> None:
     """Mode sync: nothing older may serve, so the trainer announces the version again; then its batch is whole."""
-    for fake in fakes:
-        fake.deadly = {"3"}
-    config = start_run("sync", 0)
-    model = AutoModelForCausalLM.from_pretrained(models[0])
-    with Trainer(config) as trainer:
-        trainer.publish(model)
+    with training("sync", 0, deadly="3") as (trainer, model):
         for _ in range(2):
             assert len(jobs_of(await asyncio.to_thread(train, trainer, model))) == 4
         waiting = asyncio.create_task(asyncio.to_thread(train, trainer, model))
@@ -114,18 +123,9 @@ async def test_T12_a_version_on_which_engines_die_is_set_aside_and_announced_aga
 
 @pytest.mark.timeout(400)
 async def test_I8_a_version_that_kills_in_every_announcement_stops_the_run_with_the_reason(
-    client: redis.Redis,
-    keys: Keys,
-    models: list[Path],
-    fakes: list[FakeEngine],
-    start_run: Callable[[str, int], Config],
+    client: redis.Redis, keys: Keys, training: Training
 ) -> None:
-    for fake in fakes:
-        fake.deadly = {"2"}
-    config = start_run("sync", 0)
-    model = AutoModelForCausalLM.from_pretrained(models[0])
-    with Trainer(config) as trainer:
-        trainer.publish(model)
+    with training("sync", 0, deadly="2") as (trainer, model):
         await asyncio.to_thread(train, trainer, model)
         with pytest.raises(PublishError, match="Engines died on version 2 of model 'policy' in each of its 4 announ"):
             await asyncio.to_thread(train, trainer, model)
@@ -138,20 +138,11 @@ async def test_I8_a_version_that_kills_in_every_announcement_stops_the_run_with_
 
 @pytest.mark.timeout(400)
 async def test_T12_the_last_good_version_serves_as_far_as_the_bound_allows(
-    client: redis.Redis,
-    keys: Keys,
-    models: list[Path],
-    fakes: list[FakeEngine],
-    start_run: Callable[[str, int], Config],
+    client: redis.Redis, keys: Keys, training: Training
 ) -> None:
     """Mode async: jobs admitted at the version that was set aside are drawn with the one before it."""
-    for fake in fakes:
-        fake.deadly = {"3"}
-    config = start_run("async", 2)
-    model = AutoModelForCausalLM.from_pretrained(models[0])
     drawn = []
-    with Trainer(config) as trainer:
-        trainer.publish(model)
+    with training("async", 2, deadly="3") as (trainer, model):
         for _ in range(7):
             batch = await asyncio.to_thread(train, trainer, model)
             drawn.append({row.oldest for row in batch.all_rows})

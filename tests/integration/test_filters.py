@@ -42,14 +42,10 @@ class Grader(Player):
 
     def grade(self, held: RawLease, rewards: Sequence[float], version: int = 1) -> None:
         job = Job.from_bytes(held.body)
-        records = []
-        for k, reward in enumerate(rewards):
-            sample = make_sample(job, k, [version], 2)
+        samples = [make_sample(job, k, [version], 2) for k in range(len(rewards))]
+        for sample, reward in zip(samples, rewards, strict=True):
             sample.reward = reward
-            data, (meta,) = payloads.pack([sample], token=held.token, server="control")
-            self.client.set(self.keys.payload(sample.id, held.token), data, nx=True, ex=600)
-            records.append((k, version, meta.to_bytes()))
-        assert run(self.client, scripts.commit(self.keys, held.job, held.token, records)).outcome == "ready"
+        assert self.commit(held, samples, version).outcome == "ready"
 
     def grade_next(self, *rewards: Sequence[float], version: int = 1) -> list[str]:
         """Lease as many jobs as there are rewards, one after the other, waiting for the gate."""

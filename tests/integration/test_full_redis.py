@@ -1,6 +1,5 @@
 """A Redis at maxmemory: whatever is killed and started again meanwhile, what is there is trained and freed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,9 @@ from penstock.scripts import ensure_lanes, run
 from tests.integration import play
 from tests.integration.parts import until
 from tests.integration.storage_parts import Parts, parts
-from tests.integration.storage_rig import rig
+from tests.integration.storage_rig import rig, server
 
-__all__ = ["parts"]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
-    server.start()
-    yield server
-    server.stop()
+__all__ = ["parts", "server"]
 
 
 @pytest.mark.timeout(600)

@@ -5,6 +5,7 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -121,23 +122,31 @@ def test_I1_an_entry_that_left_its_lane_is_passed_over(client: redis.Redis, keys
 # --- with every part as a process of its own ------------------------------------------------------------------------
 
 
-def one_step_config(
-    url: str, keys: Keys, publication: Publication, folder: Path, fake: FakeEngine, **worker: object
-) -> Config:
-    prompts = folder / "train.jsonl"
+@pytest.fixture
+def one_step(
+    redis_server: RedisServer, keys: Keys, tmp_path: Path, publications: list[Publication], fake: FakeEngine
+) -> Callable[..., tuple[Config, Any]]:
+    """Configuration of a run of mode one_step, and the model that it trains."""
+    prompts = tmp_path / "train.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"{letter}=", "label": "x"}) + "\n" for letter in "abcdefgh"))
-    return make_config(
-        url,
-        keys,
-        ModelConfig(path=publication.path, dtype="float32"),
-        folder,
-        engine={"url": fake.url},
-        worker={"retry_s": 3600.0, "lease_s": 4.0, "max_attempts": 5, "slots": 16, **worker},
-        staleness={"mode": "one_step", "bound": 1},
-        data={"train": [{"name": "d", "path": str(prompts), "shuffle": False}]},
-        trainer={"batch_groups": 2, "keep_versions": 3},
-        buffer={"lease_s": 2.0},
-    )
+    path = publications[0].path
+
+    def make(**worker: object) -> tuple[Config, Any]:
+        config = make_config(
+            redis_server.url,
+            keys,
+            ModelConfig(path=path, dtype="float32"),
+            tmp_path,
+            engine={"url": fake.url},
+            worker={"retry_s": 3600.0, "lease_s": 4.0, "max_attempts": 5, "slots": 16, **worker},
+            staleness={"mode": "one_step", "bound": 1},
+            data={"train": [{"name": "d", "path": str(prompts), "shuffle": False}]},
+            trainer={"batch_groups": 2, "keep_versions": 3},
+            buffer={"lease_s": 2.0},
+        )
+        return config, AutoModelForCausalLM.from_pretrained(path)
+
+    return make
 
 
 def versions_of_workers(client: redis.Redis, keys: Keys) -> list[int]:
@@ -152,17 +161,14 @@ def train(trainer: Trainer, model: object) -> list[str]:
 
 
 async def test_T5_one_step_goes_on_after_a_job_of_an_older_cohort_failed_once(
-    redis_server: RedisServer,
     client: redis.Redis,
     keys: Keys,
-    tmp_path: Path,
-    publications: list[Publication],
     fake: FakeEngine,
     start_part: StartPart,
+    one_step: Callable[..., tuple[Config, Any]],
 ) -> None:
     """It comes back to lane train, behind the cohort of the next version."""
-    config = one_step_config(redis_server.url, keys, publications[0], tmp_path, fake)
-    model = AutoModelForCausalLM.from_pretrained(publications[0].path)
+    config, model = one_step()
     fake.behaviour[IDS["d"]] = "500"
     for part in ("buffer", "producer", "worker"):
         start_part(part, config)
@@ -180,17 +186,14 @@ async def test_T5_one_step_goes_on_after_a_job_of_an_older_cohort_failed_once(
 
 
 async def test_T5_one_step_goes_on_after_a_job_of_an_older_cohort_was_handed_back(
-    redis_server: RedisServer,
     client: redis.Redis,
     keys: Keys,
-    tmp_path: Path,
-    publications: list[Publication],
     fake: FakeEngine,
     start_part: StartPart,
+    one_step: Callable[..., tuple[Config, Any]],
 ) -> None:
     """Its worker leaves; it comes back to lane resume, behind jobs of the next version."""
-    config = one_step_config(redis_server.url, keys, publications[0], tmp_path, fake, drain_timeout_s=0.0)
-    model = AutoModelForCausalLM.from_pretrained(publications[0].path)
+    config, model = one_step(drain_timeout_s=0.0)
     fake.held = ("d/0/3/",)
     for part in ("buffer", "producer"):
         start_part(part, config)

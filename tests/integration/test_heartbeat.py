@@ -1,7 +1,8 @@
 """Leases and the event loop of their worker: a busy loop loses none, one that stands still loses all, by name."""
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,45 +54,48 @@ def config(
     return make
 
 
-async def test_I1_a_worker_whose_loop_is_busy_keeps_its_leases(
+@pytest.fixture
+def holding(
     client: redis.Redis,
     keys: Keys,
     publications: list[Publication],
     config: Callable[..., Config],
     start: Start,
     go_on: Path,
+) -> Callable[..., AbstractAsyncContextManager[list[str]]]:
+    """A worker whose loop a reward holds, for a block that is given its jobs; behind it they become ready."""
+
+    @asynccontextmanager
+    async def hold(**over: float) -> AsyncIterator[list[str]]:
+        publish(client, keys, publications[1])
+        jobs = admit(client, keys, [job(0)])
+        async with tended(client, keys, lease_ms=int(LEASE_S * 1000)):
+            worker = start(config(**over))
+            await until(go_on.with_suffix(".began").exists, worker.text())
+            yield jobs
+            let_go(go_on)
+            await until(all_in(client, keys, jobs, "ready"), worker.text())
+            await until(lambda: not waits_of(client, keys, "loop"))
+
+    return hold
+
+
+async def test_I1_a_worker_whose_loop_is_busy_keeps_its_leases(
+    client: redis.Redis, keys: Keys, holding: Callable[..., AbstractAsyncContextManager[list[str]]]
 ) -> None:
-    publish(client, keys, publications[1])
-    jobs = admit(client, keys, [job(0)])
-    async with tended(client, keys, lease_ms=int(LEASE_S * 1000)):
-        worker = start(config())
-        await until(go_on.with_suffix(".began").exists, worker.text())
+    async with holding() as jobs:
         over = time.monotonic() + 1.5 * LEASE_S
         await until(lambda: time.monotonic() > over)
         assert play.state(client, keys, jobs[0]) == "leased"
         assert play.counter(client, keys, "reclaimed") == 0
-        let_go(go_on)
-        await until(all_in(client, keys, jobs, "ready"), worker.text())
 
 
 async def test_I8_a_loop_that_stands_still_gives_its_jobs_up_and_names_the_line(
-    client: redis.Redis,
-    keys: Keys,
-    publications: list[Publication],
-    config: Callable[..., Config],
-    start: Start,
-    go_on: Path,
+    client: redis.Redis, keys: Keys, holding: Callable[..., AbstractAsyncContextManager[list[str]]]
 ) -> None:
-    publish(client, keys, publications[1])
-    jobs = admit(client, keys, [job(0)])
-    async with tended(client, keys, lease_ms=int(LEASE_S * 1000)):
-        worker = start(config(stuck_s=1.0))
-        await until(go_on.with_suffix(".began").exists, worker.text())
+    async with holding(stuck_s=1.0) as jobs:
         await until(all_in(client, keys, jobs, "queued"), "for the lease to run out")
         await until(lambda: "worker_parts.py" in waits_of(client, keys, "loop"))
         assert "(_wait_for_the_test)" in waits_of(client, keys, "loop")
-        let_go(go_on)
-        await until(all_in(client, keys, jobs, "ready"), worker.text())
-        await until(lambda: not waits_of(client, keys, "loop"))
     assert play.counter(client, keys, "duplicated") == 0
     play.assert_conserved(client, keys)

@@ -9,13 +9,13 @@ import redis
 
 from consumers.adapters.requests import Request, Requests
 from consumers.trainer import Trainer
-from penstock import payloads, scripts
+from penstock import scripts
 from penstock.audit import audit
 from penstock.config import Config
 from penstock.keys import Keys
 from penstock.messages import Job
 from penstock.redis_server import RedisServer
-from penstock.scripts import RawLease, run
+from penstock.scripts import RawLease
 from tests.integration import play
 from tests.integration.parts import (
     PATIENCE_S,
@@ -57,16 +57,12 @@ class Masker(Player):
         return jobs
 
     def _commit(self, held: RawLease, *, loss: bool = True, stored: bool = True) -> None:
-        job, records = Job.from_bytes(held.body), []
-        for k in range(job.n):
-            sample = make_sample(job, k, [self.clock], 2)
-            if not loss:
+        job, version = Job.from_bytes(held.body), self.clock
+        samples = [make_sample(job, k, [version], 2) for k in range(job.n)]
+        if not loss:
+            for sample in samples:
                 sample.loss_mask = [0] * len(sample.tokens)
-            data, (meta,) = payloads.pack([sample], token=held.token, server="control")
-            if stored:
-                self.client.set(self.keys.payload(sample.id, held.token), data, nx=True, ex=600)
-            records.append((k, self.clock, meta.to_bytes()))
-        assert run(self.client, scripts.commit(self.keys, held.job, held.token, records)).outcome == "ready"
+        assert self.commit(held, samples, version, stored=stored).outcome == "ready"
 
 
 @pytest.fixture

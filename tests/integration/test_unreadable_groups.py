@@ -1,6 +1,5 @@
 """What a reward says beside its number is bounded where it is written; a group that cannot be read stops nobody."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,11 @@ from penstock.redis_server import RedisServer
 from tests.integration import play
 from tests.integration.parts import Player, admit, jobs_of, make_config, publish, step, until
 from tests.integration.storage_parts import Parts, parts
-from tests.integration.storage_rig import rig
+from tests.integration.storage_rig import rig, server
 from tests.integration.worker_play import letters
 from workers.outcomes import MAX_INFO_BYTES, number_of
 
-__all__ = ["parts"]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
-    server.start()
-    yield server
-    server.stop()
+__all__ = ["parts", "server"]
 
 
 def test_what_a_reward_says_beside_its_number_is_bounded() -> None:

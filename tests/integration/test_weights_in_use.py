@@ -1,6 +1,5 @@
 """Weights that somebody is loading, or has been told to load, are not deleted under it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,9 @@ from penstock.messages import Publication
 from penstock.redis_server import RedisServer
 from tests.integration.parts import until
 from tests.integration.storage_parts import Parts, parts
-from tests.integration.storage_rig import rig
+from tests.integration.storage_rig import rig, server
 
-__all__ = ["parts"]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
-    server.start()
-    yield server
-    server.stop()
+__all__ = ["parts", "server"]
 
 
 @pytest.mark.timeout(300)

@@ -13,6 +13,7 @@ import typer
 
 from penstock import cli
 from penstock.errors import ConfigError, PayloadError, QueueUnavailable
+from tests.closed_pipe import run_without_a_reader
 
 YAML = "run: demo\nmodel: {path: m}\ndata: {train: [{name: t, path: t.jsonl}]}\n"
 
@@ -178,19 +179,7 @@ def test_a_folder_that_may_not_be_written_is_a_sentence(
 
 
 def test_a_reader_that_left_ends_a_command_quietly(tmp_path: Path) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock.cli", "--help"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).resolve().parent.parent)},
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    os.close(write)
+    done = run_without_a_reader(["-m", "penstock.cli", "--help"], tmp_path)
 
     assert (done.returncode, done.stderr) == (141, "")
 

@@ -21,7 +21,7 @@ from penstock.config import TrainerConfig
 from penstock.errors import PayloadError
 from penstock.messages import Sample
 from penstock.payloads import Payload
-from tests.batch_factory import EOS, logprobs_of, make_batch, make_samples, tiny_model
+from tests.batch_factory import EOS, gradient, logprobs_of, make_batch, make_samples, near_model, tiny_model
 
 #: Largest difference of gradients, relative to the largest entry, that rounding may make.
 TOLERANCE = 1e-5
@@ -36,10 +36,6 @@ def grpo(model: torch.nn.Module, **changes: Any) -> GRPO:
     """A trainer whose step leaves the weights as they are, for a look at the gradient."""
     keywords = {key: changes.pop(key) for key in ("max_samples",) if key in changes}
     return GRPO(model, torch.optim.SGD(model.parameters(), lr=0.0), config(**changes), **keywords)
-
-
-def gradient(model: torch.nn.Module) -> Tensor:
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double()
 
 
 @cache
@@ -105,16 +101,6 @@ def gradient_error(batch: Batch, correction: str = "bypass", **changes: Any) -> 
     wanted = wanted_once(correction)
     grpo(model, correction=correction, **changes).step(batch)
     return error(gradient(model), wanted)
-
-
-def near_model() -> torch.nn.Module:
-    """A policy a little away from the one of version 5, so that some ratios are clipped and most are not."""
-    model = tiny_model(2)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-    return model
 
 
 @pytest.mark.parametrize("correction", ["bypass", "decoupled"])

@@ -18,7 +18,7 @@ from consumers.batch import Batch
 from consumers.grpo import GRPO
 from penstock.config import TrainerConfig
 from penstock.messages import Job, Sample
-from tests.batch_factory import logprobs_of, make_batch, tiny_model
+from tests.batch_factory import gradient, logprobs_of, make_batch, near_model, tiny_model
 
 LOW, HIGH, CAP, DUAL = 0.03, 0.05, 2.0, 3.0
 Array = NDArray[Any]
@@ -244,19 +244,6 @@ def loss_np(model: torch.nn.Module, samples: list[Sample], config: TrainerConfig
     else:
         total = torch.cat(tokens).sum() / (len(samples) * float(config.constant_tokens or 0))
     return total
-
-
-def gradient(model: torch.nn.Module) -> Tensor:
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double()
-
-
-def near_model() -> torch.nn.Module:
-    model = tiny_model(2)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-    return model
 
 
 def test_T10_what_expiry_leaves_of_an_answer_weighs_no_more_than_before() -> None:

@@ -19,7 +19,7 @@ from penstock import partition
 from penstock.config import TrainerConfig
 from penstock.errors import ConfigError
 from penstock.messages import Row, Sample
-from tests.batch_factory import logprobs_of, make_batch, make_samples, tiny_model
+from tests.batch_factory import gradient, logprobs_of, make_batch, make_samples, near_model, tiny_model
 
 TEMPERATURE = 0.7
 
@@ -90,21 +90,8 @@ def drawn() -> list[Sample]:
     return make_samples({4: tiny_model(1), 5: tiny_model(2)}, temperature=TEMPERATURE)
 
 
-def near_model() -> torch.nn.Module:
-    model = tiny_model(2)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
-    return model
-
-
 def config(**changes: Any) -> TrainerConfig:
     return TrainerConfig(**({"lr": 0.05, "warmup_steps": 0, "max_grad_norm": 1e9} | changes))
-
-
-def gradient(model: torch.nn.Module) -> Tensor:
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double()
 
 
 def logprobs_np(model: torch.nn.Module, samples: Sequence[Sample]) -> list[Tensor]:

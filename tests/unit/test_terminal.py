@@ -1,9 +1,6 @@
 """Tables: nothing is cut, in a pipe and on a narrow terminal; a reader that left is told once."""
 
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from penstock.terminal import table
+from tests.closed_pipe import run_without_a_reader
 
 JOB = "a-dataset-with-a-long-name/1234/1234567"
 ROWS: list[dict[str, Any]] = [
@@ -68,19 +66,7 @@ def test_a_reader_that_left_is_told_once_and_ends_nothing(tmp_path: Path) -> Non
         "for _ in range(3): console.print('x')\n"
         "open('left', 'w').write(str(len(left)))\n"
     )
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    os.close(write)
+    done = run_without_a_reader(["-c", code], tmp_path)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "left").read_text() == "1"
