@@ -1,7 +1,12 @@
-"""What a test needs and this machine may lack: a developer's run skips it by name, CI fails."""
+"""What a test needs and this machine may lack: a developer's run skips it by name, CI fails.
 
+What CI cannot have either, a GPU or the source of another project, is skipped where it is wanted, by that name.
+"""
+
+import importlib
 import os
 import shutil
+from typing import Any, NoReturn
 
 import pytest
 
@@ -10,7 +15,19 @@ def need(program: str, target: str = "") -> None:
     """Skip, or fail in CI, where ``program`` is not there; ``make target`` brings it, or nothing of ours does."""
     if shutil.which(program) is not None:
         return
-    lacking = f"{program} is missing: {f'run make {target}' if target else 'install it'}"
+    lack(f"{program} is missing: {f'run make {target}' if target else 'install it'}")
+
+
+def module(name: str) -> Any:
+    """Import ``name``, of an extra that ``make setup`` brings; skip, or fail in CI, where it is not there."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as exc:
+        lack(f"{name} is missing ({exc}): run make setup")
+
+
+def lack(lacking: str) -> NoReturn:
+    """Skip, or fail in CI, for what CI has; ``lacking`` says what is not there."""
     if os.environ.get("CI"):
         pytest.fail(lacking)
     pytest.skip(lacking)

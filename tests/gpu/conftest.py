@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "gpu" in item.path.parts:
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
-                item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+                item.add_marker(pytest.mark.skip(reason="there is no GPU, and CI has none"))
 
 
 @pytest.fixture(scope="session")

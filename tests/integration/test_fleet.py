@@ -31,6 +31,7 @@ from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.processes import descendants, open_pidfds, wait_gone
 from tests.integration.worker_play import admit, all_in, job, make_config, publish, read_group, tended, until
+from tests.missing import module
 from workers.fleet import main as fleet_main
 from workers.fleet.kept import Spec, Status
 from workers.fleet.main import Fleet
@@ -397,7 +398,7 @@ def test_encoders_answer_before_anyone_is_told_of_them(make_fleet: Any, monkeypa
 async def test_ray_brings_a_killed_actor_back_and_the_queue_goes_on(
     client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], start: Start
 ) -> None:
-    pytest.importorskip("ray")
+    module("ray")
     publish(client, keys, publications[1])
     fleet = start(external(fakes[0].url, launcher="ray"))
     async with tended(client, keys):
@@ -425,7 +426,7 @@ async def test_ray_brings_a_killed_actor_back_and_the_queue_goes_on(
 def test_ray_says_what_is_missing_for_a_place(
     keys: Keys, model_config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ray = pytest.importorskip("ray")
+    ray = module("ray")
     from ray.util.placement_group import placement_group
 
     from workers.fleet.ray_fleet import RayLauncher

@@ -112,7 +112,7 @@ def test_T10_what_generate_returns_keeps_the_contract_with_slime(
 
 @LOST
 @RANKS
-@pytest.mark.skipif("SLIME_SOURCE" not in os.environ, reason="SLIME_SOURCE names no checkout of slime")
+@pytest.mark.skipif("SLIME_SOURCE" not in os.environ, reason="SLIME_SOURCE names no checkout of slime, and CI has none")
 def test_T10_slimes_own_functions_take_what_generate_returns(
     fed: Config, client: redis.Redis, keys: Keys, tmp_path: Path, dp_size: int, lost: set[str]
 ) -> None:

@@ -11,6 +11,7 @@ from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from penstock.messages import Job
 from producer.dataset import Dataset, Mixture, check_overlap, parse_path
+from tests.missing import module
 
 
 def write(path: Path, rows: list[Any]) -> str:
@@ -167,9 +168,7 @@ def test_a_slice_keeps_the_numbers_of_the_lines(tmp_path: Path) -> None:
 
 
 def test_parquet_files_are_read_as_lines(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow: pip install 'penstock[parquet]'")
-    import pyarrow.parquet as parquet
-
+    pyarrow, parquet = module("pyarrow"), module("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(lines(3)), tmp_path / "d.parquet")
     made = Dataset(DatasetConfig(name="d", path=str(tmp_path / "d.parquet")))
     assert [one.text for one in made.prompts] == ["p0", "p1", "p2"]
