@@ -76,6 +76,27 @@ class Trainer:
     The subscription is taken on ``__enter__`` and given back on ``__exit__``. Not thread-safe.
     """
 
+    #: Seconds spent in ``next`` since the start.
+    wait_s = 0.0
+    #: Number of the batch that is handed out next.
+    _next = 1
+    #: Batch that the last ``state_dict`` told of.
+    _stated: int | None = None
+    #: Number and digest of the batch that was committed last.
+    _committed: tuple[int, str] | None = None
+    #: Last batch that the weights of this process have seen.
+    _position = 0
+    #: True once ``load_state_dict`` said where the weights are.
+    _restored = False
+    #: Batches up to this one were committed by all roles before this one was restored to an older one.
+    _redone = 0
+    #: Times that the ranks agreed.
+    _rounds = 0
+    #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
+    _redelivered = 0
+    _warned = False
+    _publisher: "Publisher | None" = None
+
     def __init__(
         self,
         config: Config | str | Path | None = None,
@@ -99,11 +120,8 @@ class Trainer:
         # Before the wait for Redis, so that a mistake is told at once.
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
         subscription_of(dict(subscription or {}), name or "trainer")
-        config = config_of(config, run, "Trainer")
+        config = _with_groups(config_of(config, run, "Trainer"), batch_groups)
         check_reading(config, self.seat, replica_group)
-        if batch_groups is not None:
-            trainer = config.trainer.model_copy(update={"batch_groups": batch_groups})
-            config = config.model_copy(update={"trainer": trainer})
         self.config = config
         self.name = name or config.trainer.name
         self.dp_rank, self.dp_size = dp_rank, dp_size
@@ -130,26 +148,9 @@ class Trainer:
         )
         self._reader = BatchReader(config, self._subscriber, replica_group=replica_group, prepare=prepare)
         self._ahead = Ahead(0 if policy.mode == "sync" else prefetch, self._read_ahead)
-        self._next = 1
-        self._stated: int | None = None
         self._clock = Clock(self._subscriber, self.model_name, weights_dir_of(config))
-        self._committed: tuple[int, str] | None = None
-        #: Last batch that the weights of this process have seen.
-        self._position = 0
         #: False until a role that follows knows where the driving one goes on.
         self._begun = self.seat.drives
-        #: True once ``load_state_dict`` said where the weights are.
-        self._restored = False
-        #: Batches up to this one were committed by all roles before this one was restored to an older one.
-        self._redone = 0
-        #: Times that the ranks agreed.
-        self._rounds = 0
-        #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
-        self._redelivered = 0
-        self._warned = False
-        self._publisher: Publisher | None = None
-        #: Seconds spent in ``next`` since the start.
-        self.wait_s = 0.0
 
     @classmethod
     def replay(
@@ -680,3 +681,10 @@ class Trainer:
 def weights_dir_of(config: Config) -> Path:
     """Folder of a run's published versions."""
     return Path(config.trainer.weights_dir or config.run_dir / "weights").absolute()
+
+
+def _with_groups(config: Config, batch_groups: int | None) -> Config:
+    """``config`` with another number of groups per batch; None: as it is."""
+    if batch_groups is None:
+        return config
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"batch_groups": batch_groups})})
