@@ -50,37 +50,30 @@ def unpack(data: bytes, what: str) -> Any:
     """Decode one msgpack record; raises ProtocolError that names ``what`` on anything else or on too much."""
     if len(data) > MAX_RECORD_BYTES:
         raise ProtocolError(f"{what} has {len(data)} bytes, more than the {MAX_RECORD_BYTES} a record may have.")
-    # Each entry takes a byte: a list that claims more than there are must not be made room for.
-    most = min(MAX_ITEMS, len(data))
     try:
         if len(data) > _SKIP_BYTES:
             _unpacker(data).skip()
-        return msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=True,
-            max_str_len=MAX_TEXT_BYTES,
-            max_bin_len=MAX_TEXT_BYTES,
-            max_array_len=most,
-            max_map_len=most,
-            max_ext_len=0,
-        )
+        return msgpack.unpackb(data, **_limits(len(data)))
     except (ValueError, RecursionError, msgpack.UnpackException) as exc:
         raise ProtocolError(f"{what} is not a record that penstock wrote: {exc}.") from exc
 
 
+def _limits(num_bytes: int) -> dict[str, Any]:
+    """Each entry takes a byte: a list that claims more than there are must not be made room for."""
+    most = min(MAX_ITEMS, num_bytes)
+    return {
+        "raw": False,
+        "strict_map_key": True,
+        "max_str_len": MAX_TEXT_BYTES,
+        "max_bin_len": MAX_TEXT_BYTES,
+        "max_array_len": most,
+        "max_map_len": most,
+        "max_ext_len": 0,
+    }
+
+
 def _unpacker(data: bytes) -> msgpack.Unpacker:
-    most = min(MAX_ITEMS, len(data))
-    unpacker = msgpack.Unpacker(
-        raw=False,
-        strict_map_key=True,
-        max_buffer_size=MAX_RECORD_BYTES,
-        max_str_len=MAX_TEXT_BYTES,
-        max_bin_len=MAX_TEXT_BYTES,
-        max_array_len=most,
-        max_map_len=most,
-        max_ext_len=0,
-    )
+    unpacker = msgpack.Unpacker(max_buffer_size=MAX_RECORD_BYTES, **_limits(len(data)))
     unpacker.feed(data)
     return unpacker
 
