@@ -32,6 +32,7 @@ from workers.external import check_external
 from workers.faults import FaultyPath
 from workers.logprob_kind import NUM_TOKENS, kind_of
 from workers.logprob_kind import TEMPERATURE as PROBE_TEMPERATURE
+from workers.provenance import Provenance
 from workers.routing import ASK, FLAG, Routing, Rows
 from workers.routing import NAME as ROUTED_EXPERTS
 from workers.seeds import sample_seed
@@ -45,7 +46,6 @@ from workers.segment import (
     meta_of,
     read_drawn,
     read_scored,
-    spans_of,
 )
 from workers.server_info import ServerInfo, read_info
 from workers.stream import (
@@ -55,7 +55,6 @@ from workers.stream import (
     Answer,
     Heard,
     check_length,
-    number_in,
     read_body,
     read_events,
     read_head,
@@ -281,7 +280,7 @@ class Engine:
             "rid": self._wire_rid("proof"),
         }
         answer = await self._call("POST", "/generate", body, timeout_s)
-        self._check_ours(meta_of(answer, "proof").get("weight_version"), self.version, "proof")
+        self._provenance(self.version, "proof").check(meta_of(answer, "proof").get("weight_version"))
 
     async def stop(self) -> None:
         """End a spawned server with every process it made; requests still running raise EngineDied."""
@@ -388,7 +387,7 @@ class Engine:
                 self._heard[body["rid"]] = time.monotonic()
                 if answer.is_finished:
                     continue
-                self._check_ours(answer.weight_version, sent, rid)
+                self._provenance(sent, rid).check(answer.weight_version)
                 if ids and all_finite(logprobs):
                     heard(sent, ids, logprobs)
         if not answer.is_finished:
@@ -399,8 +398,9 @@ class Engine:
         drawn = read_drawn(answer, rid)
         meta = drawn.meta
         self.num_aborted += drawn.reason == "abort"
-        versions, unproven = self._versions(meta, len(drawn.ids), sent, rid, answer.get(PROVEN) or [])
-        if self._has_stale_prefix(meta, sent, rid):
+        provenance = self._provenance(sent, rid)
+        versions, unproven = provenance.versions(meta, len(drawn.ids), answer.get(PROVEN) or [])
+        if provenance.has_stale_prefix(meta):
             self.num_stale_prefixes += 1
             return Segment([], [], [], "abort", 0, 0, STALE_PREFIX)
         return Segment(
@@ -422,19 +422,6 @@ class Engine:
             return None
         return self.routing.read(told, count_of(drawn.meta, "prompt_tokens", rid) + len(drawn.ids), rid)
 
-    def _has_stale_prefix(self, meta: dict[str, Any], sent: int, rid: str) -> bool:
-        """Whether it began under newer weights than it was sent under, on prefix KV of the older ones.
-
-        A request that waits in the server's queue while weights change in place looks into the namespace of its
-        sending. What it drew is the policy of no version, so it is drawn anew.
-        """
-        spans = meta.get("weight_versions") if self.info.reports_spans else None
-        if not spans or not count_of(meta, "cached_tokens", rid):
-            return False
-        first = spans[0]["version"]
-        version = number_in(first) if isinstance(first, str) else None
-        return version is not None and version > sent
-
     def _wire_rid(self, rid: str) -> str:
         """A name that no other request to the server ever has, of this client or of another.
 
@@ -453,46 +440,9 @@ class Engine:
                 "the tokenizer of another model."
             )
 
-    def _versions(
-        self, meta: dict[str, Any], count: int, sent: int, rid: str, proven: Sequence[tuple[int, int]]
-    ) -> tuple[list[int], list[bool]]:
-        """[T] version of each token: the reported spans; else the version at the sending, and what is ``proven``; and
-        [T] whether a newer one may have drawn it.
-
-        Weights only change forward, so the version at the sending is the older one of any that could have drawn a
-        token, and the true one wherever the request was answered before the next load (drain, abort).
-        """
-        last = self._check_ours(meta.get("weight_version"), sent, rid)
-        spans = spans_of(meta, count, rid) if self.info.reports_spans else []
-        if not spans:
-            known = [sent] * count
-            for version, start in proven:
-                self._check_ours(str(version), sent, rid)
-                known[start:] = [version] * max(0, count - start)
-            # Nothing is drawn under newer weights than those that the answer's end names.
-            newest = (last if last >= 0 else self._newest) if self.changes_in_place else sent
-            return known, [version < newest for version in known]
-        versions: list[int] = []
-        doubted: list[bool] = []
-        older = sent
-        for told, length in spans:
-            version = self._check_ours(told, sent, rid)
-            unproven = min(self.info.window, length) if version != older else 0
-            versions += [older] * unproven + [version] * (length - unproven)
-            doubted += [True] * unproven + [False] * (length - unproven)
-            older = version
-        return versions, doubted
-
-    def _check_ours(self, reported: Any, sent: int, rid: str) -> int:
-        number = reported.removesuffix(MARK) if isinstance(reported, str) else ""
-        known = number_in(number)
-        version = -1 if known is None else known
-        if sent >= 0 and reported is not None and not sent <= version <= self._newest:
-            raise EngineDied(
-                f"{rid}: the engine answered with weights {shown(reported)} where {sent} to {self._newest} was loaded: "
-                "it was restarted or loaded by someone else; load the current publication."
-            )
-        return version
+    def _provenance(self, sent: int, rid: str) -> Provenance:
+        info = self.info
+        return Provenance(rid, sent, self._newest, info.reports_spans, self.changes_in_place, info.window)
 
     async def abort(self, rid: str) -> None:
         """Ask for the end of the requests named ``rid``; they return with what they have. Returns at once."""
@@ -533,7 +483,7 @@ class Engine:
         if logprobs is None:
             return Scores([], None)
         meta = answer["meta_info"]
-        reported = self._check_ours(meta.get("weight_version"), sent, rid)
+        reported = self._provenance(sent, rid).check(meta.get("weight_version"))
         proven = sent == self.version == (reported if sent >= 0 else -1)
         experts = None if routing is None else routing.read(meta.get(ROUTED_EXPERTS), len(input_ids), rid)
         return Scores(logprobs, sent if proven else None, experts)
