@@ -19,7 +19,8 @@ from tests.integration.worker_play import admit, all_in, job, until
 
 __all__ = ["start_part"]
 
-LEASE_S = 6.0
+#: Longer than a starved worker needs to come back once it can.
+LEASE_S = 15.0
 
 
 def idle_ms(client: redis.Redis, keys: Keys) -> int:

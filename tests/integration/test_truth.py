@@ -194,16 +194,18 @@ async def test_T6_in_place_without_spans_is_right_by_the_stream_however_late_tha
         config = cpu_engine().model_copy(update={"url": proxy.url, "reports_spans": False})
         engine, gate = RecordingEngine(config, model_config, name="test", log_dir=tmp_path), Gate()
         await engine.start(publications[1])
+        # So long that no answer is there before the proof of the last change: ten seconds where nothing else runs.
+        rollout = ROLLOUT.model_copy(update={"max_context_tokens": 4096})
         named = [
-            Job(f"late/0/{i}", 1, prompt=f"{ALPHABET[i]}12=", sampling={"max_new_tokens": 900, "ignore_eos": True})
-            for i in range(8)
+            Job(f"late/0/{i}", 1, prompt=f"{ALPHABET[i]}12=", sampling={"max_new_tokens": 3800, "ignore_eos": True})
+            for i in range(4)
         ]
         drawn = asyncio.Semaphore(0)
         try:
             tasks = [
                 asyncio.create_task(
                     generate_sample(
-                        engine, gate, one, 0, tokenizer=tokenizer, rollout=ROLLOUT, interval=4, drawn=drawn.release
+                        engine, gate, one, 0, tokenizer=tokenizer, rollout=rollout, interval=4, drawn=drawn.release
                     )
                 )
                 for one in named
