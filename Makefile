@@ -4,8 +4,9 @@ PYTHON ?= python3
 PIP = .venv/bin/pip install -q --disable-pip-version-check
 CONFIG ?= examples/digits/run.yaml
 ARGS ?=
-# Processes that run tests side by side; tests of one engine stay together (tests/conftest.py).
-TEST_PROCESSES ?= 2
+# Processes that run tests side by side, twice as many as CI has cores: tests wait for much that is not the processor.
+# Tests of one engine stay together (tests/conftest.py).
+TEST_PROCESSES ?= 4
 
 .PHONY: setup venv engine adapters run several test unit model check bench clean
 

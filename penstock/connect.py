@@ -6,6 +6,7 @@ of the caller, who knows whether the verb may be repeated.
 """
 
 import logging
+from functools import cache
 from typing import Any
 
 import redis
@@ -34,6 +35,9 @@ MIN_VERSION = (6, 2)
 
 #: Longest wait for one answer, beside the time that a command blocks by itself.
 TIMEOUT_S = 10.0
+
+#: What uvloop says of a write to a transport that is closed.
+_CLOSED = "the handler is closed"
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +86,31 @@ def connect_blocking(url: str, block_s: float) -> redis.Redis:
 def connect_async(url: str, *, block_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> redis.asyncio.Redis:
     """An asyncio client; connects when first used. ``block_s``: the longest blocking read it is meant for."""
     client: redis.asyncio.Redis = _client(redis.asyncio.Redis, url, block_s + timeout_s, AsyncRetry(NoBackoff(), 0))
+    pool = client.connection_pool
+    pool.connection_class = _loses(pool.connection_class)
     return client
+
+
+@cache
+def _loses(
+    kind: type[redis.asyncio.connection.AbstractConnection],
+) -> type[redis.asyncio.connection.AbstractConnection]:
+    """``kind``, for which a write to a transport that is closed is a lost connection.
+
+    The other side may reset a connection between its making and the first write. asyncio's own loop lets such a write
+    pass and tells of the loss at the answer; uvloop raises RuntimeError, which redis-py passes on.
+    """
+
+    class Losing(kind):  # type: ignore[misc, valid-type]
+        async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+            try:
+                await super().send_packed_command(*args, **kwargs)
+            except RuntimeError as exc:
+                if _CLOSED not in str(exc):
+                    raise
+                raise redis.ConnectionError(f"the connection was lost before it was written to: {exc}") from exc
+
+    return Losing
 
 
 async def close_async(client: redis.asyncio.Redis) -> None:

@@ -8,6 +8,7 @@ import redis
 from penstock import scripts
 from penstock.audit import audit
 from penstock.config import Config
+from penstock.connect import connect_async
 from penstock.keys import Keys
 from penstock.redis_server import RedisServer
 from penstock.scripts import run
@@ -77,6 +78,22 @@ async def test_I4_an_outage_longer_than_a_lease_takes_no_lease_and_charges_nobod
         await until(all_in(client, keys, late, "queued"), "for its lease to be taken", 120)
     assert play.counter(client, keys, "reclaimed") == 1
     assert audit(client, keys).ok
+
+
+async def test_I4_a_connection_that_is_reset_before_it_is_written_to_is_a_lost_one(redis_server: RedisServer) -> None:
+    """The loop of workers raises RuntimeError for such a write, which ended the worker."""
+    client = connect_async(redis_server.url)
+    try:
+        connection = await client.connection_pool.get_connection()
+        transport = connection._writer.transport
+        transport.abort()
+        await until(lambda: "closed=True" in repr(transport), "for the transport to be closed")
+        with pytest.raises(redis.ConnectionError, match="lost before it was written to"):
+            await connection.send_command("PING")
+        await client.connection_pool.release(connection)
+        assert await client.ping(), "the next command connects anew"
+    finally:
+        await client.aclose()
 
 
 def test_a_subscription_is_not_parked_for_an_outage(client: redis.Redis, keys: Keys) -> None:

@@ -56,18 +56,19 @@ def tokenizer(models: list[Path]) -> Any:
     return AutoTokenizer.from_pretrained(models[0])
 
 
-@pytest.fixture(scope="module", params=["in turn", "overlapped"])
-def truth_url(
-    request: pytest.FixtureRequest, model_config: ModelConfig, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """The session's server, and one whose steps overlap, as SGLang's do by default."""
-    if request.param == "in turn":
-        yield request.getfixturevalue("engine_url")
-        return
+@pytest.fixture(scope="module")
+def overlapped_url(model_config: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server whose steps overlap, as SGLang's do by default. Not parametrized itself, so that it starts once."""
     config = cpu_engine(**{"incremental-streaming-output": True, "disable-overlap-schedule": False})
     server = asyncio.run(up(config, model_config, tmp_path_factory.mktemp("overlapped")))
     yield server.url
     asyncio.run(server.stop())
+
+
+@pytest.fixture(params=["in turn", "overlapped"])
+def truth_url(request: pytest.FixtureRequest) -> str:
+    """The session's server, and one whose steps overlap."""
+    return str(request.getfixturevalue("engine_url" if request.param == "in turn" else "overlapped_url"))
 
 
 @pytest.fixture

@@ -24,8 +24,11 @@ __all__ = ["parts", "server"]
 
 def test_what_a_reward_says_beside_its_number_is_bounded() -> None:
     assert number_of({"score": 1, "log": "x" * (MAX_INFO_BYTES - 100)}, "d/0/0/0", "r", "score")[0] == 1.0
-    with pytest.raises(RewardError, match=r"gave 9,437,\d+ bytes beside its number") as caught:
+    with pytest.raises(RewardError, match="gave more than 262,144 values and characters beside") as caught:
         number_of({"score": 1, "log": "x" * 9 * 2**20}, "d/0/0/0", "r", "score")
+    assert caught.value.outcome == "reward_too_large"
+    with pytest.raises(RewardError, match=r"gave 400,\d+ bytes beside its number") as caught:
+        number_of({"score": 1, "log": "\u00e4" * 200_000}, "d/0/0/0", "r", "score")
     assert caught.value.outcome == "reward_too_large"
 
 
@@ -43,7 +46,7 @@ def test_T11_a_reward_that_says_too_much_fails_its_own_job_by_name_and_no_other(
             until(lambda: letters(run_.client, run_.keys))
         letter = letters(run_.client, run_.keys)["d/0/0"]
         assert letter["reason"] == "reward_too_large"
-        assert "bytes beside its number" in letter["detail"]
+        assert "beside its number" in letter["detail"]
         parts.assert_alive()
         assert "d/0/0" not in run_.trained
         assert audit(run_.client, run_.keys).ok

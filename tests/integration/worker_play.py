@@ -59,7 +59,7 @@ def make_config(url: str, keys: Keys, model: ModelConfig, folder: Path, **sectio
 def publish(client: redis.Redis, keys: Keys, publication: Publication) -> None:
     """Announce weights, as a trainer's publish does."""
     entry = f"{publication.version}-{publication.rev}"
-    client.xadd(keys.weights("policy"), {"p": publication.to_bytes()}, id=entry)
+    client.xadd(keys.weights("policy"), {"p": publication.to_bytes(), "g": 1, "t": 0}, id=entry)
     client.hset(keys.clock, scripts.version_field("policy"), publication.version)
 
 
