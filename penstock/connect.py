@@ -86,7 +86,7 @@ def connect_blocking(url: str, block_s: float) -> redis.Redis:
 def connect_async(url: str, *, block_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> redis.asyncio.Redis:
     """An asyncio client; connects when first used. ``block_s``: the longest blocking read it is meant for."""
     client: redis.asyncio.Redis = _client(redis.asyncio.Redis, url, block_s + timeout_s, AsyncRetry(NoBackoff(), 0))
-    pool = client.connection_pool
+    pool: Any = client.connection_pool
     pool.connection_class = _loses(pool.connection_class)
     return client
 
