@@ -124,6 +124,8 @@ class RunUnderTest:
         reader = connect_blocking(url, 1.0)
         while not self._watching.is_set():
             found = _try(partial(reader.xread, {self.keys.batches("actor"): last}, block=200))
+            if found is None:  # asked on and on, a Redis that starts would have no processor to start on
+                self._watching.wait(0.02)
             for entry, fields in found[0][1] if found else ():
                 last = entry.decode()
                 manifest = Manifest.from_bytes(fields[b"m"], last)
