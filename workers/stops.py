@@ -66,13 +66,14 @@ class StopRule:
     def text_of(self, drawn: Sequence[int], *, stopped: bool) -> str:
         """Text of a whole turn, as SGLang tells it: without the stop that ended it, unless that is kept.
 
-        What a regular expression matched stays. The tokens are not touched: a drawn stop bears loss (T8).
+        What a regular expression matched stays. Where the last token ends the answer by its id and by its text, the
+        text counts, as there. The tokens are not touched: a drawn stop bears loss (T8).
 
         Args:
             drawn: tokens of the turn.
             stopped: it ended at a stop, not at its length.
         """
-        by_token = stopped and bool(drawn) and drawn[-1] in self.token_ids
+        by_token = stopped and bool(drawn) and drawn[-1] in self.token_ids and not self._text_ends_at(drawn)
         text = self._decode(drawn[:-1] if by_token and not self.keeps_stop else drawn)
         if not stopped or by_token:
             return text
@@ -105,17 +106,16 @@ class StopRule:
     def _text_end(self, drawn: Sequence[int], fresh: int, aborted: bool) -> int | None:
         if not self.strings and not self.patterns:
             return None
-        window = self.window
-        lengths = set(range(fresh + 1, min(fresh + window, len(drawn)) + 1)) if fresh else set()
+        lengths = set(range(fresh + 1, min(fresh + self.window, len(drawn)) + 1)) if fresh else set()
         if aborted and len(drawn) > fresh:
             lengths.add(len(drawn))
-        for length in sorted(lengths):
-            tail = list(drawn[max(0, length - window) : length])
-            if self._ends_in(self.tokenizer.decode(tail, skip_special_tokens=False)):
-                return length
-        return None
+        return next((length for length in sorted(lengths) if self._text_ends_at(drawn[:length])), None)
 
-    def _ends_in(self, text: str) -> bool:
+    def _text_ends_at(self, drawn: Sequence[int]) -> bool:
+        """Whether a stop string or pattern is in the text of the last tokens, special ones shown."""
+        if not self.strings and not self.patterns:
+            return False
+        text = self.tokenizer.decode(list(drawn[-self.window :]), skip_special_tokens=False)
         return any(stop in text for stop in self.strings) or any(pattern.search(text) for pattern in self.patterns)
 
 

@@ -36,6 +36,9 @@ def ids(text: str) -> list[int]:
         ({"skip_special_tokens": False, "no_stop_trim": True}, "a!b!", True, "a<eos>b<eos>"),
         ({"skip_special_tokens": False, "ignore_eos": True}, "ab!", False, "ab<eos>"),
         ({"stop_regex": "b."}, "abc", True, "abc"),
+        ({"stop_regex": "[o-q]", "skip_special_tokens": False}, "a!", True, "a<eos>"),
+        ({"stop": "e", "skip_special_tokens": False}, "a!", True, "a<"),
+        ({"stop": "e"}, "a!", True, "a"),
         ({}, "", True, ""),
     ],
 )
