@@ -1,6 +1,7 @@
 """T1, T6 and T8 where things meet: aborts and the ends of answers, a rewind and samples that are being drawn."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ async def test_T6_T8_aborts_that_race_with_the_end_of_an_answer(
 
 
 NUM_JOBS = 24
+#: As many as the batches before the rewind take, and some that are ready then.
+NUM_FIRST = 10
 #: Batches that are cut before the rewind; they come again as they were, whatever they hold.
 NUM_BEFORE = 3
 
@@ -140,6 +143,12 @@ def running(worker: Worker) -> list[Sample]:
     return [sample for held in worker._held.values() for sample in held._samples.values()]
 
 
+def num_whole(worker: Worker, version: int) -> int:
+    """Groups of which every sample is under way and has tokens of ``version``."""
+    found = Counter(sample.job.id for sample in running(worker) if version in sample.versions)
+    return sum(count == 2 for count in found.values())
+
+
 @pytest.mark.parametrize("policy", ["in_place", "abort"])
 async def test_T1_T6_a_rewind_under_load_mixes_nothing_unmarked(
     redis_server: RedisServer,
@@ -164,7 +173,11 @@ async def test_T1_T6_a_rewind_under_load_mixes_nothing_unmarked(
     )
     named = [
         job(i, "abcdefgh"[i % 8], sampling={"max_new_tokens": 60 + 50 * (i % 5), "ignore_eos": True})
-        for i in range(NUM_JOBS)
+        for i in range(NUM_FIRST)
+    ]
+    later = [
+        job(i, "abcdefgh"[i % 8], sampling={"max_new_tokens": 200 + 50 * (i % 5), "ignore_eos": True})
+        for i in range(NUM_FIRST, NUM_JOBS)
     ]
     admit(client, keys, named)
     weights = {version: load_file(models[version] / "model.safetensors") for version in range(1, 7)}
@@ -176,8 +189,10 @@ async def test_T1_T6_a_rewind_under_load_mixes_nothing_unmarked(
             saved = trainer.state_dict()
             await asyncio.to_thread(part.step)
             await asyncio.to_thread(part.step)
-            # Samples are under way that hold tokens of what is abandoned now.
-            await until(lambda: any(4 in sample.versions for sample in running(worker)), "for tokens of version 4", 60)
+            # Whole groups are under way with tokens of what is abandoned now: one of which a sample is done is dropped,
+            # and one may be left alone at the end.
+            admit(client, keys, later)
+            await until(lambda: num_whole(worker, 4) >= 2, "for groups with tokens of version 4", 60)
             held = {sample.id for sample in running(worker) if {3, 4} & set(sample.versions)}
             trainer.load_state_dict(saved)
             assert part.publish() == 5
@@ -185,7 +200,7 @@ async def test_T1_T6_a_rewind_under_load_mixes_nothing_unmarked(
     assert held
     again, fresh = rows[: 2 * 2 * (NUM_BEFORE - 1)], rows[2 * 2 * (NUM_BEFORE - 1) :]
     oracle_models = {version: oracle.load_model(models[min(version, 6)]) for version in range(1, 20)}
-    by_id = {one.id: one for one in named}
+    by_id = {one.id: one for one in named + later}
     for row in fresh:
         payload = decode(client.get(keys.payload(row.sample, row.token)) or b"", row.sample, row.checksum)
         versions = {version for version in payload.versions.tolist() if version >= 0}
