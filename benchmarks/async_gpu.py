@@ -37,13 +37,13 @@ from benchmarks.engine_overhead import pairs
 from benchmarks.gpu_model import SHAPES, fast_folder
 from benchmarks.random_model import make_model
 from benchmarks.weights import load_model
-from consumers.grpo import GRPO
+from consumers.grpo.step import GRPO
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.control import Control
+from penstock.config.load import save_resolved
 from penstock.errors import WaitTimeout
-from penstock.load_config import save_resolved
-from penstock.messages import unpack
+from penstock.protocol.messages import unpack
+from penstock.redis.control import Control
 
 START_TIMEOUT_S = 400.0
 BATCH_TIMEOUT_S = 400.0

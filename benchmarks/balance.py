@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.common import Report, median, run_cli, versions
-from penstock import partition
-from penstock.messages import Row
+from penstock.protocol import partition
+from penstock.protocol.messages import Row
 
 COLUMNS = {
     "samples": "samples",

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock import scripts
 from penstock.config import Config
-from penstock.control import Control
-from penstock.keys import Keys
-from penstock.load_config import save_resolved
-from penstock.messages import Job
+from penstock.config.load import save_resolved
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job
+from penstock.redis.control import Control
 
 #: Dataset part of the ids of admitted jobs.
 DATASET = "bench"

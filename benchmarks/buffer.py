@@ -23,9 +23,9 @@ import typer
 
 from benchmarks.common import Report, percentile, redis_server, run_cli, versions
 from benchmarks.scale import GROUPS_PER_BATCH, OWNER, SAMPLES, SUB, Queue, open_queue, settle
-from penstock import scripts
-from penstock.connect import connect
-from penstock.messages import SampleMeta
+from penstock.protocol import scripts
+from penstock.protocol.messages import SampleMeta
+from penstock.redis.connect import connect
 
 TOKENS = 2560
 #: Groups written per round trip.

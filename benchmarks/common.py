@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.redis_server import RedisServer
+from penstock.redis.server import RedisServer
 
 #: Longest wait for a process of a benchmark, in seconds.
 PROCESS_TIMEOUT_S = 300.0

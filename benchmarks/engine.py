@@ -15,7 +15,7 @@ import aiohttp
 from benchmarks.common import version_in
 from benchmarks.random_model import Shape, make_model
 from penstock.config import EngineConfig, ModelConfig
-from workers import server as servers
+from workers.sglang import server as servers
 
 #: Arguments of the server by device.
 ARGS: dict[str, dict[str, Any]] = {

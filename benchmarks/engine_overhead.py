@@ -31,9 +31,9 @@ from benchmarks.engine import RunningEngine, default_python, running_engine
 from benchmarks.random_model import Shape
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.control import Control
 from penstock.errors import WaitTimeout
-from penstock.messages import Job, unpack
+from penstock.protocol.messages import Job, unpack
+from penstock.redis.control import Control
 
 GROUP = 8
 START_TIMEOUT_S = 60.0

@@ -27,8 +27,8 @@ from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
 from benchmarks.weights import load_model
 from consumers.trainer import Trainer
-from penstock.control import Control
-from penstock.messages import Job
+from penstock.protocol.messages import Job
+from penstock.redis.control import Control
 
 #: What is offloaded together, and brought back together.
 SETS: dict[str, list[str]] = {

@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import run_together
-from penstock import scripts
 from penstock.config import Config
-from penstock.control import AsyncControl, Control
-from penstock.keys import Keys
-from penstock.long_lived import settle
-from penstock.messages import Job, Sample
-from penstock.waits import Waiting
-from workers.commits import Commits
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, Sample
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import AsyncControl, Control
+from penstock.system.long_lived import settle
+from workers.jobs.commits import Commits
 
 Source = Literal["arrays", "lists"]
 
@@ -78,7 +78,7 @@ def make_values(tokens: int, source: Source) -> dict[str, Any]:
 
 def writer(barrier: Barrier, *, config_file: str, share: "Share", tokens: int, source: Source) -> "Part":
     """Lease, pack and commit this writer's share of the groups."""
-    settle()  # as the parts do (penstock.cli)
+    settle()  # as the parts do (console.cli.main)
     return uvloop.run(_write(barrier, load(config_file), share, make_values(tokens, source)))
 
 
@@ -128,7 +128,7 @@ def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, buffer
     from consumers.trainer import Trainer
 
     torch.set_num_threads(1)
-    settle()  # as the parts do (penstock.cli)
+    settle()  # as the parts do (console.cli.main)
     seen: list[int] = []
     config = load(config_file)
     client = redis.Redis.from_url(str(config.redis.url))

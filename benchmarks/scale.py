@@ -30,12 +30,12 @@ from buffer.cutter import Cutter
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
 from buffer.state import State
-from penstock import scripts
 from penstock.config import RedisConfig
-from penstock.connect import connect
-from penstock.keys import Keys
-from penstock.messages import Job, SampleMeta, pack
-from penstock.scripts import Call, Leadership
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, SampleMeta, pack
+from penstock.protocol.scripts import Call, Leadership
+from penstock.redis.connect import connect
 
 MODEL, SUB, OWNER, WORKER = "policy", "actor", "bench-trainer", "bench-worker"
 SAMPLES, GROUPS_PER_BATCH, TOKENS = 8, 32, 2560

@@ -24,12 +24,12 @@ import uvloop
 from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, median, redis_server, run_cli, run_together, versions
 from benchmarks.penstock_path import GROUP, LEASED, _write_group, load, make_values
-from penstock import scripts
-from penstock.control import AsyncControl, Control
-from penstock.keys import Keys
-from penstock.messages import Job
-from penstock.waits import Waiting
-from workers.commits import Commits
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import AsyncControl, Control
+from workers.jobs.commits import Commits
 
 BATCH_GROUPS = 64
 TARGET = 0.01

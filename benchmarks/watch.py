@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from consumers.subscriber import Subscriber
-from penstock.connect import connect
 from penstock.errors import PenstockError, WaitTimeout
-from penstock.keys import Keys
-from penstock.messages import Manifest, iter_metas
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Manifest, iter_metas
+from penstock.redis.connect import connect
 
 NAME = "watch"
 LOOK_S = 0.2

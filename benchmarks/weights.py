@@ -29,9 +29,9 @@ from benchmarks.engine import RunningEngine, default_python, running_engine
 from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
 from consumers.trainer import Trainer
-from penstock.control import Control
 from penstock.errors import WaitTimeout
-from penstock.messages import Job
+from penstock.protocol.messages import Job
+from penstock.redis.control import Control
 
 POLICIES = ("in_place", "abort", "drain")
 BATCH_TIMEOUT_S = 300.0

@@ -1,6 +1,6 @@
 """The replay buffer: service, state, subscriptions, samplers, staleness, partition."""
 
-from penstock.own_packages import missing
+from penstock.system.own_packages import missing
 
 
 def __getattr__(name: str) -> None:

@@ -19,15 +19,15 @@ from buffer.samplers import CohortPool
 from buffer.sizes import TooLarge, take
 from buffer.state import State
 from buffer.subscription import Subscription
-from penstock import scripts
-from penstock.collecting import collecting_later
-from penstock.control import Client
+from penstock.config.subscription import MAX_BATCH_SAMPLES
 from penstock.errors import LeadershipLost
-from penstock.keys import Keys
-from penstock.messages import MAX_RECORD_BYTES, Manifest
-from penstock.scripts import Leadership, run
-from penstock.staleness import overdue, remaining_batches, train_version
-from penstock.subscription_config import MAX_BATCH_SAMPLES
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import MAX_RECORD_BYTES, Manifest
+from penstock.protocol.scripts import Leadership, run
+from penstock.protocol.staleness import overdue, remaining_batches, train_version
+from penstock.redis.control import Client
+from penstock.system.collecting import collecting_later
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.groups import CompletedGroup
-from penstock.user_code import find, staying_alive
+from penstock.protocol.groups import CompletedGroup
+from penstock.system.user_code import find, staying_alive
 from penstock.words import said, shown
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ def nonzero_std(group: CompletedGroup) -> tuple[bool, str]:
     """Keep groups whose rewards differ: where they are equal every advantage is 0 (DAPO, arXiv:2503.14476, 3.2).
 
     The standard deviation (population) of the samples that bear loss must be above 1e-6: one that is masked moves
-    nothing, whatever its reward, and takes part in no advantage of the others (consumers/advantages.py). The reason
-    carries the reward that all of them have.
+    nothing, whatever its reward, and takes part in no advantage of the others (consumers/batch/advantages.py).
+    The reason carries the reward that all of them have.
 
     Raises:
         ConfigError: groups of one sample are asked for, which have no deviation: every one would be dropped.

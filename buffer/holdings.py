@@ -2,11 +2,11 @@
 
 from buffer.state import State
 from buffer.subscription import Subscription
-from penstock.control import Client
-from penstock.keys import Keys
-from penstock.messages import pack
-from penstock.scripts import note, run
-from penstock.waits import Waiting
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import pack
+from penstock.protocol.scripts import note, run
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import Client
 
 
 class Holdings:

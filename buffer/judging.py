@@ -8,13 +8,13 @@ from dataclasses import replace
 from buffer.filters import Filters, Verdict
 from buffer.group import Group
 from buffer.subscription import Subscription
-from penstock import scripts
-from penstock.control import Client
 from penstock.errors import LeadershipLost
-from penstock.groups import CompletedGroup
-from penstock.keys import Keys
-from penstock.messages import SampleMeta
-from penstock.scripts import Judged, Leadership, run
+from penstock.protocol import scripts
+from penstock.protocol.groups import CompletedGroup
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import SampleMeta
+from penstock.protocol.scripts import Judged, Leadership, run
+from penstock.redis.control import Client
 
 log = logging.getLogger(__name__)
 

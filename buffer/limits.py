@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from buffer.group import Group
 from buffer.payload_servers import Away
 from buffer.subscription import Subscription
-from penstock.control import Client
-from penstock.keys import Keys
+from penstock.protocol.keys import Keys
+from penstock.redis.control import Client
 
 
 def gates(subs: Mapping[str, Subscription]) -> list[list[str]]:

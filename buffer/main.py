@@ -30,18 +30,19 @@ from buffer.retire import Retirement
 from buffer.rollback import Rollback
 from buffer.scores import Scores
 from buffer.state import State
-from penstock import scripts
-from penstock.attendance import Attendance
 from penstock.config import Config
-from penstock.connect import connect_blocking
-from penstock.control import PASSING, Client, Control
+from penstock.config.load import redact
 from penstock.errors import ConfigError, LeadershipLost, QueueUnavailable
-from penstock.keys import LANES, Keys
-from penstock.load_config import redact
-from penstock.payload_servers import seeds
-from penstock.scripts import Leadership, ensure_lanes
-from penstock.tokens import new_token
-from penstock.waits import Waiting
+from penstock.names import LANES
+from penstock.payloads.servers import seeds
+from penstock.protocol import scripts
+from penstock.protocol.attendance import Attendance
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import Leadership, ensure_lanes
+from penstock.protocol.waits import Waiting
+from penstock.redis.connect import connect_blocking
+from penstock.redis.control import PASSING, Client, Control
+from penstock.system.tokens import new_token
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 from buffer.group import Group
 from buffer.state import State
 from buffer.subscription import Subscription
-from penstock.messages import Manifest, Row, SampleMeta
-from penstock.partition import batch_seed
-from penstock.staleness import Lineage
+from penstock.protocol.messages import Manifest, Row, SampleMeta
+from penstock.protocol.partition import batch_seed
+from penstock.protocol.staleness import Lineage
 
 #: Fields of a committed sample that its row in a manifest repeats, as they stand there.
 _BEFORE = attrgetter("token", "server", "checksum", "num_bytes", "length", "prompt_length", "num_generated")

@@ -9,13 +9,13 @@ Training with fewer favours short answers: how many groups and samples that conc
 
 import logging
 
-from penstock import scripts
 from penstock.config import RolloutConfig
-from penstock.control import Client
 from penstock.errors import LeadershipLost
-from penstock.keys import Keys
-from penstock.scripts import Late, Leadership, run
-from penstock.waits import Waiting
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import Late, Leadership, run
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import Client
 
 log = logging.getLogger(__name__)
 

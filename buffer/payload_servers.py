@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from penstock import connect, payload_servers
+from penstock.addresses import is_folder
 from penstock.config import RedisConfig
-from penstock.control import PASSING, Client
+from penstock.config.load import redact
 from penstock.errors import QueueUnavailable
-from penstock.keys import CONTROL, Keys
-from penstock.load_config import redact
-from penstock.messages import SampleMeta, stored
-from penstock.payload_folder import PayloadFolder, is_folder
-from penstock.payload_servers import Directory, read
-from penstock.scripts import persist, run
+from penstock.payloads import servers as payload_servers
+from penstock.payloads.folder import PayloadFolder
+from penstock.payloads.servers import Directory, read
+from penstock.protocol.keys import CONTROL, Keys
+from penstock.protocol.messages import SampleMeta, stored
+from penstock.protocol.scripts import persist, run
+from penstock.redis import connect
+from penstock.redis.control import PASSING, Client
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -3,10 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from penstock.control import Client
 from penstock.errors import ProtocolError
-from penstock.keys import Keys
-from penstock.messages import SampleMeta, iter_metas
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import SampleMeta, iter_metas
+from penstock.redis.control import Client
 
 #: Samples whose records are kept at hand, at about 1.5 kB each: with a bound on staleness a group is trained and swept
 #: while it is among them, and what falls out is read again.

@@ -8,12 +8,12 @@ from buffer.group import Group
 from buffer.payload_servers import PayloadServers, keys_of
 from buffer.state import State
 from buffer.subscription import Subscription
-from penstock import scripts
-from penstock.control import Client
 from penstock.errors import LeadershipLost
-from penstock.keys import Keys
-from penstock.messages import unpack
-from penstock.scripts import Leadership, run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import unpack
+from penstock.protocol.scripts import Leadership, run
+from penstock.redis.control import Client
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ not show: the figures are at least.
 
 import logging
 
-from penstock import scripts
-from penstock.control import Client
-from penstock.keys import Keys
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.redis.control import Client
 
 log = logging.getLogger(__name__)
 

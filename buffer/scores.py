@@ -7,9 +7,9 @@ import logging
 import time
 
 from buffer.state import State
-from penstock import score_jobs, scripts
-from penstock.control import Client
-from penstock.keys import Keys
+from penstock.protocol import score_jobs, scripts
+from penstock.protocol.keys import Keys
+from penstock.redis.control import Client
 
 log = logging.getLogger(__name__)
 

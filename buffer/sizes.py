@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from buffer.group import Group
-from penstock.subscription_config import MAX_BATCH_SAMPLES
+from penstock.config.subscription import MAX_BATCH_SAMPLES
 
 
 class TooLarge(Exception):

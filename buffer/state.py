@@ -13,14 +13,14 @@ from buffer.payload_servers import PayloadServers, keys_of
 from buffer.records import Records
 from buffer.spent import Spent
 from buffer.subscription import Subscription, parse
-from penstock import scripts
-from penstock.collecting import collecting_later
-from penstock.control import Client
 from penstock.errors import LeadershipLost, ProtocolError
-from penstock.keys import Keys
-from penstock.messages import SampleMeta
-from penstock.scripts import Leadership, run
-from penstock.staleness import Lineage
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import SampleMeta
+from penstock.protocol.scripts import Leadership, run
+from penstock.protocol.staleness import Lineage
+from penstock.redis.control import Client
+from penstock.system.collecting import collecting_later
 
 log = logging.getLogger(__name__)
 

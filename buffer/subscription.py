@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from buffer.group import Group
 from buffer.samplers import Pool, make_pool
-from penstock.scripts import Judged
-from penstock.staleness import Lineage
+from penstock.protocol.scripts import Judged
+from penstock.protocol.staleness import Lineage
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """Fields of ``sub:NAME`` that a trainer or an operator sets; ``penstock.subs`` says what each means."""
+    """Fields of ``sub:NAME`` that a trainer or an operator sets; ``penstock.protocol.subs`` says what each means."""
 
     name: str
     lanes: tuple[str, ...] = ("train",)

@@ -1,6 +1,6 @@
 """Trainer client, batches, advantages, corrections, publication, the reference GRPO trainer."""
 
-from penstock.own_packages import missing
+from penstock.system.own_packages import missing
 
 
 def __getattr__(name: str) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from consumers.roles import Seat
 from consumers.subscriber import Subscriber
-from penstock import scripts
 from penstock.errors import ProtocolError, WaitTimeout
-from penstock.waits import Waiting
+from penstock.protocol import scripts
+from penstock.protocol.waits import Waiting
 
 #: Between two looks at what the others said; doubles.
 LOOK_S, LONGEST_LOOK_S = 0.001, 0.02

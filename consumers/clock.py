@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from consumers.subscriber import Subscriber
-from penstock import scripts
 from penstock.errors import ProtocolError, PublishError
-from penstock.keys import Keys
-from penstock.messages import Publication, unpack
-from penstock.staleness import Lineage
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication, unpack
+from penstock.protocol.staleness import Lineage
 
 log = logging.getLogger(__name__)
 

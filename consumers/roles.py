@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
-from penstock.keys import check_name
+from penstock.names import check_name
 
 
 @dataclass(frozen=True, slots=True)

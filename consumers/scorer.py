@@ -21,19 +21,20 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.fetch import PayloadReader
-from penstock import scripts
+from consumers.batch.fetch import PayloadReader
 from penstock.config import Config
-from penstock.connect import connect_blocking
-from penstock.control import PASSING, Client, Control
 from penstock.errors import ConfigError, PayloadError, ProtocolError, ScoreError, WaitTimeout
-from penstock.keys import Keys, check_name
-from penstock.messages import Row, SampleMeta, iter_metas
+from penstock.names import check_name
 from penstock.payloads import decode
-from penstock.run_config import config_of
-from penstock.score_jobs import LANE, MAX_SEQUENCES, MAX_TOKENS, Given, make_job
-from penstock.tokens import new_token
-from penstock.waits import Waiting
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Row, SampleMeta, iter_metas
+from penstock.protocol.score_jobs import LANE, MAX_SEQUENCES, MAX_TOKENS, Given, make_job
+from penstock.protocol.waits import Waiting
+from penstock.redis.connect import connect_blocking
+from penstock.redis.control import PASSING, Client, Control
+from penstock.redis.saved_config import config_of
+from penstock.system.tokens import new_token
 
 #: Most jobs of one scorer that are admitted and not yet collected.
 WINDOW = 64

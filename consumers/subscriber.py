@@ -16,16 +16,17 @@ from functools import partial
 from typing import Any
 
 from consumers.roles import Seat, missing
-from penstock import scripts
-from penstock.collecting import collecting_later
-from penstock.connect import connect_blocking
-from penstock.control import PASSING, Client, Control
 from penstock.errors import ConfigError, DataEnded, OwnershipLost, ProtocolError, QueueUnavailable, WaitTimeout
-from penstock.keys import Keys, check_name
-from penstock.messages import Manifest
-from penstock.scripts import Value
-from penstock.tokens import new_token
-from penstock.waits import Waiting, read_waits
+from penstock.names import check_name
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Manifest
+from penstock.protocol.scripts import Value
+from penstock.protocol.waits import Waiting, read_waits
+from penstock.redis.connect import connect_blocking
+from penstock.redis.control import PASSING, Client, Control
+from penstock.system.collecting import collecting_later
+from penstock.system.tokens import new_token
 
 log = logging.getLogger(__name__)
 

@@ -20,27 +20,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from consumers.agreement import agree
-from consumers.ahead import Ahead
-from consumers.batch import Batch
-from consumers.batch_reader import BatchReader, check_reading
+from consumers.batch.ahead import Ahead
+from consumers.batch.batch import Batch
+from consumers.batch.reader import BatchReader, check_reading
 from consumers.clock import Clock
 from consumers.roles import Seat, job_of
 from consumers.subscriber import Delivery, Subscriber
-from penstock import scripts
 from penstock.config import Config
-from penstock.control import Client
+from penstock.config.subscription import subscription_of
 from penstock.errors import ConfigError, DataEnded, ProtocolError, PublishError, RolesApart, WaitTimeout
-from penstock.keys import Keys
-from penstock.memory_control import TAGS, change, check_tags, live_workers, revive, watch
-from penstock.messages import Publication, pack
-from penstock.run_config import config_of
-from penstock.staleness import Policy
-from penstock.subscription_config import subscription_of
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.memory_control import TAGS, change, check_tags, live_workers, revive, watch
+from penstock.protocol.messages import Publication, pack
+from penstock.protocol.staleness import Policy
+from penstock.redis.control import Client
+from penstock.redis.saved_config import config_of
 
 if TYPE_CHECKING:
-    from consumers.publisher import Publisher
-    from consumers.replay import Replay
-    from consumers.sources import Weights
+    from consumers.batch.replay import Replay
+    from consumers.weights.publisher import Publisher
+    from consumers.weights.sources import Weights
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Trainer:
 
         Raises ConfigError where nothing was recorded.
         """
-        from consumers.replay import Replay
+        from consumers.batch.replay import Replay
 
         return Replay(path_template, config, dp_rank=dp_rank, dp_size=dp_size)
 
@@ -379,9 +379,9 @@ class Trainer:
         """Write the next version and announce it; returns its number. Every rank calls it; the leader rank writes.
 
         Args:
-            weights: a model, its state dict (FSDP2's DTensors too), or ``consumers.sources.Shards``. Of a sharded one
-                every rank takes part, and blocks for the leader; otherwise the others return at once. A mixture of
-                experts of transformers is given as the model: its state dict has other names than its files.
+            weights: a model, its state dict (FSDP2's DTensors too), or ``consumers.weights.sources.Shards``. Of a
+                sharded one every rank takes part, and blocks for the leader; otherwise the others return at once. A
+                mixture of experts of transformers is given as the model: its state dict has other names than its files.
 
         Blocks until the files are on disk and every rank has committed; by another transport than disk also until the
         workers that are ready have the weights, at most three times ``trainer.transfer_timeout_s``. The first
@@ -392,8 +392,8 @@ class Trainer:
             PublishError: the files cannot be written or read back, or nothing new was committed.
             WaitTimeout: another rank has not committed in ``timeout`` seconds.
         """
-        from consumers.publisher import tell_failure
-        from consumers.sources import as_source
+        from consumers.weights.publisher import tell_failure
+        from consumers.weights.sources import as_source
 
         self._check_drives("publish")
         source = as_source(weights)
@@ -428,7 +428,7 @@ class Trainer:
     def publisher(self) -> "Publisher":
         """What writes and sends weights; imports torch when first used."""
         if self._publisher is None:
-            from consumers.publisher import Publisher
+            from consumers.weights.publisher import Publisher
 
             subscriber = self._subscriber
             self._publisher = Publisher(self.config, subscriber.keys, subscriber.control, subscriber.waiting)

@@ -6,7 +6,7 @@ stays light.
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.own_packages import check_importable, install
+from penstock.system.own_packages import check_importable, install
 
 if TYPE_CHECKING:
     from consumers.adapters.engine_metrics import EngineMetrics as EngineMetrics
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from consumers.adapters.rollout_manager import RolloutManager as RolloutManager
     from consumers.adapters.trl import TrlRollouts as TrlRollouts
     from consumers.adapters.verl import VerlRollout as VerlRollout
-    from consumers.batch import Batch as Batch
+    from consumers.batch.batch import Batch as Batch
     from consumers.scorer import Score as Score
     from consumers.scorer import Scorer as Scorer
     from consumers.scorer import score as score
-    from consumers.sources import Shards as Shards
-    from consumers.sources import concatenated as concatenated
     from consumers.trainer import Trainer as Trainer
+    from consumers.weights.sources import Shards as Shards
+    from consumers.weights.sources import concatenated as concatenated
     from penstock.config import Config as Config
     from penstock.errors import ConfigError as ConfigError
     from penstock.errors import DataEnded as DataEnded
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import RolesApart as RolesApart
     from penstock.errors import WaitTimeout as WaitTimeout
-    from penstock.groups import CompletedGroup as CompletedGroup
-    from penstock.messages import Job as Job
-    from penstock.messages import Sample as Sample
-    from workers.environments import Environment as Environment
-    from workers.environments import Observation as Observation
+    from penstock.protocol.groups import CompletedGroup as CompletedGroup
+    from penstock.protocol.messages import Job as Job
+    from penstock.protocol.messages import Sample as Sample
+    from workers.jobs.environments import Environment as Environment
+    from workers.jobs.environments import Observation as Observation
 
 __version__ = "0.1.0"
 
 #: Public name -> module that has it.
 _LAZY = {
-    "Batch": "consumers.batch",
-    "CompletedGroup": "penstock.groups",
+    "Batch": "consumers.batch.batch",
+    "CompletedGroup": "penstock.protocol.groups",
     "Config": "penstock.config",
     "ConfigError": "penstock.errors",
     "DataEnded": "penstock.errors",
     "EngineMetrics": "consumers.adapters.engine_metrics",
-    "Environment": "workers.environments",
-    "Job": "penstock.messages",
-    "Observation": "workers.environments",
+    "Environment": "workers.jobs.environments",
+    "Job": "penstock.protocol.messages",
+    "Observation": "workers.jobs.environments",
     "OwnershipLost": "penstock.errors",
     "PenstockError": "penstock.errors",
     "Request": "consumers.adapters.requests",
@@ -56,15 +56,15 @@ _LAZY = {
     "RolesApart": "penstock.errors",
     "RolloutDataset": "consumers.adapters.iterable",
     "RolloutManager": "consumers.adapters.rollout_manager",
-    "Sample": "penstock.messages",
+    "Sample": "penstock.protocol.messages",
     "Score": "consumers.scorer",
     "Scorer": "consumers.scorer",
-    "Shards": "consumers.sources",
+    "Shards": "consumers.weights.sources",
     "Trainer": "consumers.trainer",
     "TrlRollouts": "consumers.adapters.trl",
     "VerlRollout": "consumers.adapters.verl",
     "WaitTimeout": "penstock.errors",
-    "concatenated": "consumers.sources",
+    "concatenated": "consumers.weights.sources",
     "score": "consumers.scorer",
 }
 

@@ -4,8 +4,8 @@ import logging
 import sys
 from typing import Any, TextIO
 
-from penstock.disk import is_full
-from penstock.load_config import redact
+from penstock.config.load import redact
+from penstock.system.disk import is_full
 from penstock.words import trace_of, writable
 
 FORMAT = "%(asctime)s.%(msecs)03d {part} %(levelname)s %(message)s"

@@ -1,6 +1,6 @@
 """Data sources, chat templates, the gate, admission."""
 
-from penstock.own_packages import missing
+from penstock.system.own_packages import missing
 
 
 def __getattr__(name: str) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from penstock.config import DatasetConfig
-from penstock.dataset_path import parse_path
+from penstock.config.dataset_path import parse_path
 from penstock.errors import ConfigError
-from penstock.keys import check_name
-from penstock.messages import Job
+from penstock.names import check_name
+from penstock.protocol.messages import Job
 from producer.lines import check_writable, read_lines
 
 #: Renders chat messages to a prompt.

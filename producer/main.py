@@ -19,16 +19,16 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-from penstock import scripts, user_failures
-from penstock.attendance import Attendance
 from penstock.config import Config
-from penstock.connect import connect_blocking
-from penstock.control import Client, Control
 from penstock.errors import ConfigError, QueueFull, QueueUnavailable
-from penstock.keys import Keys
-from penstock.messages import Job
-from penstock.scripts import Admission, ensure_lanes
-from penstock.waits import Waiting
+from penstock.protocol import scripts, user_failures
+from penstock.protocol.attendance import Attendance
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job
+from penstock.protocol.scripts import Admission, ensure_lanes
+from penstock.protocol.waits import Waiting
+from penstock.redis.connect import connect_blocking
+from penstock.redis.control import Client, Control
 from producer.dataset import Dataset, Mixture, Template, check_overlap
 
 log = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from consumers import advantages
-from consumers.batch import Batch
+from consumers.batch import advantages
+from consumers.batch.batch import Batch
 from penstock import payloads
-from penstock.messages import Job, Manifest, Row, Sample
+from penstock.protocol.messages import Job, Manifest, Row, Sample
 
 EOS = 1
 VOCABULARY = 16

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.memory_control import MemoryWish
-from penstock.messages import Job, Manifest, Publication, Row, Sample, SampleMeta, iter_metas, pack, unpack
-from penstock.transfers import Decision, Enrollment
-from penstock.weights_index import WeightsIndex
+from penstock.protocol.memory_control import MemoryWish
+from penstock.protocol.messages import Job, Manifest, Publication, Row, Sample, SampleMeta, iter_metas, pack, unpack
+from penstock.protocol.transfers import Decision, Enrollment
+from penstock.weights.index import WeightsIndex
 from tests.integration.play import meta
-from workers.check_format import Verdict, sample_from_json, sample_to_json
-from workers.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes
+from workers.jobs.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes
+from workers.rewards.pool.wire import Verdict, sample_from_json, sample_to_json
 
 Decode = Callable[[bytes], object]
 JOB = Job("d/0/1", 2, prompt="p", prompt_ids=[1, 2], label="x", metadata={"a": [1, {"b": 2.5}]}, answers=["a", [1]])

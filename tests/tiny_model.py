@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from penstock.checksum import file_xxh3
-from penstock.messages import Publication
+from penstock.protocol.messages import Publication
+from penstock.system.checksum import file_xxh3
 
 #: No space: tokenizers of the Qwen2 family write it as another character.
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz=+-<>?."

@@ -1,6 +1,6 @@
 """Rollout workers: main loop, engine, weights, generation, environments, rewards."""
 
-from penstock.own_packages import missing
+from penstock.system.own_packages import missing
 
 
 def __getattr__(name: str) -> None:

@@ -13,11 +13,11 @@ import time
 from collections.abc import Mapping
 
 from penstock.errors import EngineError
-from penstock.waits import Waiting
+from penstock.protocol.waits import Waiting
 from workers.health import Restarts, shorten
-from workers.held_job import HeldJob
+from workers.jobs.held_job import HeldJob
 from workers.services import Services
-from workers.updates import Updates
+from workers.weights.updates import Updates
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.config import EngineConfig
-from penstock.load_config import redact
+from penstock.config.load import redact
 
 #: Lines of a log that are shown with a reason.
 SHOWN_LINES = 8

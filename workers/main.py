@@ -27,40 +27,42 @@ from typing import TYPE_CHECKING, Any, cast
 
 import uvloop
 
-from penstock import scripts
 from penstock.config import Config, EngineConfig
-from penstock.connect import connect
-from penstock.control import AsyncControl, Control
 from penstock.errors import ConfigError, PenstockError, QueueFull
-from penstock.keys import LANES, Keys
-from penstock.model_config import read_vocab_size
-from penstock.scripts import ensure_lanes
-from penstock.tokens import new_token
-from penstock.user_code import run_through, staying_alive
-from penstock.waits import Waiting
-from workers.capabilities import TABLE
+from penstock.names import LANES
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import ensure_lanes
+from penstock.protocol.waits import Waiting
+from penstock.redis.connect import connect
+from penstock.redis.control import AsyncControl, Control
+from penstock.system.tokens import new_token
+from penstock.system.user_code import run_through, staying_alive
+from penstock.weights.model_folder import read_vocab_size
 from workers.caretaker import Caretaker
-from workers.commits import Commits
-from workers.engine import Engine
-from workers.environments import Environments, allowed_environments
-from workers.gate import Gate
-from workers.heartbeat import Heartbeat, Lease
-from workers.held_job import HeldJob
-from workers.members import follow_members, refuse_dropped
+from workers.jobs.commits import Commits
+from workers.jobs.environments import Environments, allowed_environments
+from workers.jobs.gate import Gate
+from workers.jobs.heartbeat import Heartbeat, Lease
+from workers.jobs.held_job import HeldJob
+from workers.jobs.stops import Tokenizer
 from workers.metrics import Metrics
 from workers.presence import Presence
-from workers.rewards import Rewards, allowed_rewards
-from workers.routed_engine import RoutedEngine
-from workers.routing import FLAG as ROUTING_FLAG
-from workers.routing import NAME as ROUTED_EXPERTS
-from workers.routing import read_routing
-from workers.server import with_switch
+from workers.rewards.allowed import allowed_rewards
+from workers.rewards.score import Rewards
+from workers.router.engine import RoutedEngine
+from workers.router.members import follow_members, refuse_dropped
 from workers.services import Services
-from workers.stops import Tokenizer
-from workers.updates import Updates
+from workers.sglang.capabilities import TABLE
+from workers.sglang.engine import Engine
+from workers.sglang.routed_experts import FLAG as ROUTING_FLAG
+from workers.sglang.routed_experts import NAME as ROUTED_EXPERTS
+from workers.sglang.routed_experts import read_routing
+from workers.sglang.server import with_switch
+from workers.weights.updates import Updates
 
 if TYPE_CHECKING:
-    from workers.checks import Checks
+    from workers.rewards.pool.client import Checks
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +146,7 @@ class Worker:
         """The way to the verifier pool, where rewards are computed there."""
         if self.config.reward.pool.kind == "process":
             return None
-        from workers.checks import Checks
+        from workers.rewards.pool.client import Checks
 
         return Checks(self.config, self.keys, self.name, self._waiting("rewards"))
 

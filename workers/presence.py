@@ -9,15 +9,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from penstock import scripts
-from penstock.load_config import redact
-from penstock.messages import pack
-from penstock.waits import Waiting
+from penstock.config.load import redact
+from penstock.protocol import scripts
+from penstock.protocol.messages import pack
+from penstock.protocol.waits import Waiting
 from workers.capacity import Capacity
-from workers.held_job import HeldJob
-from workers.routed_engine import RoutedEngine
+from workers.jobs.held_job import HeldJob
+from workers.router.engine import RoutedEngine
 from workers.services import Services
-from workers.updates import Updates
+from workers.weights.updates import Updates
 
 log = logging.getLogger(__name__)
 

@@ -5,18 +5,18 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from penstock import scripts
 from penstock.config import Config
-from penstock.control import AsyncControl
-from penstock.keys import Keys
-from workers.commits import Commits
-from workers.endings import Endings
-from workers.engine import Engine
-from workers.environments import Environments
-from workers.gate import Gate
-from workers.repeats import Repeats
-from workers.rewards import Rewards
-from workers.stops import Tokenizer
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.redis.control import AsyncControl
+from workers.jobs.commits import Commits
+from workers.jobs.endings import Endings
+from workers.jobs.environments import Environments
+from workers.jobs.gate import Gate
+from workers.jobs.repeats import Repeats
+from workers.jobs.stops import Tokenizer
+from workers.rewards.score import Rewards
+from workers.sglang.engine import Engine
 
 
 @dataclass(slots=True)

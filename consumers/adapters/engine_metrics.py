@@ -17,8 +17,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from penstock.engine_http import engine_urls, fetch
 from penstock.errors import EngineError
+from penstock.system.engine_http import engine_urls, fetch
 
 log = logging.getLogger(__name__)
 

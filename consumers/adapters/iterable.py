@@ -16,8 +16,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from consumers import behaviour
-from consumers.batch import Batch
+from consumers.batch import behaviour
+from consumers.batch.batch import Batch
 from consumers.trainer import Trainer
 from penstock.errors import ConfigError, ProtocolError
 

@@ -15,17 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from consumers import behaviour
 from consumers.adapters.rows import RowArrays, rows_of
-from consumers.batch import Batch
+from consumers.batch import behaviour
+from consumers.batch.batch import Batch
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import scan_groups
 from penstock.config import Config, RolloutConfig
-from penstock.control import Client
+from penstock.config.sampling import temperature_of
 from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
-from penstock.messages import Job
-from penstock.sampling import temperature_of
+from penstock.protocol import scripts
+from penstock.protocol.audit import scan_groups
+from penstock.protocol.messages import Job
+from penstock.redis.control import Client
 
 #: Jobs admitted per verb.
 CHUNK = 128

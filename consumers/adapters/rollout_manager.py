@@ -22,15 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from consumers import behaviour
 from consumers.adapters.engine_metrics import EngineMetrics
 from consumers.adapters.slime import lineage, train_shares
-from consumers.batch import Batch
-from consumers.evaluate import Evaluation
+from consumers.batch import behaviour
+from consumers.batch.batch import Batch
+from consumers.grpo.evaluate import Evaluation
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.engine_http import check_weights
 from penstock.errors import ConfigError, ProtocolError
+from penstock.system.engine_http import check_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

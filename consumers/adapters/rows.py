@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.batch import Batch
-from penstock.messages import Row
+from consumers.batch.batch import Batch
+from penstock.protocol.messages import Row
 
 
 @dataclass(frozen=True, slots=True, eq=False)

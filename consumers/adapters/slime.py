@@ -33,13 +33,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumers import behaviour
 from consumers.adapters.rows import RowArrays, rows_of
-from consumers.advantages import Kind, group_advantages
-from consumers.batch import Batch
-from penstock import partition
+from consumers.batch import behaviour
+from consumers.batch.advantages import Kind, group_advantages
+from consumers.batch.batch import Batch
 from penstock.errors import ConfigError, ProtocolError
-from penstock.messages import Row
+from penstock.protocol import partition
+from penstock.protocol.messages import Row
 
 #: Estimators whose rewards are normalised by group -> divided by the standard deviation too.
 NORMALISED = {"grpo": True, "gspo": True, "cispo": True, "reinforce_plus_plus_baseline": False}

@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from verl import DataProto
 
-from consumers import behaviour
 from consumers.adapters.requests import Request, Requests, eval_sampling
 from consumers.adapters.rows import RowArrays, rows_of
-from consumers.batch import Batch
+from consumers.batch import behaviour
+from consumers.batch.batch import Batch
 from consumers.scorer import Scorer
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.utils import logging
 
-from consumers import checkpoint, corrections
+from consumers.grpo import checkpoint, corrections
 from penstock import Batch, Trainer
-from penstock.await_redis import await_redis
 from penstock.config import Config
+from penstock.config.load import load_config
 from penstock.errors import OwnershipLost, RolesApart, WaitTimeout
-from penstock.load_config import load_config
+from penstock.redis.await_redis import await_redis
 
 ROLES = ("actor", "critic")
 #: Where each of them sits at the buffer.

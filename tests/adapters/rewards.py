@@ -1,6 +1,6 @@
 """Rewards for trainers in tests."""
 
-from penstock.messages import Sample
+from penstock.protocol.messages import Sample
 
 
 def last_digit(sample: Sample) -> float:

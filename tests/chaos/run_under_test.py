@@ -15,12 +15,12 @@ from typing import Any
 
 import redis
 
-from penstock.connect import connect, connect_blocking
 from penstock.errors import QueueUnavailable
-from penstock.keys import Keys
-from penstock.messages import Manifest
-from penstock.redis_server import read_address
-from penstock.snapshot import snapshot
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Manifest
+from penstock.protocol.snapshot import snapshot
+from penstock.redis.connect import connect, connect_blocking
+from penstock.redis.server import read_address
 
 ROOT = Path(__file__).parents[2]
 #: Longest wait for any one thing to happen; an engine's start under load is the longest of them.

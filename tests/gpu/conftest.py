@@ -13,10 +13,10 @@ import torch
 from benchmarks.engine import ARGS, engine_env
 from benchmarks.random_model import Shape, make_model
 from penstock.config import Config, EngineConfig, ModelConfig
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
 from tests.integration import worker_play
-from workers import server as servers
+from workers.sglang import server as servers
 
 #: Heads of 64, which every attention kernel can do.
 SHAPE = Shape(hidden=256, layers=2, heads=4, kv_heads=2, mlp=512, vocab=512, context=2048, dtype="bfloat16")

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from consumers.trainer import Trainer
-from penstock.keys import Keys
+from penstock.protocol.keys import Keys
 from tests.gpu.conftest import Make
 from tests.gpu.test_one_gpu import load, play, publish
 from tests.integration.worker_play import admit, all_in, job, presence, until

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from penstock.config import ModelConfig
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
 from tests.gpu.conftest import SHAPE, serving
 from tests.integration.seeded_play import SeededRuns
 from tests.tiny_model import publication_of

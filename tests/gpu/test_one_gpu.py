@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.keys import Keys
+from penstock.protocol.keys import Keys
 from tests.gpu.conftest import Make
 from tests.integration.worker_play import presence, until, working
 from workers.main import Worker

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock import scripts
 from penstock.config import Config
+from penstock.protocol import scripts
 
 
 def die_at(when: str, verb: str) -> None:

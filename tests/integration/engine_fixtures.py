@@ -12,12 +12,12 @@ import aiohttp
 import pytest
 
 from penstock.config import EngineConfig, ModelConfig
-from penstock.messages import Publication
-from penstock.sampling import ORIGINAL_LOGPROB
+from penstock.config.sampling import ORIGINAL_LOGPROB
+from penstock.protocol.messages import Publication
 from tests.missing import need
 from tests.tiny_model import make_tiny_model, publication_of
-from workers import server as servers
-from workers.engine import Engine
+from workers.sglang import server as servers
+from workers.sglang.engine import Engine
 
 ENGINE_PYTHON = os.environ.get("PENSTOCK_ENGINE_PYTHON", ".engine/bin/python")
 

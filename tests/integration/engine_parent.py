@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from penstock.config import EngineConfig, ModelConfig
-from workers.engine import Engine
+from workers.sglang.engine import Engine
 
 
 async def main() -> None:

@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from penstock.config import Config, ModelConfig
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.redis.server import RedisServer
 from tests.integration import worker_parts
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.worker_play import make_config, publish

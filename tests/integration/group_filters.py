@@ -2,7 +2,7 @@
 
 import threading
 
-from penstock.groups import CompletedGroup
+from penstock.protocol.groups import CompletedGroup
 
 #: Set by a test that wants ``hang`` to end.
 RELEASE = threading.Event()

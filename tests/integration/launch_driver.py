@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock import cli, launch, observer, preflight, processes
+from console.cli import main as cli
+from console.launch import observer, preflight
+from console.launch import run as launch
+from penstock.system import processes
 
 PARTS = Path(__file__).with_name("launch_parts.py")
 
@@ -42,8 +45,11 @@ def main() -> None:
         # Of the trainer's stand-in as little as of the engine's is asked.
         preflight.check_interpreter = lambda python: None
         preflight.check_device = lambda config: None
-    stand_in("penstock.snapshot", snapshot=lambda client, keys: {"step": int(client.incr("snapshots")), "version": 1})
-    stand_in("penstock.audit", audit=lambda client, keys: Audit())
+    stand_in(
+        "penstock.protocol.snapshot",
+        snapshot=lambda client, keys: {"step": int(client.incr("snapshots")), "version": 1},
+    )
+    stand_in("penstock.protocol.audit", audit=lambda client, keys: Audit())
     cli.main()
 
 

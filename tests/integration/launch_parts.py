@@ -13,12 +13,12 @@ import sys
 import time
 from pathlib import Path
 
-from penstock.connect import connect
-from penstock.keys import Keys
-from penstock.messages import pack
-from penstock.redis_server import read_address
-from penstock.scripts import ended as ended_
-from penstock.scripts import run
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import pack
+from penstock.protocol.scripts import ended as ended_
+from penstock.protocol.scripts import run
+from penstock.redis.connect import connect
+from penstock.redis.server import read_address
 
 
 def main() -> int:

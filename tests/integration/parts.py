@@ -13,12 +13,13 @@ import torch
 
 from buffer.main import Buffer
 from consumers.trainer import Trainer
-from penstock import payloads, scripts
+from penstock import payloads
 from penstock.config import Config
-from penstock.keys import Keys
-from penstock.messages import Job, Sample
-from penstock.scripts import RawLease, run
-from penstock.waits import read_waits
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, Sample
+from penstock.protocol.scripts import RawLease, run
+from penstock.protocol.waits import read_waits
 from producer.main import Producer
 from tests.integration import play
 

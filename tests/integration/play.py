@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import redis
 
-from penstock import scripts
-from penstock.keys import Keys
-from penstock.messages import Job, Manifest, SampleMeta
-from penstock.scripts import Leadership, RawLease, run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, Manifest, SampleMeta
+from penstock.protocol.scripts import Leadership, RawLease, run
 
 MODEL = "policy"
 

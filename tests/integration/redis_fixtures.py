@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.connect import connect
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from penstock.scripts import ensure_lanes
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import ensure_lanes
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import redis
 
-from penstock.connect import connect
-from penstock.redis_server import RedisServer
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer
 from tests.integration.parts import until
 
 NAME = "control"

@@ -11,9 +11,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from consumers.sources import Shards, concatenated
 from consumers.trainer import Trainer
-from penstock.load_config import load_config
+from consumers.weights.sources import Shards, concatenated
+from penstock.config.load import load_config
 
 #: How a tensor-parallel trainer splits a Qwen2: columns of what reads the hidden state, rows of what writes it.
 DIMS = {

@@ -14,10 +14,10 @@ import safetensors.torch
 
 from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
-from penstock.connect import connect
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer
 from tests.integration import play, worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import until

@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader
 from consumers.adapters.iterable import RolloutDataset
 from consumers.adapters.rollout_manager import Box, RolloutManager
 from consumers.trainer import Trainer
-from penstock.audit import audit
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import Player, admit, buffering, make_config, producing, until, until_waits
 

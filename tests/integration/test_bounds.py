@@ -7,10 +7,10 @@ import sys
 
 import redis
 
-from penstock import scripts
-from penstock.keys import Keys
-from penstock.messages import pack
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import pack
+from penstock.protocol.scripts import run
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
 from tests.integration.worker_play import admit, all_in, job, letters, until

@@ -13,14 +13,14 @@ from buffer.cutter import Cutter
 from buffer.payload_servers import PayloadServers
 from buffer.state import State
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import RedisConfig
-from penstock.keys import Keys
-from penstock.messages import pack
-from penstock.redis_server import RedisServer
-from penstock.scripts import RawLease, run
-from penstock.waits import Waiting
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import pack
+from penstock.protocol.scripts import RawLease, run
+from penstock.protocol.waits import Waiting
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
     Player,
@@ -525,7 +525,7 @@ def test_events_that_were_lost_are_found_by_the_next_look(
 def commit_in(pipe: Any, worker: Player, held: RawLease, k: int) -> None:
     """Queue the commit of one sample in a transaction."""
     from penstock import payloads
-    from penstock.messages import Job
+    from penstock.protocol.messages import Job
     from tests.integration.parts import make_sample
 
     sample = make_sample(Job.from_bytes(held.body), k, [1], 2)
@@ -551,8 +551,8 @@ def test_a_name_that_was_dropped_cannot_be_taken_again(
 
 def test_waits_and_consumption_go_on_when_redis_is_full(tmp_path: Path) -> None:
     """Whoever consumes is what empties it: nothing on the way from a group to its retirement may be refused."""
-    from penstock.connect import connect
-    from penstock.scripts import ensure_lanes
+    from penstock.protocol.scripts import ensure_lanes
+    from penstock.redis.connect import connect
 
     server = RedisServer(tmp_path / "redis")
     client = connect(server.start())

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
+from console.cli import main as cli
 from consumers.trainer import Trainer
-from penstock import cli
-from penstock.connect import connect
+from penstock.config.load import load_config
 from penstock.errors import ConfigError, QueueRefused
-from penstock.keys import Keys
-from penstock.load_config import load_config
-from penstock.redis_server import RedisServer, read_address
-from penstock.run_config import keep_config
-from penstock.run_folder import RunFolder
+from penstock.protocol.keys import Keys
+from penstock.redis.connect import connect
+from penstock.redis.saved_config import keep_config
+from penstock.redis.server import RedisServer, read_address
+from penstock.system.run_folder import RunFolder
 
-ROOT = Path(cli.__file__).resolve().parent.parent
+ROOT = Path(cli.__file__).resolve().parents[2]
 PASSWORD = "hush-hush"
 
 

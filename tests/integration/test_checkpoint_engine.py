@@ -16,11 +16,11 @@ import pytest
 import redis
 
 from consumers.trainer import Trainer
-from penstock.checksum import bytes_xxh3
 from penstock.config import Config, ModelConfig
-from penstock.keys import Keys
-from penstock.messages import unpack
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import unpack
+from penstock.redis.server import RedisServer
+from penstock.system.checksum import bytes_xxh3
 from tests.integration import worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.test_transfers import PATIENCE_S, checksums, load
@@ -73,7 +73,7 @@ def make(
 ) -> Make:
     monkeypatch.syspath_prepend(str(STAND_INS))
     monkeypatch.setenv("PYTHONPATH", f"{STAND_INS}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
-    monkeypatch.setattr("consumers.publisher.gpu_ids", lambda indices: [GPUS[index] for index in indices])
+    monkeypatch.setattr("consumers.weights.publisher.gpu_ids", lambda indices: [GPUS[index] for index in indices])
 
     def make(url: str, **trainer: Any) -> Config:
         settings = {

@@ -12,10 +12,10 @@ import typer
 import yaml
 from compose_pydantic import ComposeSpecification
 
-from penstock import cli
-from penstock.connect import connect
-from penstock.load_config import load_config
-from penstock.redis_server import find_binary
+from console.cli import main as cli
+from penstock.config.load import load_config
+from penstock.redis.connect import connect
+from penstock.redis.server import find_binary
 from tests.integration.parts import until
 
 ROOT = Path(__file__).parents[2]

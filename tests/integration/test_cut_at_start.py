@@ -11,10 +11,10 @@ import redis
 
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.control import Control
 from penstock.errors import ConfigError, QueueRefused, QueueUnavailable
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.redis.control import Control
+from penstock.redis.server import RedisServer
 from tests.integration.cut_proxy import CutProxy
 from tests.integration.part_processes import StartPart, start_part
 from tests.integration.parts import waits

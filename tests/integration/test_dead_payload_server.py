@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from console.cli.main import _run
 from consumers.trainer import Trainer
-from penstock import payload_servers
-from penstock.audit import audit
-from penstock.cli import _run
 from penstock.config import ModelConfig
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
+from penstock.payloads import servers as payload_servers
+from penstock.protocol.audit import audit
+from penstock.protocol.messages import Publication
+from penstock.redis.server import RedisServer
 from tests.integration.parts import until, waits
 from tests.integration.storage_parts import Parts, parts
 from tests.integration.storage_rig import Rig, rig

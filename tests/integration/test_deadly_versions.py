@@ -12,13 +12,13 @@ import redis
 from transformers import AutoModelForCausalLM
 
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import Config, ModelConfig
 from penstock.errors import PublishError
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import run
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.part_processes import PartProcess, StartPart, start_part

@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from penstock.config import ModelConfig
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.engine_fixtures import cpu_engine, opened, up
 from tests.integration.seeded_play import NUM_JOBS, SeededRuns

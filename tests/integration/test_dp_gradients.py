@@ -11,10 +11,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from consumers.batch import Batch
-from consumers.grpo import GRPO
+from consumers.batch.batch import Batch
+from consumers.grpo.step import GRPO
 from penstock.config import TrainerConfig
-from penstock.messages import Sample
+from penstock.protocol.messages import Sample
 from tests.batch_factory import make_batch, make_samples, tiny_model
 
 MICRO_BATCHES = (1, 3, 8)

@@ -10,17 +10,17 @@ from transformers import AutoTokenizer
 
 from penstock.config import ModelConfig, RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
-from penstock.messages import Job, Publication, Sample
+from penstock.protocol.messages import Job, Publication, Sample
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine
 from tests.tiny_model import publication_of
-from workers.apply import Policy, apply_publication
-from workers.capabilities import release_of
-from workers.engine import Engine
-from workers.gate import Gate
-from workers.generate import generate_sample
-from workers.partial import partial_from_bytes, partial_to_bytes
-from workers.segment import Segment
+from workers.jobs.gate import Gate
+from workers.jobs.generate import generate_sample
+from workers.jobs.partial import partial_from_bytes, partial_to_bytes
+from workers.sglang.capabilities import release_of
+from workers.sglang.engine import Engine
+from workers.sglang.segment import Segment
+from workers.weights.apply import Policy, apply_publication
 
 pytestmark = pytest.mark.engine
 

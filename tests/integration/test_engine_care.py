@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.cli import _run
+from console.cli.main import _run
 from penstock.config import Config, ModelConfig
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.worker_play import (

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from penstock.config import ModelConfig
 from penstock.errors import EngineDied
-from penstock.messages import Job, Publication, Sample
+from penstock.protocol.messages import Job, Publication, Sample
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.processes import command_of, descendants, open_pidfds, wait_gone
@@ -24,9 +24,9 @@ from tests.integration.workload import (
     load_oracle_models,
     produce,
 )
-from workers.apply import apply_publication
-from workers.engine import Engine
-from workers.gate import Gate
+from workers.jobs.gate import Gate
+from workers.sglang.engine import Engine
+from workers.weights.apply import apply_publication
 
 pytestmark = pytest.mark.engine
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.main import Reference
+from consumers.grpo.main import Reference
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import Config
 from penstock.errors import ConfigError, DataEnded
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import run
+from penstock.redis.server import RedisServer
 from producer.main import Producer
 from tests.integration import play
 from tests.integration.parts import (

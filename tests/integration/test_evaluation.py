@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.evaluate import Evaluation
-from penstock import scripts
+from consumers.grpo.evaluate import Evaluation
 from penstock.config import Config
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.protocol.scripts import run
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering

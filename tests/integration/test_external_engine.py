@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from penstock.config import Config, ModelConfig
-from penstock.keys import Keys
-from penstock.messages import Publication, Sample
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication, Sample
+from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.worker_play import (
     admit,
@@ -35,11 +35,11 @@ from tests.integration.worker_play import (
 )
 from tests.integration.workload import ROLLOUT, TEMPERATURE, TOLERANCE, VISIBLE, load_oracle_models
 from tests.tiny_model import publication_of
-from workers.apply import apply_publication
-from workers.engine import Engine
-from workers.gate import Gate
-from workers.generate import generate_sample
-from workers.segment import STALE_PREFIX
+from workers.jobs.gate import Gate
+from workers.jobs.generate import generate_sample
+from workers.sglang.engine import Engine
+from workers.sglang.segment import STALE_PREFIX
+from workers.weights.apply import apply_publication
 
 pytestmark = pytest.mark.engine
 

@@ -11,19 +11,19 @@ import pytest
 import redis
 import safetensors.torch
 
+from console.cli.inspect import rollback_line
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import Config, ModelConfig
-from penstock.connect import connect, translate
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
-from penstock.inspect_cli import rollback_line
-from penstock.keys import Keys
-from penstock.messages import Publication, pack
-from penstock.redis_server import RedisServer
-from penstock.scripts import ensure_lanes, run
-from penstock.sentinel import parse
-from penstock.snapshot import snapshot
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication, pack
+from penstock.protocol.scripts import ensure_lanes, run
+from penstock.protocol.snapshot import snapshot
+from penstock.redis.connect import connect, translate
+from penstock.redis.sentinel import parse
+from penstock.redis.server import RedisServer
 from tests.integration import play, worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import (

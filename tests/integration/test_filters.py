@@ -7,18 +7,19 @@ import pytest
 import redis
 
 from buffer.filters import Filters
-from consumers.ledger import Ledger
+from console.cli.inspect import ledger_lines
+from consumers.batch.ledger import Ledger
 from consumers.trainer import Trainer
-from penstock import payloads, scripts
-from penstock.audit import audit
+from penstock import payloads
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.inspect_cli import ledger_lines
-from penstock.keys import Keys
-from penstock.messages import Job
-from penstock.redis_server import RedisServer
-from penstock.scripts import RawLease, run
-from penstock.snapshot import snapshot
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job
+from penstock.protocol.scripts import RawLease, run
+from penstock.protocol.snapshot import snapshot
+from penstock.redis.server import RedisServer
 from tests.integration import group_filters, play
 from tests.integration.parts import (
     Player,

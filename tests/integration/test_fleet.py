@@ -20,12 +20,12 @@ import redis
 import yaml
 
 from penstock.config import ModelConfig
+from penstock.config.fleet import NodeConfig
 from penstock.errors import ConfigError
-from penstock.fleet_config import NodeConfig
-from penstock.keys import Keys
-from penstock.launch import Stop
-from penstock.messages import Publication, pack, unpack
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication, pack, unpack
+from penstock.redis.server import RedisServer
+from penstock.system.stop import Stop
 from tests.integration import play
 from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
 from tests.integration.fake_engine import FakeEngine
@@ -37,7 +37,7 @@ from workers.fleet.kept import Spec, Status
 from workers.fleet.main import Fleet
 from workers.fleet.nodes import Node
 from workers.fleet.state import write_capacity, write_wanted
-from workers.members import read_members
+from workers.router.members import read_members
 
 pytestmark = pytest.mark.timeout(300)
 

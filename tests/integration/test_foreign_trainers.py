@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.audit import audit
 from penstock.config import Config, ModelConfig
-from penstock.keys import Keys
-from penstock.load_config import save_resolved
-from penstock.redis_server import RedisServer
+from penstock.config.load import save_resolved
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import buffering, until
 from tests.integration.worker_play import make_config

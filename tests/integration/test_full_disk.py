@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from console.cli.main import _run
 from consumers.trainer import Trainer
-from penstock.audit import audit
-from penstock.cli import _run
 from penstock.config import ModelConfig
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
+from penstock.protocol.audit import audit
+from penstock.protocol.messages import Publication
+from penstock.redis.server import RedisServer
 from tests.integration.parts import until, waits
 from tests.integration.small_disk import SmallDisk, small_disk
 from tests.integration.storage_parts import Parts, parts

@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import ModelConfig
-from penstock.connect import connect
-from penstock.keys import LANES, Keys
-from penstock.messages import Publication, pack
-from penstock.redis_server import RedisServer
-from penstock.scripts import ensure_lanes, run
+from penstock.names import LANES
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication, pack
+from penstock.protocol.scripts import ensure_lanes, run
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import until
 from tests.integration.storage_parts import Parts, parts

@@ -10,9 +10,9 @@ import redis
 
 from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
-from penstock.keys import Keys
-from penstock.messages import Publication, Sample
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication, Sample
+from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.fake_engine import EOS, FIRST, FakeEngine
 from tests.integration.parts import buffering

@@ -12,13 +12,14 @@ import redis
 from transformers import AutoModelForCausalLM
 
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import Config, ModelConfig
-from penstock.keys import LANES, Keys
-from penstock.messages import Publication, unpack
-from penstock.redis_server import RedisServer
-from penstock.scripts import RawLease, ensure_lanes, run
+from penstock.names import LANES
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication, unpack
+from penstock.protocol.scripts import RawLease, ensure_lanes, run
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.part_processes import StartPart, start_part

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from penstock.config import Config, ModelConfig
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import fake

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import redis
 
-from penstock import scripts
-from penstock.cli import _run
-from penstock.keys import Keys
-from penstock.messages import pack
-from penstock.redis_server import RedisServer, write_address
-from penstock.scripts import run
-from penstock.waits import Waiting
+from console.cli.main import _run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import pack
+from penstock.protocol.scripts import run
+from penstock.protocol.waits import Waiting
+from penstock.redis.server import RedisServer, write_address
 from tests.integration import play
 
 

@@ -10,13 +10,14 @@ import pytest
 import redis
 
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit, scan_groups
-from penstock.connect import connect
 from penstock.errors import PublishError
-from penstock.keys import LANES, Keys
-from penstock.redis_server import RedisServer
-from penstock.scripts import Leadership, RawLease, ensure_lanes, run
+from penstock.names import LANES
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit, scan_groups
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
     PATIENCE_S,
@@ -504,7 +505,7 @@ def test_a_payload_server_that_is_away_stops_nothing_for_good(
 ) -> None:
     """The buffer says what it waits for, and goes on when the server is back."""
     from penstock import payloads
-    from penstock.messages import Job
+    from penstock.protocol.messages import Job
     from tests.integration.parts import make_sample, until_waits
 
     server = RedisServer(tmp_path / "payloads")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.audit import audit
 from penstock.config import Config, ModelConfig
-from penstock.connect import connect
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.part_processes import PartProcess, StartPart, start_part
 from tests.integration.parts import until

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock import payload_servers
-from penstock.keys import Keys
-from penstock.launch import STOP_S
-from penstock.payload_folder import PayloadFolder
-from penstock.redis_server import RedisServer, read_address
+from console.launch.run import STOP_S
+from penstock.payloads import servers as payload_servers
+from penstock.payloads.folder import PayloadFolder
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer, read_address
 
 DRIVER = Path(__file__).with_name("launch_driver.py")
 PARTS = ("buffer", "trainer", "producer", "worker-0", "worker-1")

@@ -9,13 +9,13 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
+from console.cli.inspect import register
+from console.cli.main import app
 from consumers.trainer import Trainer
-from penstock.cli import app
 from penstock.config import Config, ModelConfig
 from penstock.errors import ConfigError, PublishError, WaitTimeout
-from penstock.inspect_cli import register
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
 from tests.integration import worker_play
 from tests.integration.test_transfers import expected, load
 from tests.integration.worker_play import admit, all_in, job, presence, until, waits_of, working
@@ -106,8 +106,8 @@ def test_an_operator_offloads_and_onloads(
 
 
 def test_a_worker_that_does_not_follow_is_named(make: Callable[..., Config], client: redis.Redis, keys: Keys) -> None:
-    from penstock import scripts
-    from penstock.messages import pack
+    from penstock.protocol import scripts
+    from penstock.protocol.messages import pack
 
     record = {"name": "w", "at": 1e12, "state": "serving", "why": "cannot give memory back", "version": 1}
     scripts.run(client, scripts.note(keys, keys.workers, "w", pack(record)))
@@ -118,8 +118,9 @@ def test_a_worker_that_does_not_follow_is_named(make: Callable[..., Config], cli
 def test_the_command_says_what_it_waits_for_while_it_waits(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock import engines_cli, scripts
-    from penstock.messages import pack
+    from console.cli import engines as engines_cli
+    from penstock.protocol import scripts
+    from penstock.protocol.messages import pack
 
     monkeypatch.setattr(engines_cli, "MOMENT_S", 0.0)
     record = {"name": "w", "at": 1e12, "state": "serving", "why": "cannot give memory back", "version": 1}
@@ -137,8 +138,8 @@ def test_the_command_says_what_it_waits_for_while_it_waits(
 def test_versions_that_are_held_or_pinned_are_kept(
     make: Callable[..., Config], client: redis.Redis, keys: Keys, models: list[Path]
 ) -> None:
-    from penstock import scripts
-    from penstock.messages import pack
+    from penstock.protocol import scripts
+    from penstock.protocol.messages import pack
 
     record = {"name": "w", "at": 1e12, "state": "serving", "version": 2}
     with Trainer(make()) as trainer:

@@ -7,12 +7,12 @@ import pytest
 import redis
 
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit, scan_groups
 from penstock.config import Config
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from penstock.scripts import RawLease
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit, scan_groups
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import RawLease
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
     Player,

@@ -9,13 +9,13 @@ import redis
 
 from consumers.adapters.requests import Request, Requests
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import Config
-from penstock.keys import Keys
-from penstock.messages import Job
-from penstock.redis_server import RedisServer
-from penstock.scripts import RawLease
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job
+from penstock.protocol.scripts import RawLease
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
     PATIENCE_S,

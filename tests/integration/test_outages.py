@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import Config
-from penstock.connect import connect_async
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import run
+from penstock.redis.connect import connect_async
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.cut_proxy import CutProxy
 from tests.integration.fake_engine import FakeEngine

@@ -11,8 +11,8 @@ import redis
 from consumers.roles import job_of
 from consumers.subscriber import OWNER_LEASE_S
 from penstock.config import Config
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
 from tests.integration.parts import PATIENCE_S, Player, admit, buffering, make_config, until
 
 Rank = Callable[[int, str], "subprocess.Popen[str]"]

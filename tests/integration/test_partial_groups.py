@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.ledger import Ledger
+from consumers.batch.ledger import Ledger
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from penstock.scripts import RawLease, run
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import RawLease, run
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
     Player,

@@ -11,18 +11,19 @@ import pytest
 import redis
 import safetensors.torch
 
+from console.cli.main import _run
 from consumers.trainer import Trainer
-from penstock import payload_servers, scripts
-from penstock.audit import audit
-from penstock.cli import _run
 from penstock.config import Config, ModelConfig, RedisConfig
-from penstock.connect import connect
 from penstock.errors import ProtocolError, WaitTimeout
-from penstock.keys import Keys
-from penstock.messages import Publication, pack
-from penstock.payload_folder import PayloadFolder
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
+from penstock.payloads import servers as payload_servers
+from penstock.payloads.folder import PayloadFolder
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication, pack
+from penstock.protocol.scripts import run
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer
 from tests.integration import play, worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering, producing, waits

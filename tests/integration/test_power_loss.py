@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers import checkpoint
+from consumers.grpo import checkpoint
 from consumers.trainer import Trainer
-from penstock.audit import audit
 from penstock.config import Config
-from penstock.connect import connect
 from penstock.errors import PenstockError
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
-from penstock.scripts import ensure_lanes
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.protocol.scripts import ensure_lanes
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer
 from tests.integration.part_processes import PartProcess, StartPart, start_part
 from tests.integration.parts import Player, buffering, make_config, producing, publish, step, until
 

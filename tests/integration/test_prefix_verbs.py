@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import redis
 
-from penstock import scripts
 from penstock.config import Config, ModelConfig
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.protocol.scripts import run
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FIRST, FakeEngine
 from tests.integration.worker_play import IDS, admit, all_in, job, make_config, metas, publish, states, until, working
-from workers.partial import partial_from_bytes
+from workers.jobs.partial import partial_from_bytes
 
 
 def extend(client: redis.Redis, keys: Keys, held: scripts.RawLease, before: int, record: bytes, most: int = 100) -> str:

@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from penstock.config import Config, ModelConfig
-from penstock.keys import Keys
-from penstock.messages import Job, Publication, Sample
 from penstock.payloads import Payload
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, Publication, Sample
+from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.worker_play import (
@@ -32,7 +32,7 @@ from tests.integration.worker_play import (
 )
 from tests.integration.worker_process import Start, start
 from tests.integration.workload import TOLERANCE, VISIBLE, versions_of
-from workers.partial import partial_from_bytes
+from workers.jobs.partial import partial_from_bytes
 
 __all__ = ["start"]
 

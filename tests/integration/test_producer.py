@@ -11,15 +11,15 @@ import pytest
 import redis
 from pydantic import ValidationError
 
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import Config
-from penstock.connect import connect
 from penstock.errors import ConfigError
-from penstock.keys import Keys
-from penstock.messages import Job
-from penstock.redis_server import RedisServer
-from penstock.scripts import ensure_lanes, run
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job
+from penstock.protocol.scripts import ensure_lanes, run
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer
 from producer.main import Producer
 from tests.integration import play
 from tests.integration.parts import PATIENCE_S, make_config, producing, running, until, until_waits

@@ -3,11 +3,11 @@
 import pytest
 import redis
 
-from penstock import scripts
 from penstock.errors import PublishError, QueueFull
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import run
+from penstock.redis.server import RedisServer
 from tests.integration import play
 
 # --- admission and the gate ---------------------------------------------------------------------------------------

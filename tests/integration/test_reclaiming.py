@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import Config
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import run
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.part_processes import StartPart, start_part
 from tests.integration.parts import make_config, until

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.main import Reference
+from console.launch import preflight
+from consumers.grpo.main import Reference
 from consumers.trainer import Trainer
-from penstock import preflight
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.redis.server import RedisServer
 from tests.integration.parts import PATIENCE_S, Player, admit, buffering, jobs_of, make_config, until
 from tests.tiny_model import make_tiny_model
 

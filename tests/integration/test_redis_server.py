@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock import redis_server
 from penstock.config import Config
-from penstock.connect import check_async, connect, connect_async, connect_blocking, translate
 from penstock.errors import ConfigError, QueueUnavailable
-from penstock.redis_server import (
+from penstock.redis import server as redis_server
+from penstock.redis.connect import check_async, connect, connect_async, connect_blocking, translate
+from penstock.redis.server import (
     PASSWORD_FILE,
     RedisServer,
     delete_run,
@@ -162,7 +162,7 @@ def test_a_password_is_asked_for_and_never_shown(tmp_path: Path) -> None:
 
 def test_it_goes_when_its_starter_is_killed(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from penstock.redis_server import RedisServer\n"
+        "import sys, time; from pathlib import Path; from penstock.redis.server import RedisServer\n"
         "s = RedisServer(Path(sys.argv[1])); s.start(); print(s.pid, flush=True); time.sleep(600)"
     )
     starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)

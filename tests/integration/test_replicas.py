@@ -15,15 +15,15 @@ import redis
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
 from tests.integration.parts import PATIENCE_S, Player, admit, buffering, make_config, publish, until, until_waits
 
 #: One process of a trainer: dp 1 x 2 replicas, or dp 2; it says in one line of JSON what it trained.
 PROGRAM = """
 import json, os, sys
 import torch, torch.distributed as dist
-from consumers import fetch
+from consumers.batch import fetch
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import PenstockError

@@ -10,15 +10,15 @@ import pytest
 import redis
 
 from consumers.adapters.requests import Request, Requests
-from consumers.batch import Batch
+from consumers.batch.batch import Batch
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import run
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import PATIENCE_S, Player, buffering, kill, make_config, publish, until, until_waits
 

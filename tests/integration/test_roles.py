@@ -11,11 +11,11 @@ import redis
 import torch
 
 from consumers.trainer import Trainer
-from penstock.audit import audit
 from penstock.config import Config
 from penstock.errors import ConfigError, OwnershipLost, PayloadError, ProtocolError, WaitTimeout
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
     PATIENCE_S,

@@ -20,11 +20,11 @@ import torch
 
 from consumers.scorer import Scorer
 from penstock.config import Config, ModelConfig
+from penstock.config.fleet import MemberConfig, RouterConfig
 from penstock.errors import ConfigError, EngineError
-from penstock.fleet_config import MemberConfig, RouterConfig
-from penstock.keys import Keys
-from penstock.messages import Job, Publication
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, Publication
+from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
 from tests.integration.fake_engine import FakeEngine
@@ -44,14 +44,14 @@ from tests.integration.worker_play import (
     until,
     working,
 )
-from workers import server as servers
-from workers.engine import Engine
-from workers.members import write_members
-from workers.partial import partial_from_bytes
-from workers.replicas import Replica
-from workers.routed_engine import RoutedEngine
-from workers.router import Router
-from workers.segment import Segment
+from workers.jobs.partial import partial_from_bytes
+from workers.router.engine import RoutedEngine
+from workers.router.members import write_members
+from workers.router.process import Router
+from workers.router.replicas import Replica
+from workers.sglang import server as servers
+from workers.sglang.engine import Engine
+from workers.sglang.segment import Segment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

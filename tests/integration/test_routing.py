@@ -15,9 +15,9 @@ import penstock
 from consumers.trainer import Trainer
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError
-from penstock.keys import Keys
-from penstock.messages import Publication, Sample
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication, Sample
+from penstock.redis.server import RedisServer
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine, opened, up
 from tests.integration.parts import buffering
@@ -25,7 +25,7 @@ from tests.integration.worker_play import admit, job, make_config, tended, worki
 from tests.integration.workload import RecordingEngine, assert_spans_enough, produce
 from tests.tiny_model import make_tiny_mixture, publication_of
 from workers.main import make_engine
-from workers.routing import FLAG, NAME, Rows, read_routing
+from workers.sglang.routed_experts import FLAG, NAME, Rows, read_routing
 
 pytestmark = pytest.mark.engine
 

@@ -6,10 +6,10 @@ import pytest
 import redis
 
 from consumers.trainer import Trainer
-from penstock.connect import connect
 from penstock.errors import ConfigError, WaitTimeout
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer
 from tests.integration.parts import Player, admit, buffering, make_config, publish, until_waits
 from tests.integration.storage_parts import Parts, parts
 

@@ -16,13 +16,13 @@ import redis
 
 import penstock
 from consumers.scorer import MAX_SEQUENCES, Scorer
-from penstock import score_jobs, scripts
 from penstock.config import Config, ModelConfig
 from penstock.errors import ConfigError, ScoreError, WaitTimeout
-from penstock.keys import Keys
-from penstock.messages import Job, Publication, Sample
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
+from penstock.protocol import score_jobs, scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, Publication, Sample
+from penstock.protocol.scripts import run
+from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering

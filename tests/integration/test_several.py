@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.audit import audit
 from penstock.config import Config
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
 from tests.integration import several_trainer
 from tests.integration.parts import Player, admit, buffering, make_config, until
 

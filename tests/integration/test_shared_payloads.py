@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import redis
 
-from consumers import fetch
+from consumers.batch import fetch
 from consumers.trainer import Trainer
-from penstock import payloads, scripts
+from penstock import payloads
 from penstock.config import Config
-from penstock.keys import Keys
-from penstock.messages import Job
-from penstock.redis_server import RedisServer
-from penstock.scripts import RawLease, run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job
+from penstock.protocol.scripts import RawLease, run
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
     PATIENCE_S,

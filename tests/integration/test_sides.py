@@ -9,19 +9,19 @@ import pytest
 import redis
 
 from consumers.trainer import Trainer
-from penstock import sides
-from penstock.audit import audit
 from penstock.config import Config
-from penstock.control import AsyncControl
 from penstock.errors import PayloadError
-from penstock.keys import Keys
-from penstock.messages import Job
-from penstock.redis_server import RedisServer
-from penstock.scripts import RawLease
-from penstock.waits import Waiting
+from penstock.payloads import sides
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job
+from penstock.protocol.scripts import RawLease
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import AsyncControl
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import admit, buffering, make_config, make_sample, publish, step, until
-from workers.commits import Commits
+from workers.jobs.commits import Commits
 
 
 def left(client: redis.Redis, keys: Keys) -> list[bytes]:

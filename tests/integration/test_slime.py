@@ -19,13 +19,14 @@ import redis
 import torch
 
 from consumers.adapters.rollout_manager import Box, RolloutManager
-from penstock import payloads, scripts
+from penstock import payloads
 from penstock.config import Config
 from penstock.errors import ConfigError, EngineError, WaitTimeout
-from penstock.keys import Keys
-from penstock.messages import Job, Publication
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, Publication
+from penstock.protocol.scripts import run
+from penstock.redis.server import RedisServer
 from tests.adapters.slime_contract import check_share
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import Player, admit, buffering, make_config, make_sample

@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from consumers.trainer import Trainer
-from penstock.audit import audit
 from penstock.config import Config
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
 from tests.integration.parts import Player, admit, jobs_of, make_config, publish, step, until, until_waits
 from tests.integration.test_buffer_kills import spawn
 

@@ -9,17 +9,17 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
+from console.cli.inspect import register
+from console.cli.main import app
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit
-from penstock.cli import app
 from penstock.config import Config
 from penstock.errors import ConfigError, OwnershipLost, ProtocolError, WaitTimeout
-from penstock.inspect_cli import register
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
-from penstock.subs import drop_subscription, list_subscriptions, set_subscription
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import run
+from penstock.protocol.subs import drop_subscription, list_subscriptions, set_subscription
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
     Player,

@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 import redis
 
-from consumers import fetch, subscriber
+from consumers import subscriber
+from consumers.batch import fetch
 from consumers.trainer import Trainer
-from penstock import scripts
-from penstock.audit import audit
 from penstock.config import Config
 from penstock.errors import ConfigError, OwnershipLost, ProtocolError, PublishError, WaitTimeout
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.protocol.scripts import run
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import (
     PATIENCE_S,

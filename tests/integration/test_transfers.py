@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from consumers.trainer import Trainer
-from penstock.checksum import bytes_xxh3
 from penstock.config import Config, ModelConfig
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
+from penstock.protocol.keys import Keys
+from penstock.redis.server import RedisServer
+from penstock.system.checksum import bytes_xxh3
 from tests.integration import oracle, worker_play
 from tests.integration.worker_play import presence, until, working
 from tests.tiny_model import make_tiny_mixture, make_tiny_model

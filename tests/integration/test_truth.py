@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from penstock.config import ModelConfig
-from penstock.messages import Job, Publication, Sample
+from penstock.protocol.messages import Job, Publication, Sample
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine, up
 from tests.integration.holding_proxy import HoldingProxy
@@ -37,11 +37,11 @@ from tests.integration.workload import (
     versions_of,
 )
 from tests.tiny_model import ALPHABET
-from workers.apply import Policy, apply_publication
-from workers.engine import Engine
-from workers.environments import Observation
-from workers.gate import Gate
-from workers.generate import generate_sample
+from workers.jobs.environments import Observation
+from workers.jobs.gate import Gate
+from workers.jobs.generate import generate_sample
+from workers.sglang.engine import Engine
+from workers.weights.apply import Policy, apply_publication
 
 pytestmark = pytest.mark.engine
 

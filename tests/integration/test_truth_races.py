@@ -11,23 +11,23 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from consumers.trainer import Trainer
-from penstock.audit import audit
 from penstock.config import ModelConfig
-from penstock.keys import Keys
-from penstock.messages import Job, Publication, Sample
 from penstock.payloads import decode
-from penstock.redis_server import RedisServer
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, Publication, Sample
+from penstock.redis.server import RedisServer
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.parts import buffering
 from tests.integration.test_prefixes import sample_of
 from tests.integration.worker_play import IDS, admit, job, make_config, until, working
 from tests.integration.workload import TEMPERATURE, TOLERANCE, RecordingEngine, load_oracle_models
-from workers.apply import apply_publication
-from workers.gate import Gate
-from workers.generate import generate_sample
+from workers.jobs.gate import Gate
+from workers.jobs.generate import generate_sample
 from workers.main import Worker
-from workers.segment import Segment
+from workers.sglang.segment import Segment
+from workers.weights.apply import apply_publication
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

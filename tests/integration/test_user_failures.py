@@ -15,12 +15,12 @@ import redis
 import yaml
 from typer.testing import CliRunner
 
-from penstock import user_failures
-from penstock.cli import _register_inspection, app
+from console.cli.main import _register_inspection, app
 from penstock.config import RewardConfig
-from penstock.keys import Keys
-from penstock.redis_server import RedisServer
-from penstock.waits import read_waits
+from penstock.protocol import user_failures
+from penstock.protocol.keys import Keys
+from penstock.protocol.waits import read_waits
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
 from tests.integration.worker_play import tended, until

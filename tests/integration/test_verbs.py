@@ -15,17 +15,18 @@ import pytest
 import redis
 import typer
 
+from console.cli import main as cli
 from consumers.adapters.requests import Requests
-from consumers.evaluate import NAME, _definition
+from consumers.grpo.evaluate import NAME, _definition
 from consumers.subscriber import Subscriber
 from consumers.trainer import Trainer
-from penstock import cli, scripts
 from penstock.config import Config
-from penstock.keys import Keys
-from penstock.messages import pack
-from penstock.redis_server import RedisServer
-from penstock.scripts import run
-from penstock.waits import Waiting
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import pack
+from penstock.protocol.scripts import run
+from penstock.protocol.waits import Waiting
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import buffering, make_config, publish
 
@@ -204,7 +205,7 @@ def test_on_a_terminal_of_80_columns_no_job_id_is_cut(
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.cli", "jobs", "ls", "--run", keys.run, "--redis", redis_server.url],
         env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
-        cwd=Path(cli.__file__).parents[1],
+        cwd=Path(cli.__file__).parents[2],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

@@ -21,23 +21,24 @@ import yaml
 from rq import Callback, Queue
 from rq.serializers import JSONSerializer
 
-from penstock import snapshot
 from penstock.config import Config
 from penstock.errors import ConfigError, RewardError
-from penstock.keys import Keys
-from penstock.messages import Job, Sample
-from penstock.redis_server import RedisServer
-from penstock.waits import Waiting, read_waits
+from penstock.protocol import snapshot
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, Sample
+from penstock.protocol.waits import Waiting, read_waits
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
 from tests.integration.parts import make_config
 from tests.integration.processes import open_pidfds, wait_gone
 from tests.integration.worker_play import admit, all_in, job, metas, states, working
 from tests.integration.worker_play import until as until_
-from workers import checks
-from workers.check_format import ENTRY, sample_to_json
-from workers.checks import Checks
-from workers.rewards import Rewards, allowed_rewards
+from workers.rewards.allowed import allowed_rewards
+from workers.rewards.pool import client as checks
+from workers.rewards.pool.client import Checks
+from workers.rewards.pool.wire import ENTRY, sample_to_json
+from workers.rewards.score import Rewards
 
 PARTS = "tests.integration.verifier_parts"
 NAMES = ("length", "alength", "seen", "detailed", "fraction", "numpy_bool", "keyless", "not_a_number", "text", "raises",

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumers.publish import versions, write_weights
 from consumers.trainer import Trainer
+from consumers.weights.publish import versions, write_weights
 from penstock.config import ModelConfig
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
+from penstock.protocol.messages import Publication
+from penstock.redis.server import RedisServer
 from tests.integration.parts import until
 from tests.integration.storage_parts import Parts, parts
 from tests.integration.storage_rig import rig, server

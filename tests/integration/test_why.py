@@ -9,15 +9,15 @@ from typing import Any
 import redis
 from transformers import AutoModelForCausalLM
 
-from consumers.batch import Batch
+from console.cli.why import Chain, chains
+from consumers.batch.batch import Batch
 from consumers.trainer import Trainer
 from penstock.config import ModelConfig
 from penstock.errors import WaitTimeout
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
-from penstock.snapshot import snapshot
-from penstock.why import Chain, chains
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.protocol.snapshot import snapshot
+from penstock.redis.server import RedisServer
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.fake_fixtures import fake
 from tests.integration.part_processes import StartPart, start_part

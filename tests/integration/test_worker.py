@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import redis
 
-from penstock import scripts
 from penstock.config import Config, ModelConfig
-from penstock.connect import connect
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.redis_server import RedisServer
-from penstock.scripts import ensure_lanes, run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.protocol.scripts import ensure_lanes, run
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.processes import descendants, open_pidfds, wait_gone
@@ -38,7 +38,7 @@ from tests.integration.worker_play import (
     working,
 )
 from tests.integration.worker_process import Start, start
-from workers.partial import partial_from_bytes
+from workers.jobs.partial import partial_from_bytes
 
 __all__ = ["start"]
 

@@ -15,11 +15,11 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as LostConnection
 
-from penstock import scripts
 from penstock.config import Config
-from penstock.keys import Keys
-from penstock.messages import Publication
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication
+from penstock.protocol.scripts import run
 from tests.integration import play, worker_parts
 from tests.integration.fake_engine import EOS, FILLER, FIRST, FakeEngine
 from tests.integration.worker_play import (
@@ -402,7 +402,7 @@ async def test_nothing_is_committed_above_85_percent_of_maxmemory(
 async def test_a_worker_that_leaves_a_full_redis_hands_its_jobs_back(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.held_job.SETTLE_S", 0.2)
+    monkeypatch.setattr("workers.jobs.held_job.SETTLE_S", 0.2)
     jobs = admit(client, keys, [job(i) for i in range(2)])
     fake.open.clear()
     try:

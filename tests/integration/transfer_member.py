@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from penstock import scripts, transfers
-from penstock.checksum import bytes_xxh3
-from penstock.connect import connect
-from penstock.keys import Keys
-from penstock.messages import Publication, pack
-from penstock.scripts import run
-from penstock.transfers import Decision, Enrollment
-from penstock.weights_index import in_buckets, read_index
+from penstock.protocol import scripts, transfers
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication, pack
+from penstock.protocol.scripts import run
+from penstock.protocol.transfers import Decision, Enrollment
+from penstock.redis.connect import connect
+from penstock.system.checksum import bytes_xxh3
+from penstock.weights.index import in_buckets, read_index
 
 
 def show(client, keys: Keys, name: str) -> None:  # type: ignore[no-untyped-def]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.messages import Job, Sample
-from workers.environments import Observation
+from penstock.protocol.messages import Job, Sample
+from workers.jobs.environments import Observation
 
 #: A lone surrogate: no UTF-8 holds it.
 LONE = "a\ud800b"

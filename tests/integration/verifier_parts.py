@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.messages import Sample
+from penstock.protocol.messages import Sample
 
 
 def length(sample: Sample) -> float:

@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from penstock.messages import Job, Sample
-from workers.environments import Observation
+from penstock.protocol.messages import Job, Sample
+from workers.jobs.environments import Observation
 
 #: Times each sample was scored.
 scored: Counter[str] = Counter()

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import redis
 
-from penstock import payloads, scripts
+from penstock import payloads
 from penstock.config import Config, ModelConfig
-from penstock.keys import LANES, Keys
-from penstock.messages import Job, Publication, SampleMeta, iter_metas, unpack
-from penstock.scripts import run
+from penstock.names import LANES
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, Publication, SampleMeta, iter_metas, unpack
+from penstock.protocol.scripts import run
 from tests.integration import play
 from tests.tiny_model import ALPHABET
 from workers.main import Worker

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import RolloutConfig
-from penstock.messages import Job, Publication, Sample
+from penstock.protocol.messages import Job, Publication, Sample
 from tests.integration import oracle
 from tests.tiny_model import ALPHABET
-from workers.apply import ApplyReport, Policy, apply_publication
-from workers.engine import Engine
-from workers.gate import Gate
-from workers.generate import generate_sample
-from workers.segment import Segment
-from workers.stream import MARK
+from workers.jobs.gate import Gate
+from workers.jobs.generate import generate_sample
+from workers.sglang.engine import Engine
+from workers.sglang.segment import Segment
+from workers.sglang.stream import MARK
+from workers.weights.apply import ApplyReport, Policy, apply_publication
 
 TEMPERATURE = 0.8
 TOLERANCE = 1e-4

@@ -35,14 +35,14 @@ from buffer.cutter import Cutter
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
 from buffer.state import State
-from penstock import partition, scripts
 from penstock.config import RedisConfig
-from penstock.connect import connect
 from penstock.errors import LeadershipLost
-from penstock.keys import Keys
-from penstock.messages import Manifest, SampleMeta
-from penstock.redis_server import find_binary
-from penstock.scripts import Leadership, RawLease, ensure_lanes, run
+from penstock.protocol import partition, scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Manifest, SampleMeta
+from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
+from penstock.redis.connect import connect
+from penstock.redis.server import find_binary
 from tests.integration import play
 from tests.model.reference import Group, Reference, Sub
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from penstock import partition
+from penstock.protocol import partition
 
 #: (numbers, parts, spread of the sums): the two worked examples that are commonly given for the largest differencing
 #: method (sums 16 and 14; 8, 11 and 11), and one whose best spread is 1, found by trying all.

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from penstock.config import Config
-from penstock.redis_server import read_addresses, write_address
-from penstock.run_config import CONFIG_FILE, keep_config
+from penstock.redis.saved_config import CONFIG_FILE, keep_config
+from penstock.redis.server import read_addresses, write_address
 
 PARTS, TIMES = 4, 100
 

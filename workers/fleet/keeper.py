@@ -17,11 +17,11 @@ from typing import Any
 import aiohttp
 
 from penstock.config import EngineConfig, ModelConfig
+from penstock.config.fleet import RouterConfig
 from penstock.errors import ConfigError, EngineError, PenstockError
-from penstock.fleet_config import RouterConfig
-from workers import server as servers
-from workers.engine_args import check_arguments
-from workers.router import Router
+from workers.router.process import Router
+from workers.sglang import server as servers
+from workers.sglang.args import check_arguments
 
 VARIABLE = "FLEET_KEEPER"
 #: How often a router is looked at.

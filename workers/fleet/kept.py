@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from penstock.load_config import without_settings
-from penstock.processes import Child, python_command, python_environment
+from penstock.config.load import without_settings
+from penstock.system.processes import Child, python_command, python_environment
 
 #: A process that died too often is tried again so much later.
 LOOP_RETRY_S = 30.0

@@ -19,13 +19,12 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from penstock.config import Config
-from penstock.control import PASSING, Client, Control
+from penstock.config.load import redact
 from penstock.errors import ConfigError, PenstockError
-from penstock.keys import Keys
-from penstock.launch import Stop
-from penstock.load_config import redact
-from penstock.messages import unpack
-from workers.engine_args import check_arguments
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import unpack
+from penstock.redis.control import PASSING, Client, Control
+from penstock.system.stop import Stop
 from workers.fleet.kept import Spec, Status
 from workers.fleet.local import LocalLauncher
 from workers.fleet.models import groups_of
@@ -34,7 +33,8 @@ from workers.fleet.plan import Plan, engine_name, extend, plan
 from workers.fleet.pressure import Scaling
 from workers.fleet.specs import engine_process, specs_of
 from workers.fleet.state import clear_wanted, read_wanted, write_state
-from workers.members import write_members
+from workers.router.members import write_members
+from workers.sglang.args import check_arguments
 
 log = logging.getLogger(__name__)
 

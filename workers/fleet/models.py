@@ -1,8 +1,8 @@
 """The models of a fleet and their groups, checked against the run."""
 
 from penstock.config import Config
+from penstock.config.fleet import GroupConfig, ModelGroups
 from penstock.errors import ConfigError
-from penstock.fleet_config import GroupConfig, ModelGroups
 from workers.fleet.roles import merge
 
 

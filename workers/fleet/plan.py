@@ -19,14 +19,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.config import Config, EngineConfig, ModelConfig
+from penstock.config.fleet import GroupConfig, MemberConfig, ModelGroups, RouterConfig, RouterOptions
 from penstock.errors import ConfigError
-from penstock.fleet_config import GroupConfig, MemberConfig, ModelGroups, RouterConfig, RouterOptions
 from workers.fleet.models import find_group, groups_of, is_routed
 from workers.fleet.nodes import LOOPBACK, Inventory, Node
 from workers.fleet.ports import Ports
 from workers.fleet.roles import DERIVED_PORTS, merge, parallelism, role_of
-from workers.router import build_router_command
-from workers.server import build_command, build_environment
+from workers.router.process import build_router_command
+from workers.sglang.server import build_command, build_environment
 
 #: Ports in use, by host.
 Taken = Mapping[str, frozenset[int]]

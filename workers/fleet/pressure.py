@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.config import Config
-from penstock.control import Client
 from penstock.errors import ConfigError
-from penstock.keys import Keys
-from penstock.snapshot import snapshot
-from workers.autoscaler import Autoscaler, Load, wanted
+from penstock.protocol.keys import Keys
+from penstock.protocol.snapshot import snapshot
+from penstock.redis.control import Client
+from workers.fleet.autoscaler import Autoscaler, Load, wanted
 from workers.fleet.models import groups_of
 from workers.fleet.state import read_capacity, write_capacity
 
@@ -36,7 +36,7 @@ class Pressure:
         self.capacity = capacity
 
     def load(self, now: float, state: Mapping[str, Any]) -> Load:
-        """The load as of a snapshot (``penstock.snapshot``) taken at ``now`` (seconds, any origin)."""
+        """The load as of a snapshot (``penstock.protocol.snapshot``) taken at ``now`` (seconds, any origin)."""
         config, workers = self._config, state["workers"]
         samples = sum(one.get("samples", 0) for one in workers)
         tokens = sum(one.get("generated_tokens", 0) for one in workers)

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.config import Config
+from penstock.config.load import ENV_PREFIX
 from penstock.errors import ConfigError
-from penstock.load_config import ENV_PREFIX
-from penstock.processes import python_environment
+from penstock.system.processes import python_environment
 from workers.fleet.keeper import VARIABLE
 from workers.fleet.kept import Kept, Spec, Status
 from workers.fleet.nodes import Node

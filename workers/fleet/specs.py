@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from penstock.config import Config, ModelConfig
-from penstock.fleet_config import FleetConfig
-from penstock.load_config import save_resolved, secret_environment
+from penstock.config.fleet import FleetConfig
+from penstock.config.load import save_resolved, secret_environment
 from workers.fleet.keeper import VARIABLE, engine_spec, router_spec
 from workers.fleet.kept import Spec
 from workers.fleet.plan import EngineProcess, Plan, RouterProcess, WorkerProcess, engine_name

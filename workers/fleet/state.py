@@ -3,12 +3,12 @@
 import time
 from typing import Any
 
-from penstock import scripts
-from penstock.control import Client
 from penstock.errors import ConfigError, ProtocolError
-from penstock.keys import Keys
-from penstock.messages import pack, unpack
-from penstock.scripts import run
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import pack, unpack
+from penstock.protocol.scripts import run
+from penstock.redis.control import Client
 
 STATE, WANTED, CAPACITY = "state", "wanted", "capacity"
 #: A state older than this is of a fleet that is gone.

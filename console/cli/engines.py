@@ -1,0 +1,164 @@
+"""``penstock engines``: give up and take back GPU memory, and compare the weights that engines serve."""
+
+import contextlib
+import getpass
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from console.cli.options import FolderOption, JsonOption, UrlOption
+from console.cli.target import Target
+from console.terminal import table
+from penstock.errors import EngineError
+
+engines_app = typer.Typer(help="Engines: their GPU memory and their weights.")
+
+RunOption = Annotated[str | None, typer.Option("--run", help="The run; default: the newest in the folder.")]
+TagsOption = Annotated[str, typer.Option("--tags", help="Of weights, cuda_graph, kv_cache; comma-separated.")]
+ModelOption = Annotated[str, typer.Option("--model", help="Name of the weights.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Longest wait for the workers, seconds.")]
+
+ALL = "weights,cuda_graph,kv_cache"
+#: Longest answer of an engine that is read, and longest wait for it.
+_ANSWER_BYTES, _ANSWER_S = 4 * 1024 * 1024, 120.0
+#: A wait that is shorter is not told.
+MOMENT_S = 1.0
+#: Longest reason shown.
+_REASON_CHARS = 200
+
+
+@engines_app.command()
+def offload(
+    run: RunOption = None,
+    tags: TagsOption = ALL,
+    model: ModelOption = "policy",
+    timeout: TimeoutOption = 120.0,
+    url: UrlOption = None,
+    directory: FolderOption = Path("runs"),
+) -> None:
+    """Have every engine give up GPU memory, and wait until all have. Restarted workers obey too."""
+    given = set(tags.split(","))
+    _change(Target(run, url, directory), model, lambda offloaded: offloaded | given, timeout)
+
+
+@engines_app.command()
+def onload(
+    run: RunOption = None,
+    tags: TagsOption = ALL,
+    model: ModelOption = "policy",
+    timeout: TimeoutOption = 120.0,
+    url: UrlOption = None,
+    directory: FolderOption = Path("runs"),
+) -> None:
+    """Let engines have their memory again; weights are loaded anew before they go on."""
+    given = set(tags.split(","))
+    _change(Target(run, url, directory), model, lambda offloaded: offloaded - given, timeout)
+
+
+def _change(target: Target, model: str, change_tags: Callable[[set[str]], set[str]], timeout: float) -> None:
+    from penstock.protocol.memory_control import change
+    from penstock.redis.control import Control
+
+    control = Control(target.url)
+    try:
+        by = f"operator {getpass.getuser()}"
+        left = change(control, target.keys, model, change_tags, by=by, timeout_s=timeout, tell=_Teller())
+    finally:
+        control.close()
+    typer.echo(f"offloaded: {', '.join(left) or 'nothing'}")
+
+
+class _Teller:
+    """Says on stderr what is waited for, once it has lasted longer than a moment, and again when it is another."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._said = ""
+
+    def __call__(self, what: str) -> None:
+        if what and what != self._said and time.monotonic() - self._began > MOMENT_S:
+            self._said = what
+            typer.echo(f"waiting for {what}", err=True)
+
+
+@engines_app.command()
+def check(
+    run: RunOption = None,
+    url: UrlOption = None,
+    directory: FolderOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Ask every engine for the checksum of its weights: those of one version must agree (exit code 1 if not)."""
+    from penstock.protocol.snapshot import snapshot
+
+    target = Target(run, url, directory)
+    rows: list[dict[str, Any]] = []
+    for record in snapshot(target.client, target.keys)["workers"]:
+        for at in _addresses(record):
+            rows.append({"worker": record["name"], "url": at, "version": record["version"], **_ask(at)})
+    if as_json:
+        typer.echo(json.dumps(rows))
+    else:
+        shown = [row | {"checksum of its weights": row["checksum"] or row["why"]} for row in rows]
+        table(shown, ["worker", "url", "version", "checksum of its weights"], "engines")
+    _judge(rows)
+
+
+def _addresses(record: dict[str, Any]) -> list[str]:
+    """Of a worker's engines: behind a router each has weights of its own."""
+    behind = [str(engine["url"]) for engine in record.get("engines") or []]
+    return [url for url in behind or [str(record["url"])] if url.startswith(("http://", "https://"))]
+
+
+def _judge(rows: list[dict[str, Any]]) -> None:
+    """Raise EngineError unless all engines of a version said the same."""
+    if not rows:
+        raise EngineError("No engine is there whose weights could be compared; `penstock workers ls` lists workers.")
+    for version in sorted({row["version"] for row in rows}):
+        found = {row["checksum"] for row in rows if row["version"] == version and row["checksum"]}
+        if len(found) > 1:
+            raise EngineError(f"Engines with version {version} serve different weights: restart their workers.")
+    if silent := [row for row in rows if not row["checksum"]]:
+        first = silent[0]
+        raise EngineError(
+            f"{len(silent)} of {len(rows)} engines gave no checksum, so not all were compared; "
+            f"{first['url']}: {first['why']}."
+        )
+
+
+def _ask(url: str) -> dict[str, str]:
+    """An engine's own checksum, or why it has none (a server on CPU has none)."""
+    request = urllib.request.Request(
+        f"{url}/weights_checker", data=b'{"action": "checksum"}', headers={"Content-Type": "application/json"}
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_ANSWER_S) as response:
+            answer = json.loads(response.read(_ANSWER_BYTES))
+    except urllib.error.HTTPError as exc:
+        return {"checksum": "", "why": f"it refused: {_reason(exc.read(_ANSWER_BYTES)) or exc.reason}"}
+    except (OSError, ValueError) as exc:
+        return {"checksum": "", "why": f"it does not answer: {exc}"}
+    checksum = answer.get("per_engine_checksum") if isinstance(answer, dict) else None
+    if isinstance(checksum, str) and checksum:
+        return {"checksum": checksum, "why": ""}
+    return {"checksum": "", "why": f"it gave none: {_reason(json.dumps(answer).encode()) or 'no reason'}"}
+
+
+def _reason(body: bytes) -> str:
+    """What an answer says in words: the message in its JSON, else its last line, in one short line."""
+    text = body.decode(errors="replace")
+    with contextlib.suppress(ValueError):
+        value = json.loads(text)
+        for name in ("message", "error", "detail"):
+            if isinstance(value, dict) and value.get(name):
+                value = value[name]
+        text = value if isinstance(value, str) else json.dumps(value)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:_REASON_CHARS].rstrip(".") if lines else ""

@@ -1,0 +1,7 @@
+"""What the command ends with."""
+
+EXIT_ERROR = 1
+EXIT_CONFIG = 2
+EXIT_INTERRUPT = 130
+#: Whoever read the output is gone (``| head``): 128 and the number of SIGPIPE, as of other programs.
+EXIT_PIPE = 141

@@ -1,0 +1,145 @@
+"""``penstock fleet``: plan a fleet of engines, run it, look at it, grow and shrink it."""
+
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from console.cli.options import (
+    DIRECTORY,
+    OVERRIDES,
+    ConfigOption,
+    FolderOption,
+    JsonOption,
+    RedisOption,
+    RunArgument,
+    UrlOption,
+)
+from console.cli.target import Target
+from console.cli.usage import overrides_of
+from console.terminal import table
+from penstock.errors import ConfigError
+
+fleet_app = typer.Typer(help="Engines in groups: plan, run, scale.")
+
+
+def _print(value: Any) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+@fleet_app.command(context_settings=OVERRIDES)
+def plan(context: typer.Context, config: ConfigOption, redis: RedisOption = None, as_json: JsonOption = False) -> None:
+    """Print every process of the fleet: where, on which GPUs and ports, by which command. Starts nothing."""
+    from penstock.config.load import load_config
+    from penstock.system.own_packages import check_ours
+
+    loaded = load_config(config, overrides_of(context))
+    check_ours("workers")
+    from workers.fleet.nodes import local_nodes
+    from workers.fleet.plan import plan as lay_out
+    from workers.fleet.show import as_records, as_text
+
+    laid_out = lay_out(loaded, local_nodes(loaded))
+    if as_json:
+        _print(as_records(laid_out))
+    else:
+        typer.echo(as_text(laid_out))
+
+
+@fleet_app.command(context_settings=OVERRIDES)
+def up(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+    """Start the engines and workers of the fleet and keep them up, until SIGTERM or Ctrl-C: workers drain then."""
+    from console.cli.part import run_part
+
+    run_part("workers", "fleet", config, overrides_of(context), module="workers.fleet.main")
+
+
+@fleet_app.command("ls")
+def list_(
+    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
+) -> None:
+    """Groups and processes of the fleet that runs, and where its models answer."""
+    from workers.fleet.state import read_state
+
+    target = Target(run, redis, directory)
+    state = read_state(target.client, target.keys)
+    if as_json:
+        _print(state)
+        return
+    groups = [{"group": name, **group} for name, group in state["groups"].items()]
+    table(groups, ["group", "worker_type", "engines", "leaving", "refused"], f"fleet on {state['host']}")
+    table(state["processes"], ["name", "kind", "host", "state", "pid", "starts", "why"], "processes")
+    if auto := state.get("autoscale"):
+        each = auto["capacity_tokens_per_s"]
+        of_one = f"; a worker with full slots draws {each:.0f} tokens/s" if each else ""
+        typer.echo(
+            f"autoscaler: {auto['engines']} of {auto['group']}; wanted {auto['wanted']}, {auto['binds']} binds{of_one}"
+        )
+    for model, url in state["endpoints"].items():
+        typer.echo(f"model {model} answers at {url}")
+
+
+@fleet_app.command()
+def scale(
+    count: Annotated[int, typer.Argument(min=0, metavar="N", help="Engines that the group should have.")],
+    group: Annotated[str | None, typer.Option("--group", help="MODEL.GROUP; else the only one that can be.")] = None,
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+) -> None:
+    """Grow or shrink a group of the fleet that runs. What is taken away drains first, oldest weights first."""
+    from workers.fleet.state import read_state, write_wanted
+
+    target = Target(run, redis, directory)
+    groups = read_state(target.client, target.keys)["groups"]
+    able = [name for name, one in groups.items() if one["worker_type"] in ("regular", "prefill", "decode")]
+    if group is None and len(able) == 1:
+        group = able[0]
+    if group is None or group not in able:
+        raise ConfigError(f"Name one of the fleet's groups with --group: {', '.join(able) or 'none can be scaled'}.")
+    write_wanted(target.client, target.keys, group, count)
+    typer.echo(f"{group}: {groups[group]['engines']} engines there, {count} wanted")
+
+
+@fleet_app.command()
+def engines(
+    worker: Annotated[str, typer.Argument(help="Name that the worker was started with.")],
+    add: Annotated[list[str] | None, typer.Option("--add", metavar="URL", help="Put an engine behind it.")] = None,
+    remove: Annotated[list[str] | None, typer.Option("--remove", metavar="URL", help="Take one out.")] = None,
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """Show or change the engines behind a worker's router while it runs."""
+    from penstock.config.fleet import MemberConfig
+    from penstock.protocol.snapshot import snapshot
+    from workers.router.members import read_members, write_members
+
+    target = Target(run, redis, directory)
+    present = snapshot(target.client, target.keys)["workers"]
+    mine = next((one for one in present if str(one["name"]).rsplit(".", 1)[0] == worker), None)
+    if mine is None or not mine.get("engines"):
+        raise ConfigError(
+            f"There is no worker {worker} with a router; `penstock workers ls` lists those that are there."
+        )
+    members = read_members(target.client, target.keys, worker) or [
+        MemberConfig(url=one["url"], worker_type=one["worker_type"], bootstrap_port=one["bootstrap_port"])
+        for one in mine["engines"]
+    ]
+    for url in remove or []:
+        if url.rstrip("/") not in {member.url for member in members}:
+            raise ConfigError(f"{url} is not behind worker {worker}: it has {', '.join(m.url for m in members)}.")
+        members = [member for member in members if member.url != url.rstrip("/")]
+    for url in add or []:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"--add {url} is no address of a server; write http://HOST:PORT.")
+        members = [*(member for member in members if member.url != url.rstrip("/")), MemberConfig(url=url)]
+    if add or remove:
+        write_members(target.client, target.keys, worker, members)
+    if as_json:
+        _print({"engines": mine["engines"], "wanted": [member.model_dump() for member in members]})
+        return
+    table(mine["engines"], ["url", "worker_type", "state", "version", "why"], f"engines of {worker}")
+    if add or remove:
+        typer.echo(f"wanted: {', '.join(member.url for member in members)}")

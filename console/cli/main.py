@@ -1,0 +1,232 @@
+"""The command line. Thin: arguments are parsed, then what does the work is imported.
+
+Exit codes: 0 done, 1 an error of penstock, 2 a mistake in the command line or the configuration, or no Redis,
+130 Ctrl-C, 141 the reader of the output left (``| head``).
+"""
+
+import errno
+import logging
+import os
+import socket
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from console.cli.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE
+from console.cli.options import OVERRIDES, ConfigOption, RedisOption
+from console.cli.part import run_part
+from console.cli.usage import UsageMistake, overrides_of, sentence
+from console.terminal import flush, hush, reader_left
+from penstock.errors import ConfigError, PenstockError, QueueUnavailable
+
+if TYPE_CHECKING:
+    from penstock.config import Config
+
+
+#: A file system that refuses: the configuration names a place that cannot be used, or the user lacks a right.
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+
+app = typer.Typer(
+    name="penstock",
+    help="Keep trainers fed: prompts in, versioned batches of rollouts out.",
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from penstock import __version__
+
+        typer.echo(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Keep trainers fed: prompts in, versioned batches of rollouts out."""
+
+
+@app.command(context_settings=OVERRIDES)
+def run(
+    context: typer.Context,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in its folder.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; what is there moves to NAME.prev.")] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", metavar="PART", help="Leave a part to be started by hand: trainer, worker, ..."),
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print who gets which GPUs, and start nothing.")] = False,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=0, metavar="N", help="Take this machine to have N GPUs.")
+    ] = None,
+    redis: RedisOption = None,
+) -> None:
+    """Start everything that a run needs on this machine, show it, and end when the trainer is done."""
+    from penstock.config.load import load_config
+    from penstock.system.gpus import numbered, visible_gpus
+
+    if resume and fresh:
+        raise ConfigError("--resume goes on and --fresh starts anew: give one of them.")
+    loaded = load_config(config, overrides_of(context))
+    names = visible_gpus() if gpus is None else numbered(gpus)
+    left_out = frozenset(without or ())
+    if plan:
+        _show_plan(loaded, names, left_out)
+        return
+    from console.launch.run import Choice, launch
+
+    choice: Choice = "resume" if resume else "fresh" if fresh else None
+    raise typer.Exit(launch(loaded, choice, without=left_out, gpus=names))
+
+
+def _show_plan(config: "Config", gpus: tuple[str, ...], without: frozenset[str]) -> None:
+    from console.launch.placement import as_text, place
+    from console.launch.run_parts import check_parts
+
+    check_parts(without)
+    typer.echo(as_text(config, place(config, gpus, without), without))
+
+
+@app.command(context_settings=OVERRIDES)
+def prepare(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+    """Run the configuration's ``prepare`` command alone: it makes data and the first policy."""
+    from console.launch.run import prepare as prepare_
+    from penstock.config.load import load_config
+
+    prepare_(load_config(config, overrides_of(context)))
+
+
+@app.command(context_settings=OVERRIDES)
+def redis(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+    """Run the Redis server of a run in the foreground, until SIGTERM or Ctrl-C."""
+    from console.launch.run import serve_redis
+    from penstock.config.load import load_config
+    from penstock.logs import set_up
+    from penstock.redis.saved_config import keep_config
+
+    set_up("redis")
+    loaded = load_config(config, overrides_of(context))
+    keep_config(loaded, config, replace=True)
+    raise typer.Exit(serve_redis(loaded))
+
+
+@app.command(context_settings=OVERRIDES)
+def producer(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+    """Admit prompts as jobs, as far as the gate allows."""
+    run_part("producer", "producer", config, overrides_of(context))
+
+
+@app.command(context_settings=OVERRIDES)
+def worker(
+    context: typer.Context,
+    config: ConfigOption,
+    name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
+    redis: RedisOption = None,
+) -> None:
+    """Generate and reward: one engine, any number of samples at once. May join and leave at any moment."""
+    from penstock.names import check_name
+
+    name = check_name("--name", name or f"{socket.gethostname()[:48]}-{os.getpid()}")
+    run_part("workers", name, config, overrides_of(context), name)
+
+
+@app.command(context_settings=OVERRIDES)
+def buffer(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+    """Cut finished groups into batches for the trainers."""
+    run_part("buffer", "buffer", config, overrides_of(context))
+
+
+@app.command(context_settings=OVERRIDES)
+def verifiers(
+    context: typer.Context,
+    config: ConfigOption,
+    name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
+    redis: RedisOption = None,
+) -> None:
+    """Compute rewards for the workers (reward.pool.kind: rq). Any number of these may join and leave."""
+    from penstock.names import check_name
+
+    name = check_name("--name", name or f"{socket.gethostname()[:48]}-{os.getpid()}")
+    run_part("workers", "verifiers", config, overrides_of(context), name, module="workers.rewards.pool.pool")
+
+
+@app.command(context_settings=OVERRIDES)
+def trainer(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+    """Run the reference GRPO trainer."""
+    run_part("consumers", "trainer", config, overrides_of(context), module="consumers.grpo.main")
+
+
+def _register_inspection() -> None:
+    if find_spec("console.cli.inspect") is not None:
+        import_module("console.cli.inspect").register(app)
+    from console.cli.fleet import fleet_app
+
+    app.add_typer(fleet_app, name="fleet")
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point of ``penstock``; always ends by SystemExit with the exit codes above."""
+    try:
+        code = _run(arguments)
+        flush()
+    except BrokenPipeError:
+        code = EXIT_PIPE
+    finally:
+        hush()
+    sys.exit(code)
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        _register_inspection()
+        return int(app(arguments, prog_name="penstock", standalone_mode=False) or 0)
+    except typer.Abort:
+        return EXIT_INTERRUPT
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPT
+    except (ConfigError, QueueUnavailable) as exc:
+        return _fail(exc, EXIT_CONFIG)
+    except PenstockError as exc:
+        return _fail(exc, EXIT_ERROR)
+    except UsageMistake as exc:
+        return _fail(exc, EXIT_CONFIG, sentence(exc))
+    except OSError as exc:
+        if exc.errno not in FORBIDDEN or exc.filename is None:
+            raise
+        return _fail(exc, EXIT_CONFIG, _forbidden(exc))
+    except SystemExit as exc:
+        # What typer and rich make of a pipe that broke; it may be another one than that of our output.
+        if not isinstance(exc.__context__, BrokenPipeError):
+            raise
+        if not reader_left():
+            raise exc.__context__ from None
+        return EXIT_PIPE
+
+
+def _forbidden(exc: OSError) -> str:
+    return (
+        f"{exc.filename}: {exc.strerror}; let this user write there, or name another folder (--directory, or the key "
+        "of the configuration that names it)."
+    )
+
+
+def _fail(exc: Exception, code: int, text: str | None = None) -> int:
+    from penstock.config.load import redact
+
+    logging.getLogger(__name__).debug("traceback", exc_info=exc)
+    print(f"penstock: {redact(text or str(exc))}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Runs one part of penstock as this process."""
+
+import os
+import signal
+import sys
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from console.cli.exit_codes import EXIT_INTERRUPT
+from penstock.system.own_packages import check_ours
+
+if TYPE_CHECKING:
+    from penstock.config import Config
+
+
+def run_part(
+    package: str, part: str, path: Path, overrides: list[str], *arguments: str, module: str | None = None
+) -> NoReturn:
+    """Run ``main(config, ...)`` of ``module`` (PACKAGE.main) as this process; its result is the exit code."""
+    from console.launch.trainable import check_device, check_groups, check_rollouts
+    from penstock.config.load import check_files, load_config
+    from penstock.logs import set_up
+    from penstock.redis.saved_config import keep_config
+    from penstock.system.long_lived import settle
+
+    set_up(part)
+    config = load_config(path, overrides)
+    check_ours(package)
+    if package == "producer":
+        check_rollouts(config)
+    if package == "consumers":
+        check_groups(config)
+        check_device(config)
+    check_files(config, data=package == "producer", model=package in ("producer", "consumers"))
+    if part != "trainer" or config.debug.load_batches is None:  # a recording needs no Redis
+        # Of workers and verifiers there may be many, each with settings of its own.
+        keep_config(config, path, replace=package != "workers" or module == "workers.fleet.main")
+        config = _with_redis(config)
+    # Rewards and environments of the user's own; last, so that they hide nothing of ours.
+    sys.path.append(os.getcwd())
+    main_ = import_module(module or f"{package}.main").main
+    settle()
+    raise typer.Exit(main_(config, *arguments))
+
+
+def _with_redis(config: "Config") -> "Config":
+    """``config`` with the address of a Redis that answers; SIGTERM ends the wait."""
+    from penstock.redis.await_redis import await_redis
+    from penstock.redis.connect import check_durable
+    from penstock.redis.control import Control
+
+    # As process 1 of a container it would not end it by itself.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPT))
+    try:
+        config = await_redis(config)
+        if config.redis.require_aof and (url := config.redis.url) is not None:
+            with closing(Control(url)) as control:
+                control.do(lambda client: check_durable(client, url))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return config

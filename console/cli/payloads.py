@@ -1,0 +1,127 @@
+"""``penstock payloads``: the payload servers of a run, one added, drained or given up while it runs."""
+
+import contextlib
+import time
+from typing import Annotated, Any
+
+import typer
+
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.target import Target
+from console.terminal import print_json, table
+from penstock.errors import ConfigError
+
+app = typer.Typer(help="Payload servers.")
+
+#: Between two looks at a server that is draining.
+LOOK_S = 0.5
+
+
+@app.command("ls")
+def ls(
+    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
+) -> None:
+    """Servers with their state, memory, and whether they answer."""
+    from penstock.payloads.servers import read
+
+    target = Target(run, redis, directory)
+    servers = read(target.client, target.keys).servers
+    rows = [_row(server) for _, server in sorted(servers.items())]
+    if as_json:
+        print_json(rows)
+        return
+    table(rows, ["name", "state", "url", "used_mb", "max_mb", "answers"], "payload servers")
+    if not any(row["state"] == "live" for row in rows):
+        typer.echo("Payloads go to the control Redis.")
+
+
+def _row(server: Any) -> dict[str, Any]:
+    import redis as redis_
+
+    from penstock.addresses import is_folder
+    from penstock.config.load import redact
+    from penstock.errors import PenstockError
+    from penstock.payloads.folder import PayloadFolder
+    from penstock.redis.connect import connect
+
+    row = {"name": server.name, "state": server.state, "url": redact(server.url), "answers": "yes"}
+    try:
+        if is_folder(server.url):
+            used, total = PayloadFolder(server.url).usage()
+            return row | {"used_mb": used // 2**20, "max_mb": total // 2**20}
+        with connect(server.url, timeout_s=2.0) as store:
+            info: Any = store.info("memory")
+        return row | {"used_mb": info["used_memory"] // 2**20, "max_mb": info["maxmemory"] // 2**20}
+    except (PenstockError, redis_.RedisError) as exc:
+        return row | {"answers": redact(str(exc))}
+
+
+@app.command("add")
+def add(
+    name: Annotated[str, typer.Argument(help="Its name; samples record it.")],
+    url: Annotated[str, typer.Argument(help="redis://[:PASSWORD@]HOST:PORT/DB or file:///FOLDER, as all reach it.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+) -> None:
+    """Let workers write to one more server; one that was drained is taken back."""
+    from penstock.config.redis import check_store_url
+    from penstock.payloads import servers as payload_servers
+    from penstock.redis.control import Control
+
+    try:
+        Control(check_store_url(url), patience_s=0).close()
+    except ValueError as exc:
+        raise ConfigError(f"The URL {exc}.") from exc
+    target = Target(run, redis, directory)
+    payload_servers.add(target.client, target.keys, name, url)
+    typer.echo(f"Payload server {name} is live; workers write to it within a second.")
+
+
+@app.command("drain")
+def drain(
+    name: Annotated[str, typer.Argument(help="Its name.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    wait: Annotated[bool, typer.Option(help="Wait until it is empty; else only begin.")] = True,
+) -> None:
+    """Write to a server no more, and wait until all that lies there is trained and freed. It may be stopped then."""
+    from penstock.payloads import servers as payload_servers
+    from penstock.redis.control import Control
+
+    target = Target(run, redis, directory)
+    server = payload_servers.set_state(target.client, target.keys, name, "draining")
+    typer.echo(f"Payload server {name} is draining; what lies there is still read.")
+    said = ""
+    with contextlib.closing(Control(server.url, patience_s=0)) as store:
+        while wait:
+            state = payload_servers.drain(target.client, store.client, target.keys, server)
+            if state.done:
+                payload_servers.set_state(target.client, target.keys, name, "drained")
+                typer.echo(f"Payload server {name} is empty and may be stopped.")
+                return
+            if state.words() != said:
+                said = state.words()
+                typer.echo(f"waiting for {said}")
+            time.sleep(LOOK_S)
+
+
+@app.command("lose")
+def lose(
+    name: Annotated[str, typer.Argument(help="Its name.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+) -> None:
+    """Give a server up that will not come back: samples that lie there become rows with mask 0, and are counted."""
+    from penstock.payloads import servers as payload_servers
+
+    target = Target(run, redis, directory)
+    payload_servers.set_state(target.client, target.keys, name, "lost")
+    typer.echo(f"Payload server {name} is lost: its samples are trained with mask 0, and nobody waits for it any more.")
+
+
+def register(parent: typer.Typer) -> None:
+    """Hang these commands under ``penstock``."""
+    parent.add_typer(app, name="payloads")

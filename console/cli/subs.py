@@ -1,0 +1,79 @@
+"""`penstock subs`: subscriptions listed, made, changed and dropped while a run goes on."""
+
+from typing import Annotated
+
+import typer
+
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.target import Target
+from console.terminal import print_json, table
+from penstock.errors import ConfigError
+
+subs_app = typer.Typer(help="Subscriptions of trainers.")
+
+#: Columns of the list.
+COLUMNS = ("name", "state", "share", "batch", "sampler", "cut", "cursor", "ckpt", "held", "drops")
+
+
+@subs_app.command("ls")
+def subs_ls(
+    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
+) -> None:
+    """Subscriptions with their definition, position, what is held for them and what they gave up, by reason."""
+    from penstock.protocol.subs import list_subscriptions
+
+    target = Target(run, redis, directory)
+    rows = list_subscriptions(target.client, target.keys)
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        row["state"] = "parked" if row["parked"] else "owned" if row["owned"] else "absent"
+        row["batch"], row["held"] = f"{row['size']} {row['unit']}", row["held_groups"]
+        row["drops"] = ", ".join(f"{reason} {count}" for reason, count in sorted(row["drops"].items()))
+    table(rows, list(COLUMNS), "subscriptions")
+
+
+@subs_app.command("set")
+def subs_set(
+    name: Annotated[str, typer.Argument(help="The subscription.")],
+    fields: Annotated[list[str], typer.Argument(metavar="FIELD=VALUE...", help="As under trainer.subscription.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """Change a subscription from its next batch on, or make one. FIELD= lets go of what was set."""
+    from penstock.protocol.subs import set_subscription
+
+    changes = {}
+    for given in fields:
+        field, equals, value = given.partition("=")
+        if not equals or not field:
+            raise ConfigError(f"{given!r} sets nothing: write FIELD=VALUE, as size=64.")
+        changes[field] = value
+    target = Target(run, redis, directory)
+    definition = set_subscription(target.client, target.keys, name, changes)
+    if as_json:
+        print_json({"name": name, **definition})
+    else:
+        typer.echo(f"{name}: " + ", ".join(f"{field} {value}" for field, value in sorted(definition.items())))
+
+
+@subs_app.command("drop")
+def subs_drop(
+    name: Annotated[str, typer.Argument(help="The subscription.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """Drop a subscription with its batches, for good; nothing waits for it any more."""
+    from penstock.protocol.subs import drop_subscription
+
+    target = Target(run, redis, directory)
+    drop_subscription(target.client, target.keys, name)
+    if as_json:
+        print_json({"dropped": name})
+    else:
+        typer.echo(f"subscription {name} is dropped")

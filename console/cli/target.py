@@ -1,0 +1,60 @@
+"""The run that a command looks into."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError, QueueUnavailable
+
+
+class Target:
+    """The run that a command looks into. Raises ConfigError when it cannot be found."""
+
+    def __init__(self, run: str | None, url: str | None, directory: Path) -> None:
+        from penstock.config.load import redact
+        from penstock.protocol.keys import Keys
+        from penstock.redis.connect import connect
+        from penstock.redis.server import read_address
+
+        name = run or _only_run(directory)
+        self.keys = Keys(name)
+        given, url = url, url or read_address(directory / name)
+        if url is None:
+            raise ConfigError(f"No Redis is known for run {name!r}: give --redis URL, or --directory of its folder.")
+        self.url = url
+        try:
+            self.client: Any = connect(url)
+        except QueueUnavailable as exc:
+            raise (_with_its_run(directory / name) if given is None else None) or exc from None
+        if not self.client.exists(self.keys.jobs("train"), self.keys.subs, self.keys.source, self.keys.clock):
+            raise ConfigError(f"Redis at {redact(url)} knows no run {name!r}: correct --run, --redis or --directory.")
+
+    def models(self) -> list[str]:
+        return [k[8:].decode() for k in self.client.hkeys(self.keys.clock) if k.startswith(b"version:")]
+
+    def subs(self) -> list[str]:
+        fields = self.client.hkeys(self.keys.subs)
+        return sorted(field[4:].decode() for field in fields if field.startswith(b"sub:"))
+
+
+def _with_its_run(folder: Path) -> QueueUnavailable | None:
+    """That the Redis of ``penstock run`` ended with the run, and how to look into what it left; else None."""
+    from penstock.redis.saved_config import CONFIG_FILE
+    from penstock.system.run_folder import RunFolder
+
+    run = RunFolder(folder)
+    record = run.record()
+    if record is None or run.is_held() or not run.redis.is_dir():
+        return None
+    config = shlex.quote(str(folder / CONFIG_FILE))
+    return QueueUnavailable(
+        f"Run {folder.name} is over ({record.state}), and its Redis ended with it: `penstock redis --config {config} "
+        f"--redis.url=null` serves what it left; the files of the run are in {folder}."
+    )
+
+
+def _only_run(directory: Path) -> str:
+    found = [path for path in directory.glob("*") if (path / "redis.json").exists() and path.suffix != ".prev"]
+    if not found:
+        raise ConfigError(f"There is no run under {directory}: name one with --run, and its --redis or --directory.")
+    return max(found, key=lambda path: (path / "redis.json").stat().st_mtime).name

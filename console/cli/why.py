@@ -1,0 +1,188 @@
+"""Waits followed to the last one (I8): who waits for what, and what that waits for, down to a cause.
+
+    trainer:actor ─ batch 40 of buffer:actor ─> buffer:actor ─ groups ─> workers ─ jobs ─> producer ─ gate ─> trainer
+
+Every wait names the next part in its words, or none where it is the end. A chain ends in a part that is gone or silent,
+in a person's pause, in a cause (a closed gate, a full disk, an engine in a crash loop), in a part that is at work, or
+where it comes back to itself. Pure: it reads a snapshot (``penstock.protocol.snapshot``) and nothing else.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from penstock.protocol.attendance import GONE_S
+
+#: The first part that a wait names is the one that it waits for.
+_PART = re.compile(r"\b(trainer|buffer|producer|worker)s?\b(?::([\w.\-]+))?")
+#: States of a worker in which it draws nothing until somebody mends it.
+_SICK = ("crash loop", "cannot load", "engine away", "restarting engine", "no weights", "starting", "offloaded")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One wait of a chain."""
+
+    who: str
+    what: str
+    since_s: float
+
+
+@dataclass(slots=True)
+class Chain:
+    """Waits from the first to the last, and what the last one comes down to; '' where its own words are the cause."""
+
+    links: list[Link] = field(default_factory=list)
+    end: str = ""
+
+    def to_map(self) -> dict[str, Any]:
+        """As ``penstock why --json`` has it: the first wait, those behind it, and the cause."""
+        first, *rest = [asdict(link) for link in self.links]
+        return {**first, "then": rest, "cause": self.end or self.links[-1].what}
+
+    def lines(self) -> Iterator[str]:
+        """As people read it, a step deeper with every line."""
+        for depth, link in enumerate(self.links):
+            yield f"{'  ' * depth}{link.who} waits since {link.since_s:.0f} s for {link.what}"
+        if self.end:
+            yield f"{'  ' * len(self.links)}{self.end}"
+
+
+def chains(state: Mapping[str, Any]) -> list[Chain]:
+    """A chain for every wait that no other chain holds, longest wait first."""
+    waits = [Link(one["who"], one["what"], float(one["since_s"])) for one in state["waits"]]
+    found = [_follow(state, waits, first) for first in waits]
+    held = {link.who for chain in found for link in chain.links[1:]}
+    roots = [chain for chain in found if chain.links[0].who not in held]
+    # In a circle each is held by another one: its longest wait stands for it.
+    shown = {link.who for chain in roots for link in chain.links}
+    for chain in found:
+        if chain.links[0].who not in shown:
+            roots.append(chain)
+            shown |= {link.who for link in chain.links}
+    return roots
+
+
+def _follow(state: Mapping[str, Any], waits: Sequence[Link], first: Link) -> Chain:
+    chain, seen = Chain([first]), {first.who}
+    while True:
+        part, name = _next(state, chain.links[-1])
+        if not part:
+            return chain
+        step = _LOOKS[part](state, waits, name)
+        if isinstance(step, str):
+            chain.end = step
+            return chain
+        if step.who in seen:
+            chain.end = f"which brings it back to {step.who}: these wait for one another"
+            return chain
+        seen.add(step.who)
+        chain.links.append(step)
+
+
+def _next(state: Mapping[str, Any], link: Link) -> tuple[str, str]:
+    """(part, name) that a wait is for; ('', '') where it is the end."""
+    kind, _, name = link.who.partition(":")
+    if kind == "subscription":
+        return "trainer", name
+    named = _PART.search(link.what)
+    if named is not None:
+        return named[1], named[2] or ""
+    if kind != "buffer":
+        return "", ""
+    if "publication of model" in link.what:
+        return "trainer", name
+    if "to be admitted" in link.what or ("queued or running" in link.what and not _num_open(state)):
+        return "producer", ""
+    words = ("queued or running", "running groups", "jobs of the cohort to be finished")
+    return ("worker", "") if any(one in link.what for one in words) else ("", "")
+
+
+def _num_open(state: Mapping[str, Any]) -> int:
+    lanes = state["lanes"]
+    return int(sum(lane["queued"] + lane["leased"] for lane in lanes.values()) + state["delayed"])
+
+
+def _look_at_buffer(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | str:
+    if state["leader"] is None:
+        return _absence(state, "buffer", "no buffer leads")
+    return _longest(waits, f"buffer:{name}" if name else "buffer:") or "the buffer is at work"
+
+
+def _look_at_producer(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | str:
+    if not any(one["part"] == "producer" and one["age_s"] < GONE_S for one in state["parts"]):
+        return _absence(state, "producer", "no producer is there")
+    return _longest(waits, "producer") or "the producer is at work"
+
+
+def _look_at_trainer(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | str:
+    subs = [sub for sub in state["subs"] if (sub["name"] == name if name else sub.get("driving"))]
+    if not subs:
+        return f"no trainer{f' of subscription {name}' if name else ''} has come yet: start one"
+    sub = subs[0]
+    shown = [one["age_s"] for one in state["trainers"] if one.get("name") == sub["name"]]
+    last = f"; it last told of a step {min(shown):.0f} s ago" if shown else ""
+    if not sub["owned"]:
+        return f"trainer {sub['name']} is gone{last}: start it again, or drop its subscription"
+    return _longest(waits, f"trainer:{sub['name']}") or f"trainer {sub['name']} is at work{last}"
+
+
+def _look_at_worker(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | str:
+    if name:
+        return _longest(waits, f"worker:{name}") or f"worker {name} is at work"
+    if paused := [lane for lane in state["paused"] if state["lanes"].get(lane, {}).get("queued")]:
+        return f"lane {paused[0]} is paused by a person, with {state['lanes'][paused[0]]['queued']} jobs in it"
+    workers = state["workers"]
+    if not workers:
+        return "no worker is there: start one"
+    if all(one["state"] in _SICK for one in workers):
+        worst = min(workers, key=lambda one: _SICK.index(one["state"]))
+        told = _longest(waits, f"worker:{worst['name']}")
+        return told or f"worker {worst['name']} is in the state {worst['state']}{_because(worst)}"
+    if running := sum(int(one.get("running", 0)) for one in workers):
+        # One that hangs has said so.
+        stuck = _longest(waits, "worker:", ("a request", "its event loop"))
+        return stuck or f"workers are at work: {running} samples are being drawn"
+    # Who has taken jobs and draws none of them knows more than who looks for some.
+    return (
+        _longest(waits, "worker:", but=(":intake",))
+        or _longest(waits, "worker:")
+        or (f"{state['delayed']} jobs are tried again later" if state["delayed"] else "workers are at work")
+    )
+
+
+def _because(worker: Mapping[str, Any]) -> str:
+    return f": {worker['why']}" if worker.get("why") else ""
+
+
+def _longest(
+    waits: Sequence[Link], prefix: str, words: tuple[str, ...] = ("",), *, but: tuple[str, ...] = ("\0",)
+) -> Link | None:
+    """The longest wait of ``prefix``, or of what is below it, that holds one of ``words``; None where there is none."""
+    below = (prefix,) if prefix.endswith(":") else (f"{prefix}/", f"{prefix}:")
+    for link in waits:
+        theirs = link.who == prefix or link.who.startswith(below)
+        if theirs and not link.who.endswith(but) and any(word in link.what for word in words):
+            return link
+    return None
+
+
+def _absence(state: Mapping[str, Any], part: str, said: str) -> str:
+    """That a part is not there, with the ones that were and went silent."""
+    silent = [one for one in state["parts"] if one["part"] == part and one["age_s"] >= GONE_S]
+    beating = [one for one in state["parts"] if one["part"] == part and one["age_s"] < GONE_S]
+    if beating:
+        return f"{said}: {part} on {beating[0]['host']} (pid {beating[0]['pid']}) has just come, or was just killed"
+    if not silent:
+        return f"{said}: start it with `penstock {part}`"
+    last = min(silent, key=lambda one: float(one["age_s"]))
+    return f"{said}: {part} on {last['host']} (pid {last['pid']}) is silent since {last['age_s']:.0f} s; start it again"
+
+
+_LOOKS = {
+    "buffer": _look_at_buffer,
+    "producer": _look_at_producer,
+    "trainer": _look_at_trainer,
+    "worker": _look_at_worker,
+}

@@ -1,0 +1,178 @@
+"""What a running run looks like: a table that renews itself on a terminal, else a plain line every few seconds."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live as RichLive
+from rich.table import Table
+from rich.text import Text
+
+from console.terminal import Terminal
+from penstock.config import Config
+from penstock.config.load import redact
+
+#: Between two plain lines, and between two that say the same.
+LINE_EVERY_S = 5.0
+SAME_EVERY_S = 60.0
+#: Waits shorter than this are no news.
+WAIT_SHOWN_S = 1.0
+#: Waits told in a plain line, longest first.
+WAITS_TOLD = 2
+
+
+class Live:
+    """Shows snapshots (``penstock.protocol.snapshot``); absent keys show as a dash. A context manager around the run.
+
+    Args:
+        on_closed: called once when whoever read the output left.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.console = console or Terminal(on_closed=self._close)
+        #: Whether whoever read the output left (``| head``); nothing is shown any more.
+        self.closed = False
+        self._on_closed = on_closed
+        self._clock = clock
+        self._started = clock()
+        self._last_line = float("-inf")
+        self._last_news = ""
+        # Drawn by update() alone: no second thread beside the one that starts children.
+        self._live = RichLive(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def event(self, text: str) -> None:
+        """Print one line that stays."""
+        self.console.print(Text(redact(text)), soft_wrap=True)
+
+    def update(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> None:
+        """Show the newest state; ``evaluation`` is the last row of ``eval.jsonl``. Returns at once."""
+        if self._live is not None:
+            self._live.update(self.render(snapshot, evaluation), refresh=True)
+            return
+        waited_s, news = self._clock() - self._last_line, self._news(snapshot, evaluation)
+        if waited_s >= (SAME_EVERY_S if news == self._last_news else LINE_EVERY_S):
+            self._last_line, self._last_news = self._clock(), news
+            self.event(self.line(snapshot, evaluation))
+
+    def _close(self) -> None:
+        self.closed = True
+        self._on_closed()
+
+    def _news(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None) -> str:
+        """What a line says apart from the time that passes."""
+        waits = [f"{wait.get('who')} {wait.get('what')}" for wait in _told(snapshot)]
+        return f"{self._figures(snapshot, evaluation)} {sorted(waits)}"
+
+    def line(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> str:
+        """One line of what matters most."""
+        parts = [f"{name} {value}" for name, value in self._figures(snapshot, evaluation)]
+        return f"[{_clock_text(self._clock() - self._started)}] " + "  ".join(parts) + _waits_line(snapshot)
+
+    def render(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> Group:
+        """The table."""
+        head = Text.assemble(
+            ("penstock ", "bold"),
+            f"{self.config.run}  {self.config.staleness.mode}, bound {self.config.staleness.bound}  "
+            f"{_clock_text(self._clock() - self._started)}",
+        )
+        figures = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
+        row = []
+        for name, value in self._figures(snapshot, evaluation):
+            figures.add_column(name, no_wrap=True)
+            row.append(value)
+        figures.add_row(*row)
+        return Group(head, figures, _parts_table(snapshot))
+
+    def _figures(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None) -> list[tuple[str, str]]:
+        trainer: dict[str, Any] = next(iter(snapshot.get("trainers") or []), {})
+        lanes = (snapshot.get("lanes") or {}).values()
+        workers = snapshot.get("workers") or []
+        staleness = f"{_number(trainer.get('staleness_mean'), 2)} (max {_number(trainer.get('staleness_max'))})"
+        figures = [
+            ("step", f"{_number(trainer.get('step', snapshot.get('step')))}/{self.config.trainer.steps}"),
+            ("version", _number(snapshot.get("version"))),
+            ("reward", _number(trainer.get("reward_mean"), 3)),
+            ("held-out", _number((evaluation or {}).get("accuracy"), 3)),
+            ("staleness", staleness),
+            ("queued", _number(sum(lane.get("queued", 0) for lane in lanes))),
+            ("leased", _number(sum(lane.get("leased", 0) for lane in lanes))),
+            ("ready", _number(snapshot.get("ready"))),
+            ("tokens/s", _number(sum(worker.get("tokens_per_s") or 0.0 for worker in workers))),
+        ]
+        if snapshot.get("dead"):
+            figures.append(("dead", _number(snapshot["dead"])))
+        return figures
+
+
+def _parts_table(snapshot: dict[str, Any]) -> Table:
+    waits = {str(wait.get("who")): _wait_text(wait) for wait in _waits(snapshot)}
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(style="yellow", overflow="fold")
+    for worker in snapshot.get("workers") or []:
+        name = str(worker.get("name"))
+        state = (
+            f"{worker.get('state') or '-'}  version {_number(worker.get('version'))}  "
+            f"{_number(worker.get('running'))}/{_number(worker.get('slots'))} samples"
+        )
+        # A worker waits under the names of its tasks, worker:NAME:TASK.
+        mine = [who for who in waits if who == name or who.startswith(f"worker:{name}:")]
+        table.add_row(name, state, "; ".join(waits.pop(who) for who in mine))
+    for who, text in waits.items():
+        table.add_row(who, "", text)
+    return table
+
+
+def _waits(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
+    return [wait for wait in snapshot.get("waits") or [] if (wait.get("since_s") or 0.0) >= WAIT_SHOWN_S]
+
+
+def _told(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
+    # Between two evaluations that side has nothing to do, nor have verifiers while tokens are drawn; the rest is for
+    # `penstock why`.
+    return [wait for wait in _waits(snapshot) if not _is_idle(str(wait.get("who")))]
+
+
+def _waits_line(snapshot: dict[str, Any]) -> str:
+    waits = _told(snapshot)
+    told = [f"{wait.get('who')} {_wait_text(wait)}" for wait in waits[:WAITS_TOLD]]
+    if len(waits) > WAITS_TOLD:
+        told.append(f"{len(waits) - WAITS_TOLD} more wait")
+    return " | " + "; ".join(told) if told else ""
+
+
+def _is_idle(who: str) -> bool:
+    return who.endswith(":eval") or who.startswith("verifiers:")
+
+
+def _wait_text(wait: dict[str, Any]) -> str:
+    return f"waits for {wait.get('what')} ({wait.get('since_s') or 0.0:.0f} s)"
+
+
+def _number(value: Any, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _clock_text(seconds: float) -> str:
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"

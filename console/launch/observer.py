@@ -1,0 +1,145 @@
+"""Looks at a run through its Redis: once a second for the live view and ``queue.jsonl``, at the end for the report."""
+
+import json
+import logging
+import socket
+import time
+from typing import Any
+
+import redis
+
+from console.launch.live import Live
+from console.launch.preflight import engine_version
+from console.launch.report import draw, read_rows, setup_versions, summarize, write_summary
+from penstock.config import Config
+from penstock.errors import DiskFull, ProtocolError
+from penstock.protocol import user_failures
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import unpack
+from penstock.redis.connect import connect, translate
+from penstock.system.disk import append, is_full
+from penstock.system.run_folder import RunFolder
+
+#: Longest wait for an answer: whoever looks must not hold up the launcher for long.
+TIMEOUT_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Observer:
+    """Of one run; ``config.redis.url`` is set. Connects, and raises as ``connect`` does."""
+
+    def __init__(self, config: Config, folder: RunFolder, live: Live) -> None:
+        assert config.redis.url is not None
+        self.config = config
+        self.folder = folder
+        self.live = live
+        self.keys = Keys(config.run)
+        self.url = config.redis.url
+        self.client = connect(self.url, timeout_s=TIMEOUT_S)
+        self._evals_bytes = 0
+        self._evaluation: dict[str, Any] | None = None
+
+    def look(self) -> None:
+        """Take a snapshot, show it and keep it; a Redis that does not answer is reported. Blocks for ``TIMEOUT_S``."""
+        from penstock.protocol.snapshot import snapshot
+
+        try:
+            seen = snapshot(self.client, self.keys)
+        except redis.RedisError as exc:
+            log.warning("%s", translate(exc, self.url))
+            return
+        try:
+            append(self.folder.path / "queue.jsonl", json.dumps(queue_row(seen)) + "\n")
+        except (DiskFull, OSError) as exc:
+            if not is_full(exc):
+                raise
+            # Children are watched on: a row of the course is worth less than they are.
+            log.warning("this second is not in queue.jsonl: %s", exc)
+        self.live.update(seen, self._last_evaluation())
+
+    def too_many_died(self) -> str:
+        """Why the run should end: jobs die of the user's code; '' while they do not. Blocks for ``TIMEOUT_S``."""
+        try:
+            return user_failures.too_many(self.client, self.keys, self.config.reward)
+        except redis.RedisError:
+            return ""
+
+    def still_shows(self, pid: int | None) -> bool:
+        """Whether a worker of this machine that had this pid left without a word: its record stands.
+
+        One that leaves takes it along, whatever its exit code; code of the user's may end a process with 0 at any
+        moment. True where Redis does not answer. Blocks for ``TIMEOUT_S``.
+        """
+        try:
+            records: Any = self.client.hvals(self.keys.workers)
+        except redis.RedisError:
+            return True
+        return any(_is_of(record, pid) for record in records)
+
+    def data_ended(self) -> bool:
+        """Whether the trainer was told that the data has ended (``data.epochs``). Blocks for ``TIMEOUT_S``."""
+        try:
+            return self.client.hget(self.keys.sub(self.config.trainer.name), "ended") is not None
+        except redis.RedisError:
+            return False
+
+    def report(self, seconds: float) -> None:
+        """Write ``summary.json`` and ``run.png``, and show the summary.
+
+        Raises:
+            QueueUnavailable: Redis does not answer.
+        """
+        from penstock.protocol.audit import audit
+        from penstock.protocol.snapshot import snapshot
+
+        rows = read_rows(self.folder.path)
+        try:
+            info: Any = self.client.info("server")
+            with connect(self.url) as client:
+                summary = summarize(
+                    self.config,
+                    rows,
+                    snapshot=snapshot(client, self.keys),
+                    audit=audit(client, self.keys),
+                    seconds=seconds,
+                    setup=setup_versions(str(info["redis_version"]), engine_version(self.config)),
+                )
+        except redis.RedisError as exc:
+            raise translate(exc, self.url) from exc
+        summary["data_ended"] = self.data_ended()
+        write_summary(summary, self.folder.path / "summary.json")
+        draw(self.config, rows, self.folder.path / "run.png")
+        shown = {key: value for key, value in summary.items() if key not in ("run", "setup", "engine")}
+        self.live.event("  ".join(f"{key} {value}" for key, value in shown.items()))
+        self.live.event(f"summary.json, run.png, config.yaml and logs are in {self.folder.path}")
+
+    def _last_evaluation(self) -> dict[str, Any] | None:
+        path = self.folder.path / "eval.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size != self._evals_bytes:
+            self._evals_bytes = size
+            self._evaluation = next(reversed(read_rows(self.folder.path).evals), None)
+        return self._evaluation
+
+
+def _is_of(record: bytes, pid: int | None) -> bool:
+    try:
+        shown = unpack(record, "presence of a worker")
+    except ProtocolError:
+        return False
+    return isinstance(shown, dict) and (shown.get("pid"), shown.get("host")) == (pid, socket.gethostname())
+
+
+def queue_row(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """A row of ``queue.jsonl``: groups per state, samples running, tokens/s, at ``time_s`` since 1970."""
+    lanes = (snapshot.get("lanes") or {}).values()
+    workers = snapshot.get("workers") or []
+    return {
+        "time_s": round(time.time(), 3),
+        **{key: snapshot.get(key) for key in ("version", "step", "ready", "inflight", "delayed", "dead")},
+        "queued": sum(lane.get("queued", 0) for lane in lanes),
+        "leased": sum(lane.get("leased", 0) for lane in lanes),
+        "tokens_per_s": sum(worker.get("tokens_per_s") or 0.0 for worker in workers),
+        "running": sum(worker.get("running") or 0 for worker in workers),
+    }

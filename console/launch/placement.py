@@ -1,0 +1,278 @@
+"""Which GPUs of this machine the parts of a run have: the trainer's first, then those of each engine.
+
+| part | takes |
+|---|---|
+| trainer | GPUs 0 to dp_size - 1 with ``device: cuda``; GPU N with ``cuda:N``; none with ``cpu`` |
+| engine of a worker | tp_size x pp_size (x dp_size without DP attention) of those that are left |
+| the same, colocated | as many of the trainer's |
+| engines of ``fleet`` | by its groups; a placeholder stands for the trainer, else the trainer's are left out |
+
+Pure: starts nothing, and asks no GPU.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import Config
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from workers.fleet.plan import Plan
+
+_DEVICE = re.compile(r"cuda(?::(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Who has which GPU, by their names (``penstock.system.gpus``)."""
+
+    #: All of this machine.
+    gpus: tuple[str, ...]
+    trainer: tuple[str, ...]
+    #: Of each worker's engine; empty where it has none or they are not ours to give.
+    workers: tuple[tuple[str, ...], ...]
+    #: The fleet's processes, where the run has one on this machine.
+    fleet: "Plan | None" = None
+    #: GPUs that the fleet is given; None: it finds its own.
+    fleet_gpus: tuple[str, ...] | None = None
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """GPUs that nobody has."""
+        taken = {*self.trainer, *(gpu for gpus in self.workers for gpu in gpus)}
+        if self.fleet is not None:
+            names = self.fleet_gpus or self.gpus
+            taken |= {names[gpu] for engine in self.fleet.engines for gpu in engine.gpus if gpu < len(names)}
+        return tuple(gpu for gpu in self.gpus if gpu not in taken)
+
+
+def place(config: Config, gpus: Sequence[str], without: Collection[str] = ()) -> Placement:
+    """Lay the parts of a run out over the GPUs of this machine.
+
+    Args:
+        gpus: names of those that there are.
+        without: parts that are not started. A trainer that is left out keeps its GPUs where there are so many, for
+            one that is started by hand.
+
+    Raises:
+        ConfigError: it does not fit; says what is there, who wants what, and what to change.
+    """
+    gpus = tuple(gpus)
+    trainer = _trainers(config, gpus, is_left_out="trainer" in without)
+    if "worker" in without:
+        return Placement(gpus, trainer, ())
+    if config.fleet.models:
+        return _with_fleet(config, gpus, trainer)
+    per_engine = gpus_of_engine(config)
+    if not per_engine:
+        return Placement(gpus, trainer, ((),) * config.worker.count)
+    return Placement(gpus, trainer, _deal(config, gpus, trainer, per_engine))
+
+
+def gpus_of_engine(config: Config) -> int:
+    """GPUs of one worker's engine; 0: none, or not ours to give.
+
+    Raises:
+        ConfigError: the sizes are no numbers.
+    """
+    engine = config.engine
+    if engine.url is not None or engine.router is not None:
+        return 0
+    args = {name.replace("-", "_"): value for name, value in engine.args.items()}
+    # Other devices (npu, xpu, ...) are counted otherwise.
+    if args.get("device") not in (None, "cuda"):
+        return 0
+    if "CUDA_VISIBLE_DEVICES" in engine.env or "base_gpu_id" in args:
+        if config.worker.count > 1:
+            key = "env.CUDA_VISIBLE_DEVICES" if "CUDA_VISIBLE_DEVICES" in engine.env else "args.base-gpu-id"
+            raise ConfigError(
+                f"engine.{key} names the GPUs of one engine, and worker.count is {config.worker.count}: leave it away, "
+                "each engine is given GPUs of its own; or set worker.count 1."
+            )
+        return 0
+    outside = 1 if args.get("enable_dp_attention") else _size(args, "dp", "data_parallel_size")
+    return _size(args, "tp", "tensor_parallel_size") * _size(args, "pp", "pipeline_parallel_size") * outside
+
+
+def _size(args: dict[str, Any], short: str, long: str) -> int:
+    value = next((args[name] for name in (f"{short}_size", long, short) if name in args), 1)
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"engine.args: {short}-size {value!r} is no number of GPUs; write 1 or more.")
+    return value
+
+
+def trainer_gpus(config: Config) -> range:
+    """Indexes of the GPUs that the reference trainer's ranks use, as it counts them; none on a CPU.
+
+    Raises:
+        ConfigError: several ranks, and one GPU is named.
+    """
+    trainer = config.trainer
+    match = _DEVICE.fullmatch(trainer.device)
+    if match is None:
+        return range(0)
+    if match[1] is None:
+        return range(trainer.dp_size)
+    if trainer.dp_size > 1:
+        raise ConfigError(
+            f"trainer.device {trainer.device} is one GPU, and trainer.dp_size is {trainer.dp_size}: write device cuda, "
+            "which gives each rank one of its own, from GPU 0 on."
+        )
+    return range(int(match[1]), int(match[1]) + 1)
+
+
+def _trainers(config: Config, gpus: tuple[str, ...], *, is_left_out: bool) -> tuple[str, ...]:
+    wanted = trainer_gpus(config)
+    if wanted and wanted[-1] >= len(gpus):
+        if is_left_out:
+            return ()
+        raise ConfigError(
+            f"trainer.device {config.trainer.device} with trainer.dp_size {config.trainer.dp_size} takes "
+            f"{_named(wanted)}, and this machine has {_count(len(gpus))}: lower trainer.dp_size, set trainer.device "
+            "cpu, or start the trainer on another machine (--without trainer)."
+        )
+    return tuple(gpus[index] for index in wanted)
+
+
+def is_colocated(config: Config) -> bool:
+    """Whether engines share the trainer's GPUs."""
+    if config.trainer.colocate is not None:
+        return config.trainer.colocate
+    return _is_own_gpu(config)
+
+
+def _is_own_gpu(config: Config) -> bool:
+    """Whether weights go to engines on the GPU that they are on, rank 0's, and to no others."""
+    trainer = config.trainer
+    own_servers = trainer.transport == "checkpoint_engine" and trainer.parameter_server_gpus is None
+    return trainer.transport == "cuda_ipc" or own_servers
+
+
+def _deal(
+    config: Config, gpus: tuple[str, ...], trainer: tuple[str, ...], per_engine: int
+) -> tuple[tuple[str, ...], ...]:
+    """GPUs of each worker."""
+    count, total = config.worker.count, config.worker.count * per_engine
+    if trainer and is_colocated(config):
+        pool = trainer[:1] if _is_own_gpu(config) else trainer
+        if per_engine > len(pool):
+            raise ConfigError(
+                f"An engine takes {_count(per_engine)} ({_sizes(config)}), and those that it may share with the "
+                f"trainer are {_count(len(pool))}: lower tp-size, or set trainer.colocate false."
+            )
+        places = len(pool) // per_engine
+        _check_shares(config, -(-count // places))
+        return tuple(pool[index % places * per_engine :][:per_engine] for index in range(count))
+    free = tuple(gpu for gpu in gpus if gpu not in trainer)
+    if servers := config.trainer.parameter_server_gpus:
+        if max(servers) >= len(gpus):
+            raise ConfigError(
+                f"trainer.parameter_server_gpus {servers}: this machine has {_count(len(gpus))}, counted from 0."
+            )
+        free = tuple(gpus[index] for index in servers)
+    if total > len(free):
+        fits = len(free) // per_engine
+        ours = f"the trainer takes {len(trainer)} of them" if trainer else "none is the trainer's"
+        instead = [f"lower worker.count to {fits}"] if fits else []
+        instead += ["a smaller tp-size"] if per_engine > 1 else []
+        instead += ["fewer ranks (trainer.dp_size)"] if len(trainer) > 1 else []
+        instead += ["engines on the trainer's own GPUs (trainer.colocate true)"] if trainer else []
+        raise ConfigError(
+            f"worker.count {count}, with {_count(per_engine)} for each engine ({_sizes(config)}), takes "
+            f"{_count(total)}; this machine has {_count(len(gpus))}, and {ours}: "
+            f"{' or '.join(instead) or 'set engine.args.device cpu, or engine.url'}."
+        )
+    return tuple(free[index * per_engine :][:per_engine] for index in range(count))
+
+
+def _check_shares(config: Config, engines: int) -> None:
+    """Refuse engines on one GPU that would each take more of it than their share."""
+    share = config.engine.args.get("mem-fraction-static", config.engine.args.get("mem_fraction_static"))
+    if isinstance(share, int | float) and engines * share >= 1:
+        raise ConfigError(
+            f"{engines} engines share a GPU with the trainer, and engine.args.mem-fraction-static {share:g} of each "
+            f"is more than there is: set it below {1 / (engines + 1):.2f}, or lower worker.count."
+        )
+
+
+def _with_fleet(config: Config, gpus: tuple[str, ...], trainer: tuple[str, ...]) -> Placement:
+    if config.fleet.launcher == "ray":
+        # Ray places; what the trainer's are there is for a placeholder to say.
+        return Placement(gpus, trainer, ())
+    from workers.fleet.nodes import LOOPBACK, Node, local_nodes
+    from workers.fleet.plan import plan
+
+    held = any(group.worker_type == "placeholder" for model in config.fleet.models for group in model.server_groups)
+    colocated = is_colocated(config)
+    given = gpus
+    if not config.fleet.nodes:
+        given = gpus if held or colocated else tuple(gpu for gpu in gpus if gpu not in trainer)
+        nodes = [Node(LOOPBACK, tuple(range(len(given))), given)]
+    else:
+        nodes = local_nodes(config)
+    laid_out = plan(config, nodes)
+    if trainer and not colocated and (held or config.fleet.nodes):
+        kept = {gpu for engine in laid_out.engines if engine.worker_type == "placeholder" for gpu in engine.gpus}
+        if missing := [index for index in trainer_gpus(config) if index not in kept]:
+            raise ConfigError(
+                f"fleet.models: the trainer takes {_named(trainer_gpus(config))}, and no placeholder holds GPU "
+                f"{missing[0]}: let the first group be {{worker_type: placeholder, num_gpus: {len(trainer)}}}, or set "
+                "trainer.colocate true."
+            )
+    return Placement(gpus, trainer, (), laid_out, None if config.fleet.nodes else given)
+
+
+def _sizes(config: Config) -> str:
+    names = ("tp-size", "pp-size", "dp-size")
+    args = {name.replace("_", "-"): value for name, value in config.engine.args.items()}
+    return ", ".join(f"{name} {args[name]}" for name in names if name in args) or "tp-size 1"
+
+
+def _count(number: int) -> str:
+    return "no GPU" if number == 0 else f"{number} GPU{'s' if number > 1 else ''}"
+
+
+def _named(indexes: range) -> str:
+    return f"GPU {indexes[0]}" if len(indexes) == 1 else f"GPUs {indexes[0]} to {indexes[-1]}"
+
+
+def as_text(config: Config, placement: Placement, without: Collection[str] = ()) -> str:
+    """The plan of a run for people: a line per process, then the fleet's."""
+
+    def gpus_of(names: Sequence[str]) -> str:
+        return ("GPU " if len(names) == 1 else "GPUs ") + ",".join(names) if names else "no GPU"
+
+    rows: list[tuple[str, str, str]] = []
+    rows.append(("redis", "no GPU", "given" if config.redis.url else "a server of its own"))
+    rows += [(part, "no GPU", "") for part in ("buffer", "producer")]
+    trainer = config.trainer
+    rows.append(
+        (
+            "trainer",
+            gpus_of(placement.trainer),
+            f"{trainer.dp_size} rank{'s' if trainer.dp_size > 1 else ''} on {trainer.device}, weights by "
+            f"{trainer.transport}",
+        )
+    )
+    if config.fleet.models and "worker" not in without:
+        rows.append(("fleet", "by Ray" if config.fleet.launcher == "ray" else "as below", "penstock fleet up"))
+    if "worker" in without:
+        rows.append(("worker", "", ""))
+    for index, gpus in enumerate(placement.workers):
+        what = f"engine {config.engine.url}" if config.engine.url else f"an engine ({_sizes(config)})"
+        rows.append((f"worker-{index}", gpus_of(gpus), what))
+    if config.reward.pool.kind == "rq":
+        rows.append(("verifiers", "no GPU", ""))
+    by_hand = "left out, for one that is started by hand"
+    rows = [(name, gpus, by_hand if name in without else what) for name, gpus, what in rows]
+    lines = [f"run {config.run}, {_count(len(placement.gpus))} on this machine"]
+    lines += [f"  {name:<10}  {gpus:<14}  {what}".rstrip() for name, gpus, what in rows]
+    if placement.free:
+        lines.append(f"  {'(free)':<10}  {gpus_of(placement.free)}")
+    if placement.fleet is not None:
+        from workers.fleet.show import as_text as fleet_as_text
+
+        lines.append(fleet_as_text(placement.fleet))
+    return "\n".join(lines)

@@ -1,0 +1,126 @@
+"""What can be known to fail before anything is started: each a ConfigError, and nothing is left behind."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from console.launch.trainable import check_device, check_groups, check_rollouts
+from penstock.addresses import is_folder
+from penstock.config import Config
+from penstock.config.dataset_path import parse_path
+from penstock.config.load import check_files, redact
+from penstock.errors import ConfigError
+from penstock.payloads.folder import PayloadFolder
+from penstock.protocol.keys import Keys
+from penstock.redis.connect import connect
+from penstock.system.own_packages import check_ours
+from penstock.system.user_imports import check_user_code
+
+_BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"
+#: Files of prompts that are read twice for the sake of an early sentence.
+_READ_BYTES = 64 * 1024 * 1024
+
+PACKAGES = ("producer", "workers", "buffer", "consumers")
+
+
+def check(config: Config, *, trains: bool = True) -> None:
+    """Check what can be known before a start, cheap things first, so that a wrong path answers at once.
+
+    Packages, what cannot be trained, files, Redis; then the engine's environment, for seconds.
+
+    Args:
+        trains: whether the reference trainer is one of the parts; one of the user's own may do what it cannot.
+    """
+    if config.debug.load_batches is not None:
+        raise ConfigError(
+            "debug.load_batches trains a recording, which needs no other part: use `penstock trainer`, or remove "
+            "the key."
+        )
+    for package in PACKAGES:
+        check_ours(package)
+    check_rollouts(config)
+    if trains:
+        check_groups(config)
+        check_device(config)
+    if config.engine.url is None:
+        check_interpreter(config.engine.python)
+    if config.prepare is None:
+        check_data(config)
+    elif not Path(config.prepare[0]).is_file():
+        raise ConfigError(f"prepare: there is no script {config.prepare[0]}; correct the path, or remove the key.")
+    for url in filter(None, [config.redis.url, *config.redis.payload_servers.values()]):
+        if is_folder(url):
+            PayloadFolder(url).claim(Keys(config.run).prefix)
+        else:
+            connect(url).close()
+    if config.prepare is None:
+        check_user_code(config)
+    if config.engine.url is None:
+        check_engine(config.engine.python)
+        check_engine_arguments(config)
+
+
+def check_data(config: Config) -> None:
+    """Refuse prompts and a policy that are not there, and files of prompts with a line that cannot be read.
+
+    Files of more than ``_READ_BYTES`` together are read by the producer alone, which says the same.
+    """
+    from producer.dataset import Dataset, check_overlap
+
+    check_files(config)
+    train, held_out = config.data.train, config.data.eval
+    if sum(parse_path(one.path)[0].stat().st_size for one in (*train, *held_out)) > _READ_BYTES:
+        return
+    # Rendering needs the model's tokenizer, which takes seconds to import; the producer has it.
+    template = str if any(one.apply_chat_template for one in (*train, *held_out)) else None
+    check_overlap([Dataset(one, template) for one in train], [Dataset(one, template) for one in held_out])
+
+
+def check_interpreter(python: str) -> None:
+    """Refuse an interpreter that is not there."""
+    if shutil.which(python) is None:
+        raise ConfigError(f"engine.python: there is no interpreter {python}; {_BUILD_IT}.")
+
+
+def check_engine(python: str) -> None:
+    """Refuse an interpreter that is not there or has no sglang. Blocks for a second."""
+    hint = _BUILD_IT
+    check_interpreter(python)
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+    try:
+        code = subprocess.run([python, "-P", "-c", probe], capture_output=True, timeout=60, check=False).returncode
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise ConfigError(f"engine.python: {python} does not run ({exc}); {hint}.") from exc
+    if code != 0:
+        raise ConfigError(f"engine.python: {python} has no sglang; {hint}.")
+
+
+def check_engine_arguments(config: Config) -> None:
+    """Refuse ``engine.args`` that the installed SGLang does not take. Blocks for seconds the first time."""
+    from workers.sglang.args import check_arguments
+
+    check_arguments(config.engine)
+
+
+def engine_version(config: Config) -> str:
+    """Version of SGLang under the run's workers, asked of the environment, or of the external server."""
+    if config.engine.url is not None:
+        return _served_version(config.engine.url)
+    probe = "import importlib.metadata as m; print(m.version('sglang'))"
+    done = subprocess.run(
+        [config.engine.python, "-P", "-c", probe], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def _served_version(url: str) -> str:
+    import json
+    import logging
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/server_info", timeout=10) as answer:
+            return str(json.load(answer).get("version", "unknown"))
+    except (OSError, ValueError) as exc:
+        logging.getLogger(__name__).warning("%s does not tell its version: %s", redact(url), exc)
+        return "unknown"

@@ -1,0 +1,49 @@
+"""The processes of a run that ``penstock run`` starts beside Redis."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from console.launch.placement import Placement
+from penstock.config import Config
+from penstock.errors import ConfigError
+
+#: What may be left to be started by hand.
+PARTS = ("buffer", "trainer", "producer", "worker", "verifiers")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process."""
+
+    name: str
+    #: Words of its command, before the configuration and after it.
+    command: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    #: GPUs that it may see; None: all.
+    gpus: tuple[str, ...] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What is added to its environment."""
+        return {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
+
+
+def check_parts(without: Collection[str]) -> None:
+    """Refuse names that are no parts, with ConfigError."""
+    if unknown := sorted(set(without) - set(PARTS)):
+        raise ConfigError(f"--without {unknown[0]}: a run has the parts {', '.join(PARTS)}.")
+
+
+def parts_of(config: Config, placement: Placement, without: Collection[str] = ()) -> list[Part]:
+    """The processes of a run, in the order in which they are started."""
+    parts = [Part(name, (name,)) for name in ("buffer", "trainer", "producer")]
+    if config.reward.pool.kind == "rq":
+        parts.append(Part("verifiers", ("verifiers",), ("--name", "verifiers")))
+    parts = [part for part in parts if part.name not in without]
+    if "worker" in without:
+        return parts
+    if config.fleet.models:
+        return [*parts, Part("fleet", ("fleet", "up"), gpus=placement.fleet_gpus)]
+    for index, gpus in enumerate(placement.workers):
+        parts.append(Part(f"worker-{index}", ("worker",), ("--name", f"worker-{index}"), gpus or None))
+    return parts

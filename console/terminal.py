@@ -1,0 +1,119 @@
+"""What is printed for people: tables that cut nothing, and an end without fuss when nobody reads any more.
+
+| where | a table is |
+|---|---|
+| a pipe or a file | one line per row, columns aligned by blanks, as wide as it needs |
+| a terminal that it fits | a table with lines |
+| a narrower terminal | per row its first cell and then ``name value`` of all others, wrapped between them |
+"""
+
+import os
+import select
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+class Terminal(Console):
+    """A console that calls ``on_closed`` once when its reader left, and is silent from then on."""
+
+    def __init__(self, on_closed: Callable[[], None] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.on_closed = on_closed
+
+    def on_broken_pipe(self) -> None:
+        """rich would end the process here."""
+        self.quiet = True
+        hush()
+        if self.on_closed is not None:
+            self.on_closed()
+
+
+def reader_left() -> bool:
+    """Whether whoever read our standard output or error is gone (``| head``)."""
+    return bool(_left())
+
+
+def hush() -> None:
+    """Send to nowhere what a reader that left will not read: the interpreter flushes when it ends."""
+    for number in _left():
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+
+
+def _left() -> list[int]:
+    left = []
+    for number in (1, 2):
+        poll = select.poll()
+        poll.register(number, 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            left.append(number)
+    return left
+
+
+def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], title: str, console: Console | None = None) -> None:
+    """Print ``rows`` with these columns; the first names the row. No cell is cut."""
+    console = console or Console()
+    if not rows:
+        _line(console, f"{title}: none")
+        return
+    cells = [[cell(row.get(column, "")) for column in columns] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    if not console.is_terminal:
+        _line(console, title)
+        for row in [list(columns), *cells]:
+            padded = (text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True))
+            _line(console, "  ".join(padded).rstrip())
+    elif sum(widths) + 3 * len(widths) + 1 <= console.width:
+        drawn = Table(*columns, title=title, title_justify="left")
+        for row in cells:
+            drawn.add_row(*map(Text, row))
+        console.print(drawn)
+    else:
+        _line(console, title)
+        for first, *others in cells:
+            said = [f"{name} {text}" for name, text in zip(columns[1:], others, strict=True) if text]
+            _line(console, _records(first, said, console.width))
+
+
+def _records(first: str, said: Sequence[str], width: int) -> str:
+    """``first`` on a line, then the others, broken only between them where they fit."""
+    lines: list[str] = []
+    for one in said:
+        if lines and cell_len(lines[-1]) + cell_len(one) + 4 <= width:
+            lines[-1] += f", {one}"
+        else:
+            lines.append(one)
+    return "\n".join([first, *(textwrap.indent(line, "  ") for line in lines)])
+
+
+def _line(console: Console, text: str) -> None:
+    # Job ids, paths and reasons are no markup and nothing to be coloured.
+    console.print(Text(text), soft_wrap=True)
+
+
+def cell(value: Any) -> str:
+    """``value`` on one line: numbers short, no control characters."""
+    if value is None:
+        return "-"
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def flush() -> None:
+    """Write out what is buffered, so that a reader who left is seen here and not by the interpreter's end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def print_json(value: Any) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode())

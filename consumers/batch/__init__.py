@@ -1,0 +1,1 @@
+"""A cut batch on its way to the trainer: read, checked, laid out, recorded."""

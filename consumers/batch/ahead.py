@@ -1,0 +1,50 @@
+"""Batches that are read, checked and laid out before they are asked for, by one thread, in order."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from consumers.batch.batch import Batch
+
+#: Reads batch n; the callable says that nobody wants it any more.
+Read = Callable[[int, Callable[[], bool]], "Batch"]
+
+
+class Ahead:
+    """At most ``depth`` batches in memory beside the one that is trained; 0: nothing is read ahead."""
+
+    def __init__(self, depth: int, read: Read) -> None:
+        self.depth = depth
+        self._read = read
+        self._futures: dict[int, Future[Batch]] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch") if depth else None
+
+    def look(self, first: int) -> None:
+        """Begin with what is not there yet of ``first`` and the batches after it."""
+        if self._pool is None:
+            return
+        for n in range(first, first + self.depth):
+            if n not in self._futures:
+                self._futures[n] = self._pool.submit(self._read, n, lambda n=n: n not in self._futures)  # type: ignore[misc]
+
+    def get(self, n: int) -> "Future[Batch] | None":
+        return self._futures.get(n)
+
+    def take(self, n: int) -> "Batch":
+        """The batch that is done, or what became of it."""
+        return self._futures.pop(n).result()
+
+    def drop(self) -> None:
+        """Forget everything. Blocks until the thread has let go of what it reads."""
+        futures, self._futures = self._futures, {}
+        for future in futures.values():
+            future.cancel()
+        for future in futures.values():
+            if not future.cancelled():
+                future.exception()
+
+    def close(self) -> None:
+        self.drop()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,400 @@
+"""Columns: arrays that one role writes for the samples of a batch, and another role of it reads (T13).
+
+    critic   batch.put("values", values)   announce (control, fenced) ─> a value per row, on the row's payload server
+                                           (on the control Redis where that is a folder)
+    actor    batch.get("values")           waits by name until every row of its own share is there
+
+A value is per token ([length] or [length, width]) or per sample (one number); rows are found by their place in the
+manifest, so writer and reader may split the batch differently. Keys carry the batch's digest and the subscription's
+generation: what a rank of an older lineage writes late is read by nobody. A value is written once. Columns are freed
+with their batch, and expire when nobody does it.
+"""
+
+import logging
+import struct
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import PayloadError, ProtocolError, WaitTimeout
+from penstock.names import check_name
+from penstock.protocol import scripts
+from penstock.protocol.messages import Row
+from penstock.redis.control import Client
+
+if TYPE_CHECKING:
+    from consumers.batch.fetch import PayloadReader
+    from consumers.subscriber import Subscriber
+
+Array = NDArray[Any]
+Spread = Callable[[Sequence[Row]], dict[str, list[int]]]
+
+log = logging.getLogger(__name__)
+
+#: Most columns of one batch, counted once per payload server that holds a part.
+MAX_COLUMNS = 256
+#: Most bytes of the value of one row.
+MAX_VALUE_BYTES = 256 * 1024 * 1024
+#: Most numbers per token.
+MAX_WIDTH = 65536
+#: Rows per round trip.
+CHUNK = 128
+#: Between two looks for rows that are missing; doubles.
+LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
+#: Between two looks at whether the subscription is still ours, while it waits.
+CHECK_S = 0.5
+
+_HEADER = struct.Struct("<4sBBxxII")
+_MAGIC = b"PSC1"
+_DTYPES = [np.dtype(name).newbyteorder("<") for name in ("float16", "float32", "float64", "int8", "uint8", "int16",
+                                                         "uint16", "int32", "int64")]  # fmt: skip
+_LOST, _TOKEN, _SAMPLE = 0, 1, 2
+
+
+class Store(Protocol):
+    """Values of one batch by column and row."""
+
+    def write(self, name: str, values: Mapping[int, bytes]) -> None: ...
+
+    def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]: ...
+
+    def tell_lost(self, name: str, rows: Sequence[int]) -> None:
+        """The writer had lost the payloads of these rows, and has nothing to say of them."""
+
+
+class LocalColumns:
+    """Columns of a batch that no queue stands behind (a replayed one): what this process put it gets.
+
+    Args:
+        values: what is there already, by column and row.
+    """
+
+    def __init__(self, values: Mapping[str, Mapping[int, bytes]] | None = None) -> None:
+        self._values: dict[str, dict[int, bytes]] = {name: dict(of) for name, of in (values or {}).items()}
+
+    def tell_lost(self, name: str, rows: Sequence[int]) -> None:
+        """Nobody counts."""
+
+    def write(self, name: str, values: Mapping[int, bytes]) -> None:
+        self._values.setdefault(name, {}).update(values)
+
+    def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]:
+        """Raises WaitTimeout at once: nobody else writes here."""
+        held = self._values.get(name, {})
+        if missing := [row for row in rows if row not in held]:
+            raise WaitTimeout(
+                f"Column {name!r} was not put for {len(missing)} of {len(rows)} rows, and nobody else does."
+            )
+        return {row: held[row] for row in rows}
+
+
+class RedisColumns:
+    """Columns of one delivered batch. Not thread-safe.
+
+    Args:
+        subscriber: whose batch it is; announces and waits in its name.
+        servers: connections to the payload servers.
+        rows: of the whole batch.
+        ttl_s: columns that nobody frees vanish after so long.
+        redone: True for a batch that all roles had committed before this one was restored: nothing is written, and
+            columns are those of the lineage that committed it.
+    """
+
+    def __init__(
+        self,
+        subscriber: "Subscriber",
+        servers: "PayloadReader",
+        rows: Sequence[Row],
+        n: int,
+        digest: str,
+        *,
+        ttl_s: int,
+        redone: bool = False,
+    ) -> None:
+        self._subscriber = subscriber
+        self._servers = servers
+        self._rows = rows
+        self._n = n
+        self._digest = digest
+        self._ttl_s = ttl_s
+        self._redone = redone
+        #: Generation that the batch was delivered in; a rewind ends it.
+        self._gen = subscriber.gen
+
+    def write(self, name: str, values: Mapping[int, bytes]) -> None:
+        """Write values of this rank's rows. Blocks for two round trips. Again with the same values: nothing happens.
+
+        Raises:
+            ProtocolError: after the commit, for a foreign batch, too many columns, or other values than before.
+            OwnershipLost: the subscription was rewound or belongs to another trainer.
+        """
+        if self._redone:
+            return
+        by_server = self._by_server(values)
+        key = self._key(name, self._gen)
+        self._announce(name, [(server, key) for server in by_server])
+        for server, rows in by_server.items():
+            for start in range(0, len(rows), CHUNK):
+                part = {row: values[row] for row in rows[start : start + CHUNK]}
+                other = self._servers.control(server).call(scripts.write_column(key, self._ttl_s, part))
+                if other:
+                    raise ProtocolError(
+                        f"Column {name!r} of batch {self._n} holds another value for sample "
+                        f"{self._rows[other[0]].sample} already: a column is written once; use another name."
+                    )
+
+    def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]:
+        """Values of ``rows``; blocks until all are there, and says which are missing meanwhile.
+
+        Raises WaitTimeout, OwnershipLost.
+        """
+        key = self._key(name, self._gen)
+        found: dict[int, bytes] = {}
+        waiting, deadline = self._subscriber.waiting, time.monotonic() + timeout_s
+        pause_s, check_at = LOOK_S, time.monotonic() + CHECK_S
+        while missing := [row for row in rows if row not in found]:
+            if self._redone:
+                key = self._key(name, self._newest_gen(name))
+            before = len(found)
+            for server, of_server in self._by_server(missing).items():
+                for start in range(0, len(of_server), CHUNK):
+                    found |= self._fetch(server, key, of_server[start : start + CHUNK])
+            if len(found) == len(rows):
+                break
+            what = f"column {name} of batch {self._n}, {len(rows) - len(found)} of {len(rows)} rows"
+            if (now := time.monotonic()) > deadline:
+                raise WaitTimeout(
+                    f"{what}, was not there in {timeout_s:g} s: the role that puts it is dead, stuck, or does not put "
+                    f"it; the first missing one is of sample {self._rows[missing[0]].sample}."
+                )
+            waiting.for_(what)
+            if now > check_at:
+                self._subscriber.check_lineage(self._gen)
+                check_at = now + CHECK_S
+            pause_s = LOOK_S if len(found) > before else min(2 * pause_s, LONGEST_LOOK_S)
+            time.sleep(pause_s)
+        waiting.end()
+        return found
+
+    def tell_lost(self, name: str, rows: Sequence[int]) -> None:
+        """Count, and say, that the writer had no payload for these rows. Blocks for one round trip."""
+        subscriber = self._subscriber
+        values = [f"{self._digest}/{name}/{row}" for row in rows]
+        call = scripts.column_lost(subscriber.keys, subscriber.name, self._ttl_s, values)
+        if new := subscriber.control.call(call):
+            log.warning(
+                "column %s of batch %d has no value for %d samples, as of %s: who puts it has lost their payloads",
+                name,
+                self._n,
+                new,
+                self._rows[rows[0]].sample,
+            )
+
+    def _announce(self, name: str, places: list[tuple[str, str]]) -> None:
+        subscriber = self._subscriber
+        answer = subscriber.control.call(
+            scripts.column(
+                subscriber.keys,
+                subscriber.name,
+                owner=subscriber.owner,
+                gen=self._gen,
+                n=self._n,
+                digest=self._digest,
+                rank=subscriber.seat.rank,
+                role=subscriber.seat.role,
+                most=MAX_COLUMNS,
+                ttl_s=self._ttl_s,
+                places=places,
+            )
+        )
+        if answer == "owner":
+            subscriber.check_lineage(self._gen)
+        why = {
+            "owner": "the subscription belongs to another trainer by now",
+            "role": f"the subscription has no role {subscriber.seat.role!r}",
+            "unknown": "no such batch is there any more",
+            "diverged": "Redis holds another batch of this number, as after a failover: rewind to a checkpoint",
+            "committed": "this rank has committed it; put every column before the commit",
+            "full": f"it has {MAX_COLUMNS} columns already",
+        }.get(answer)
+        if why is not None:
+            raise ProtocolError(f"Column {name!r} cannot be put to batch {self._n} of {subscriber.name!r}: {why}.")
+
+    def _fetch(self, server: str, key: str, rows: list[int]) -> dict[int, bytes]:
+        def ask(client: Client) -> Any:
+            return client.hmget(key, rows)
+
+        values = self._servers.control(server).do(ask)
+        return {row: bytes(value) for row, value in zip(rows, values, strict=True) if value is not None}
+
+    def _newest_gen(self, name: str) -> int:
+        """The generation that committed the batch is the last one that wrote for it."""
+        subscriber, n = self._subscriber, self._n
+        listed = subscriber.control.do(
+            lambda client: client.zrangebyscore(subscriber.keys.columns(subscriber.name), n, n)
+        )
+        prefix, suffix = self._key(name, 0).rsplit("0:", 1)[0], f":{name}"
+        gens = [
+            int(key.removeprefix(prefix).removesuffix(suffix))
+            for key in (place.decode().partition("|")[2] for place in listed)
+            if key.startswith(prefix) and key.endswith(suffix)
+        ]
+        return max(gens, default=self._gen)
+
+    def _key(self, name: str, gen: int) -> str:
+        return self._subscriber.keys.column(
+            self._subscriber.name, self._n, self._digest, gen, check_name("column", name)
+        )
+
+    def _by_server(self, rows: "Mapping[int, bytes] | Sequence[int]") -> dict[str, list[int]]:
+        grouped: dict[str, list[int]] = {}
+        for row in rows:
+            grouped.setdefault(self._servers.column_home(self._rows[row].server), []).append(row)
+        return grouped
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the rows of an array lie: a rank's whole share, or one micro-batch of it."""
+
+    #: Index into ``all_rows`` of each row; -1 for a filler.
+    rows: list[int]
+    #: [B] tokens of each row as it is laid out; 1 where its payload is lost.
+    lengths: list[int]
+    #: True where rows lie end to end ([T]), False where they are padded ([B, L]).
+    packed: bool = False
+
+    @classmethod
+    def of_micro(cls, micro: Mapping[str, Any]) -> "Layout":
+        """The layout of a dict as ``Batch.packed`` and ``Batch.micro_batches`` give it."""
+        if not {"rows", "lengths"} <= micro.keys():
+            raise ProtocolError("micro is a micro-batch, a dict with rows and lengths, as Batch.packed() yields it.")
+        return cls(micro["rows"].tolist(), micro["lengths"].tolist(), "cu_seqlens" in micro)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Leading dimensions of a per-token array."""
+        return (sum(self.lengths),) if self.packed else (len(self.lengths), max(self.lengths))
+
+
+def split(array: Any, layout: Layout, lost: frozenset[int], batch: str, name: str) -> dict[int, bytes]:
+    """Values by row index of an array (numpy or torch) of ``layout``; fillers are left out.
+
+    ``lost``: rows whose payload this rank does not have, and of which it therefore has nothing to say.
+
+    Raises:
+        ProtocolError: its shape is neither per token nor per sample, or its dtype cannot be stored.
+    """
+    values = _to_numpy(array)
+    dtype = values.dtype.newbyteorder("<")
+    if values.dtype == np.bool_:
+        values, dtype = values.view(np.uint8), np.dtype(np.uint8)
+    if dtype not in _DTYPES:
+        raise ProtocolError(
+            f"column {name!r} is {values.dtype}, which cannot be stored: convert it to one of "
+            f"{', '.join(one.name for one in _DTYPES)}."
+        )
+    lead = layout.shape
+    per_token = values.shape[: len(lead)] == lead and values.ndim <= len(lead) + 1
+    if not per_token and values.shape != (len(layout.lengths),):
+        raise ProtocolError(
+            f"column {name!r} has shape {values.shape}; {batch} wants {list(lead)} or {[*lead, 'width']} per token, or "
+            f"{[len(layout.lengths)]} per sample."
+        )
+    out: dict[int, bytes] = {}
+    start = 0
+    for i, (row, length) in enumerate(zip(layout.rows, layout.lengths, strict=True)):
+        if row in lost:
+            out[row] = _encode(np.zeros(0, np.float32), _LOST, row, name)
+        elif row >= 0:
+            of = values[i : i + 1] if not per_token else values[start : start + length] if layout.packed else (
+                values[i, :length])  # fmt: skip
+            out[row] = _encode(of.astype(dtype, copy=False), _TOKEN if per_token else _SAMPLE, row, name)
+        start += length
+    return out
+
+
+def join(values: Mapping[int, bytes], layout: Layout, rows: Sequence[Row], lost: frozenset[int], name: str) -> Array:
+    """The array of ``layout`` from values by row index; 0 where there is padding, a filler, or a lost payload.
+
+    Raises:
+        PayloadError: a value is damaged, of another length than its sample, or not of the same kind as the others.
+    """
+    decoded = {row: _decode(data, rows[row], row, name) for row, data in values.items()}
+    kinds = {(kind, of.dtype, of.shape[1:]) for kind, of in decoded.values() if kind != _LOST}
+    if len(kinds) > 1:
+        raise PayloadError(f"column {name!r} was put per token and per sample, or with several dtypes or widths.")
+    kind, dtype, width = kinds.pop() if kinds else (_SAMPLE, np.dtype(np.float32), ())
+    if kind == _SAMPLE:
+        out: Array = np.zeros(len(layout.rows), dtype)
+        for i, row in enumerate(layout.rows):
+            if row >= 0 and decoded[row][0] != _LOST:
+                out[i] = decoded[row][1][0]
+        return out
+    out = np.zeros((*layout.shape, *width), dtype)
+    start = 0
+    for i, (row, length) in enumerate(zip(layout.rows, layout.lengths, strict=True)):
+        if row >= 0 and row not in lost and decoded[row][0] != _LOST:
+            target = out[start : start + length] if layout.packed else out[i, :length]
+            target[...] = decoded[row][1]
+        start += length
+    return out
+
+
+def hollow(values: Mapping[int, bytes]) -> set[int]:
+    """Rows of whose payload the writer had nothing to say. The values were checked by ``join``."""
+    return {row for row, data in values.items() if data[len(_MAGIC)] == _LOST}
+
+
+def _encode(values: Array, kind: int, row: int, name: str) -> bytes:
+    width = values.shape[1] if values.ndim > 1 else 0
+    body = np.ascontiguousarray(values).tobytes()
+    if width > MAX_WIDTH or len(body) > MAX_VALUE_BYTES:
+        raise ProtocolError(
+            f"column {name!r} has {width} numbers per token and {len(body)} bytes for one sample; at most {MAX_WIDTH} "
+            f"and {MAX_VALUE_BYTES} are stored."
+        )
+    code = _DTYPES.index(values.dtype.newbyteorder("<"))
+    return _HEADER.pack(_MAGIC, kind, code, width, _checksum(body, row)) + body
+
+
+def _decode(data: bytes, row: Row, index: int, name: str) -> tuple[int, Array]:
+    """(kind, [length] or [length, width] or [1]) of one value, checked."""
+    what = f"column {name!r} of sample {row.sample}"
+    if not _HEADER.size <= len(data) <= _HEADER.size + MAX_VALUE_BYTES:
+        raise PayloadError(f"{what} has {len(data)} bytes, which no value has.")
+    magic, kind, code, width, checksum = _HEADER.unpack_from(data)
+    body = memoryview(data)[_HEADER.size :]
+    if magic != _MAGIC or kind > _SAMPLE or code >= len(_DTYPES) or width > MAX_WIDTH:
+        raise PayloadError(f"{what} is not a value that penstock wrote.")
+    if _checksum(body, index) != checksum:
+        raise PayloadError(f"{what} was damaged: its checksum is another one.")
+    count = {_LOST: 0, _TOKEN: row.length * max(width, 1), _SAMPLE: 1}[kind]
+    if len(body) != count * _DTYPES[code].itemsize:
+        raise PayloadError(f"{what} has {len(body)} bytes where a sample of {row.length} tokens needs {count} numbers.")
+    values: Array = np.frombuffer(body, _DTYPES[code])
+    return kind, values.reshape(-1, width) if width else values
+
+
+def _checksum(body: "bytes | memoryview", row: int) -> int:
+    return zlib.crc32(body, row)
+
+
+def _to_numpy(array: Any) -> Array:
+    if isinstance(array, np.ndarray):
+        return array
+    if hasattr(array, "detach"):  # a torch tensor, without importing torch
+        tensor = array.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":
+            tensor = tensor.float()
+        converted: Array = tensor.numpy()
+        return converted
+    return np.asarray(array)

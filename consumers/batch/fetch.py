@@ -1,0 +1,194 @@
+"""Payload bytes from their servers: a rank reads its own rows, one MGET per server and chunk, or files of a folder.
+
+Where samples share a key and all of them are this rank's, the key is read whole; else only the rank's ranges of it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from penstock.config import RedisConfig
+from penstock.errors import ConfigError, QueueUnavailable
+from penstock.payloads import servers as payload_servers
+from penstock.payloads.folder import PayloadFolder
+from penstock.payloads.servers import Directory
+from penstock.protocol.keys import CONTROL, Keys
+from penstock.protocol.messages import Row
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import Client, Control
+
+#: Most payload bytes asked for at once: an answer that fits the caches costs both sides half of one of 16 MB.
+CHUNK_BYTES = 2 * 1024 * 1024
+
+#: How often the directory is asked whether a server that does not answer is lost.
+LOOK_S = 0.5
+
+T = TypeVar("T")
+Bytes = bytes | memoryview
+log = logging.getLogger(__name__)
+
+
+class PayloadReader:
+    """Connections to the payload servers; survives their restarts. One per process, not thread-safe.
+
+    A server that does not answer is waited for until it does, or is lost for good, as the run's directory says.
+
+    Args:
+        waiting: told which server is waited for.
+    """
+
+    def __init__(self, config: RedisConfig, keys: Keys | None = None, waiting: Waiting | None = None) -> None:
+        if config.url is None:
+            raise ConfigError("redis.url is not set.")
+        self._config = config
+        self._keys = keys
+        self._controls = {CONTROL: Control(config.url)}
+        self._waiting = waiting
+        self._lost: frozenset[str] = frozenset()
+        #: When the directory is looked at again (monotonic).
+        self._look_at = 0.0
+
+    def read(self, keys: Keys, rows: Sequence[Row]) -> dict[str, Bytes | None]:
+        """Bytes by sample id; None where a payload is gone, or its server is lost. Blocks."""
+        self._keys = keys
+        found: dict[str, Bytes | None] = {}
+        by_key: dict[tuple[str, str], list[Row]] = {}
+        for row in rows:
+            home = row.shared[0] if row.shared else row.k
+            by_key.setdefault((row.server, keys.payload(f"{row.job}/{home}", row.token)), []).append(row)
+        for server in {server for server, _ in by_key}:
+            stored = [_Stored(name, rows) for (of, name), rows in by_key.items() if of == server]
+            for chunk in _chunks([one for one in stored if one.whole]):
+                gone: list[bytes | None] = [None] * len(chunk)
+                values = self._ask(server, partial(_mget, [one.name for one in chunk]), gone)
+                for one, value in zip(chunk, values, strict=True):
+                    found.update(one.cut(value))
+            for chunk in _chunks([one for one in stored if not one.whole]):
+                nothing: dict[str, Bytes | None] = {row.sample: None for one in chunk for row in one.rows}
+                found.update(self._ask(server, partial(_ranges, chunk), nothing))
+        return found
+
+    def _ask(self, server: str, work: Callable[[Client], T], nothing: T) -> T:
+        """The answer of a server; ``nothing`` where it is lost. Blocks until it is the one or the other."""
+        if server in self._lost:
+            # It may have been taken back by now.
+            self._look_at = 0.0
+            if self._is_lost(server):
+                return nothing
+        try:
+            return self.control(server).do(work)
+        except QueueUnavailable:
+            if server not in self._lost:
+                raise
+            log.warning("payload server %s is lost: what lies there is trained with mask 0", server)
+            return nothing
+        finally:
+            if self._waiting is not None:
+                self._waiting.end()
+
+    def _is_lost(self, server: str) -> bool:
+        """Asked while a server does not answer: says so, and whether anybody has given it up. May block."""
+        if self._waiting is not None and server not in self._lost:
+            self._waiting.for_(
+                f"payload server {server}, which does not answer: start it again, or give it up with "
+                f"`penstock payloads lose {server}`"
+            )
+        if self._keys is not None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_S
+            directory = self._controls[CONTROL].do(partial(payload_servers.read, keys=self._keys))
+            self._lost = frozenset(directory.lost)
+        return server in self._lost
+
+    def read_sides(self, keys: Keys, rows: Sequence[Row], name: str) -> dict[str, bytes | None]:
+        """Bytes of a side array by sample id; None where it is gone. Rows without it are left out. Blocks."""
+        self._keys = keys
+        found: dict[str, bytes | None] = {}
+        for row in rows:
+            if any(side[0] == name for side in row.sides):
+                key = keys.side(row.sample, row.token, name)
+                # One by one: each may be hundreds of megabytes.
+                found[row.sample] = self._ask(row.server, partial(_get, key), None)
+        return found
+
+    def control(self, server: str) -> Control:
+        """Connection to a payload server by name; ProtocolError for one that nobody names. Blocks at its first use."""
+        if server not in self._controls:
+            keys = None if server in self._config.payload_servers else self._keys
+            directory = self._controls[CONTROL].do(partial(payload_servers.read, keys=keys)) if keys else Directory()
+            url = directory.url(server, self._config)
+            self._controls[server] = Control(url, stopped=partial(self._is_lost, server), check=False)
+        return self._controls[server]
+
+    def column_home(self, server: str) -> str:
+        """Server that has the columns of rows whose payloads are on ``server``: folders keep payloads alone."""
+        if server in self._lost:
+            return CONTROL
+        return CONTROL if isinstance(self.control(server).client, PayloadFolder) else server
+
+    def close(self) -> None:
+        for control in self._controls.values():
+            control.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """One key, and the rows wanted from it."""
+
+    name: str
+    rows: list[Row]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum([row.num_bytes for row in self.rows])
+
+    @property
+    def whole(self) -> bool:
+        """Is all of it wanted?"""
+        shared = self.rows[0].shared
+        return not shared or self.num_bytes == shared[2]
+
+    def cut(self, value: bytes | None) -> Iterable[tuple[str, Bytes | None]]:
+        """(sample, its bytes) out of the whole value."""
+        if value is None or not self.rows[0].shared:
+            return [(row.sample, value) for row in self.rows]
+        view = memoryview(value)
+        return [(row.sample, view[row.shared[1] : row.shared[1] + row.num_bytes]) for row in self.rows]
+
+
+def _mget(names: list[str], client: Client) -> list[bytes | None]:
+    if isinstance(client, PayloadFolder):
+        return [client.read(name) for name in names]
+    return list(client.mget(names))
+
+
+def _get(key: str, client: Client) -> bytes | None:
+    value: bytes | None = client.read(key) if isinstance(client, PayloadFolder) else client.get(key)
+    return value
+
+
+def _ranges(chunk: Sequence[_Stored], client: Client) -> dict[str, Bytes | None]:
+    """Bytes by sample id, each range asked for by itself; a key that is gone has only empty ranges."""
+    rows = [(one.name, row) for one in chunk for row in one.rows]
+    if isinstance(client, PayloadFolder):
+        return {row.sample: client.read(name, row.shared[1], row.num_bytes) or None for name, row in rows}
+    pipe = client.pipeline(transaction=False)
+    for name, row in rows:
+        pipe.getrange(name, row.shared[1], row.shared[1] + row.num_bytes - 1)
+    return {row.sample: value or None for (_, row), value in zip(rows, pipe.execute(), strict=True)}
+
+
+def _chunks(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
+    """In pieces of at most ``CHUNK_BYTES``, or of one key."""
+    chunk: list[_Stored] = []
+    size = 0
+    for one in stored:
+        if chunk and size + one.num_bytes > CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(one)
+        size += one.num_bytes
+    if chunk:
+        yield chunk

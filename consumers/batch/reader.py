@@ -1,0 +1,129 @@
+"""A manifest made the batch of one rank: its rows, their payloads from the servers, a place for its columns."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from consumers.agreement import Circle, meet
+from consumers.batch import recording
+from consumers.batch.batch import Batch, rank_rows
+from consumers.batch.column_files import RecordedColumns
+from consumers.batch.columns import RedisColumns, Store
+from consumers.batch.fetch import Bytes, PayloadReader
+from consumers.roles import Seat
+from consumers.subscriber import Delivery, Subscriber
+from penstock.config import Config
+from penstock.protocol.messages import Row
+from penstock.protocol.waits import Waiting
+from penstock.system.disk import until_room
+
+
+def check_reading(config: Config, seat: Seat, replica_group: Any) -> None:
+    """Raise ConfigError where ``debug.save_batches`` gives ranks no files of their own, or the group is another's."""
+    if config.debug.save_batches is not None:
+        recording.check_template(config.debug.save_batches, seat.dp_size)
+    if replica_group is not None:
+        from consumers.batch.broadcast import check_group
+
+        check_group(replica_group, seat.replica, seat.num_replicas)
+
+
+class BatchReader:
+    """Reads what a rank trains. Used by one thread at a time; the batches' columns may be used by another.
+
+    Args:
+        subscriber: this rank's hold on the subscription; its seat says which rows are this rank's.
+        replica_group: torch.distributed group (gloo) of the replicas of this dp_rank: the first reads payloads and
+            broadcasts them. None: every replica reads.
+        prepare: called with each batch; what it returns is ``batch.prepared``.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        subscriber: Subscriber,
+        *,
+        replica_group: Any = None,
+        prepare: Callable[[Batch], Any] | None = None,
+    ) -> None:
+        self._config = config
+        self._subscriber = subscriber
+        self._seat = subscriber.seat
+        self._replica_group = replica_group
+        self._prepare = prepare
+        # A wait of its own: the thread that looks ahead reads, too.
+        who = f"{subscriber.seat.who(subscriber.name)}/reading"
+        self._payloads = PayloadReader(config.redis, waiting=Waiting(subscriber.control.client, subscriber.keys, who))
+        #: Connections of its own: payloads are read by the thread that looks ahead.
+        self._columns = PayloadReader(config.redis, subscriber.keys)
+
+    def read(self, delivery: Delivery, *, redone: bool = False) -> Batch:
+        """The batch of ``delivery``. Blocks until its payloads are here; those that are gone are counted as lost.
+
+        Args:
+            redone: every role had committed it before this one was restored; its columns are there already.
+        """
+        manifest, digest = delivery.manifest, delivery.digest
+        rows = [row for row in rank_rows(manifest, self._seat.dp_rank, self._seat.dp_size) if not row.lost]
+        payloads = self._read_payloads(manifest.n, rows)
+        missing = [(row.job, row.k) for row in rows if payloads[row.sample] is None]
+        if missing:
+            self._subscriber.lost(missing)
+        return Batch(
+            manifest,
+            digest=digest,
+            payloads=payloads,
+            dp_rank=self._seat.dp_rank,
+            dp_size=self._seat.dp_size,
+            advantage=self._config.trainer.advantage,
+            read_sides=partial(self._payloads.read_sides, self._subscriber.keys),
+            max_staleness=self._config.trainer.max_token_staleness,
+            store=self._store(delivery, payloads, redone),
+        )
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The same batch, with what the caller wanted made of it."""
+        if self._prepare is not None:
+            batch.prepared = self._prepare(batch)
+        return batch
+
+    def close(self) -> None:
+        self._payloads.close()
+        self._columns.close()
+
+    def _store(self, delivery: Delivery, payloads: dict[str, Bytes | None], redone: bool) -> Store:
+        """Where columns of the batch go: to Redis, and beside the recorded batch where batches are recorded."""
+        manifest, seat = delivery.manifest, self._seat
+        store = RedisColumns(
+            self._subscriber,
+            self._columns,
+            manifest.samples(),
+            manifest.n,
+            delivery.digest,
+            ttl_s=self._config.buffer.payload_ttl_s,
+            redone=redone,
+        )
+        template = self._config.debug.save_batches
+        if template is None or seat.replica or not seat.drives:
+            return store
+        rank, size = seat.dp_rank, seat.dp_size
+        file = until_room(
+            lambda: recording.save(template, manifest, delivery.digest, payloads, rank=rank, size=size),
+            tell=self._subscriber.waiting.for_,
+        )
+        return RecordedColumns(store, file)
+
+    def _read_payloads(self, n: int, rows: list[Row]) -> dict[str, Bytes | None]:
+        subscriber, seat = self._subscriber, self._seat
+        if self._replica_group is None or seat.num_replicas == 1:
+            return self._payloads.read(subscriber.keys, rows)
+        from consumers.batch.broadcast import share
+
+        circle = Circle(
+            f"{seat.role}#{seat.dp_rank}", seat.replica, seat.num_replicas, seat, seat.dp_rank * seat.num_replicas
+        )
+        # A wait of its own: the thread that looks ahead comes here too.
+        waiting = Waiting(subscriber.control.client, subscriber.keys, f"{seat.who(subscriber.name)}/payloads")
+        timeout_s = self._config.trainer.rank_timeout_s
+        meet(subscriber, waiting, circle, n, "", f"the payloads of batch {n}", timeout_s)
+        return share(self._replica_group, rows, lambda wanted: self._payloads.read(subscriber.keys, wanted))

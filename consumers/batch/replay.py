@@ -1,0 +1,122 @@
+"""A recorded run, handed to a trainer again: no engines, no buffer, no Redis.
+
+The interface is that of ``Trainer``, so that a training loop need not know. Nothing is waited for; publications are
+counted, not written; the end of the recording ends the iteration.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+from consumers.batch import recording
+from consumers.batch.batch import Batch
+from consumers.batch.columns import LocalColumns
+from penstock.config import Config
+from penstock.errors import ConfigError, PenstockError, ProtocolError
+
+
+class RecordingOver(PenstockError):
+    """There is no further batch in the recording."""
+
+
+class Replay:
+    """Batches of a recording, in order, for one rank.
+
+    Args:
+        template: path with ``{rollout_id}`` (and ``{rank}``), as it was recorded with; any ``dp_size`` may replay it.
+        config: where advantages and ``trainer.max_token_staleness`` come from; None: the defaults.
+
+    Raises:
+        ConfigError: no file is found.
+    """
+
+    def __init__(self, template: str, config: Config | None = None, *, dp_rank: int = 0, dp_size: int = 1) -> None:
+        self.config = config
+        self.name = "replay"
+        self._template = template
+        self._rank, self._size = dp_rank, dp_size
+        self._numbers = recording.numbers(template)
+        if not self._numbers:
+            raise ConfigError(
+                f"There is no recorded batch by {template!r}: record a run with debug.save_batches first."
+            )
+        self._next = 0
+        self._committed = 0
+        self.version = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    @property
+    def is_leader(self) -> bool:
+        return self._rank == 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        while self._next < len(self._numbers):
+            yield self.next()
+
+    def next(self, timeout: float | None = None) -> Batch:
+        """The next batch; blocks for the disk only. Raises RecordingOver, PayloadError."""
+        if self._next >= len(self._numbers):
+            raise RecordingOver(f"The recording {self._template!r} ends with batch {self._numbers[-1]}.")
+        found = recording.load(self._template, self._numbers[self._next])
+        self._next += 1
+        trainer = self.config.trainer if self.config is not None else None
+        return Batch(
+            found.manifest,
+            digest=found.digest,
+            payloads=found.payloads,
+            dp_rank=self._rank,
+            dp_size=self._size,
+            advantage=trainer.advantage if trainer else "grpo",
+            max_staleness=trainer.max_token_staleness if trainer else None,
+            store=LocalColumns(found.columns),
+        )
+
+    def next_nowait(self) -> Batch | None:
+        """The next batch, or None at the end."""
+        return self.next() if self._next < len(self._numbers) else None
+
+    def agree(self, batch: Batch | None, *, step: int = 0, word: str = "", timeout: float | None = None) -> list[str]:
+        """Every rank replays the same files in the same order, so there is nothing to wait for."""
+        return [word] * self._size
+
+    def commit(self, batch: Batch) -> None:
+        """Raises ProtocolError out of order."""
+        if batch.n < self._committed:
+            raise ProtocolError(f"Batch {batch.n} comes after batch {self._committed} was committed.")
+        self._committed = batch.n
+
+    def publish(self, weights: Any, *, step: int = 0, timeout: float = 600.0) -> int:
+        """Counts; nothing is written."""
+        self.version += 1
+        return self.version
+
+    def tick(self, *, step: int = 0, timeout: float = 600.0) -> int:
+        return self.publish(None, step=step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands, as of the last commit."""
+        return {"run": self.config.run if self.config else "", "subscription": self.name, "batch": self._committed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on behind ``state``'s batch."""
+        self._committed = int(state["batch"])
+        self._next = sum(1 for n in self._numbers if n <= self._committed)
+
+    def checkpointed(self) -> None:
+        """Nothing is freed."""
+
+    def take_wait_s(self) -> float:
+        return 0.0
+
+    def tell_wait(self, what: str) -> None:
+        """Nobody asks a recording why it waits."""
+
+    def report(self, **figures: float | int | str) -> None:
+        """Nobody looks."""

@@ -1,0 +1,187 @@
+"""Checkpoints of a trainer: one file, whole or absent, and never pickle beyond what ``weights_only`` loads.
+
+``step00000040-89abcdef.pt``: the step, and the CRC-32 of the file, so that a damaged one is seen before it is loaded.
+Only one rank writes. Calls block for as long as the disk takes.
+"""
+
+import contextlib
+import logging
+import os
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+import torch
+
+from penstock.errors import DiskFull, PenstockError
+from penstock.system.checksum import file_crc32
+from penstock.system.disk import is_full
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"step\d{8,}-[0-9a-f]{8}\.pt")
+_TEMPORARY = ".writing-"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    path: Path
+    step: int
+    #: ``model``, ``optimizer`` and whatever else ``GRPO.state_dict`` has.
+    learner: dict[str, Any]
+    #: ``Trainer.state_dict()``.
+    trainer: dict[str, Any]
+    rng: dict[str, Any]
+
+    def restore_rng(self) -> None:
+        """Set the random generators of Python and torch to where they stood."""
+        version, words, gauss = self.rng["python"]
+        random.setstate((version, tuple(words), gauss))
+        torch.set_rng_state(self.rng["torch"])
+        if self.rng["cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(self.rng["cuda"])
+
+
+def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dict[str, Any], keep: int = 2) -> Path:
+    """Write a checkpoint, safe on the disk when this returns, and delete all but the last ``keep``.
+
+    Args:
+        learner: ``GRPO.state_dict()``: tensors, numbers, strings, lists and maps of them.
+        trainer: ``Trainer.state_dict()``, of the same kinds.
+
+    Raises:
+        DiskFull: there is no room; it may be tried again.
+        PenstockError: the disk refuses. Either way the checkpoints before are as they were.
+    """
+    directory = Path(folder)
+    temporary = directory / f"{_TEMPORARY}{os.getpid()}.pt"
+    content = {"step": step, "learner": learner, "trainer": trainer, "rng": _rng()}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for leftover in directory.glob(f"{_TEMPORARY}*"):
+            leftover.unlink()
+        _write(content, temporary)
+        path = directory / f"step{step:08d}-{file_crc32(temporary):08x}.pt"
+        temporary.replace(path)
+        _fsync_folder(directory)
+        # Those of this step or later are of a future that was given up.
+        given_up = [file for file in _files(directory) if file != path and _step(file) >= step]
+        for old in [*given_up, *[file for file in _files(directory) if file not in given_up][:-keep]]:
+            old.unlink()
+    except (OSError, RuntimeError) as exc:
+        kind = DiskFull if is_full(exc) else PenstockError
+        raise kind(f"the checkpoint of step {step} cannot be written to {directory}: {exc}.") from exc
+    finally:
+        with contextlib.suppress(OSError):  # a leftover is removed by the next save
+            temporary.unlink()
+    return path
+
+
+class _Stream:
+    """A file that remembers why it could not be written: torch tells only that it was not."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as exc:
+            self.failure = exc
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write(content: dict[str, Any], path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        stream = _Stream(file)
+        try:
+            torch.save(content, cast(IO[bytes], stream))
+        except RuntimeError:
+            if stream.failure is not None:
+                raise stream.failure from None
+            raise
+        os.fsync(file.fileno())
+
+
+def latest(
+    folder: str | Path,
+    map_location: str = "cpu",
+    at_most: int | None = None,
+    fits: Callable[[dict[str, Any]], bool] = lambda trainer: True,
+) -> Checkpoint | None:
+    """The newest checkpoint that is whole and fits, or None where there is none at all; others are passed over, logged.
+
+    Args:
+        at_most: none of a later step.
+        fits: asked of ``Trainer.state_dict()`` in it whether that can be gone back to.
+
+    Raises:
+        PenstockError: there are checkpoints, and every one is damaged or none fits.
+    """
+    files = [path for path in _files(Path(folder)) if at_most is None or _step(path) <= at_most]
+    beyond: list[Path] = []
+    for path in reversed(files):
+        try:
+            found = _load(path, map_location)
+        except Exception as exc:  # torch.load raises nearly anything on damaged bytes
+            log.warning("checkpoint %s is damaged (%s); trying the one before.", path, exc)
+            continue
+        if fits(found.trainer):
+            return found
+        beyond.append(path)
+        log.warning(
+            "checkpoint %s is at batch %s, which Redis does not know as committed, or no longer has: it lost "
+            "acknowledged writes, as after a power loss, or is another one; trying the one before.",
+            path,
+            found.trainer.get("batch"),
+        )
+    if beyond:
+        raise PenstockError(
+            f"no checkpoint in {folder} fits what Redis knows (the oldest is {beyond[-1].name}): bring Redis back as "
+            "it was, or begin a new run, whose model.path may be the weights of that checkpoint."
+        )
+    if files:
+        raise PenstockError(
+            f"every checkpoint in {folder} is damaged; move them away to start anew, or bring back a copy."
+        )
+    return None
+
+
+def _load(path: Path, map_location: str) -> Checkpoint:
+    if (found := file_crc32(path)) != int(path.stem.partition("-")[2], 16):
+        raise PenstockError(f"its CRC-32 is {found:08x}")
+    content = torch.load(path, map_location=map_location, weights_only=True)
+    rng = content["rng"]
+    # Generators take their states from host memory, wherever the weights go.
+    rng |= {"torch": rng["torch"].cpu(), "cuda": [state.cpu() for state in rng["cuda"]]}
+    return Checkpoint(path, int(content["step"]), content["learner"], content["trainer"], rng)
+
+
+def _files(directory: Path) -> list[Path]:
+    """Checkpoints in order of step."""
+    return sorted((path for path in directory.glob("step*.pt") if _NAME.fullmatch(path.name)), key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step").partition("-")[0])
+
+
+def _rng() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"python": [version, list(words), gauss], "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def _fsync_folder(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

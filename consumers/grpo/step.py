@@ -1,0 +1,288 @@
+"""The reference trainer step: GRPO on one batch, data parallel, with exact denominators.
+
+    per batch                   minibatches x epochs optimizer steps; with several, log π_old of all of it first (T9)
+    per optimizer step          a minibatch of whole groups, divided by its own counts over all ranks          (T10)
+    per rank and micro-batch    loss = dp_size * sum over this rank's loss tokens / denominator of all ranks
+    over ranks                  gradients are averaged, so that dp_size cancels
+    then                        clip by norm, warm-up, optimizer; a norm that is not finite skips the step
+
+The split into ranks and micro-batches therefore changes nothing but rounding.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from consumers.batch.batch import Batch
+from consumers.grpo import corrections, losses
+from consumers.grpo.losses import TokenLoss
+from consumers.grpo.totals import Totals
+from penstock.config import TrainerConfig
+from penstock.errors import PenstockError
+
+log = logging.getLogger(__name__)
+
+Micro = dict[str, Any]
+
+#: What rounding between an engine in bfloat16 and a trainer moves log-probabilities by.
+ROUNDING = 1e-3
+
+
+class CausalLM(Protocol):
+    """What a model must be: a torch module called as Hugging Face's causal language models are."""
+
+    def __call__(self, *, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool) -> Any: ...
+
+
+class GRPO:
+    """Optimizer steps on batches. Every rank holds the whole model and calls ``step`` with its share of one batch.
+
+    Args:
+        model: a Hugging Face causal language model without dropout; the same weights on every rank.
+        optimizer: over its parameters; its learning rates are those after the warm-up.
+        config: loss, correction, clips, aggregation, warm-up, ``minibatches``, ``epochs``, ``max_tokens``.
+        dp_size: ranks; more than 1 needs torch.distributed to be initialised (gloo on CPU, nccl on GPU).
+        process_group: of those ranks; None is the default group.
+        max_samples: most samples of a micro-batch, beside ``config.max_tokens``.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        config: TrainerConfig,
+        *,
+        dp_size: int = 1,
+        process_group: dist.ProcessGroup | None = None,
+        max_samples: int | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.config = config
+        self.dp_size = dp_size
+        self.process_group = process_group
+        self.max_samples = max_samples
+        #: Optimizer steps done.
+        self.steps = 0
+        #: Optimizer steps skipped since the start, because their gradient was not finite.
+        self.skipped = 0
+        #: Batches in a row of which an optimizer step was skipped, up to the last one that was trained.
+        self.skipped_in_a_row: list[int] = []
+        self.device = next(model.parameters()).device
+        self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        _warn_of_narrow_clips(config)
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """All optimizer steps on a batch, and what they were like; equal on all ranks.
+
+        With more than one rank it blocks until all have called it. A minibatch without any loss token is no step, and
+        a batch without any changes nothing.
+
+        Returns:
+            ``loss`` (token mean over all steps), ``optimizer_steps``, ``grad_norm`` and ``grad_norm_max`` (before the
+            clip; mean and largest over the steps that were made), ``tokens`` (loss tokens of the batch), ``entropy``
+            (mean of -log π_θ of the drawn tokens, an estimate), ``lr``; as shares of the loss tokens ``clip_frac``, its
+            parts ``clip_low_frac``, ``clip_high_frac``, ``clip_dual_frac``, and ``ratio_clamped_frac`` (``losses``);
+            of r = π_θ / μ ``ess``, ``k3``, ``ratio_min``, ``_p01``, ``_p50``, ``_p99`` and ``_max`` (see ``totals``);
+            ``logprob_diff_mean`` and ``_max`` (|log π_old - log μ|, what staleness and the difference between engine
+            and trainer make of it; without a pass for π_old, of the tokens that the first optimizer step looks at: the
+            later ones are seen by another policy), ``logprob_diff_fresh_mean`` and ``_max`` (of those at staleness 0:
+            the difference between engine and trainer alone, if there is one batch per version), ``weight_capped_frac``
+            (share of the loss tokens whose weight ``weight_cap`` changed), ``skipped`` (1: no weight was changed),
+            ``skipped_steps`` (optimizer steps of this batch whose gradient was not finite) and ``skipped_steps_total``
+            (of the run). ``check_skipped`` says where such batches have become the rule.
+        """
+        if not batch.counts["loss_tokens"]:
+            return {"tokens": 0.0, "skipped": 1.0, "skipped_steps": 0.0, "skipped_steps_total": float(self.skipped)}
+        parts = [
+            [_to(micro, self.device) for micro in part]
+            for part in batch.minibatches(self.config.minibatches, self.config.max_tokens, self.max_samples)
+            if part[0]["counts"]["loss_tokens"]
+        ]
+        olds: Sequence[Sequence[Tensor | None]] = [[None] * len(part) for part in parts]
+        if self.config.correction == "decoupled" and len(parts) * self.config.epochs > 1:
+            # With one optimizer step in all, π_old is π_θ, which that step finds anyway.
+            olds = self.old_logprobs(parts)
+        totals, norms, before, begun = Totals(self.device), [], self.skipped, self.steps
+        for epoch in range(self.config.epochs):
+            for micros, of in zip(parts, olds, strict=True):
+                self.optimizer.zero_grad(set_to_none=True)
+                for micro, old in zip(micros, of, strict=True):
+                    self._backward(micro, old, totals, first=epoch == 0, moved=self.steps > begun)
+                self._average_gradients()
+                norms.append(self._apply(batch))
+        skipped = self.skipped - before
+        self._count_batch(batch.n, skipped)
+        told = [norm for norm in norms if math.isfinite(norm)] or norms
+        return totals.reduce(self.dp_size, self.process_group, passes=self.config.epochs) | {
+            "grad_norm": sum(told) / len(told),
+            "grad_norm_max": max(told),
+            "optimizer_steps": float(len(norms) - skipped),
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "skipped": float(skipped == len(norms)),
+            "skipped_steps": float(skipped),
+            "skipped_steps_total": float(self.skipped),
+        }
+
+    def check_skipped(self) -> None:
+        """Call it when the batch of the last ``step`` is committed: one that is not would come again, and stop again.
+
+        Raises:
+            PenstockError: of ``max_skipped_steps`` batches in a row an optimizer step was skipped; names them.
+        """
+        most, found = self.config.max_skipped_steps, self.skipped_in_a_row
+        if most is not None and len(found) >= most:
+            raise PenstockError(
+                f"{len(found)} batches in a row had a gradient that is not finite: {', '.join(map(str, found))}; no "
+                "weight was changed by their optimizer steps of that kind, and the batches are committed. Look for a "
+                "reward or a logprob in them that is far off and at whether the model's weights are finite, lower "
+                "trainer.lr, or raise trainer.max_skipped_steps."
+            )
+
+    @torch.no_grad()
+    def old_logprobs(self, parts: Sequence[Sequence[Micro]]) -> list[list[Tensor]]:
+        """log π_old of every micro-batch: one pass over the whole batch before its first step (T9)."""
+        return [[self.logprobs(micro) for micro in part] for part in parts]
+
+    def logprobs(self, micro: Micro) -> Tensor:
+        """[B, L] log π_θ of the tokens at their sampling temperature; padding changes nothing."""
+        positions = torch.arange(micro["tokens"].shape[1], device=micro["tokens"].device)
+        attention = (positions < micro["lengths"][:, None]).long()
+        model: CausalLM = self.model
+        logits = model(
+            input_ids=micro["tokens"],
+            attention_mask=attention,
+            position_ids=positions.expand_as(attention),
+            use_cache=False,
+        ).logits
+        return corrections.token_logprobs(logits, micro["tokens"], micro["temperatures"])
+
+    def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
+        """[B, L] loss per token by the configured loss and correction.
+
+        Args:
+            old: log π_old; None: π_θ is π_old still.
+        """
+        config = self.config
+        cap = config.weight_cap or corrections.DEFAULT_CAP
+        behaviour, advantages, mask = micro["logprobs"], micro["advantages"], micro["loss_mask"]
+        if config.correction == "truncated":
+            return corrections.truncated(logprobs, behaviour, advantages, mask, cap)
+        # Only reinforce has none.
+        clips = (config.clip_low or 0.0, config.clip_high or 0.0)
+        how: Any = {"loss": losses.RATIO_LOSSES[config.loss], "dual_clip": config.dual_clip}
+        if config.correction == "bypass":
+            return corrections.bypass(logprobs, behaviour, advantages, mask, *clips, **how)
+        old = logprobs.detach() if old is None else old
+        return corrections.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap, **how)
+
+    def denominator(self, micro: Micro) -> float:
+        """What this rank's sum over tokens is divided by, so that averaged gradients are the mean of all (T10)."""
+        whole = losses.denominator(micro["counts"], self.config.aggregation, self.config.constant_tokens)
+        return whole / self.dp_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizer and counts of steps; plain tensors and numbers."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "steps": self.steps,
+            "skipped": self.skipped,
+            "skipped_in_a_row": list(self.skipped_in_a_row),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps = int(state["steps"])
+        self.skipped = int(state.get("skipped", 0))
+        self.skipped_in_a_row = list(dict.fromkeys(int(n) for n in state.get("skipped_in_a_row", ())))
+
+    def _backward(self, micro: Micro, old: Tensor | None, totals: Totals, *, first: bool, moved: bool) -> None:
+        """
+        Args:
+            first: the first pass over the batch.
+            moved: an optimizer step of this batch was made, so that π_θ is π_old no more.
+        """
+        logprobs = self.logprobs(micro)
+        token_loss = self.token_loss(micro, logprobs, old)
+        weights = losses.token_weights(micro["loss_mask"], self.config.aggregation, generated=micro["generated"])
+        loss = (token_loss.loss * weights).sum() / self.denominator(micro)
+        loss.backward()  # type: ignore[no-untyped-call]
+        now = logprobs.detach()
+        before = (now if old is None and not moved else old) if first else None
+        totals.add(micro["loss_mask"], micro["staleness"], now, micro["logprobs"], token_loss, before)
+
+    def _average_gradients(self) -> None:
+        """Mean over ranks, in one all-reduce per dtype; a parameter unused on this rank counts as zero."""
+        if self.dp_size == 1:
+            return
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+        for parameter in parameters:
+            by_dtype.setdefault(parameter.dtype, []).append(parameter)
+        for members in by_dtype.values():
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in members]
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+            dist.all_reduce(flat, group=self.process_group)
+            flat /= self.dp_size
+            for parameter, grad in zip(members, torch.split(flat, [g.numel() for g in grads]), strict=True):
+                parameter.grad = grad.view_as(parameter)
+
+    def _apply(self, batch: Batch) -> float:
+        """Clip, warm up, step, or skip what is not finite; returns the norm before the clip."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
+        if not self._is_finite_everywhere(norm):
+            self._skip(batch, norm)
+            return norm
+        warmth = min(1.0, (self.steps + 1) / max(1, self.config.warmup_steps))
+        for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
+            group["lr"] = lr * warmth
+        self.optimizer.step()
+        self.steps += 1
+        return norm
+
+    def _is_finite_everywhere(self, norm: float) -> bool:
+        """The norm is of averaged gradients, but ranks must not differ in what they do about it: one speaks for all."""
+        finite = math.isfinite(norm)
+        if self.dp_size == 1:
+            return finite
+        wrong = torch.tensor(float(not finite), device=self.device)
+        dist.all_reduce(wrong, op=dist.ReduceOp.MAX, group=self.process_group)
+        return not float(wrong)
+
+    def _skip(self, batch: Batch, norm: float) -> None:
+        """Change nothing, and count it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.skipped += 1
+        if batch.dp_rank == 0:
+            log.warning("batch %d: the norm of its gradient is %s; this optimizer step is skipped", batch.n, norm)
+
+    def _count_batch(self, n: int, skipped: int) -> None:
+        """A batch is one entry, however many of its optimizer steps were skipped and however often it comes."""
+        if not skipped:
+            self.skipped_in_a_row.clear()
+        elif n not in self.skipped_in_a_row:
+            self.skipped_in_a_row.append(n)
+
+
+def _warn_of_narrow_clips(config: TrainerConfig) -> None:
+    widest = max(config.clip_low or 0.0, config.clip_high or 0.0)
+    if config.loss == "gspo" and config.correction == "bypass" and widest < ROUNDING:
+        log.warning(
+            "trainer.loss gspo with trainer.correction bypass clips at %g and %g what rounding between engine and "
+            "trainer alone moves by about %g (see logprob_diff_fresh_mean and clip_frac): choose correction decoupled, "
+            "or give wider clip_low and clip_high",
+            config.clip_low,
+            config.clip_high,
+            ROUNDING,
+        )
+
+
+def _to(micro: Micro, device: torch.device) -> Micro:
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in micro.items()}

@@ -1,0 +1,1 @@
+"""Weights on their way out of the trainer."""

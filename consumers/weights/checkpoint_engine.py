@@ -1,0 +1,231 @@
+"""Weights to engines through checkpoint-engine: the trainer's hold on its parameter servers (parameter_server.py).
+
+    begin      start those that do not run, have them read the folder of a version; engines go on generating
+    loaded     wait for that
+    update     engines are held still: sockets at which each engine process meets the server on its GPU
+    finish     engines have answered: wait for the servers
+    abandon    something went wrong: end the servers, and let engines go that wait for them
+
+One server for each GPU, and one engine process on each of these GPUs: a server hands its buckets to the one process
+that shares its GPU's memory, so two engines on one GPU cannot both be served, and a GPU without an engine would keep
+all of them waiting.
+"""
+
+import importlib.util
+import json
+import logging
+import math
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from consumers.weights.collective import TransferFailed
+from consumers.weights.parameter_server import LISTENER
+from penstock.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+#: Longest wait for an engine process that is to be let go, and for its answer.
+_RELEASE_S = 2.0
+#: Longest wait for a killed server to be gone.
+_GONE_S = 5.0
+
+
+def check_installed() -> None:
+    """Raise ConfigError where the package is not there."""
+    if importlib.util.find_spec("checkpoint_engine") is None:
+        raise ConfigError(
+            "trainer.transport checkpoint_engine needs the package checkpoint-engine here and, in the same release, in "
+            "the engines' environment: pip install 'penstock[checkpoint-engine]', or use cuda_ipc, nccl or disk."
+        )
+
+
+def gpu_ids(indices: Sequence[int] | None) -> list[str]:
+    """``GPU-UUID`` of each of the trainer's GPUs; of its present one for None. Raises ConfigError."""
+    import torch
+
+    count = torch.cuda.device_count()
+    wanted = [torch.cuda.current_device()] if indices is None and count else list(indices or ())
+    if not wanted or max(wanted) >= count:
+        raise ConfigError(
+            f"trainer.parameter_server_gpus is {list(indices) if indices is not None else None}, and this trainer sees "
+            f"{count} GPUs: name those on which engines run, from 0 on."
+        )
+    return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in wanted]
+
+
+@dataclass(slots=True)
+class _Server:
+    process: "subprocess.Popen[str]"
+    #: What it says; None at its end.
+    said: "queue.Queue[dict[str, Any] | None]"
+
+
+class ParameterServers:
+    """The parameter servers of one trainer. They outlive a version, and are made anew after a failure.
+
+    Args:
+        gpus: ``GPU-UUID`` of each.
+        bucket_bytes: most bytes broadcast at once, in whole GiB; a server takes three times as much of its GPU
+            meanwhile.
+    """
+
+    def __init__(self, gpus: Sequence[str], bucket_bytes: int) -> None:
+        self.gpus = list(gpus)
+        self._bucket_bytes = bucket_bytes
+        self._servers: list[_Server] = []
+        self._name = ""
+        #: GPU -> socket of an update that is not through.
+        self._handles: dict[str, str] = {}
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the servers that were started."""
+        return [server.process.pid for server in self._servers]
+
+    def begin(self, name: str, folder: Path) -> None:
+        """Have the servers read a version's files, each its share. Returns at once."""
+        if any(server.process.poll() is not None for server in self._servers):
+            self.abandon()
+        if not self._servers:
+            self._start()
+        self._name = name
+        files = sorted(str(file) for file in folder.glob("*.safetensors"))
+        for rank, server in enumerate(self._servers):
+            self._say(server, load=name, files=files[rank :: len(self._servers)])
+
+    def loaded(self, timeout_s: float) -> None:
+        """Wait until every server has its share. Raises TransferFailed."""
+        self._all_say("loaded", self._name, timeout_s)
+
+    def update(self, timeout_s: float) -> dict[str, str]:
+        """Begin the update; GPU -> socket at which its engine process finds it. Raises TransferFailed."""
+        for server in self._servers:
+            self._say(server, update=self._name)
+        self._handles = dict(self._hear(self._servers[0], "handles", time.monotonic() + timeout_s))
+        return self._handles
+
+    def finish(self, timeout_s: float) -> None:
+        """The engines have it: wait for the servers to be through. Raises TransferFailed."""
+        self._say(self._servers[0], taken=True)
+        self._all_say("updated", self._name, timeout_s)
+        self._handles = {}
+
+    def abandon(self) -> None:
+        """End the servers; engine processes that wait for them get an error. Blocks for a few seconds at most."""
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.process.kill()
+        for server in servers:
+            with suppress(subprocess.TimeoutExpired):
+                server.process.wait(_GONE_S)
+        handles, self._handles = self._handles, {}
+        if handles:
+            release(list(handles.values()))
+
+    def close(self) -> None:
+        """End the servers."""
+        self.abandon()
+
+    def _start(self) -> None:
+        # A socket of ours, so that nobody else takes the port and nobody elsewhere can reach it.
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            # How the trainer's memory is allocated is not for memory that is shared with engines.
+            inherited = {name: value for name, value in os.environ.items() if not name.endswith("_ALLOC_CONF")}
+            shared = {
+                "WORLD_SIZE": str(len(self.gpus)),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(listener.getsockname()[1] - 1),  # it takes the next one
+                "PS_MAX_BUCKET_SIZE_GB": str(math.ceil(self._bucket_bytes / 2**30)),  # 0.1.2 reads whole ones only
+                "NCCL_SOCKET_IFNAME": "lo",
+                "LOGURU_LEVEL": "WARNING",
+                LISTENER: str(listener.fileno()),
+            }
+            for rank, gpu in enumerate(self.gpus):
+                own = {"RANK": str(rank), "CUDA_VISIBLE_DEVICES": gpu}
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "consumers.weights.parameter_server"],
+                    env={**inherited, **shared, **own},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    pass_fds=[listener.fileno()] if rank == 0 else [],
+                    start_new_session=True,  # it ends with its stdin, not by the user's ^C
+                )
+                self._servers.append(_Server(process, _lines(process, rank)))
+
+    def _say(self, server: _Server, **what: Any) -> None:
+        assert server.process.stdin is not None
+        # One that is gone is noticed by what it does not say.
+        with suppress(OSError):
+            server.process.stdin.write(json.dumps(what) + "\n")
+            server.process.stdin.flush()
+
+    def _all_say(self, word: str, value: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for server in self._servers:
+            while self._hear(server, word, deadline) != value:
+                pass  # of a version that nobody was there to take
+
+    def _hear(self, server: _Server, word: str, deadline: float) -> Any:
+        rank = self._servers.index(server)
+        try:
+            said = server.said.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise TransferFailed(f"parameter server {rank} of checkpoint-engine was not ready in time") from None
+        if said is None:
+            raise TransferFailed(f"parameter server {rank} of checkpoint-engine ended ({server.process.wait()})")
+        if word not in said:
+            raise TransferFailed(f"parameter server {rank} of checkpoint-engine: {said.get('error', said)}")
+        return said[word]
+
+
+def _lines(process: "subprocess.Popen[str]", rank: int) -> "queue.Queue[dict[str, Any] | None]":
+    said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                said.put(json.loads(line))
+        said.put(None)
+
+    threading.Thread(target=read, name=f"parameter-server-{rank}", daemon=True).start()
+    return said
+
+
+def release(handles: Sequence[str]) -> None:
+    """End the wait of engine processes for servers that are gone. Blocks for at most twice ``_RELEASE_S``.
+
+    An engine's scheduler waits at its socket without a limit, and would have to be killed with all that it holds. It
+    connects again to whoever listens there, and takes an exception for the end of the update.
+    """
+    import zmq
+
+    def let_go(handle: str) -> None:
+        with context.socket(zmq.REQ) as peer:
+            peer.linger = 0
+            peer.sndtimeo = peer.rcvtimeo = int(_RELEASE_S * 1000)
+            try:
+                peer.bind(handle)
+                peer.send_pyobj(RuntimeError("the trainer gave this update up"))
+                # Where it expected memory, 0.4.2 says what it thinks of an exception, and wants an answer to that.
+                peer.recv()
+                peer.send(b"")
+            except zmq.Again:
+                return  # nobody waits there, or it went without a word
+            except zmq.ZMQError as exc:
+                log.warning("an engine may wait at %s for ever: %s", handle, exc)
+
+    with zmq.Context() as context, ThreadPoolExecutor(len(handles)) as pool:
+        list(pool.map(let_go, handles))

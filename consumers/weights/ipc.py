@@ -1,0 +1,108 @@
+"""Weights to engines on the trainer's own GPU: handles of its memory, not bytes (SGLang's /update_weights_from_tensor).
+
+SGLang reads the handles with a pickle of its own kind, so they go straight from trainer to engine, over loopback, and
+nowhere else: nothing pickled stands in Redis, and nothing is unpickled here.
+"""
+
+import base64
+import io
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import reductions
+
+from consumers.weights.collective import TransferFailed
+
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+#: Place of the device's index in what torch needs to rebuild a CUDA tensor.
+_DEVICE_INDEX = 6
+#: Longest answer that is read.
+_ANSWER_BYTES = 65536
+
+
+class _Pickler(ForkingPickler):
+    """Names GPUs by UUID: the engine may count them otherwise. Its side looks the UUID up."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_cuda:
+            return NotImplemented
+        rebuild, arguments = reductions.reduce_tensor(value)  # type: ignore[no-untyped-call]
+        uuid = str(torch.cuda.get_device_properties(arguments[_DEVICE_INDEX]).uuid)
+        return rebuild, (*arguments[:_DEVICE_INDEX], uuid, *arguments[_DEVICE_INDEX + 1 :])
+
+
+def handles(bucket: Sequence[tuple[str, Tensor]]) -> str:
+    """What an engine needs to map these CUDA tensors into its own memory, as text."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump([(name, tensor.detach().contiguous()) for name, tensor in bucket])
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def check_local(url: str) -> None:
+    """Raise TransferFailed unless ``url`` is an engine on this machine."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname not in _LOOPBACK:
+        raise TransferFailed(f"{url} is not on this machine, and memory cannot be shared with another")
+
+
+def send(
+    bucket: Sequence[tuple[str, Tensor]], engines: dict[str, tuple[str, int]], version: str | None, timeout_s: float
+) -> dict[str, str]:
+    """Have engines copy a bucket; the tensors must stay until this returns. Blocks at most ``timeout_s``.
+
+    Args:
+        engines: worker -> address and number of processes that hold weights.
+        version: told with the last bucket of a version.
+
+    Returns:
+        Workers that failed, and why.
+    """
+    kept = [(name, tensor.detach().contiguous()) for name, tensor in bucket]
+    torch.cuda.current_stream().synchronize()
+    failed: dict[str, str] = {}
+    jobs: list[tuple[str, Callable[[], None]]] = []
+    for worker, (url, num_ranks) in engines.items():
+        # Each process takes handles of its own: torch counts who holds the memory.
+        body: dict[str, Any] = {
+            "serialized_named_tensors": [handles(kept) for _ in range(num_ranks)],
+            "flush_cache": False,
+        }
+        if version is not None:
+            body["weight_version"] = version
+        jobs.append((worker, _posting(url, body, timeout_s)))
+    with ThreadPoolExecutor(max(1, len(jobs))) as pool:
+        for worker, future in [(worker, pool.submit(job)) for worker, job in jobs]:
+            try:
+                future.result()
+            except TransferFailed as exc:
+                failed[worker] = str(exc)
+    return failed
+
+
+def _posting(url: str, body: dict[str, Any], timeout_s: float) -> Callable[[], None]:
+    def post() -> None:
+        check_local(url)
+        request = urllib.request.Request(
+            url + "/update_weights_from_tensor",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        # No proxy: the engine is on this machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=timeout_s) as response:
+                response.read(_ANSWER_BYTES)
+        except urllib.error.HTTPError as exc:
+            raise TransferFailed(f"{url} answered {exc.code}: {exc.read(500).decode(errors='replace')}") from exc
+        except OSError as exc:
+            raise TransferFailed(f"{url} did not take the weights ({exc})") from exc
+
+    return post

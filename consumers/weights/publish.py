@@ -1,0 +1,262 @@
+"""Weights of one version on disk, complete and proven before anybody hears of them (T16).
+
+A version is written into a temporary folder beside its place, flushed to the disk, read back, compared, and renamed to
+``v00000042``: the name exists only for a folder that can be loaded. One process writes into one parent folder. Calls
+block for as long as the disk takes.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from consumers.clock import versions_in
+from consumers.weights.sources import Source, Weights, as_source, buckets
+from penstock.errors import DiskFull, PublishError
+from penstock.system.checksum import bytes_xxh3, file_xxh3
+from penstock.system.disk import is_full
+from penstock.weights.index import INDEX_FILE, TensorEntry, WeightsIndex, as_layout, digest
+from penstock.weights.safetensors_files import as_safetensors, compare_layouts, has_tied_embeddings, read_folder
+
+WEIGHTS_FILE = "model.safetensors"
+_TEMPORARY = ".writing-"
+#: Tensors that are in host memory at once, and the size of a file.
+BUCKET_BYTES = 2 * 1024**3
+#: Beside weights, what a model's folder is made of: config, tokenizer, chat template, code.
+_COMPANIONS = {".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"}
+
+
+class Written(NamedTuple):
+    """What a publication says of a written version."""
+
+    #: Folder with config, tokenizer, weights and index.
+    path: Path
+    #: Name -> [dtype, shape] of every tensor.
+    tensors: dict[str, list[Any]]
+    #: File name -> XXH3-64 of its bytes, the index left out.
+    checksums: dict[str, int]
+    #: Digest of the index.
+    index_digest: str
+    #: Of all tensors.
+    num_bytes: int
+
+
+def write_weights(
+    weights: Weights,
+    source_model_path: str | Path,
+    into: str | Path,
+    version: int,
+    *,
+    keep: int = 3,
+    in_use: Callable[[], Collection[int]] = tuple,
+    max_bucket_bytes: int = BUCKET_BYTES,
+) -> Written:
+    """Write version ``version`` of a model under ``into``, and delete all but the last ``keep`` versions there.
+
+    Tied weights are stored once, as ``save_pretrained`` does: ``lm_head.weight`` is left out where the config ties it
+    to the embedding. A folder of the same version that was never announced is replaced. One bucket at a time is held in
+    host memory; each becomes a file.
+
+    Args:
+        weights: a model, its tensors by the names that the engine loads, or a source of shards (then every rank calls
+            ``walk`` meanwhile).
+        source_model_path: local folder of the first policy; its config and tokenizer files are copied, and names and
+            shapes of its weights are what the new ones must have.
+        into: parent folder, made where it is missing. Temporary folders that a killed process left are removed.
+        keep: at least 1; workers may still load older versions, so 2 or more is wise.
+        in_use: older versions that stay whatever ``keep`` says; asked when something is to be deleted, and once more
+            when its name is gone, so that who began to load it meanwhile finds it again.
+        max_bucket_bytes: a tensor that is larger has a file to itself.
+
+    Raises:
+        PublishError: the source is no model folder, the weights are not of its shape, the disk refuses, or what was
+            read back differs.
+        DiskFull: there is no room; nothing is left of the attempt, and it may be made again.
+    """
+    folder, parent = Path(source_model_path), Path(into)
+    if version < 1 or keep < 1:
+        raise PublishError(f"version {version}, keep {keep}: both must be at least 1.")
+    if not (folder / "config.json").is_file():
+        raise PublishError(f"{folder} has no config.json; give the local folder of the first policy as model.path.")
+    temporary = parent / f"{_TEMPORARY}{version:08d}-{os.getpid()}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(parent)
+        temporary.mkdir()
+        for file in _companions(folder):
+            shutil.copyfile(file, temporary / file.name)
+        entries = _write_tensors(as_source(weights), read_config(folder), temporary, max_bucket_bytes)
+        _check_layout(entries, folder)
+        checksums = {file.name: file_xxh3(file) for file in sorted(temporary.iterdir())}
+        index = WeightsIndex([list(entry) for entry in entries], checksums).to_bytes()
+        (temporary / INDEX_FILE).write_bytes(index)
+        for file in temporary.iterdir():
+            _fsync(file)
+        _fsync(temporary)
+        path = _put_in_place(temporary, parent / f"v{version:08d}")
+        _delete_old(parent, version, keep, in_use)
+    except (OSError, SafetensorError) as exc:
+        kind = DiskFull if is_full(exc) else PublishError
+        raise kind(f"version {version} cannot be written to {parent}: {exc}.") from exc
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    num_bytes = sum(entry.num_bytes for entry in entries)
+    return Written(path, dict(as_layout(entries)), checksums, digest(index), num_bytes)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model's folder; raises PublishError."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as exc:
+        raise PublishError(f"{folder}/config.json cannot be read ({exc}).") from exc
+    if not isinstance(config, dict):
+        raise PublishError(f"{folder}/config.json is no map.")
+    return config
+
+
+def _write_tensors(source: Source, config: Mapping[str, Any], folder: Path, max_bucket_bytes: int) -> list[TensorEntry]:
+    """Write, read back and compare bucket by bucket. A failure waits for the end of the walk: other ranks are in it."""
+    entries: list[TensorEntry] = []
+    failure: Exception | None = None
+    for number, bucket in enumerate(buckets(source, config, max_bucket_bytes), start=1):
+        if failure is not None:
+            continue
+        try:
+            entries += _write_bucket(bucket, folder / f"model-{number:05d}.safetensors")
+        except Exception as exc:
+            failure = exc
+    if failure is not None:
+        raise failure
+    files = list(dict.fromkeys(entry.file for entry in entries))
+    if not files:
+        raise PublishError("there is no tensor to publish; give the model or its state dict.")
+    if len(files) == 1:
+        (folder / files[0]).rename(folder / WEIGHTS_FILE)
+        return [entry._replace(file=WEIGHTS_FILE) for entry in entries]
+    where = {entry.name: entry.file for entry in entries}
+    total = {"total_size": sum(entry.num_bytes for entry in entries)}
+    (folder / f"{WEIGHTS_FILE}.index.json").write_text(json.dumps({"metadata": total, "weight_map": where}, indent=1))
+    return entries
+
+
+def _write_bucket(bucket: list[tuple[str, Tensor]], file: Path) -> list[TensorEntry]:
+    tensors = _storable(bucket)
+    save_file(tensors, file, metadata={"format": "pt"})
+    checksums = compare(tensors, file)
+    return [
+        TensorEntry(name, _dtype_name(tensor), tuple(tensor.shape), checksums[name], file.name)
+        for name, tensor in tensors.items()
+    ]
+
+
+def _check_layout(entries: list[TensorEntry], model: Path) -> None:
+    """T16: what no engine could load is never announced."""
+    reference = read_folder(model)
+    if not reference:
+        return
+    found = {entry.name: (as_safetensors(entry.dtype), entry.shape) for entry in entries}
+    ignored = {"lm_head.weight"} if has_tied_embeddings(model) else set()
+    compare_layouts("the new version", f"the model in {model}", found, reference, ignored, cast=True)
+
+
+def _delete_old(parent: Path, version: int, keep: int, in_use: Callable[[], Collection[int]]) -> None:
+    for old in [older for older in versions(parent) if older <= version][:-keep]:
+        if old not in in_use():
+            _remove(parent / f"v{old:08d}", lambda old=old: old in in_use())  # type: ignore[misc]
+
+
+def versions(into: str | Path) -> list[int]:
+    """Versions that are complete under a folder, ascending."""
+    return versions_in(Path(into))
+
+
+def compare(tensors: Mapping[str, Tensor], file: Path) -> dict[str, int]:
+    """Read a safetensors file back and compare it by name, shape, dtype and XXH3-64; PublishError on a difference.
+
+    Returns the checksum of each tensor.
+    """
+    checksums: dict[str, int] = {}
+    try:
+        with safe_open(file, framework="pt") as stored:
+            names = set(stored.keys())
+            if names != tensors.keys():
+                raise PublishError(f"{file} holds other tensors than were written: {sorted(names ^ tensors.keys())}.")
+            for name, tensor in tensors.items():
+                found = stored.get_tensor(name)
+                if (found.dtype, found.shape) != (tensor.dtype, tensor.shape):
+                    raise PublishError(
+                        f"{file}: {name} was read back as {found.dtype} {list(found.shape)}, "
+                        f"not {tensor.dtype} {list(tensor.shape)}."
+                    )
+                checksums[name] = _tensor_checksum(found)
+                if checksums[name] != _tensor_checksum(tensor):
+                    raise PublishError(f"{file}: the values of {name} were read back changed; check the disk.")
+    except SafetensorError as exc:
+        raise PublishError(f"{file} cannot be read back: {exc}.") from exc
+    return checksums
+
+
+def _storable(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors in host memory, contiguous, none sharing memory with another."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in bucket:
+        host = tensor.detach().to("cpu").contiguous()
+        if host.numel() and host.untyped_storage().data_ptr() in seen:
+            host = host.clone()
+        seen.add(host.untyped_storage().data_ptr())
+        tensors[name] = host
+    return tensors
+
+
+def _companions(source: Path) -> Iterator[Path]:
+    for file in sorted(source.iterdir()):
+        if file.is_file() and file.suffix in _COMPANIONS and not file.name.endswith(".index.json"):
+            yield file
+
+
+def _put_in_place(temporary: Path, target: Path) -> Path:
+    if target.exists():
+        _remove(target)
+    temporary.rename(target)
+    _fsync(target.parent)
+    return target
+
+
+def _remove(folder: Path, is_wanted: Callable[[], bool] = lambda: False) -> None:
+    """Delete a version; its name goes first, so that no half of it is ever found under it."""
+    doomed = folder.with_name(f"{_TEMPORARY}gone-{folder.name}-{os.getpid()}")
+    folder.rename(doomed)
+    if is_wanted():
+        doomed.rename(folder)
+    else:
+        shutil.rmtree(doomed)
+
+
+def _remove_leftovers(parent: Path) -> None:
+    for leftover in parent.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(leftover)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _tensor_checksum(tensor: Tensor) -> int:
+    return bytes_xxh3(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,206 @@
+"""Where published weights come from: a whole model, FSDP2 shards, tensor-parallel shards, shards of another layout.
+
+    plain state ─────────────┐
+    FSDP2 (DTensor) ─────────┤
+    shards of a group ─gather─> convert(name, shards, config) ─> whole tensors, one at a time ─> buckets
+
+Every rank of a sharded source walks through it in step; whole tensors arrive on rank 0 one at a time, so that the
+memory for them is bounded by one bucket, whatever the size of the model.
+"""
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from penstock.errors import ConfigError, PublishError
+from penstock.weights.index import fits
+
+#: Turns the shards of one parameter, by rank, into tensors by the names that the engine loads. ``config`` is the
+#: model's config.json.
+Converter: TypeAlias = Callable[[str, Sequence[Tensor], Mapping[str, Any]], Iterable[tuple[str, Tensor]]]
+
+
+class Source(Protocol):
+    """Weights to publish."""
+
+    #: True where every rank of the trainer has to take part.
+    is_sharded: bool
+
+    def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by the names that the engine loads, in the same order each time; nothing on ranks but 0.
+
+        Blocks for the other ranks of a sharded source, which must walk through it too.
+        """
+        ...
+
+
+Weights: TypeAlias = "torch.nn.Module | Mapping[str, Tensor] | Source"
+
+
+class State:
+    """A model, or its state dict: plain tensors, FSDP2's DTensors, or both.
+
+    A model of transformers that holds tensors in another form than its files have them (the experts of a mixture in
+    one, since transformers 5) is published as its files are, as ``save_pretrained`` does; a state dict as it is.
+    """
+
+    def __init__(self, weights: "torch.nn.Module | Mapping[str, Tensor]") -> None:
+        self._state = weights.state_dict() if isinstance(weights, torch.nn.Module) else weights
+        self.is_sharded = any(isinstance(tensor, DTensor) for tensor in self._state.values())
+        self._weights = weights
+
+    def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        is_told = not self.is_sharded or dist.get_rank() == 0
+        as_saved = _as_saved(self._weights, self._state) if is_told else _as_it_is
+        embedding = next((tensor for name, tensor in self._state.items() if name.endswith("embed_tokens.weight")), None)
+        for name, tensor in self._state.items():
+            if name == "lm_head.weight" and embedding is not None and _tied(tensor, embedding, config):
+                continue
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if is_told:
+                yield from as_saved(name, whole.detach())
+
+
+class Shards:
+    """Parameters that the ranks of a group hold in parts, in the trainer's own layout and under its own names.
+
+    Args:
+        shards: what this rank holds.
+        convert: puts the parts together; given the parts of one name in the order of the ranks that hold it. An import
+            path ``module:function`` or the function itself.
+        group: the ranks that hold parts; None is every rank. Rank 0 of the trainer must be its rank 0.
+    """
+
+    is_sharded = True
+
+    def __init__(
+        self, shards: Mapping[str, Tensor], convert: "Converter | str", *, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._shards = shards
+        self._convert = load_converter(convert) if isinstance(convert, str) else convert
+        self._group = group
+
+    def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        rank = dist.get_rank(self._group)
+        held = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in self._shards.items()}
+        every: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(every, held, group=self._group)
+        # Insertion order of the first rank that has it; a dict keeps one entry of each.
+        for name in dict.fromkeys(name for layout in every for name in layout):
+            parts = self._gather(name, every, rank)
+            if rank == 0:
+                yield from self._convert(name, parts, config)
+
+    def _gather(self, name: str, every: Sequence[Mapping[str, Any]], rank: int) -> list[Tensor]:
+        """The parts of one name, on rank 0; others send theirs."""
+        mine = self._shards.get(name)
+        if rank != 0:
+            if mine is not None:
+                dist.send(mine.detach().contiguous(), group=self._group, group_dst=0)
+            return []
+        parts = []
+        for owner, layout in enumerate(every):
+            if name not in layout:
+                continue
+            if owner == 0:
+                assert mine is not None
+                parts.append(mine.detach())
+                continue
+            dtype, shape = layout[name]
+            device = next(iter(self._shards.values())).device if self._shards else torch.device("cpu")
+            part = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            dist.recv(part, group=self._group, group_src=owner)
+            parts.append(part)
+        return parts
+
+
+def concatenated(dims: Mapping[str, int]) -> Converter:
+    """A converter for plain tensor parallelism: parts are joined along ``dims[name]``; others are alike everywhere."""
+
+    def convert(name: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> Iterable[tuple[str, Tensor]]:
+        if name in dims:
+            return [(name, torch.cat(list(shards), dim=dims[name]))]
+        return [(name, shards[0])]
+
+    return convert
+
+
+def load_converter(path: str) -> Converter:
+    """The function at ``module:function``; raises ConfigError."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ConfigError(f"The converter {path!r} cannot be imported ({exc}): write it as module:function.") from exc
+    if not callable(found):
+        raise ConfigError(f"The converter {path!r} is no function.")
+    return found  # type: ignore[no-any-return]
+
+
+def as_source(weights: Weights) -> Source:
+    """A source of whatever ``publish`` was given."""
+    if isinstance(weights, torch.nn.Module | Mapping):
+        return State(weights)
+    return weights
+
+
+def buckets(source: Source, config: Mapping[str, Any], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """Whole tensors in buckets of at most ``max_bytes``, the same ones as ``weights_index.in_buckets`` makes.
+
+    Raises:
+        PublishError: a name comes twice.
+    """
+    bucket: list[tuple[str, Tensor]] = []
+    filled = 0
+    seen: set[str] = set()
+    for name, tensor in source.tensors(config):
+        if name in seen:
+            raise PublishError(f"{name} is published twice: the converter names two tensors alike.")
+        seen.add(name)
+        num_bytes = math.prod(tensor.shape) * tensor.element_size()
+        if bucket and not fits(filled, num_bytes, tensor.element_size(), max_bytes):
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append((name, tensor))
+        filled += num_bytes
+    if bucket:
+        yield bucket
+
+
+#: One tensor of a model -> what the model's files hold of it, by their names.
+AsSaved: TypeAlias = Callable[[str, Tensor], Iterable[tuple[str, Tensor]]]
+
+
+def _as_saved(weights: object, state: Mapping[str, Tensor]) -> AsSaved:
+    # Who has made a model of transformers has imported it.
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(weights, transformers.PreTrainedModel):
+        return _as_it_is
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:
+        return _as_it_is  # transformers 4 holds them as they are saved
+    layout = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
+    if revert_weight_conversion(weights, layout).keys() == state.keys():
+        return _as_it_is
+    # One by one, because pieces are copies.
+    return lambda name, tensor: revert_weight_conversion(weights, {name: tensor}).items()
+
+
+def _as_it_is(name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+    return ((name, tensor),)
+
+
+def _tied(head: Tensor, embedding: Tensor, config: Mapping[str, Any]) -> bool:
+    if config.get("tie_word_embeddings"):
+        return True
+    if isinstance(head, DTensor) or isinstance(embedding, DTensor):
+        return head is embedding
+    return head.data_ptr() == embedding.data_ptr() != 0

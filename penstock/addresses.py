@@ -1,0 +1,19 @@
+"""Addresses of payload folders: ``file:///FOLDER``."""
+
+from pathlib import Path
+from urllib.parse import unquote
+
+SCHEME = "file://"
+
+
+def is_folder(url: str) -> bool:
+    """Is this the address of a folder, not of a Redis?"""
+    return url.startswith(SCHEME)
+
+
+def path_of(url: str) -> Path:
+    """Folder of an address; ValueError that says what to write where it names none."""
+    path = Path(unquote(url.removeprefix(SCHEME)))
+    if not path.is_absolute():
+        raise ValueError(f"names no folder: write {SCHEME}/FOLDER, an absolute path that all machines share")
+    return path

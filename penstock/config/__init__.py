@@ -1,0 +1,31 @@
+"""The configuration of a run: its sections, how it is read, and what it may not say."""
+
+from penstock.config.buffer import BufferConfig, FilterConfig
+from penstock.config.data import DataConfig, DatasetConfig
+from penstock.config.engine import EngineConfig, FaultsConfig
+from penstock.config.model import ModelConfig
+from penstock.config.redis import RedisConfig
+from penstock.config.reward import RewardConfig
+from penstock.config.rollout import RolloutConfig
+from penstock.config.run import Config, DebugConfig
+from penstock.config.staleness import StalenessConfig
+from penstock.config.trainer import TrainerConfig
+from penstock.config.worker import WorkerConfig
+
+__all__ = [
+    "BufferConfig",
+    "Config",
+    "DataConfig",
+    "DatasetConfig",
+    "DebugConfig",
+    "EngineConfig",
+    "FaultsConfig",
+    "FilterConfig",
+    "ModelConfig",
+    "RedisConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "StalenessConfig",
+    "TrainerConfig",
+    "WorkerConfig",
+]

@@ -1,0 +1,37 @@
+"""Section ``buffer``: filters, and what is kept for how long."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.config.code_names import FilterName
+from penstock.config.section import Positive, Seconds, Section
+
+
+class FilterConfig(Section):
+    """Which completed groups a subscription trains on (dynamic sampling)."""
+
+    #: Asked in this order when a group completes; the first that rejects it counts. ``nonzero_std`` (rewards must
+    #: differ), or ``module:function``: gets a penstock.CompletedGroup, gives keep or (keep, reason).
+    functions: list[FilterName] = Field(default_factory=list)
+    #: What becomes of a group whose filter raises: keep it (counted, with a warning), drop it, or stop cutting.
+    on_error: Literal["keep", "drop", "stop"] = "keep"
+    #: Hold rejects back, and train on them after all when too few other groups remain to fill a batch.
+    keep_when_few: bool = False
+
+
+class BufferConfig(Section):
+    #: Leadership is lost when not renewed for so long.
+    lease_s: Seconds = 5.0
+    #: A group whose subscriptions are done with it but have no checkpoint past it goes after so long; None: never.
+    retention_s: Seconds | None = None
+    #: oldest_version | fifo | cohort; None: by mode (cohort for sync and one_step).
+    sampler: Literal["oldest_version", "fifo", "cohort"] | None = None
+    #: Payloads that nobody commits vanish after so long.
+    payload_ttl_s: Positive = 86400
+    #: Results of scoring jobs that nobody collects are deleted after so long.
+    score_ttl_s: Seconds = 3600.0
+    #: Filters (module:function) that subscriptions may name beside those of ``trainer.filter``.
+    filters: list[FilterName] = Field(default_factory=list)
+    #: Longest run of one filter on one group; one that takes longer is taken to have raised.
+    filter_timeout_s: Seconds = 1.0

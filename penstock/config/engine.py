@@ -1,0 +1,122 @@
+"""Sections ``engine`` and ``faults``: how SGLang is started, watched and, on demand, spoiled."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock.config.fleet import RouterConfig
+from penstock.config.sampling import ORIGINAL_LOGPROB
+from penstock.config.section import Positive, Seconds, Section
+
+#: How SGLang reads ``ORIGINAL_LOGPROB``.
+_IS_ORIGINAL = {"1": True, "true": True, "0": False, "false": False}
+
+
+class EngineConfig(Section):
+    """The SGLang server under a worker."""
+
+    #: Address of an external server (http://HOST:PORT); None spawns one. It is never started, stopped or killed.
+    url: str | None = None
+    #: Engines behind an sglang-router of the worker's own, which stand for one; beside it neither url nor args.
+    router: RouterConfig | None = None
+    #: Address that a spawned server listens at, and its port; 0 takes a free one.
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    #: Interpreter of the environment that has sglang; spawned servers only.
+    python: str = ".engine/bin/python"
+    #: Arguments of sglang.launch_server, names without dashes in front; true stands for a bare flag. They are checked
+    #: against the installed release before anything starts.
+    args: dict[str, Any] = Field(default_factory=dict)
+    #: Environment variables of the server.
+    env: dict[str, str] = Field(default_factory=dict)
+    #: Longest start.
+    start_timeout_s: Seconds = 600.0
+    #: Longest load of new weights; an engine that takes longer is taken to be dead.
+    load_timeout_s: Seconds = 300.0
+    #: No health check for so long after a start.
+    health_first_wait_s: Annotated[float, Field(ge=0)] = 0.0
+    #: Between two health checks; none are made while weights change or memory is released.
+    health_interval_s: Seconds = 2.0
+    #: Longest answer to a health check.
+    health_timeout_s: Seconds = 10.0
+    #: Failures in a row until the engine is restarted.
+    health_failures: Positive = 3
+    #: A lost engine is started again at once; after a second failure in a row so much later, which doubles with each.
+    restart_wait_s: Seconds = 1.0
+    #: The longest such wait.
+    max_restart_wait_s: Seconds = 30.0
+    #: So many failures (deaths before anything was finished, starts in vain) within the window are a crash loop: the
+    #: worker hands its jobs back, leases none, says why, and tries again every ``max_restart_wait_s``.
+    crash_loop_failures: Annotated[int, Field(ge=2)] = 5
+    crash_loop_window_s: Seconds = 600.0
+    #: Longest wait for one answer.
+    request_timeout_s: Seconds = 3600.0
+    #: A request of which nothing was heard for so long is named by `penstock why`, with its worker and job.
+    slow_request_s: Seconds = 120.0
+    #: None: as the server shows. false: treat it as one that does not report version spans.
+    reports_spans: bool | None = None
+    #: Whether logprobs are after temperature (scaled) or before it. None: as ``env`` has it, else scaled; for a server
+    #: at a URL what it returns, which is looked at. One that returns something else than what stands here is refused.
+    logprob_kind: Literal["scaled", "original"] | None = None
+
+    @model_validator(mode="after")
+    def _one_logprob_kind(self) -> Self:
+        given = self.env.get(ORIGINAL_LOGPROB)
+        if given is None:
+            return self
+        if given.lower() not in _IS_ORIGINAL:
+            raise ValueError(f"env.{ORIGINAL_LOGPROB} is {given!r}: write 1 or 0, or set logprob_kind instead")
+        kind = "original" if _IS_ORIGINAL[given.lower()] else "scaled"
+        if self.logprob_kind not in (None, kind):
+            raise ValueError(
+                f"logprob_kind is {self.logprob_kind}, and env.{ORIGINAL_LOGPROB} {given} says {kind}: leave the "
+                "variable away"
+            )
+        self._follow(logprob_kind=kind)
+        return self
+
+    @model_validator(mode="after")
+    def _router_has_its_engines(self) -> Self:
+        given = [name for name in ("url", "args", "env", "port") if getattr(self, name)]
+        if self.router is not None and given:
+            raise ValueError(
+                f"{' and '.join(given)} are of one engine, and router names several that are there already: give them "
+                "to those servers, or leave router away"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _external_is_not_ours_to_start(self) -> Self:
+        if self.url is None:
+            return self
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url {self.url!r} is not the address of a server; write http://HOST:PORT")
+        given = [name for name in ("args", "env") if getattr(self, name)]
+        if given:
+            raise ValueError(
+                f"{' and '.join(given)} are for a server that penstock starts, and url names one that is there "
+                "already: give them to that server, or leave url away"
+            )
+        return self
+
+
+class FaultsConfig(Section):
+    """Drills: what goes wrong between a worker and its engine, on purpose. All off; never in a run that counts.
+
+    Requests for tokens are counted per start of an engine; where several are due the first named here is done.
+    """
+
+    #: Every so many requests: answered with status 500; 0: never.
+    error_every: Annotated[int, Field(ge=0)] = 0
+    #: ... never answered, until ``engine.request_timeout_s``.
+    hang_every: Annotated[int, Field(ge=0)] = 0
+    #: ... answered with what is not JSON.
+    garbage_every: Annotated[int, Field(ge=0)] = 0
+    #: ... answered with one logprob fewer than tokens.
+    short_logprobs_every: Annotated[int, Field(ge=0)] = 0
+    #: The engine is killed after so many tokens, again and again; an external one is cut off instead. 0: never.
+    die_after_tokens: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def any(self) -> bool:
+        return any(self.model_dump().values())

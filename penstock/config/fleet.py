@@ -1,0 +1,277 @@
+"""Section ``fleet``: which engines of which models run where; and ``engine.router``."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from penstock.config.sampling import ORIGINAL_LOGPROB
+from penstock.config.section import Positive, Seconds, Section
+from penstock.errors import ConfigError
+from penstock.names import check_name
+from penstock.redaction import is_secret
+
+WorkerType = Literal["regular", "prefill", "decode", "encoder", "placeholder"]
+Port = Annotated[int, Field(gt=0, le=65535)]
+
+
+def _is_http(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is no address of a server; write http://HOST:PORT")
+    if "@" in url:
+        raise ValueError("an engine's address cannot hold a password: write http://HOST:PORT")
+    return url.rstrip("/")
+
+
+def _is_name(kind: str, name: str) -> str:
+    try:
+        return check_name(kind, name)
+    except ConfigError as exc:
+        raise ValueError(str(exc)) from exc
+
+
+class MemberConfig(Section):
+    """One engine behind a router."""
+
+    url: str
+    worker_type: Literal["regular", "prefill", "decode"] = "regular"
+    #: Where decode engines fetch KV from; prefill only.
+    bootstrap_port: Port | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_http(cls, url: str) -> str:
+        return _is_http(url)
+
+    @model_validator(mode="after")
+    def _bootstrap_is_of_prefill(self) -> Self:
+        if (self.bootstrap_port is not None) != (self.worker_type == "prefill"):
+            raise ValueError(
+                f"{self.url}: bootstrap_port is for engines of worker_type prefill, and each of them needs one"
+            )
+        return self
+
+
+class RouterOptions(Section):
+    """How a router spreads requests over engines."""
+
+    policy: Literal["cache_aware", "round_robin", "random", "power_of_two", "manual"] = "cache_aware"
+    #: More arguments of sglang-router, names without dashes; true stands for a bare flag.
+    args: dict[str, Any] = Field(default_factory=dict)
+    #: Interpreter that has sglang_router; None: engine.python.
+    python: str | None = None
+    #: Longest start of the router.
+    start_timeout_s: Seconds = 60.0
+
+
+class RouterConfig(RouterOptions):
+    """A router of the worker's own, and the engines behind it when it starts."""
+
+    engines: Annotated[list[MemberConfig], Field(min_length=1)]
+    #: Address it listens at; port 0 takes a free one.
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    #: Port of its metrics; 0 takes a free one.
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+
+    @model_validator(mode="after")
+    def _modes_are_whole(self) -> Self:
+        urls = [engine.url for engine in self.engines]
+        if twice := next((url for url in urls if urls.count(url) > 1), None):
+            raise ValueError(f"engines names {twice} twice: name each engine once")
+        kinds = {engine.worker_type for engine in self.engines}
+        if kinds & {"prefill", "decode"} and kinds != {"prefill", "decode"}:
+            raise ValueError(
+                f"engines has {' and '.join(sorted(kinds))}: a router serves regular engines, or prefill with decode"
+            )
+        return self
+
+
+class GroupConfig(Section):
+    """Engines of one kind of one model."""
+
+    #: Its name in the fleet; None: worker_type and its place.
+    name: str | None = None
+    #: placeholder occupies GPUs (of a trainer, say) and starts nothing.
+    worker_type: WorkerType = "regular"
+    #: GPUs of the group. An engine takes num_gpus_per_engine of them; 0: engines without GPUs, num_engines of them.
+    num_gpus: Annotated[int, Field(ge=0)] = 0
+    num_gpus_per_engine: Annotated[int, Field(ge=0)] | None = None
+    num_engines: Positive | None = None
+    #: Exactly these GPU ids of ``host``; None: the next free ones.
+    gpus: list[Annotated[int, Field(ge=0)]] | None = None
+    host: str | None = None
+    #: Servers that run already: nothing is started, no GPU reserved.
+    urls: list[str] = Field(default_factory=list)
+    #: Arguments of sglang.launch_server; they win over engine.args.
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    #: Environment variables; they win over engine.env.
+    env: dict[str, str] = Field(default_factory=dict)
+    #: worker.slots of each worker of the group; None: as the run has it.
+    slots: Positive | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_one(cls, name: str | None) -> str | None:
+        return name if name is None else _is_name("group", name)
+
+    @field_validator("env")
+    @classmethod
+    def _env_is_no_secret(cls, env: dict[str, str]) -> dict[str, str]:
+        if secret := next((name for name, value in env.items() if is_secret(name, value)), None):
+            raise ValueError(f"{secret} would be shown by the plan: put secrets into engine.env, where they are masked")
+        if ORIGINAL_LOGPROB in env:
+            raise ValueError("the kind of logprobs is one for all engines: set engine.logprob_kind instead")
+        return env
+
+    @field_validator("urls")
+    @classmethod
+    def _urls_are_http(cls, urls: list[str]) -> list[str]:
+        return [_is_http(url) for url in urls]
+
+    @property
+    def per_engine(self) -> int:
+        """GPUs of one engine."""
+        return self.num_gpus_per_engine if self.num_gpus_per_engine is not None else min(1, self.num_gpus)
+
+    @property
+    def count(self) -> int:
+        """Engines to start."""
+        return self.num_gpus // self.per_engine if self.per_engine else (self.num_engines or 0)
+
+    @model_validator(mode="after")
+    def _numbers_agree(self) -> Self:
+        if self.urls:
+            return self._external()
+        if self.num_gpus == 0:
+            if self.worker_type == "placeholder":
+                raise ValueError("a placeholder occupies GPUs: set num_gpus")
+            if self.num_gpus_per_engine or self.gpus:
+                raise ValueError("num_gpus is 0, so num_gpus_per_engine and gpus have nothing to divide: set num_gpus")
+            if self.num_engines is None:
+                raise ValueError("set num_gpus, or num_engines for engines without GPUs, or urls for running ones")
+            return self
+        if self.num_engines is not None:
+            raise ValueError("num_engines is for engines without GPUs: set num_gpus and num_gpus_per_engine alone")
+        if self.per_engine == 0 or self.num_gpus % self.per_engine:
+            raise ValueError(
+                f"num_gpus {self.num_gpus} cannot be divided into engines of {self.per_engine} GPUs: "
+                "make it a multiple of num_gpus_per_engine"
+            )
+        if self.gpus is not None and (len(self.gpus) != self.num_gpus or len(set(self.gpus)) != len(self.gpus)):
+            raise ValueError(
+                f"gpus names {self.gpus}, and num_gpus is {self.num_gpus}: name each GPU of the group once"
+            )
+        return self
+
+    def _external(self) -> Self:
+        given = [
+            name
+            for name in ("num_gpus", "num_gpus_per_engine", "num_engines", "gpus", "host", "overrides", "env")
+            # By value: a resolved file spells every key.
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
+        ]
+        if given:
+            raise ValueError(
+                f"urls names servers that run already, so {', '.join(given)} would change nothing: leave it away"
+            )
+        if self.worker_type != "regular":
+            raise ValueError(f"urls takes regular engines; start {self.worker_type} engines by the fleet")
+        return self
+
+
+class ModelGroups(Section):
+    """One model and the groups of engines that serve it."""
+
+    name: str
+    #: Its folder; None: model.path, for the trained model alone.
+    model_path: str | None = None
+    #: false: frozen (a reference, a reward model), served beside the trained one. None: true for the trained model.
+    update_weights: bool | None = None
+    #: One address for all engines. None: for prefill and decode, and for several engines of a frozen model;
+    #: set (``{}`` will do): replicas of the trained model are fed by one worker.
+    router: RouterOptions | None = None
+    server_groups: Annotated[list[GroupConfig], Field(min_length=1)]
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_one(cls, name: str) -> str:
+        return _is_name("model", name)
+
+    @model_validator(mode="after")
+    def _groups_fit(self) -> Self:
+        kinds = [group.worker_type for group in self.server_groups]
+        if ("prefill" in kinds) != ("decode" in kinds):
+            there, missing = ("prefill", "decode") if "prefill" in kinds else ("decode", "prefill")
+            raise ValueError(f"model {self.name} has {there} engines and no {missing}: add a group of them")
+        if "prefill" in kinds and "regular" in kinds:
+            raise ValueError(f"model {self.name} mixes regular with prefill and decode engines: make two models of it")
+        if "encoder" in kinds and not {"prefill", "regular"} & set(kinds):
+            raise ValueError(f"model {self.name} has encoders and nothing that they encode for: add prefill and decode")
+        names = [name for name in (group.name for group in self.server_groups) if name]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"model {self.name} has two groups {twice}: name them apart")
+        return self
+
+    def names(self) -> list[str]:
+        """Names of the groups, in their order."""
+        return [group.name or f"{group.worker_type}-{index}" for index, group in enumerate(self.server_groups)]
+
+
+class NodeConfig(Section):
+    """One machine."""
+
+    host: str
+    num_gpus: Annotated[int, Field(ge=0)] = 0
+
+
+class AutoscaleConfig(Section):
+    """Between how many workers the fleet may move by itself, and on what."""
+
+    min_workers: Positive = 1
+    max_workers: Positive
+    #: What a worker draws with all slots taken; None: as they were seen to, the mean of those that ever were full.
+    worker_tokens_per_s: Annotated[float, Field(gt=0)] | None = None
+    #: Wanted for so long before workers are added.
+    up_after_s: Seconds = 30.0
+    #: Unwanted for so long before they are drained; set it to three starts of an engine where that is longer.
+    down_after_s: Seconds = 600.0
+    #: No change while wanted and present differ by no more than this share.
+    dead_band: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+    @model_validator(mode="after")
+    def _range_is_one(self) -> Self:
+        if self.min_workers > self.max_workers:
+            raise ValueError(f"min_workers {self.min_workers} is more than max_workers {self.max_workers}: swap them")
+        return self
+
+
+class FleetConfig(Section):
+    """Engines of the run by groups, and who starts them: ``penstock fleet up``."""
+
+    launcher: Literal["local", "ray"] = "local"
+    #: Machines; empty: this one with the GPUs that it has, or the nodes of the Ray cluster.
+    nodes: list[NodeConfig] = Field(default_factory=list)
+    #: First and last port that may be used on every node; below the ephemeral ones of most kernels.
+    ports: tuple[Port, Port] = (20000, 29999)
+    #: Empty: worker.count regular engines of ``model`` without GPUs.
+    models: list[ModelGroups] = Field(default_factory=list)
+    #: Longest wait for the placement group of Ray.
+    placement_timeout_s: Seconds = 120.0
+    #: Ray's cluster; None: RAY_ADDRESS, or one of our own on this machine.
+    ray_address: str | None = None
+    #: Have the fleet choose how many engines its one regular group of the trained model has; None: as configured.
+    autoscale: AutoscaleConfig | None = None
+
+    @field_validator("ports")
+    @classmethod
+    def _ports_are_a_range(cls, ports: tuple[int, int]) -> tuple[int, int]:
+        if ports[0] > ports[1]:
+            raise ValueError(f"{list(ports)} is no range: write [FIRST, LAST]")
+        return ports
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        for kind, names in (("model", [m.name for m in self.models]), ("node", [n.host for n in self.nodes])):
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"{kind} {twice} stands twice: name each once")
+        return self

@@ -1,0 +1,23 @@
+"""Section ``models``: where a model's folder is."""
+
+from pydantic import field_validator
+
+from penstock.config.section import Section
+
+#: Those that torch and SGLang both take.
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
+
+
+class ModelConfig(Section):
+    #: Name of the weights stream.
+    name: str = "policy"
+    #: Hugging Face folder of the first policy: config, tokenizer, weights.
+    path: str
+    dtype: str = "auto"
+
+    @field_validator("dtype")
+    @classmethod
+    def _dtype_is_known(cls, dtype: str) -> str:
+        if dtype not in _DTYPES:
+            raise ValueError(f"{dtype!r} is no dtype of weights: write {', '.join(_DTYPES)}")
+        return dtype

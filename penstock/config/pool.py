@@ -1,0 +1,25 @@
+"""Where rewards are computed."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock.config.code_names import RewardName
+from penstock.config.section import Positive, Section
+
+
+class PoolConfig(Section):
+    """Processes that compute rewards."""
+
+    #: process: in the worker (async functions in its loop, others in a thread, math_verify in processes of its own).
+    #: rq: by ``penstock verifiers``, on this machine or others, a process for each check; exact_match stays in the
+    #: worker.
+    kind: Literal["process", "rq"] = "process"
+    #: rq: checks that one ``penstock verifiers`` makes at once; `penstock run` starts one.
+    workers: Positive = 2
+    #: rq: rewards that jobs may name beside those of this configuration. No other is run.
+    functions: list[RewardName] = Field(default_factory=list)
+    #: rq: most bytes of a sample on its way to a verifier, and of the answer, as JSON.
+    max_bytes: Annotated[int, Field(ge=1024, le=32 * 1024**2)] = 4 * 1024**2
+    #: rq: address space of a check in bytes; None: no limit but math_verify's own.
+    memory_bytes: Positive | None = None

@@ -1,0 +1,70 @@
+"""Section ``redis``: the control Redis, and where payloads lie."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from penstock.addresses import is_folder, path_of
+from penstock.config.section import Section
+from penstock.redaction import MASK
+from penstock.redis import sentinel
+
+
+def check_url(url: str) -> str:
+    """``url`` if it may be the address of a Redis; else ValueError that says what to write."""
+    if f":{MASK}@" in url or f"password={MASK}" in url.lower():
+        raise ValueError(
+            "has a masked password; set the real URL, for instance by PENSTOCK_REDIS__URL, or null for the run's own "
+            "server"
+        )
+    if sentinel.is_sentinel(url):
+        sentinel.parse(url)
+    elif not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("is not the address of a Redis; write redis://[:PASSWORD@]HOST:PORT/DB")
+    return url
+
+
+def check_store_url(url: str) -> str:
+    """``url`` if payloads may be stored there, a Redis or a folder; else ValueError that says what to write."""
+    if is_folder(url):
+        path_of(url)
+        return url
+    return check_url(url)
+
+
+class RedisConfig(Section):
+    """The control Redis, and the payload servers beside it."""
+
+    #: redis://[:password@]host:port/db, or redis+sentinel://[:password@]host:port,host:port/NAME; None starts a server
+    #: of our own under the run's folder.
+    url: str | None = None
+    #: Port of our own server; 0 takes a free one. Only without ``url``.
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    #: AOF fsync of our own server.
+    appendfsync: Literal["everysec", "always"] = "everysec"
+    #: maxmemory of our own server in bytes; 0 sets none.
+    max_memory_bytes: Annotated[int, Field(ge=0)] = 0
+    #: Refuse a control Redis without an append-only file: when it dies, all that it holds is lost.
+    require_aof: bool = True
+    #: Name -> URL of payload servers, redis://... or file:///FOLDER, a folder that all machines share; empty: payloads
+    #: live on the control Redis, under the name "control".
+    payload_servers: dict[str, str] = Field(default_factory=dict)
+    #: A payload server that has not answered the buffer for so many seconds counts as lost, as after `penstock payloads
+    #: lose`: its samples become rows with mask 0. null: never by itself.
+    payload_patience_s: Annotated[float, Field(gt=0)] | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_redis(cls, url: str | None) -> str | None:
+        return url if url is None else check_url(url)
+
+    @field_validator("payload_servers")
+    @classmethod
+    def _urls_are_stores(cls, servers: dict[str, str]) -> dict[str, str]:
+        return {name: check_store_url(url) for name, url in servers.items()}
+
+    @model_validator(mode="after")
+    def _one_redis(self) -> Self:
+        if self.url is not None and self.port:
+            raise ValueError("port is for a server of our own, and url names another one: leave one of them away")
+        return self

@@ -1,0 +1,51 @@
+"""Section ``rollout``: how a prompt is answered."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from penstock.config.sampling_names import check_sampling
+from penstock.config.section import Positive, Seconds, Section
+from penstock.names import MAX_ANSWERS
+
+#: Tokens between two looks at a running answer, where a checkpoint may be due at any time.
+STREAM_TOKENS = 16
+
+
+class RolloutConfig(Section):
+    """How answers are drawn."""
+
+    #: Answers per prompt (size of a group).
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 8
+    #: SGLang names. top_p < 1, top_k, min_p, penalties and grammars are refused for training (docs/truth.md, T7).
+    sampling: dict[str, Any] = Field(default_factory=lambda: {"max_new_tokens": 256, "temperature": 1.0})
+    #: Drawn for evaluation; overrides of ``sampling``.
+    eval_sampling: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0.0})
+    #: Most tokens of prompt and answer together.
+    max_context_tokens: Positive = 32768
+    #: Most turns of a sample with an environment.
+    max_turns: Positive = 8
+    #: Side arrays (``sample.sides``) that every sample must have; one without fails (docs/truth.md, T17).
+    sides: list[str] = Field(default_factory=list)
+    #: A group takes too long when its first lease is so long ago; None: never.
+    group_timeout_s: Seconds | None = None
+    #: What becomes of it: wait (and say so), train with the samples that are there, or drop it.
+    on_group_timeout: Literal["wait", "train", "drop"] = "wait"
+    #: Fewest samples of a group that is trained without the rest.
+    min_group: Positive = 2
+    #: Longest wait for a reset or a step of an environment; the job then fails as ``environment_timeout``.
+    environment_timeout_s: Seconds = 300.0
+    #: Most tokens that a sample draws under one lease; then it goes back to the queue with its prefix, at no charge,
+    #: and is gone on with by whoever is free. None: no limit.
+    lease_tokens: Positive | None = None
+    #: No loss on tokens of a finished sample that are older than its newest one.
+    mask_offpolicy_in_partial_rollout: bool = False
+
+    #: It is held against ``n`` only where it is given.
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"min_group"})
+
+    @field_validator("sampling", "eval_sampling")
+    @classmethod
+    def _sampling_is_known(cls, sampling: dict[str, Any]) -> dict[str, Any]:
+        check_sampling(sampling)
+        return sampling

@@ -1,0 +1,138 @@
+"""The configuration of a run: one YAML file, then the environment, then ``--a.b=c``. Unknown keys are refused."""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from penstock.config.buffer import BufferConfig
+from penstock.config.data import DataConfig
+from penstock.config.engine import EngineConfig, FaultsConfig
+from penstock.config.fleet import FleetConfig
+from penstock.config.model import ModelConfig
+from penstock.config.redis import RedisConfig
+from penstock.config.reward import RewardConfig
+from penstock.config.rollout import RolloutConfig
+from penstock.config.section import Section, checked_name
+from penstock.config.staleness import StalenessConfig
+from penstock.config.trainer import TrainerConfig
+from penstock.config.worker import WorkerConfig
+
+
+class DebugConfig(Section):
+    """Parts of a run by themselves."""
+
+    #: Record every batch that a trainer is handed: a path with ``{rollout_id}``, and with ``{rank}`` for several ranks.
+    save_batches: str | None = None
+    #: Train only: `penstock trainer` takes its batches from such a recording; no engines, buffer or Redis.
+    load_batches: str | None = None
+    #: Rollout only: batches are cut, recorded and committed, nothing is trained; every version has the same weights.
+    rollout_only: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if self.load_batches is not None and (self.rollout_only or self.save_batches is not None):
+            raise ValueError(
+                "load_batches trains a recording, so nothing is rolled out or recorded: leave the others away"
+            )
+        return self
+
+
+class Config(Section):
+    """A whole run."""
+
+    #: Namespace in Redis and folder under ``directory``.
+    run: str
+    directory: Path = Path("runs")
+    #: A script and its arguments, which ``penstock run`` runs before each start with our own interpreter, in the
+    #: script's folder; what is there already is for the script to see.
+    prepare: Annotated[list[str], Field(min_length=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    redis: RedisConfig = RedisConfig()
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    engine: EngineConfig = EngineConfig()
+    worker: WorkerConfig = WorkerConfig()
+    reward: RewardConfig = RewardConfig()
+    buffer: BufferConfig = BufferConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    debug: DebugConfig = DebugConfig()
+    faults: FaultsConfig = FaultsConfig()
+    fleet: FleetConfig = FleetConfig()
+
+    @field_validator("run")
+    @classmethod
+    def _run_is_a_name(cls, run: str) -> str:
+        return checked_name("run", run)
+
+    @model_validator(mode="after")
+    def _rollouts_can_be_had(self) -> Self:
+        rollout = self.rollout
+        most_n = max(dataset.n or rollout.n for dataset in self.data.train)
+        if "min_group" in rollout.model_fields_set and rollout.min_group > most_n:
+            raise ValueError(
+                f"rollout.min_group is {rollout.min_group}, and a group has at most {most_n} samples (rollout.n): "
+                "lower min_group or raise n"
+            )
+        asked = rollout.sampling.get("max_new_tokens") or 0
+        if rollout.max_context_tokens < asked:
+            raise ValueError(
+                f"rollout.max_context_tokens is {rollout.max_context_tokens}, and rollout.sampling.max_new_tokens "
+                f"alone {asked}: raise the first, which bounds prompt and answer together, or lower the second"
+            )
+        if self.trainer.stop_at_accuracy is not None and not self.data.eval:
+            raise ValueError(
+                "trainer.stop_at_accuracy needs an evaluation, and data.eval names no file: name one, or leave it away"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_have_a_deviation(self) -> Self:
+        if "nonzero_std" not in self.trainer.filter.functions:
+            return self
+        for dataset in self.data.train:
+            if (dataset.n or self.rollout.n) == 1:
+                key = f"data.train {dataset.name!r} has n" if dataset.n else "rollout.n is"
+                raise ValueError(
+                    f"{key} 1, and trainer.filter.functions has nonzero_std: a group of one has no deviation, so every "
+                    "group would be dropped; raise n, or leave nonzero_std out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _one_step_drains(self) -> Self:
+        if self.staleness.mode != "one_step" or self.worker.apply == "drain":
+            return self
+        if "apply" in self.worker.model_fields_set:
+            raise ValueError(
+                f"worker.apply is {self.worker.apply}, and staleness.mode one_step always drains: "
+                "leave worker.apply away, or choose mode async"
+            )
+        worker = self.worker.model_copy()
+        worker._follow(apply="drain")
+        self._follow(worker=worker)
+        return self
+
+    @model_validator(mode="after")
+    def _transport_can_work(self) -> Self:
+        transport, on_cpu = self.trainer.transport, self.engine.args.get("device") == "cpu"
+        gpus = self.trainer.parameter_server_gpus
+        if gpus is not None and transport != "checkpoint_engine":
+            raise ValueError(
+                f"trainer.parameter_server_gpus is for trainer.transport checkpoint_engine, and that is {transport}: "
+                "leave it away"
+            )
+        if gpus is not None and len(set(gpus)) < len(gpus):
+            raise ValueError(f"trainer.parameter_server_gpus {gpus} names a GPU twice: one parameter server is on each")
+        if transport in ("nccl", "cuda_ipc", "checkpoint_engine") and (on_cpu or self.trainer.device == "cpu"):
+            raise ValueError(
+                f"trainer.transport {transport} moves weights between GPUs, and trainer.device is "
+                f"{self.trainer.device}{' and engine.args.device cpu' if on_cpu else ''}: use disk, or gloo on CPUs"
+            )
+        return self
+
+    @property
+    def run_dir(self) -> Path:
+        return self.directory / self.run

@@ -1,0 +1,185 @@
+"""Section ``trainer``: batches, loss, optimizer, publication."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from penstock.config.buffer import FilterConfig
+from penstock.config.section import Positive, Seconds, Section, checked_name
+from penstock.config.subscription import SubscriptionConfig
+
+#: Kinds of devices that torch knows; a number behind a colon names one of them.
+_DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu")
+
+#: What a loss takes where the configuration does not say; other losses take the defaults of the fields.
+#:
+#: - ppo: clips 0.2 (PPO, arXiv 1707.06347; DAPO, arXiv 2503.14476, raises clip_high to 0.28) and the token mean of DAPO
+#: - gspo: clips 3e-4 and 4e-4 and the mean over samples (arXiv 2507.18071). They are of a ratio to π_old by the same
+#:   program, as in the paper (section 5.4), so the correction is decoupled: rounding between engine and trainer alone
+#:   moves the mean log ratio of a sample by as much as such a clip is wide
+#: - cispo: the lower side open and the token mean (arXiv 2506.13585, which names no upper clip); weights up to 5
+#:   (ScaleRL, arXiv 2510.13786); both sides bound a losing token, so there is no dual clip
+#: - reinforce: no ratio, so no clip; weight_cap bounds it, by the one correction that fits
+LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sample", "correction": "decoupled"},
+    "cispo": {"clip_low": 1.0, "clip_high": 4.0, "aggregation": "token", "dual_clip": None},
+    "reinforce": {"clip_low": None, "clip_high": None, "dual_clip": None},
+}
+
+
+class TrainerConfig(Section):
+    """The reference GRPO trainer."""
+
+    #: Name of the subscription.
+    name: str = "actor"
+    #: How the subscription takes groups, where that is not told by ``staleness`` and ``batch_groups``.
+    subscription: SubscriptionConfig = SubscriptionConfig()
+    #: Groups per batch.
+    batch_groups: Positive = 32
+    #: Batches per publication.
+    batches_per_version: Positive = 1
+    #: Groups admitted beyond what the gate lets in, so that a batch is full although filters drop some.
+    over_sampling_groups: Annotated[int, Field(ge=0)] = 0
+    #: Groups that must be complete before the first batch is cut.
+    min_groups_before_first_batch: Annotated[int, Field(ge=0)] = 0
+    #: Which groups it trains on.
+    filter: FilterConfig = FilterConfig()
+    #: Batches of the run, each trained in minibatches x epochs optimizer steps.
+    steps: Positive = 100
+    #: Optimizer steps per pass over a batch: it is divided by whole groups, evenly.
+    minibatches: Positive = 1
+    #: Passes over a batch.
+    epochs: Positive = 1
+    lr: Annotated[float, Field(ge=0)] = 1e-4
+    #: Optimizer steps over which the learning rate rises to ``lr``.
+    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    #: An optimizer step whose gradient is not finite is skipped, its batch committed; after so many batches in a row
+    #: with such a step the run stops, when the last one is committed, and names them. null: never.
+    max_skipped_steps: Positive | None = 3
+    #: Clips of the ratio, 1 - clip_low to 1 + clip_high; the defaults are those of ``loss`` (LOSS_DEFAULTS). null: of
+    #: reinforce alone, which takes no ratio.
+    clip_low: Annotated[float, Field(ge=0, le=1)] | None = 0.2
+    clip_high: Annotated[float, Field(ge=0)] | None = 0.2
+    #: Where a losing token (advantage below 0) has become this many times as likely, it is not pushed further (dual
+    #: clip, arXiv 1912.09729); of ppo and gspo, whose clips leave that open. null: no such bound.
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    #: How rewards become advantages (consumers/batch/advantages.py).
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
+    #: Loss per token (consumers/grpo/losses.py); it brings its own clips and aggregation where they are not given.
+    loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
+    #: One correction, never two (docs/truth.md, T9). reinforce takes truncated, the others take the rest; the default
+    #: is that of ``loss``.
+    correction: Literal["bypass", "decoupled", "truncated"] = "bypass"
+    #: C of decoupled and truncated; None is 2. bypass has no weight to cap.
+    weight_cap: Annotated[float, Field(gt=0)] | None = None
+    #: What every token weighs the same by: the batch (token), its sample (sample), or a constant answer (constant).
+    #: The default is that of ``loss``.
+    aggregation: Literal["token", "sample", "constant"] = "token"
+    #: Tokens of the constant answer, the longest there can be; only with aggregation constant.
+    constant_tokens: Positive | None = None
+    #: Tokens staler than this bear no loss, whatever the bound of the cut is; None: the cut alone decides.
+    max_token_staleness: Annotated[int, Field(ge=0)] | None = None
+    #: Tokens per micro-batch; None: the whole rank's share at once.
+    max_tokens: Positive | None = None
+    #: Processes of the trainer (torchrun-like, gloo on CPU, nccl on GPU).
+    dp_size: Positive = 1
+    #: Longest wait of one rank for another, before a step and for payloads that a replica broadcasts.
+    rank_timeout_s: Seconds = 600.0
+    #: A checkpoint every so many steps, and at the end.
+    checkpoint_every: Positive = 5
+    #: Weight folders kept.
+    keep_versions: Annotated[int, Field(ge=2)] = 3
+    #: Folder of published weights; None: runs/NAME/weights.
+    weights_dir: str | None = None
+    #: How new weights reach engines that are ready: disk, nccl or gloo (a process group of trainer and engines),
+    #: cuda_ipc (engines on the trainer's GPU), or checkpoint_engine (its parameter servers on the engines' GPUs). The
+    #: folder is written first either way; who misses a transfer loads it.
+    transport: Literal["disk", "nccl", "gloo", "cuda_ipc", "checkpoint_engine"] = "disk"
+    #: Longest wait for workers to be ready for a transfer, and longest transfer; after it that version goes by disk.
+    transfer_timeout_s: Seconds = 30.0
+    #: `penstock run`: engines run on the trainer's GPUs (on rank 0's with cuda_ipc); leave room for both by
+    #: engine.args.mem-fraction-static. None: with transport cuda_ipc, and checkpoint_engine without
+    #: parameter_server_gpus.
+    colocate: bool | None = None
+    #: checkpoint_engine: the GPUs, as the trainer counts them, on which engines run, one engine process on each; None:
+    #: the trainer's own.
+    parameter_server_gpus: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    #: Address of this machine at which engines meet the trainer; its port is a free one.
+    transfer_address: str = "127.0.0.1"
+    #: Most bytes gathered for one file, and sent at once.
+    bucket_bytes: Positive = 1024**3
+    device: str = "cpu"
+    #: torch threads; 0 leaves torch's choice.
+    num_threads: Annotated[int, Field(ge=0)] = 1
+    #: Stop when held-out accuracy has reached this, where the version drew at least 0.95 of the evaluated tokens itself
+    #: (see ``data.eval_pinned``); None: train all steps.
+    stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_name(cls, name: str) -> str:
+        return checked_name("trainer", name)
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, device: str) -> str:
+        kind, _, number = device.partition(":")
+        if kind == "gpu":
+            raise ValueError(f"device {device!r} is none of torch's: write {device.replace('gpu', 'cuda')}")
+        if kind not in _DEVICES or (":" in device and not number.isdigit()):
+            raise ValueError(f"device {device!r} is none of torch's: write {', '.join(_DEVICES)}, or cuda:NUMBER")
+        return device
+
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"clip_low", "clip_high", "dual_clip", "aggregation"})
+
+    @model_validator(mode="after")
+    def _defaults_by_loss(self) -> Self:
+        own = LOSS_DEFAULTS.get(self.loss, {})
+        self._follow(**{name: value for name, value in own.items() if name not in self.model_fields_set})
+        return self
+
+    @model_validator(mode="after")
+    def _one_correction(self) -> Self:
+        if self.correction == "truncated" and self.loss != "reinforce":
+            raise ValueError(
+                f"correction truncated weighs by π_θ / μ, and loss {self.loss} takes a ratio of its own: that corrects "
+                "twice; choose loss reinforce, or correction bypass or decoupled"
+            )
+        if self.loss == "reinforce" and self.correction != "truncated":
+            raise ValueError(
+                f"loss reinforce takes no ratio, so correction {self.correction} would leave stale data uncorrected; "
+                "choose correction truncated, or loss ppo"
+            )
+        if self.correction == "bypass" and self.weight_cap is not None:
+            raise ValueError(
+                "weight_cap caps a weight that correction bypass does not have, and a second one would correct "
+                "twice: leave it away, or choose correction decoupled"
+            )
+        for name in ("clip_low", "clip_high"):
+            value = getattr(self, name)
+            if self.loss == "reinforce" and value is not None:
+                raise ValueError(
+                    f"{name} clips a ratio that loss reinforce does not take: leave it away and set weight_cap, or "
+                    "choose loss ppo"
+                )
+            if self.loss != "reinforce" and value is None:
+                raise ValueError(f"{name} is null, and loss {self.loss} has a clip: give a number, or leave it away")
+        if self.dual_clip is not None and self.loss in ("cispo", "reinforce"):
+            raise ValueError(
+                f"dual_clip bounds a ratio that loss {self.loss} does not take, whose weight is capped either way: "
+                "leave it away, or choose loss ppo or gspo"
+            )
+        if (self.aggregation == "constant") != (self.constant_tokens is not None):
+            raise ValueError("aggregation constant and constant_tokens belong together: set both, or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _minibatches_have_groups(self) -> Self:
+        groups = self.subscription.size or self.batch_groups
+        if self.subscription.unit == "groups" and self.minibatches > groups:
+            raise ValueError(
+                f"minibatches is {self.minibatches}, and a batch has {groups} groups, which stay whole: lower "
+                "minibatches or raise batch_groups"
+            )
+        return self

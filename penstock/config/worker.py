@@ -1,0 +1,61 @@
+"""Section ``worker``: leases, slots and the rhythm of a worker."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from penstock.config.code_names import EnvironmentName, RewardName
+from penstock.config.rollout import STREAM_TOKENS
+from penstock.config.section import Positive, Seconds, Section
+
+
+class WorkerConfig(Section):
+    #: Worker processes that ``penstock run`` starts.
+    count: Positive = 1
+    #: Samples generated at once per worker.
+    slots: Positive = 64
+    #: How new weights are applied (docs/workers.md): in_place (running answers go on under them), abort
+    #: (they stop and are resumed under them) or drain (they end first); one_step always drains.
+    apply: Literal["in_place", "abort", "drain"] = "in_place"
+    #: A lease not renewed for so long is taken over.
+    lease_s: Seconds = 15.0
+    heartbeat_s: Seconds = 2.0
+    #: A worker whose event loop made no step for so long renews its leases no more: others take its jobs.
+    stuck_s: Seconds = 120.0
+    #: Longest wait for running samples after SIGTERM; then partial ones are handed back.
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
+    #: Tries of a job that fails, before it is buried.
+    max_attempts: Positive = 3
+    #: Wait before the first retry; doubles, up to ``max_retry_s``.
+    retry_s: Seconds = 1.0
+    #: The longest such wait.
+    max_retry_s: Seconds = 60.0
+    #: A sample's prefix is kept in Redis after so many new tokens, so that a kill costs no more than these; None: only
+    #: when the worker hands it back or its engine dies.
+    checkpoint_tokens: Positive | None = None
+    #: The same after so many seconds; either that is due first.
+    checkpoint_s: Seconds | None = None
+    #: Rewards and environments, ``module:name``, that jobs may name beside those of ``reward`` and ``data``. A worker
+    #: imports nothing else: a job comes from Redis, and whoever writes there must not choose what is run here.
+    rewards: list[RewardName] = Field(default_factory=list)
+    environments: list[EnvironmentName] = Field(default_factory=list)
+    #: Port of Prometheus metrics; 0 takes a free one, None: none.
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"apply"})
+
+    @property
+    def stream_interval(self) -> int:
+        """Tokens between two looks at a running answer; 0: it is looked at when it is done."""
+        if self.checkpoint_s is not None:
+            return min(STREAM_TOKENS, self.checkpoint_tokens or STREAM_TOKENS)
+        return self.checkpoint_tokens or 0
+
+    @model_validator(mode="after")
+    def _renewed_in_time(self) -> Self:
+        if self.heartbeat_s * 2 > self.lease_s:
+            raise ValueError(
+                f"heartbeat_s {self.heartbeat_s:g} is more than half of lease_s {self.lease_s:g}, so one lost "
+                "heartbeat loses every lease: lower heartbeat_s or raise lease_s"
+            )
+        return self

@@ -1,0 +1,221 @@
+"""Which payload servers a run has: a small directory in the control Redis, so that one can join or leave at run time.
+
+    live ──drain──> draining ──empty──> drained
+      └── workers write here   └── nobody writes any more; what lies there is read until it is trained and freed
+    any of them ──lose──> lost: it is gone for good, and whoever waits for what lies there goes on without
+
+A sample's record names the server that has its payload, so payloads are found wherever they were written. A server is
+chosen by rendezvous hash of the sample's id among the live ones; without any, payloads lie on the control Redis. Where
+a process's own configuration gives a URL for a name, that one is used: machines may reach a server by other ways.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from penstock.config import RedisConfig
+from penstock.errors import ConfigError, ProtocolError
+from penstock.names import check_name
+from penstock.payloads.folder import PayloadFolder
+from penstock.protocol import scripts
+from penstock.protocol.keys import CONTROL, Keys
+from penstock.protocol.messages import pack, unpack
+from penstock.protocol.scripts import run
+from penstock.protocol.snapshot import GONE_S
+from penstock.redis.control import Client
+
+STATES = ("live", "draining", "drained", "lost")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One payload server."""
+
+    name: str
+    url: str
+    #: live | draining | drained | lost
+    state: str = "live"
+    #: Revision of the directory in which it got this state.
+    rev: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """All payload servers of a run, as of one revision."""
+
+    rev: int = 0
+    servers: dict[str, Server] = field(default_factory=dict)
+
+    @property
+    def live(self) -> list[str]:
+        """Names of those that workers write to, sorted."""
+        return sorted(name for name, server in self.servers.items() if server.state == "live")
+
+    @property
+    def lost(self) -> list[str]:
+        """Names of those that are gone with all that they held, sorted."""
+        return sorted(name for name, server in self.servers.items() if server.state == "lost")
+
+    def url(self, name: str, config: RedisConfig) -> str:
+        """Where a server is. Raises ProtocolError for one that nobody knows."""
+        if name in config.payload_servers:
+            return config.payload_servers[name]
+        if name in self.servers:
+            return self.servers[name].url
+        known = ", ".join(sorted({CONTROL, *self.servers, *config.payload_servers}))
+        raise ProtocolError(
+            f"A sample lies on payload server {name!r}, which neither redis.payload_servers nor the run names (known: "
+            f"{known}): add it with `penstock payloads add`."
+        )
+
+
+def parse(raw: Mapping[bytes, bytes]) -> Directory:
+    """Read the hash ``servers``; raises ProtocolError on what penstock did not write."""
+    servers = {}
+    for key, value in raw.items():
+        if not key.startswith(b"s:"):
+            continue
+        name = key[2:].decode()
+        record = unpack(value, f"payload server {name}")
+        if not isinstance(record, dict) or record.get("state") not in STATES or not isinstance(record.get("url"), str):
+            raise ProtocolError(f"The record of payload server {name!r} is not one that penstock wrote.")
+        servers[name] = Server(name, record["url"], record["state"], int(record.get("rev", 0)))
+    return Directory(int(raw.get(b"rev", 0)), servers)
+
+
+def read(client: Client, keys: Keys) -> Directory:
+    """The directory as it stands. Blocks for one round trip."""
+    return parse(client.hgetall(keys.servers))
+
+
+def seeds(keys: Keys, config: RedisConfig) -> list[scripts.Call[int]]:
+    """Verbs that make the servers of a configuration known, where nobody has said anything of them yet."""
+    return [
+        scripts.server(keys, name, pack({"url": url, "state": "live", "rev": 0}), only_new=True)
+        for name, url in sorted(config.payload_servers.items())
+    ]
+
+
+def add(client: Client, keys: Keys, name: str, url: str) -> None:
+    """Let workers write to another server; one that is drained or lost is taken back. Blocks for two round trips.
+
+    Raises:
+        ConfigError: the name is taken by a server at another address, or is no name.
+    """
+    check_name("payload server", name)
+    if name == CONTROL:
+        raise ConfigError(f"{CONTROL!r} is the control Redis itself, which takes payloads while no server is live.")
+    directory = read(client, keys)
+    known = directory.servers.get(name)
+    if known is not None and known.url != url:
+        raise ConfigError(f"Payload server {name!r} is at another address, where payloads may lie: take another name.")
+    run(client, scripts.server(keys, name, pack({"url": url, "state": "live", "rev": directory.rev + 1})))
+
+
+def set_state(client: Client, keys: Keys, name: str, state: str) -> Server:
+    """Move a server to another state. Blocks for two round trips. Raises ConfigError for one that is not known."""
+    directory = read(client, keys)
+    if name not in directory.servers:
+        known = ", ".join(sorted(directory.servers)) or "none"
+        raise ConfigError(f"The run has no payload server {name!r} (known: {known}).")
+    server = Server(name, directory.servers[name].url, state, directory.rev + 1)
+    run(client, scripts.server(keys, name, pack({"url": server.url, "state": state, "rev": server.rev})))
+    return server
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How far the draining of a server is."""
+
+    #: Payloads, and what belongs to them, that somebody may still read.
+    left: int
+    #: Payloads of leases that were lost: nobody will read them, they vanish by themselves.
+    orphans: int
+    #: Workers that may still write there.
+    writers: list[str]
+    #: Of ``left``, those of buried jobs.
+    buried: int = 0
+
+    @property
+    def done(self) -> bool:
+        return not self.left and not self.writers
+
+    def words(self) -> str:
+        """What is waited for."""
+        parts = []
+        if self.writers:
+            parts.append(f"workers {', '.join(self.writers[:4])} to stop writing there")
+        if self.left:
+            buried = f" ({self.buried} of them of buried jobs: requeue or cancel these)" if self.buried else ""
+            parts.append(f"{self.left} payloads to be trained and freed{buried}")
+        return " and ".join(parts)
+
+
+def drain(client: Client, store: Client, keys: Keys, server: Server) -> Drain:
+    """Look at a server that is draining. Blocks for a scan of its keys (about 10 us each).
+
+    Args:
+        client: control Redis.
+        store: the server itself.
+    """
+    # In this order: who has stopped writing has written what is found.
+    writers = []
+    now = _now(client)
+    for name, raw in client.hgetall(keys.workers).items():
+        record: Any = unpack(raw, "presence of a worker")
+        fresh = now - float(record.get("at", 0.0)) < GONE_S
+        if fresh and int(record.get("servers_rev", 0)) < server.rev:
+            writers.append(name.decode())
+    found: Counter[str] = Counter()
+    names = _kept(store, keys)
+    while batch := list(islice(names, 1000)):
+        found.update(_sort(client, keys, batch))
+    return Drain(found["kept"] + found["held"] + found["buried"], found["orphan"], sorted(writers), found["buried"])
+
+
+def _now(client: Client) -> float:
+    seconds, micros = client.time()
+    return float(seconds) + float(micros) / 1e6
+
+
+def _kept(store: Client, keys: Keys) -> Iterator[tuple[str, bool]]:
+    """(key, is it permanent) of all that lies on a server."""
+    if isinstance(store, PayloadFolder):
+        yield from store.names(keys.prefix)
+        return
+    pattern = re.sub(r"([*?\[\]{}\\])", r"\\\1", keys.prefix) + "*"
+    found = iter(store.scan_iter(match=pattern, count=1000))
+    while batch := list(islice(found, 1000)):
+        pipe = store.pipeline(transaction=False)
+        for key in batch:
+            pipe.pttl(key)
+        yield from ((key.decode(), ttl == -1) for key, ttl in zip(batch, pipe.execute(), strict=True) if ttl >= -1)
+
+
+def _sort(client: Client, keys: Keys, found: list[tuple[str, bool]]) -> Iterator[str]:
+    """What each key is: kept (permanent), held (on its way to that), buried (its job is), or orphan (nobody's)."""
+    yield from ("kept" for _, kept in found if kept)
+    parts = [_parts(keys, key) for key, kept in found if not kept]
+    pipe = client.pipeline(transaction=False)
+    for job, k, _ in parts:
+        pipe.hmget(keys.group(job), "st", "tok", f"s:{k}")
+    for (job, _, token), (state, *tokens) in zip(parts, pipe.execute(), strict=True):
+        # Under a lease that is neither held nor has committed it, nobody will ever read it.
+        if job and token.encode() not in tokens:
+            yield "orphan"
+        else:
+            yield "buried" if state == b"dead" else "held"
+
+
+def _parts(keys: Keys, name: str) -> tuple[str, str, str]:
+    """Job, k and lease token in the name of a payload or side array; ('', '', '') for anything else."""
+    for kind in ("payload:", "side:"):
+        prefix = keys.of(kind)
+        if name.startswith(prefix):
+            sample, _, rest = name.removeprefix(prefix).partition(":")
+            job, _, k = sample.rpartition("/")
+            return job, k, rest.partition(":")[0]
+    return "", "", ""

@@ -1,0 +1,97 @@
+"""Large arrays beside a sample (routed experts, images), each in a key of its own, read only when asked for.
+
+    offset 0   magic ``PSS1``
+    offset 4   H, length of the header: uint32, little endian
+    offset 8   msgpack list [dtype, shape]; then, at the next multiple of 8, the array, C order, little endian
+
+They are written, made permanent and freed with the sample's payload, on the same server. Nothing here blocks.
+"""
+
+import math
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, PayloadError
+from penstock.names import check_name
+
+MAGIC = b"PSS1"
+#: Most side arrays of one sample, and most bytes of one (a Redis string holds 512 MiB).
+MAX_SIDES, MAX_BYTES = 16, 256 * 1024 * 1024
+MAX_DIMENSIONS = 8
+MAX_HEADER_BYTES = 1024
+
+DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "int64", "float16", "float32", "float64")
+
+_PRELUDE = struct.Struct("<4sI")
+
+Array = NDArray[Any]
+
+
+def pack_all(sides: Mapping[str, Any], sample_id: str, wanted: Sequence[str] = ()) -> dict[str, bytes]:
+    """Bytes of a sample's side arrays by name.
+
+    Args:
+        wanted: names that every sample of the run must have.
+
+    Raises:
+        PayloadError: one that was asked for is not there (T17), or one cannot be stored.
+    """
+    if missing := [name for name in wanted if sides.get(name) is None]:
+        raise PayloadError(
+            f"sample {sample_id}: rollout.sides asks for {', '.join(missing)}, and the sample has none: let the "
+            "engine, environment or reward set sample.sides, or do not ask for it."
+        )
+    if len(sides) > MAX_SIDES:
+        raise PayloadError(f"sample {sample_id}: {len(sides)} side arrays are more than the {MAX_SIDES} allowed.")
+    return {name: pack(name, array, sample_id) for name, array in sides.items() if array is not None}
+
+
+def pack(name: str, array: Any, sample_id: str) -> bytes:
+    """Bytes of one side array. Raises PayloadError where it cannot be stored."""
+    what = f"sample {sample_id}: side array {name!r}"
+    try:
+        check_name("side array", name)
+    except ConfigError as exc:
+        raise PayloadError(f"{what}: {exc}") from exc
+    value = np.asarray(array)
+    if value.dtype.name not in DTYPES:
+        raise PayloadError(f"{what} is of {value.dtype}; convert it to one of {', '.join(DTYPES)}.")
+    if value.nbytes > MAX_BYTES or value.ndim > MAX_DIMENSIONS:
+        raise PayloadError(f"{what} has {value.nbytes} bytes in {value.ndim} dimensions; at most {MAX_BYTES} in 8.")
+    value = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).reshape(value.shape)
+    header = msgpack.packb([value.dtype.name, list(value.shape)])
+    return b"".join(
+        (_PRELUDE.pack(MAGIC, len(header)), header, bytes(-(len(header) + _PRELUDE.size) % 8), value.tobytes())
+    )
+
+
+def unpack(name: str, data: bytes, sample_id: str, checksum: int) -> Array:
+    """The array, a read-only view into ``data``. Raises PayloadError where the bytes are not what was written."""
+    what = f"sample {sample_id}: side array {name!r}"
+    if zlib.crc32(data) != checksum:
+        raise PayloadError(f"{what} is not the one that was committed (CRC-32 differs).")
+    if len(data) < _PRELUDE.size:
+        raise PayloadError(f"{what} has {len(data)} bytes, too few for any.")
+    magic, size = _PRELUDE.unpack_from(data)
+    start = _PRELUDE.size + size
+    if magic != MAGIC or size > MAX_HEADER_BYTES or start > len(data):
+        raise PayloadError(f"{what} does not begin as one that penstock wrote.")
+    try:
+        dtype_name, shape = msgpack.unpackb(data[_PRELUDE.size : start], max_ext_len=0)
+        if dtype_name not in DTYPES or not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
+            raise ValueError(f"dtype {dtype_name!r}, shape {shape!r}")
+        if not all(type(length) is int and 0 <= length <= MAX_BYTES for length in shape):
+            raise ValueError(f"shape {shape!r}")
+    except (ValueError, TypeError, msgpack.UnpackException) as exc:
+        raise PayloadError(f"{what} has a header that cannot be read: {exc}.") from exc
+    dtype = np.dtype(dtype_name).newbyteorder("<")
+    start += -start % 8
+    if len(data) - start != math.prod(shape) * dtype.itemsize:
+        raise PayloadError(f"{what} has {len(data) - start} bytes where its shape {shape} needs another number.")
+    return np.frombuffer(data, dtype, offset=start).reshape(shape)

@@ -1,0 +1,49 @@
+"""Presence of producers and buffers: a small record each, so that one that was killed can be named by who waits."""
+
+import os
+import socket
+import time
+
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import pack
+from penstock.protocol.scripts import note, run
+from penstock.redis.control import PASSING, Client
+
+#: A record is confirmed so often; one that nobody confirmed for ``GONE_S`` is of a process that is gone.
+CONFIRM_S = 2.0
+GONE_S = 8.0
+
+
+class Attendance:
+    """The record of one process. Its methods block for a round trip at most; a Redis that is gone is no error here.
+
+    Args:
+        part: producer or buffer.
+    """
+
+    def __init__(self, client: Client, keys: Keys, part: str) -> None:
+        self._client = client
+        self._keys = keys
+        self._part = part
+        self._host = socket.gethostname()
+        self._name = f"{part}:{self._host}:{os.getpid()}"
+        self._told = 0.0
+
+    def confirm(self) -> None:
+        """Show that the process is there, if that is due. Cheap to call in a loop."""
+        if time.monotonic() - self._told < CONFIRM_S:
+            return
+        record = {"part": self._part, "host": self._host, "pid": os.getpid(), "at": time.time()}
+        if self._write(pack(record)):
+            self._told = time.monotonic()
+
+    def end(self) -> None:
+        """Take the record away: this process leaves as it should."""
+        self._write(b"")
+
+    def _write(self, record: bytes) -> bool:
+        try:
+            run(self._client, note(self._keys, self._keys.parts, self._name, record))
+        except PASSING:
+            return False
+        return True

@@ -1,0 +1,145 @@
+"""Invariant I1 recounted from the keys in three ways, and what was committed against what is there.
+
+(a) one instant: admitted = in lanes + delayed + dead + ready + retired + evicted + dropped + cancelled
+(b) every group against the container its state names, by a small verb each; safe while the run goes on
+(c) every id below the source's position is done or live, by the bitmaps
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from penstock.errors import ProtocolError
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import iter_metas
+from penstock.protocol.missing_jobs import missing_jobs
+from penstock.protocol.scripts import Recount, run
+from penstock.redis.control import Client
+
+#: Differences told in full.
+SHOWN = 20
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """What an audit found; ``ok`` when nothing differs."""
+
+    recount: Recount
+    #: The first of them, in words.
+    differences: list[str] = field(default_factory=list)
+    num_differences: int = 0
+    #: Jobs that are neither done nor live, and samples whose payload is gone.
+    lost: int = 0
+    #: Samples or groups that were counted twice.
+    duplicated: int = 0
+    groups: int = 0
+    #: Ids of the first of the jobs that are neither done nor live, as far as they can be told.
+    missing: list[str] = field(default_factory=list)
+
+    def tell(self, what: str, wrong: str) -> None:
+        """Add a difference; '' is none. Those beyond ``SHOWN`` are counted only."""
+        if wrong:
+            self.num_differences += 1
+            if len(self.differences) < SHOWN:
+                self.differences.append(f"{what}: {wrong}")
+
+    @property
+    def ok(self) -> bool:
+        return not self.num_differences and not self.lost and not self.duplicated
+
+
+def audit(client: Client, keys: Keys) -> AuditReport:
+    """Recount a run; read-only. Blocks for a scan over its groups (about 0.1 ms each)."""
+    report = AuditReport(run(client, scripts.recount(keys)))
+    if report.recount.difference:
+        many, which = abs(report.recount.difference), "missing" if report.recount.difference > 0 else "too many"
+        report.tell("queue", f"of {report.recount.admitted} jobs admitted, {many} are {which} in the containers")
+    live = _check_groups(client, keys, report)
+    _check_source(client, keys, report, live)
+    counters = client.hgetall(keys.counters)
+    finished_twice = int(counters.get(b"duplicated", 0))
+    if finished_twice:
+        report.duplicated += finished_twice
+        report.tell("queue", f"{finished_twice} jobs were finished twice")
+    lost = int(counters.get(b"payload_lost", 0))
+    if lost:
+        report.lost += lost
+        report.tell("payloads", f"{lost} committed samples lost theirs; they were trained with mask 0")
+    return report
+
+
+def scan_groups(client: Client, keys: Keys) -> Iterator[str]:
+    """Ids of all jobs that have a group, each at least once, in no order."""
+    prefix = keys.group("")
+    return (key.removeprefix(prefix) for key in _scan(client, prefix))
+
+
+def _scan(client: Client, prefix: str) -> Iterator[str]:
+    pattern = re.sub(r"([*?\[\]{}\\])", r"\\\1", prefix) + "*"
+    return (key.decode() for key in client.scan_iter(match=pattern, count=1000))
+
+
+def _check_groups(client: Client, keys: Keys, report: AuditReport) -> dict[str, set[int]]:
+    """Recount (b). Returns the indices of live jobs by DATASET/EPOCH."""
+    live: dict[str, set[int]] = {}
+    for job in set(scan_groups(client, keys)):
+        report.groups += 1
+        report.tell(f"group {job}", run(client, scripts.check_group(keys, job)))
+        _check_records(client, keys, report, job)
+        dataset, index = job.rsplit("/", 1)
+        live.setdefault(dataset, set()).add(int(index))
+    return live
+
+
+def _check_records(client: Client, keys: Keys, report: AuditReport, job: str) -> None:
+    seen: set[int] = set()
+    try:
+        for meta in iter_metas(client.get(keys.meta(job)) or b"", f"metadata of group {job}"):
+            if meta.k in seen:
+                report.duplicated += 1
+                report.tell(f"sample {job}/{meta.k}", "was committed twice")
+            seen.add(meta.k)
+    except (ProtocolError, TypeError) as exc:
+        report.tell(f"group {job}", f"its records cannot be read, so that nobody trains it: {exc}")
+
+
+def _check_source(client: Client, keys: Keys, report: AuditReport, live: dict[str, set[int]]) -> None:
+    """Recount (c): admitted jobs = done bits + live groups without one.
+
+    Exact while jobs move: the bitmaps are read after the scan, so a job that was live then and is done now counts
+    once; jobs admitted meanwhile may count or not, so the sum lies between the admissions before and after.
+    """
+    prefix = keys.of("done:")
+    found = live.keys() | {key.removeprefix(prefix) for key in _scan(client, prefix)}
+    counted = 0
+    known: dict[str, set[int]] = {}
+    for dataset in found:
+        bitmap = client.get(prefix + dataset) or b""
+        known[dataset] = set(_bits(bitmap)) | live.get(dataset, set())
+        counted += len(known[dataset])
+    after = run(client, scripts.recount(keys)).admitted
+    missing, extra = report.recount.admitted - counted, counted - after
+    if missing > 0:
+        report.lost += missing
+        named = missing_jobs(client, keys, partial(_scan, client), known, missing)
+        report.missing = named[:SHOWN]
+        report.tell("source", f"{missing} admitted jobs are neither done nor live: {_names(report.missing, missing)}")
+    if extra > 0:
+        report.tell("source", f"{extra} jobs are done or live and were never admitted")
+
+
+def _names(named: list[str], count: int) -> str:
+    """The names there are, and how many more."""
+    if not named:
+        return "nothing that is left tells which"
+    more = count - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
+
+
+def _bits(bitmap: bytes) -> Iterator[int]:
+    """Places of the bits that are set, as Redis counts them."""
+    for place, byte in enumerate(bitmap):
+        if byte:
+            yield from (8 * place + bit for bit in range(8) if byte >> (7 - bit) & 1)

@@ -1,0 +1,59 @@
+"""How long buried jobs are: what fails for its length is missing among what is trained on (T11).
+
+Of a buried job three lengths are known: its prompt, how many tokens it may draw, and what those of its answers drew
+that were finished before it was buried.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.errors import ProtocolError
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, iter_metas
+from penstock.redis.control import Client
+
+#: Upper ends of the classes that prompts are counted by.
+CLASSES = (64, 256, 1024, 4096, 16384, 65536)
+
+
+def lengths(client: Client, keys: Keys, letters: Sequence[Mapping[bytes, bytes]]) -> list[dict[str, Any]]:
+    """Of each letter of the ``dead`` stream: what is known of its job's length. Blocks for one round trip.
+
+    Returns:
+        ``prompt_length`` in ``prompt_unit`` (tokens, or characters of a text), ``max_new_tokens`` (None: as the engine
+        has it) and ``drawn`` (generated tokens of each finished answer); {} of a record that cannot be read.
+    """
+    pipe = client.pipeline(transaction=False)
+    for letter in letters:
+        pipe.get(keys.meta(letter[b"id"].decode()))
+    return [_lengths_of(letter, meta) for letter, meta in zip(letters, pipe.execute(), strict=True)]
+
+
+def by_length(found: Iterable[Mapping[str, Any]]) -> str:
+    """Buried jobs by the length of their prompts, in words: ``up to 64 tokens 3, up to 1,024 tokens 12``; or ''."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for one in found:
+        if one:
+            counts[one["prompt_unit"], sum(one["prompt_length"] > most for most in CLASSES)] += 1
+    return ", ".join(f"{_class(at)} {unit} {count}" for (unit, at), count in sorted(counts.items()))
+
+
+def _class(at: int) -> str:
+    return f"up to {CLASSES[at]:,}" if at < len(CLASSES) else f"over {CLASSES[-1]:,}"
+
+
+def _lengths_of(letter: Mapping[bytes, bytes], meta: bytes | None) -> dict[str, Any]:
+    name = letter[b"id"].decode()
+    try:
+        job = Job.from_bytes(letter[b"body"], f"record of job {name}")
+        drawn = [one.num_generated for one in iter_metas(meta or b"", f"metadata of job {name}")]
+    except ProtocolError:
+        return {}  # a letter is listed, whatever is wrong with its job
+    tokens = job.prompt_ids is not None
+    return {
+        "prompt_length": len(job.prompt_ids or ()) if tokens else len(job.prompt or ""),
+        "prompt_unit": "tokens" if tokens else "characters",
+        "max_new_tokens": job.sampling.get("max_new_tokens"),
+        "drawn": drawn,
+    }

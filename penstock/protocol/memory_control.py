@@ -1,0 +1,193 @@
+"""What a trainer, or a person, asks of all engines: memory to give up, health checks to leave, a start without waiting.
+
+The newest entry of ``memory:MODEL`` is the whole truth: a worker that is restarted reads it and obeys too.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.errors import ConfigError, ProtocolError, WaitTimeout
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Record, unpack
+from penstock.protocol.scripts import Call, script
+from penstock.redis.control import Control
+
+#: What an engine can give up, in the order in which it comes back.
+TAGS = ("weights", "cuda_graph", "kv_cache")
+#: A presence record that is older is of a worker that is gone.
+FRESH_S = 10.0
+_LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWish(Record):
+    """What engines are to do without, and what else is asked of their workers."""
+
+    #: Tags that are to be offloaded; empty: everything is wanted back.
+    offloaded: list[str] = field(default_factory=list)
+    #: Who asked, and when (Unix time).
+    by: str = ""
+    at: float = 0.0
+    #: True: no health check counts. An engine whose process ends is lost as ever.
+    unwatched: bool = False
+    #: Engines that were lost before it (Unix time) are started without waiting any longer; 0: nobody asked.
+    revive_at: float = 0.0
+
+
+def check_tags(tags: Iterable[str]) -> list[str]:
+    """The tags in order; raises ConfigError on one that does not exist."""
+    given = set(tags)
+    if unknown := given - set(TAGS):
+        raise ConfigError(f"There is no memory {sorted(unknown)} to offload: use {', '.join(TAGS)}.")
+    return [tag for tag in TAGS if tag in given]
+
+
+def wish(keys: Keys, model: str, record: MemoryWish) -> Call[str]:
+    """Have every worker of a model do without ``record.offloaded``; returns the entry's id."""
+    return Call(script("memory"), [keys.memory(model)], [keys.prefix, record.to_bytes()], lambda a: str(a.decode()))
+
+
+def parse_wish(entries: Any) -> MemoryWish | None:
+    """The wish in entries of ``memory:MODEL``, newest last; None where there is none. Raises ProtocolError."""
+    if not entries:
+        return None
+    found = MemoryWish.from_bytes(entries[-1][1].get(b"w", b""), "wish for memory")
+    if not isinstance(found.offloaded, list) or not set(found.offloaded) <= set(TAGS):
+        raise ProtocolError(f"The wish for memory has tags that this penstock does not know: {found.offloaded}.")
+    if not isinstance(found.unwatched, bool) or not isinstance(found.revive_at, (int, float)):
+        raise ProtocolError("The wish for memory has values that this penstock does not know.")
+    return found
+
+
+def newest_wish(control: Control, keys: Keys, model: str) -> MemoryWish:
+    """What is asked of a model's engines now. Blocks for a round trip."""
+    return parse_wish(control.do(lambda client: client.xrevrange(keys.memory(model), count=1))) or MemoryWish()
+
+
+def change(
+    control: Control,
+    keys: Keys,
+    model: str,
+    change_tags: Callable[[set[str]], set[str]],
+    *,
+    by: str,
+    timeout_s: float,
+    tell: Callable[[str], None] = lambda what: None,
+) -> list[str]:
+    """Change what engines do without, and wait until every worker has followed. Returns the tags that are offloaded.
+
+    Args:
+        change_tags: from the tags that are offloaded now to those that shall be.
+        tell: called with what is waited for, '' at the end.
+
+    Raises:
+        WaitTimeout: a worker did not follow in ``timeout_s``; names it and its reason.
+    """
+    newest = newest_wish(control, keys, model)
+    asked = replace(newest, offloaded=check_tags(change_tags(set(newest.offloaded))), by=by)
+    ask(control, keys, model, asked, what="a change of memory", timeout_s=timeout_s, tell=tell)
+    return asked.offloaded
+
+
+def ask(
+    control: Control,
+    keys: Keys,
+    model: str,
+    asked: MemoryWish,
+    *,
+    what: str,
+    timeout_s: float,
+    tell: Callable[[str], None] = lambda what: None,
+) -> None:
+    """Ask something of all engines, and wait until every worker has followed. Raises WaitTimeout as ``change``."""
+    before = control.do(lambda client: client.hgetall(keys.workers))
+    control.call(wish(keys, model, replace(asked, at=time.time())))
+    deadline = time.monotonic() + timeout_s
+    while (late := lagging(control, keys, asked, before)) is not None:
+        tell(f"worker {late} to follow {what}")
+        if time.monotonic() > deadline:
+            raise WaitTimeout(f"Worker {late} did not follow {what} in {timeout_s:g} s.")
+        time.sleep(_LOOK_S)
+    tell("")
+
+
+def watch(control: Control, keys: Keys, model: str, watched: bool, *, by: str, timeout_s: float) -> None:
+    """Have workers count health checks of their engines, or leave them out; blocks until all do. As ``ask``."""
+    newest = newest_wish(control, keys, model)
+    if newest.unwatched == (not watched):
+        return
+    asked = replace(newest, unwatched=not watched, by=by)
+    ask(control, keys, model, asked, what="a change of health checks", timeout_s=timeout_s)
+
+
+def revive(
+    control: Control,
+    keys: Keys,
+    model: str,
+    *,
+    by: str,
+    timeout_s: float,
+    tell: Callable[[str], None] = lambda what: None,
+) -> None:
+    """Have engines that are lost started now instead of after their wait, and block until every one is back.
+
+    While memory is offloaded no engine starts: they do as soon as it is back, and this returns at once.
+
+    Raises:
+        WaitTimeout: an engine was not back in ``timeout_s``; names its worker and why.
+    """
+    began = time.monotonic()
+    newest = newest_wish(control, keys, model)
+    asked = replace(newest, revive_at=max(time.time(), newest.revive_at + 1e-3), by=by)
+    ask(control, keys, model, asked, what="a call for lost engines", timeout_s=timeout_s, tell=tell)
+    while not asked.offloaded and (late := _lost(live_workers(control, keys))) is not None:
+        tell(f"the engine of worker {late}")
+        if time.monotonic() - began > timeout_s:
+            raise WaitTimeout(f"The engine of worker {late} did not come back in {timeout_s:g} s.")
+        time.sleep(_LOOK_S)
+    tell("")
+
+
+def live_workers(control: Control, keys: Keys) -> list[dict[str, Any]]:
+    """What each worker that is alive shows of itself. Blocks for a round trip."""
+    raw = control.do(lambda client: client.hgetall(keys.workers))
+    records: list[dict[str, Any]] = [unpack(value, "presence of a worker") for value in raw.values()]
+    return [record for record in records if time.time() - float(record.get("at", 0)) <= FRESH_S]
+
+
+def _lost(records: Iterable[Mapping[str, Any]]) -> str | None:
+    """A worker whose engine is not there, with its reason; None where there is none."""
+    for record in records:
+        if record.get("state") in ("starting", "restarting engine", "engine away", "crash loop"):
+            return f"{record.get('name')} ({record.get('why') or record.get('state')})"
+    return None
+
+
+def lagging(control: Control, keys: Keys, asked: MemoryWish, before: Mapping[bytes, bytes] | None = None) -> str | None:
+    """A live worker that does not do what is asked, with its reason; None where there is none.
+
+    Args:
+        before: presence records as of the wish: what a worker said before it, it says of another time. A worker that
+            was about to serve then holds its memory by now.
+    """
+    now = time.time()
+    for name, raw in control.do(lambda client: client.hgetall(keys.workers)).items():
+        record = unpack(raw, "worker")
+        if now - float(record.get("at", 0)) > FRESH_S:
+            continue
+        heard = before is None or before.get(name) != raw
+        if asked.revive_at and asked.revive_at > float(record.get("revived_at", 0)):
+            return f"{name.decode()} ({record.get('why') or record.get('state')})"
+        if heard and record.get("state") in ("starting", "restarting engine"):
+            # An engine that is not there holds nothing, and does not start before all is wanted back.
+            continue
+        if (
+            set(record.get("offloaded", ())) != set(asked.offloaded)
+            or record.get("unwatched", False) != asked.unwatched
+        ):
+            return f"{name.decode()} ({record.get('why') or record.get('state')})"
+        if not heard:
+            return f"{name.decode()} (it has said nothing since it was asked)"
+    return None

@@ -1,0 +1,93 @@
+"""Which admitted jobs are missing: named by what still refers to them, else by the gaps among the indices.
+
+A job that vanished leaves its id behind in a lane, among the delayed, dead, ready or retiring jobs, or in its metadata.
+Where nothing refers to it, an epoch that was admitted as a whole shows it as a gap: a later one of its dataset has
+begun, and another one knows the index. Else the gaps below the highest index name the jobs if they are as many as are
+missing; where prompts are shuffled and an epoch is under way there are more, and nobody can tell which.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from penstock.names import LANES
+from penstock.protocol.keys import Keys
+from penstock.redis.control import Client
+
+#: Entries of a stream read at once.
+CHUNK = 1000
+
+
+def missing_jobs(
+    client: Client, keys: Keys, scan: Callable[[str], Iterator[str]], known: Mapping[str, set[int]], count: int
+) -> list[str]:
+    """Ids of up to ``count`` jobs that are neither done nor live, sorted. Blocks for a scan over the keys.
+
+    Args:
+        scan: names of all keys that begin with a prefix.
+        known: indices that are done or live, by DATASET/EPOCH.
+        count: how many are missing.
+    """
+    seen = {job for job in _referred(client, keys, scan) if not _is_known(job, known)}
+    found = _really(client, keys, sorted(seen, key=_order))
+    for gaps in (_gaps_of_whole_epochs(known), _gaps(known, count)):
+        more = _really(client, keys, sorted(gaps - set(found), key=_order))
+        if len(found) + len(more) <= count:
+            found += more
+    return sorted(found[:count], key=_order)
+
+
+def _referred(client: Client, keys: Keys, scan: Callable[[str], Iterator[str]]) -> Iterator[str]:
+    """Ids of jobs that something still refers to."""
+    for stream in (*(keys.jobs(lane) for lane in LANES), keys.dead):
+        after = "-"
+        while entries := client.xrange(stream, after, "+", count=CHUNK):
+            yield from (fields[b"id"].decode() for _, fields in entries if b"id" in fields)
+            after = f"({entries[-1][0].decode()}"
+    for members in (client.zscan_iter(keys.delayed), client.zscan_iter(keys.ready)):
+        yield from (job.decode() for job, _ in members)
+    yield from (job.decode() for job in client.sscan_iter(keys.retiring))
+    prefix = keys.meta("")
+    yield from (key.removeprefix(prefix) for key in scan(prefix))
+
+
+def _is_known(job: str, known: Mapping[str, set[int]]) -> bool:
+    dataset, _, index = job.rpartition("/")
+    return not index.isdigit() or int(index) in known.get(dataset, ())
+
+
+def _really(client: Client, keys: Keys, jobs: list[str]) -> list[str]:
+    """Those that are neither done nor live now: jobs move while one looks."""
+    pipe = client.pipeline(transaction=False)
+    for job in jobs:
+        dataset, _, index = job.rpartition("/")
+        pipe.exists(keys.group(job))
+        pipe.getbit(keys.of(f"done:{dataset}"), int(index))
+    answers = pipe.execute() if jobs else []
+    return [job for i, job in enumerate(jobs) if not any(answers[2 * i : 2 * i + 2])]
+
+
+def _gaps_of_whole_epochs(known: Mapping[str, set[int]]) -> set[str]:
+    epochs: dict[str, dict[int, set[int]]] = {}
+    for name, indices in known.items():
+        dataset, _, epoch = name.rpartition("/")
+        if epoch.isdigit():
+            epochs.setdefault(dataset, {})[int(epoch)] = indices
+    gaps = set()
+    for dataset, of in epochs.items():
+        every = set().union(*of.values())
+        whole = [epoch for epoch in of if epoch < max(of)]
+        gaps |= {f"{dataset}/{epoch}/{index}" for epoch in whole for index in every - of[epoch]}
+    return gaps
+
+
+def _gaps(known: Mapping[str, set[int]], count: int) -> set[str]:
+    """Indices below the highest that nobody knows; none where they are more than ``count``."""
+    if sum(max(indices, default=-1) + 1 - len(indices) for indices in known.values()) > count:
+        return set()
+    return {
+        f"{name}/{index}" for name, indices in known.items() for index in set(range(max(indices, default=0))) - indices
+    }
+
+
+def _order(job: str) -> tuple[str, int]:
+    dataset, _, index = job.rpartition("/")
+    return dataset, int(index)

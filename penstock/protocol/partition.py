@@ -1,0 +1,190 @@
+"""The split of a batch over ranks and micro-batches, as pure functions of (manifest, dp_size, seed) (T14).
+
+Every rank computes the whole split for itself; nothing about it travels. A restart at another ``dp_size`` splits the
+same manifest anew. Nothing here blocks.
+"""
+
+import bisect
+import hashlib
+import heapq
+import random
+from collections.abc import Sequence
+
+from penstock.errors import ConfigError
+from penstock.protocol.messages import Row
+
+
+def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = "balanced") -> list[list[int]]:
+    """Indices into ``rows`` for each rank, ascending; every row on exactly one rank.
+
+    ``balanced``: ranks get equally many rows where ``dp_size`` divides their number, else at most
+    ``ceil(len(rows) / dp_size)`` each, and the tokens per rank are evened out by the largest differencing method of
+    Karmarkar and Karp (1982) with parts of equal size, and swaps. ``tokens``: the same without equal counts, so that
+    one long sample may stand against many short ones. ``strided``: rows are dealt out.
+    ``seed`` decides which rank gets which part; that of a manifest is its batch's own (``batch_seed``), so that no rank
+    is the longest one for ever.
+
+    Raises:
+        ConfigError: ``dp_size`` is less than 1, or ``how`` is none of these.
+    """
+    if how not in ("balanced", "tokens", "strided"):
+        raise ConfigError(f"A batch cannot be split {how!r}: use balanced, tokens or strided.")
+    if dp_size < 1:
+        raise ConfigError(f"dp_size is {dp_size}; it must be at least 1.")
+    if dp_size == 1:
+        return [list(range(len(rows)))]
+    lengths = [row.length for row in rows]
+    if how == "balanced":
+        parts = even_out(lengths, karmarkar_karp(lengths, dp_size))
+    elif how == "tokens":
+        # The larger choice mostly wins; where it does not, equal counts are among what it allows.
+        both = [even_out(lengths, karmarkar_karp(lengths, dp_size, equal=equal)) for equal in (False, True)]
+        parts = min(both, key=lambda one: max(sum(lengths[i] for i in part) for part in one))
+    else:
+        parts = [list(range(rank, len(rows), dp_size)) for rank in range(dp_size)]
+    random.Random(seed).shuffle(parts)
+    return parts
+
+
+def batch_seed(seed: int, n: int) -> int:
+    """Seed of batch ``n`` of a subscription whose seed is ``seed``: another one for every batch, below 2^48."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{n}".encode(), digest_size=6).digest(), "big")
+
+
+def karmarkar_karp(lengths: Sequence[int], parts: int, *, equal: bool = True) -> list[list[int]]:
+    """Indices of ``lengths`` in ``parts`` sets of nearly equal sum, and with ``equal`` of equal size, each ascending.
+
+    Where the number does not divide, sets are filled up with items of length 0 that are left out of the answer.
+    Every ``parts`` neighbours in order of length begin as one state with one item per set; the two states of the
+    largest spread are merged, heaviest set to lightest, until one is left. Without ``equal`` every item is a state of
+    its own. O(n log n).
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    padded = order + [-1] * (-len(order) % parts)
+    if not equal:
+        padded = [j for i in order for j in (i, *[-1] * (parts - 1))]
+    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    for serial, start in enumerate(range(0, len(padded), parts)):
+        state = [(lengths[i] if i >= 0 else 0, [i] if equal or i >= 0 else []) for i in padded[start : start + parts]]
+        heap.append((state[-1][0] - state[0][0], serial, state))
+    if not heap:
+        return [[] for _ in range(parts)]
+    heapq.heapify(heap)
+    serial = len(heap)
+    while len(heap) > 1:
+        _, _, first = heapq.heappop(heap)
+        _, _, second = heapq.heappop(heap)
+        merged = [
+            (total + other, items + others)
+            for (total, items), (other, others) in zip(first, reversed(second), strict=True)
+        ]
+        merged.sort(key=lambda part: (-part[0], part[1]))
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], serial, merged))
+        serial += 1
+    return [sorted(i for i in items if i >= 0) for _, items in heap[0][2]]
+
+
+def even_out(lengths: Sequence[int], parts: list[list[int]]) -> list[list[int]]:
+    """Swap items of the heaviest and the lightest part for as long as that brings the two nearer to each other.
+
+    Parts keep their sizes. It mends what parts of one item per size class leave on heavy tails: from 10 % to 0.1 %.
+    """
+    parts = [list(part) for part in parts]
+    sums = [sum(lengths[i] for i in part) for part in parts]
+    while True:
+        heavy, light = sums.index(max(sums)), sums.index(min(sums))
+        gap = sums[heavy] - sums[light]
+        swap = _best_swap(lengths, parts[heavy], parts[light], gap)
+        if swap is None:
+            return [sorted(part) for part in parts]
+        out, back = swap
+        parts[heavy][parts[heavy].index(out)] = back
+        parts[light][parts[light].index(back)] = out
+        sums[heavy] -= lengths[out] - lengths[back]
+        sums[light] += lengths[out] - lengths[back]
+
+
+def _best_swap(lengths: Sequence[int], heavy: list[int], light: list[int], gap: int) -> tuple[int, int] | None:
+    """The pair whose lengths differ by nearest to half the gap; None where no swap narrows it."""
+    ordered = sorted(light, key=lambda i: (lengths[i], i))
+    best, best_gap = None, gap
+    for out in heavy:
+        at = bisect.bisect(ordered, lengths[out] - gap / 2, key=lambda i: lengths[i])
+        for back in ordered[max(0, at - 1) : at + 1]:
+            left = abs(gap - 2 * (lengths[out] - lengths[back]))
+            if left < best_gap:
+                best, best_gap = (out, back), left
+    return best
+
+
+def minibatches(rows: Sequence[Row], count: int, seed: int = 0) -> list[list[int]]:
+    """Indices into ``rows`` for each of ``count`` optimizer steps, ascending; every row in exactly one, groups whole.
+
+    As many groups in each as in any other, where ``count`` divides their number, and the tokens evened out; ``seed``
+    decides their order. Where there are fewer groups than ``count``, some have none. It does not depend on ranks: each
+    runs those of its own rows that are in a minibatch.
+
+    Raises:
+        ConfigError: ``count`` is less than 1.
+    """
+    if count < 1:
+        raise ConfigError(f"A batch cannot be taken in {count} minibatches; it must be at least 1.")
+    groups: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(row.job, []).append(i)
+    members = list(groups.values())
+    tokens = [sum(rows[i].length for i in group) for group in members]
+    parts = even_out(tokens, karmarkar_karp(tokens, count))
+    random.Random(f"minibatches/{seed}").shuffle(parts)
+    return [sorted(i for g in part for i in members[g]) for part in parts]
+
+
+def micro_batches(
+    lengths: Sequence[int], max_tokens: int | None = None, max_samples: int | None = None, *, padded: bool = False
+) -> list[list[int]]:
+    """Indices of ``lengths`` by micro-batch, first fit in order of falling length.
+
+    Args:
+        lengths: tokens of each sample.
+        max_tokens: most tokens of a micro-batch; a longer sample has one to itself. None: no limit.
+        max_samples: most samples of a micro-batch. None: no limit.
+        padded: a micro-batch takes as many tokens as its longest sample times their number, as in a [B, L] array.
+    """
+    # One entry per open micro-batch: [tokens, or longest sample; members].
+    bins: list[tuple[int, list[int]]] = []
+    first_open = 0
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        for b in range(first_open, len(bins)):
+            size, members = bins[b]
+            # In order of falling length the first member is the longest.
+            tokens = size * (len(members) + 1) if padded else size + lengths[i]
+            if (max_tokens is None or tokens <= max_tokens) and (max_samples is None or len(members) < max_samples):
+                members.append(i)
+                bins[b] = (size if padded else tokens, members)
+                break
+            if b == first_open and max_samples is not None and len(members) >= max_samples:
+                first_open += 1
+        else:
+            bins.append((lengths[i], [i]))
+    return [sorted(members) for _, members in bins]
+
+
+def num_micro_batches(
+    rows: Sequence[Row],
+    shares: Sequence[Sequence[int]],
+    max_tokens: int | None = None,
+    max_samples: int | None = None,
+    *,
+    padded: bool = False,
+) -> int:
+    """How many micro-batches every rank runs: as many as the rank that needs most, at least 1 (T10).
+
+    A rank that needs fewer adds fillers of weight zero. ``shares`` is what ``split`` returned.
+    """
+    return max(
+        1,
+        *(
+            len(micro_batches([rows[i].length for i in share], max_tokens, max_samples, padded=padded))
+            for share in shares
+        ),
+    )

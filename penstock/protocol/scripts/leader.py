@@ -1,0 +1,261 @@
+"""Verbs of the buffer's leader."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.names import LANES
+from penstock.protocol.keys import Keys
+from penstock.redis.call import Call, Value, numbers, script, text, texts, version_field
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Proof of leading: sent with every verb of the leader."""
+
+    epoch: int
+    token: str
+
+
+def lead(keys: Keys, token: str, lease_ms: int) -> Call[int]:
+    """Take or renew the leadership: the epoch, or 0 when another leads."""
+    return Call(script("lead"), [keys.leader, keys.epoch], [keys.prefix, token, lease_ms], int)
+
+
+def resign(keys: Keys, lead: Leadership) -> Call[bool]:
+    return Call(script("resign"), [keys.leader], [lead.epoch, lead.token], bool)
+
+
+def keep(
+    keys: Keys, lead: Leadership, kept: Iterable[tuple[str, int]], lost: Mapping[str, Iterable[int]] | None = None
+) -> Call[int]:
+    """Payloads of these groups (job, n) are permanent, but for k in ``lost``. -1: leadership lost."""
+    gone = lost or {}
+    flat: list[Value] = [part for job, n in kept for part in (job, n, ",".join(map(str, gone.get(job, ()))))]
+    return Call(script("keep"), [keys.leader], [keys.prefix, lead.epoch, lead.token, *flat], int)
+
+
+def persist(payload_keys: Sequence[str]) -> Call[list[bool]]:
+    """Make committed payloads permanent, on the server that has them; False where one is gone."""
+    return Call(script("persist"), payload_keys, [], lambda answer: [bool(v) for v in answer])
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Outcome of skip: ``skipped``, or ``leader`` | ``subs`` | ``moved``; places skipped so far."""
+
+    outcome: str
+    skipped: int
+
+
+def skip(keys: Keys, lead: Leadership, sub: str, *, revision: int, place: int, places: int) -> Call[Skipped]:
+    """Pass over ``places`` of the order of admission from ``place`` on, which hold nothing any more."""
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, revision, place, places]
+    names = [keys.leader, keys.subs, keys.sub(sub)]
+    return Call(script("skip"), names, args, lambda answer: Skipped(text(answer[0]), int(answer[1])))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Outcome of cut: cut, already, leader, subs, order, clock; or ``group`` with the job and why."""
+
+    outcome: str
+    job: str = ""
+    why: str = ""
+
+
+def cut(
+    keys: Keys,
+    lead: Leadership,
+    sub: str,
+    *,
+    revision: int,
+    n: int,
+    manifest: bytes,
+    digest: str,
+    consumes: int,
+    model: str,
+    version: int,
+    oldest_allowed: int,
+    jobs: Sequence[str],
+    gb: int | None = None,
+) -> Call[Cut]:
+    """Batch ``n`` of a subscription comes to be, if everything it was planned on still holds.
+
+    ``gb``: groups that one of its versions consumes from now on, where that is not known beforehand.
+    """
+
+    def parse(answer: Any) -> Cut:
+        return Cut(*texts(answer)) if text(answer[0]) == "group" else Cut(text(answer[0]))
+
+    field = version_field(model) if model else ""
+    head: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, revision, n, manifest, digest, consumes]
+    args = [*head, field, version, oldest_allowed, "" if gb is None else gb, *jobs]
+    return Call(script("cut"), [keys.leader, keys.subs, keys.sub(sub), keys.batches(sub), keys.clock], args, parse)
+
+
+#: Why a subscription will never use a group: reason -> value of its ``u`` field.
+DISPOSALS = {
+    "stale": -1, "filtered": -2, "rewound": -3, "payload_lost": -4, "before": -5, "quota": -6, "retention": -7,
+    "unreadable": -8,
+    "no_loss": -8,
+}  # fmt: skip
+
+
+def dispose(
+    keys: Keys, lead: Leadership, sub: str, reason: str, jobs: Sequence[str], aged: Sequence[tuple[int, int]] = ()
+) -> Call[int]:
+    """A subscription gives up these groups unused; their places at the gate are free. -1: leadership lost.
+
+    Args:
+        aged: (samples, generated tokens) of each, where they are given up for their age; empty: for another reason.
+    """
+    sizes = aged or [(0, 0)] * len(jobs)
+    groups = [value for job, (samples, tokens) in zip(jobs, sizes, strict=True) for value in (job, samples, tokens)]
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, reason, DISPOSALS[reason], *groups]
+    return Call(script("dispose"), [keys.leader, keys.sub(sub)], args, int)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a subscription's filters said of one group; those that simply keep it are not told."""
+
+    job: str
+    #: Why it is dropped, a short word; '' where it is kept although a filter raised.
+    reason: str
+    raised: bool
+    num_samples: int
+    #: Sum over its samples.
+    reward: float
+
+
+def judge(keys: Keys, lead: Leadership, sub: str, groups: Iterable[Judged]) -> Call[int]:
+    """Drop groups that filters rejected, with a ledger by reason; how many were dropped. -1: leadership lost."""
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, DISPOSALS["filtered"]]
+    for one in groups:
+        args += [one.job, one.reason, int(not one.reason), int(one.raised), one.num_samples, repr(one.reward)]
+    return Call(script("judge"), [keys.leader, keys.sub(sub)], args, int)
+
+
+def room(keys: Keys, gates: Sequence[Sequence[str]]) -> Call[dict[str, tuple[int, int]]]:
+    """Places at each gate by its first subscription: (free, all); free ones below 0 are too many.
+
+    ``gates``: driving subscriptions, each with all members of its pool.
+    """
+
+    def parse(answer: Any) -> dict[str, tuple[int, int]]:
+        return {names[0]: (int(free), int(all_)) for names, (free, all_) in zip(gates, answer, strict=True)}
+
+    subs = [keys.sub(name) for names in gates for name in names]
+    return Call(script("room"), [keys.subs, *subs], [keys.prefix, numbers(gates)], parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A begun group that was first leased long ago."""
+
+    job: str
+    committed: int
+    wanted: int
+    age_s: float
+
+
+def late(keys: Keys, age_ms: int, most: int) -> Call[list[Late]]:
+    """Up to ``most`` begun train groups whose first lease is at least ``age_ms`` old. Reads only."""
+
+    def parse(answer: Any) -> list[Late]:
+        return [Late(text(job), int(c), int(n), int(age) / 1000) for job, c, n, age in answer]
+
+    return Call(script("late"), [keys.inflight], [keys.prefix, age_ms, most], parse)
+
+
+def close(keys: Keys, lead: Leadership, job: str, fewest: int = 1) -> Call[int]:
+    """Make a begun group ready with the samples it has. 0: fewer than ``fewest``; -1: leadership lost."""
+    names = [keys.leader, keys.group(job), keys.ready, keys.inflight, keys.samples, keys.delayed, keys.bodies]
+    return Call(script("close"), names, [keys.prefix, lead.epoch, lead.token, job, fewest], int)
+
+
+def expire(keys: Keys, lead: Leadership, job: str) -> Call[int]:
+    """Drop a begun group that took too long. 0: it is complete, buried or gone by now; -1: leadership lost."""
+    names = [keys.leader, keys.group(job), keys.inflight, keys.delayed, keys.bodies]
+    return Call(script("expire"), names, [keys.prefix, lead.epoch, lead.token, job], int)
+
+
+def rolled_back(keys: Keys, lost: Mapping[str, int]) -> Call[int]:
+    """Keep by how much counters went back when Redis forgot acknowledged writes."""
+    flat: list[Value] = [part for pair in lost.items() for part in pair]
+    return Call(script("rolled_back"), [keys.counters], [keys.prefix, *flat], int)
+
+
+def seal(
+    keys: Keys,
+    lead: Leadership,
+    *,
+    revision: int,
+    subs: Sequence[str],
+    jobs: Sequence[str],
+    evict: Collection[str] = (),
+) -> Call[str | list[str]]:
+    """Retire groups that every subscription is done with; the jobs sealed, or ``leader`` | ``subs``.
+
+    ``evict``: subscriptions that may lose what they committed and have no checkpoint past.
+    """
+
+    def parse(answer: Any) -> str | list[str]:
+        return text(answer) if isinstance(answer, (bytes, str)) else texts(answer)
+
+    flags = "".join("1" if sub in evict else "0" for sub in subs)
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, revision, len(subs), flags, *subs, *jobs]
+    return Call(script("seal"), [keys.leader, keys.subs, keys.ready, *map(keys.sub, subs)], args, parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Outcome of park: ``parked`` with the groups given back to a pool, or why not."""
+
+    outcome: str
+    given: int = 0
+
+
+def park(keys: Keys, lead: Leadership, sub: str, *, revision: int, absent_ms: int) -> Call[Parked]:
+    """A subscription whose owner has been gone for longer than ``absent_ms`` holds up nobody any more."""
+    names = [keys.leader, keys.subs, keys.sub(sub), keys.batches(sub), keys.owner(sub)]
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, revision, sub, absent_ms]
+    return Call(script("park"), names, args, lambda a: Parked(text(a[0]), *(int(v) for v in a[1:])))
+
+
+def grant(keys: Keys, lead: Leadership, sub: str, groups: int, completed: int, counted: Sequence[str]) -> Call[int]:
+    """Owe ``groups`` to the batch that ``sub`` asks for, if the gate of ``counted`` is closed and nothing is in flight.
+
+    ``completed``: groups that the run had completed when ``groups`` was reckoned. Groups owed now; 0: none were
+    granted; -1: leadership lost.
+    """
+    names = [keys.leader, keys.subs, keys.sub(sub), keys.delayed, keys.counters]
+    lanes = [keys.jobs(lane) for lane in ("train", "resume", "suspect")]
+    args: list[Value] = [keys.prefix, lead.epoch, lead.token, groups, completed]
+    return Call(script("grant"), [*names, *lanes, *map(keys.sub, counted)], args, int)
+
+
+def conclude(
+    keys: Keys, lead: Leadership, sub: str, *, n: int, end: int, completed: int, lanes: Iterable[str]
+) -> Call[int]:
+    """Batch ``n`` of ``sub`` never comes: the data ended at position ``end``, and nothing of ``lanes`` is under way.
+
+    ``completed``: groups that the run had completed when that was seen. 1: concluded; 0: something moved meanwhile;
+    -1: leadership lost.
+    """
+    names = [keys.leader, keys.source, keys.sub(sub), keys.delayed, keys.counters, *map(keys.jobs, lanes)]
+    return Call(script("conclude"), names, [keys.prefix, lead.epoch, lead.token, n, end, completed], int)
+
+
+def sweep(keys: Keys, lead: Leadership, groups: Iterable[tuple[str, int]]) -> Call[int]:
+    """Delete sealed groups (job, n) whose payloads are unlinked. -1: leadership lost."""
+    flat: list[Value] = [part for pair in groups for part in pair]
+    return Call(script("sweep"), [keys.leader], [keys.prefix, lead.epoch, lead.token, *flat], int)
+
+
+def tidy(keys: Keys, records: str, stale: Iterable[tuple[str, bytes]], *, consumers: bool = False) -> Call[int]:
+    """Remove (field, record) pairs of a hash as they were read; with ``consumers``, those of dead workers too."""
+    flat: list[Value] = [part for pair in stale for part in pair]
+    lanes = [keys.jobs(lane) for lane in LANES] if consumers else []
+    return Call(script("tidy"), [records, *lanes], [keys.prefix, *flat], int)

@@ -1,0 +1,64 @@
+"""Verbs of people at the command line, and of who asked for jobs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.names import LANES
+from penstock.protocol.keys import Keys
+from penstock.redis.call import Call, script, text, version_field
+
+
+def requeue(keys: Keys, job: str, model: str) -> Call[bool]:
+    """Dig a dead job up. False: it is not dead."""
+    return Call(
+        script("requeue"), [keys.group(job), keys.dead, keys.clock], [keys.prefix, job, version_field(model)], bool
+    )
+
+
+def cancel(keys: Keys, job: str, subs: Sequence[str]) -> Call[str]:
+    """Cancel a live job; the state it was in, ``cut`` (it stays: a batch holds it), or '' (nothing to cancel)."""
+    names = [keys.group(job), keys.delayed, keys.bodies, keys.dead, keys.ready, keys.inflight]
+    return Call(script("cancel"), [*names, *map(keys.sub, subs)], [keys.prefix, job, *subs], text)
+
+
+def collect(keys: Keys, job: str, lane: str) -> Call[str]:
+    """Retire a ready group of a lane without subscriptions: retired, '' (gone), subscribed, or the state it is in."""
+    return Call(script("collect"), [keys.group(job), keys.ready, keys.subs], [keys.prefix, job, lane], text)
+
+
+def unsubscribe(keys: Keys, sub: str) -> Call[bool]:
+    """Drop a subscription with its batches, for good: its name is not to be had again."""
+    return Call(
+        script("unsubscribe"), [keys.subs, keys.sub(sub), keys.batches(sub), keys.owner(sub)], [keys.prefix, sub], bool
+    )
+
+
+def check_group(keys: Keys, job: str) -> Call[str]:
+    """What is wrong with a group's state, or ''."""
+    names = [keys.group(job), keys.meta(job), keys.ready, keys.delayed, keys.dead, keys.inflight, keys.retiring]
+    return Call(script("check_group"), names, [keys.prefix, job], text)
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """I1 in one instant: ``admitted`` must equal the sum of the others."""
+
+    admitted: int
+    lanes: int
+    delayed: int
+    dead: int
+    ready: int
+    retired: int
+    evicted: int
+    dropped: int
+    cancelled: int
+
+    @property
+    def difference(self) -> int:
+        parts = self.lanes + self.delayed + self.dead + self.ready
+        return self.admitted - parts - self.retired - self.evicted - self.dropped - self.cancelled
+
+
+def recount(keys: Keys) -> Call[Recount]:
+    names = [keys.counters, keys.delayed, keys.dead, keys.ready, *map(keys.jobs, LANES)]
+    return Call(script("recount"), names, [], lambda answer: Recount(*(int(v) for v in answer)))

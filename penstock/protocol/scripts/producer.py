@@ -1,0 +1,75 @@
+"""Verbs of the producer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job
+from penstock.redis.call import Call, Value, numbers, script, text, version_field
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Outcome of admit: ``ok``, ``moved`` (another producer was here), ``subs`` (read them anew), ``closed`` (gate),
+    ``ended`` (the data)."""
+
+    outcome: str
+    admitted: int = 0
+    position: int = 0
+    #: The subscription that has no room, where the gate is closed; '' where there is none.
+    sub: str = ""
+
+
+def admit(
+    keys: Keys,
+    jobs: Sequence[tuple[Job, bytes]],
+    *,
+    lane: str,
+    source: str,
+    position: int,
+    model: str,
+    gate: tuple[int, Sequence[str | Sequence[str]]] | None,
+    cohorts: bool = False,
+) -> Call[Admission]:
+    """Admit jobs in order, as many as the gate lets in.
+
+    Args:
+        jobs: jobs of one lane and their records.
+        source: name of the position that is moved, by one per job admitted or skipped as done.
+        position: where the caller believes it stands.
+        gate: (revision of subs, driving subscriptions; for a pool all of its members as one entry), or None for lanes
+            that no gate holds (eval, score).
+        cohorts: keep the order of admission, because a subscription of this lane cuts by cohort.
+    """
+    gates = [[one] if isinstance(one, str) else list(one) for one in gate[1]] if gate else []
+    head: list[Value] = [keys.prefix, lane, source, position, gate[0] if gate else -1, version_field(model)]
+    args: list[Value] = [*head, int(cohorts), numbers(gates)]
+    for job, body in jobs:
+        args += [job.id, job.n, body]
+
+    def parse(answer: Any) -> Admission:
+        admitted, position, tightest = (*(int(v) for v in answer[1:]), 0, 0, 0)[:3]
+        return Admission(text(answer[0]), admitted, position, gates[tightest - 1][0] if tightest else "")
+
+    subs = [keys.sub(name) for names in gates for name in names]
+    return Call(script("admit"), [keys.source, keys.subs, keys.clock, *subs], args, parse)
+
+
+def identify(keys: Keys, fingerprint: str, sizes: Mapping[str, int]) -> Call[str]:
+    """Say in what prompts the positions of the source are counted; the fingerprint that was told first."""
+    flat: list[Value] = [part for pair in sizes.items() for part in pair]
+    return Call(script("identify"), [keys.source], [keys.prefix, fingerprint, *flat], text)
+
+
+def span(keys: Keys, end: int | None, last_batch: str = "drop") -> Call[int]:
+    """Say at which position the train prompts end (None: never), and what becomes of a short last batch.
+
+    The position they are at; -1 where that is past ``end`` already, and nothing is changed.
+    """
+    return Call(script("span"), [keys.source], [keys.prefix, "" if end is None else end, last_batch], int)
+
+
+def swap(keys: Keys, field: str, read: int, number: int) -> Call[int]:
+    """Move a number of the source from ``read`` to ``number``, unless it moved meanwhile; the number that is there."""
+    return Call(script("swap"), [keys.source], [keys.prefix, field, read, number], int)

@@ -1,0 +1,220 @@
+"""Verbs of trainers and their subscriptions."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import ConfigError, PublishError
+from penstock.protocol.keys import Keys
+from penstock.redis.call import Call, Value, script, text, texts, version_field
+
+#: Marks a subscribe that was planned on a revision that has moved.
+MOVED = -2
+
+
+def subscribe(
+    keys: Keys, sub: str, definition: Mapping[str, Value], *, revision: int | None = None, operator: bool = False
+) -> Call[int]:
+    """Make or change a subscription; the revision of subs, or ``MOVED``.
+
+    Args:
+        revision: the one that the change was planned on; None: any.
+        operator: these fields stay when the trainer comes back with its own; an empty value lets go of one.
+
+    Raises ConfigError when one of this name was dropped, or a field may not be what is asked for.
+    """
+
+    def parse(answer: Any) -> int:
+        code, *what = int(answer[0]), *texts(answer[1:])
+        if code == -1:
+            raise ConfigError(f"Subscription {sub!r} of run {keys.run!r} was dropped: take another name.")
+        if code == -5:
+            raise ConfigError(
+                f"The pool of {sub!r} in run {keys.run!r} was dropped with its last member: name another."
+            )
+        if code == -6:
+            raise ConfigError(
+                f"Subscription {sub!r} of run {keys.run!r} is of staleness.mode {what[0]}, and is now asked for as "
+                f"{what[1]}: its groups were admitted for {what[0]}, so set staleness.mode back to {what[0]}, or begin "
+                "a new run."
+            )
+        if code == -3:
+            raise ConfigError(
+                f"The {what[0]} of subscription {sub!r} cannot change: groups remember it. Take another name."
+            )
+        if code == -4:
+            raise ConfigError(
+                f"Subscription {sub!r} and {what[1]!r} share one pool, so their {what[0]} must be the same."
+            )
+        return code
+
+    flat: list[Value] = [part for pair in definition.items() for part in pair]
+    rev: Value = "" if revision is None else revision
+    return Call(script("subscribe"), [keys.subs, keys.sub(sub)], [keys.prefix, sub, rev, int(operator), *flat], parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Outcome of join. ``holder_ms``: time left of the lease of another owner (-1: it was taken over)."""
+
+    mine: bool
+    gen: int = 0
+    cursor: int = 0
+    cut: int = 0
+    ckpt: int = 0
+    floor: int = 0
+    holder_ms: int = 0
+
+
+def join(keys: Keys, sub: str, owner: str, lease_ms: int, *, only_renew: bool = False, job: str = "") -> Call[Joined]:
+    """Take, or keep, the ownership of a subscription. ``job``: what the ranks of this start have in common."""
+
+    def parse(answer: Any) -> Joined:
+        if not answer[0]:
+            return Joined(False, holder_ms=int(answer[1]))
+        return Joined(True, *(int(v) for v in answer[1:]))
+
+    args: list[Value] = [keys.prefix, owner, lease_ms, int(only_renew), job]
+    return Call(script("join"), [keys.sub(sub), keys.owner(sub), keys.subs], args, parse)
+
+
+def leave(keys: Keys, sub: str, owner: str) -> Call[bool]:
+    return Call(script("leave"), [keys.owner(sub)], [owner], bool)
+
+
+def ask(keys: Keys, sub: str, n: int, owner: str, gen: int) -> Call[bool]:
+    """Say that batch ``n`` is waited for. False: the subscription is not the caller's."""
+    return Call(script("ask"), [keys.sub(sub), keys.samples], [keys.prefix, sub, n, owner, gen], bool)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommit:
+    """Outcome of commit_batch: committed, waiting (for other ranks), already, owner, order, diverged, unknown or role.
+
+    ``bits``: ``ROLE:0110,...``, a 1 for each rank of each role that has the batch behind it.
+    """
+
+    outcome: str
+    cursor: int
+    bits: str = ""
+
+
+def commit_batch(
+    keys: Keys, sub: str, *, owner: str, gen: int, n: int, digest: str, rank: int, ranks: int, role: str = ""
+) -> Call[BatchCommit]:
+    """One rank of one role has batch ``n`` behind it; the last one moves the cursor."""
+    args: list[Value] = [keys.prefix, owner, gen, n, digest, rank, ranks, role]
+    names = [keys.sub(sub), keys.batches(sub)]
+    return Call(script("commit_batch"), names, args, lambda a: BatchCommit(text(a[0]), int(a[1]), text(a[2])))
+
+
+def column(
+    keys: Keys,
+    sub: str,
+    *,
+    owner: str,
+    gen: int,
+    n: int,
+    digest: str,
+    rank: int,
+    role: str,
+    most: int,
+    ttl_s: int,
+    places: Iterable[tuple[str, str]],
+) -> Call[str]:
+    """Announce that a column of batch ``n`` is written to (server, key) places: ok, or why it must not be."""
+    names = [keys.sub(sub), keys.batches(sub), keys.columns(sub)]
+    head: list[Value] = [keys.prefix, owner, gen, n, digest, rank, role, most, ttl_s]
+    return Call(script("column"), names, [*head, *(f"{server}|{key}" for server, key in places)], text)
+
+
+def write_column(key: str, ttl_s: int, values: Mapping[int, bytes]) -> Call[list[int]]:
+    """Values of a column by row index, on the payload server that has it; rows that hold other bytes already."""
+    flat: list[Value] = [part for pair in values.items() for part in pair]
+    return Call(script("write_column"), [key], [ttl_s, *flat], lambda answer: [int(row) for row in answer])
+
+
+def column_lost(keys: Keys, sub: str, ttl_s: int, values: Iterable[str]) -> Call[int]:
+    """Count values (DIGEST/COLUMN/ROW) that a column does not have because its writer lost the payload; new ones."""
+    return Call(script("column_lost"), [keys.columns_lost(sub), keys.counters], [keys.prefix, ttl_s, *values], int)
+
+
+def agree(
+    keys: Keys, sub: str, *, owner: str, gen: int, number: int, role: str, rank: int, ranks: int, word: str, ttl_s: int
+) -> Call[list[str] | None]:
+    """Say ``word`` in round ``number``; what every rank of the role said in it ('': nothing yet).
+
+    None: the subscription is not the caller's.
+    """
+
+    def parse(answer: Any) -> list[str] | None:
+        return texts(answer[1:]) if text(answer[0]) == "ok" else None
+
+    args: list[Value] = [keys.prefix, owner, gen, number, role, rank, ranks, word, ttl_s]
+    return Call(script("agree"), [keys.sub(sub), keys.agree(sub)], args, parse)
+
+
+def publish(
+    keys: Keys,
+    sub: str,
+    *,
+    owner: str,
+    gen: int,
+    model: str,
+    version: int,
+    through: int,
+    step: int,
+    record: bytes,
+    rev: int = 0,
+    known: int = 0,
+) -> Call[int]:
+    """Announce a version; returns the version of the clock. Raises PublishError when it cannot be.
+
+    ``known``: the newest version that a trainer or an engine holds. It is above the clock only when a failover lost
+    publications; the next version is then ``known + 1``, and those between are abandoned (T1).
+    """
+
+    def parse(answer: Any) -> int:
+        outcome, clock = text(answer[0]), int(answer[1])
+        if outcome in ("published", "already"):
+            return clock
+        why = {
+            "owner": f"subscription {sub!r} belongs to another trainer by now, or was rewound",
+            "version": f"the clock of model {model!r} stands at {clock}, so the next version is {clock + 1}",
+            "through": (
+                f"batch {through} is not committed, or a version consumed it already; a trainer that was started again "
+                "restores its checkpoint first (load_state_dict), and one that goes on commits a batch"
+            ),
+        }[outcome]
+        raise PublishError(f"Version {version} of model {model!r} cannot be announced: {why}.")
+
+    names = [keys.clock, keys.sub(sub), keys.batches(sub), keys.weights(model), keys.steps(model)]
+    args: list[Value] = [keys.prefix, owner, gen, version_field(model), version, through, step, rev, record, known]
+    return Call(script("publish"), names, args, parse)
+
+
+def checkpointed(keys: Keys, sub: str, *, owner: str, gen: int, n: int, role: str = "") -> Call[int]:
+    """The role's file that holds everything up to batch ``n`` is safe. 0: not the caller's; -1: not committed."""
+    return Call(script("checkpointed"), [keys.sub(sub), keys.samples], [keys.prefix, owner, gen, n, role], int)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """Outcome of rewind: rewound (with the new gen), owner, floor or cursor (with the limit)."""
+
+    outcome: str
+    gen: int
+    limit: int
+
+
+def rewind(keys: Keys, sub: str, *, owner: str, gen: int, n: int, model: str) -> Call[Rewound]:
+    """Deliver every batch after ``n`` again; versions that consumed any of them are abandoned."""
+    args: list[Value] = [keys.prefix, owner, gen, n, version_field(model) if model else ""]
+    names = [keys.sub(sub), keys.batches(sub), keys.clock, keys.weights(model or "-"), keys.subs]
+    return Call(script("rewind"), names, args, lambda a: Rewound(text(a[0]), int(a[1]), int(a[2])))
+
+
+def lost(keys: Keys, samples: Iterable[tuple[str, int]]) -> Call[int]:
+    """Payloads of these samples (job, k) are gone; how many nobody had reported before."""
+    flat: list[Value] = [part for pair in samples for part in pair]
+    return Call(script("lost"), [keys.counters], [keys.prefix, *flat], int)

@@ -1,0 +1,222 @@
+"""Verbs of workers, and of who looks after their leases."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.names import LANES
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job
+from penstock.redis.call import Call, Value, script, text, texts
+from penstock.words import writable
+
+#: Most characters of what is told of a failure.
+MAX_DETAIL = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A worker's right to a job."""
+
+    job: Job
+    lane: str
+    token: str
+    not_before: int
+    attempts: int
+    crashes: int
+    #: k of samples that an earlier lease committed.
+    committed: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RawLease:
+    """A lease whose job record is not decoded yet, so that a broken record can be buried by name."""
+
+    job: str
+    lane: str
+    token: str
+    not_before: int
+    body: bytes
+    attempts: int
+    crashes: int
+    committed: frozenset[int]
+
+
+def lease(
+    keys: Keys,
+    worker: str,
+    base: str,
+    *,
+    most: int,
+    version: int,
+    suspects: int = 1,
+    highest: int | None = None,
+    lanes: Sequence[str] = LANES,
+) -> Call[list[RawLease]]:
+    """Take up to ``most`` jobs that an engine holding ``version`` may start, in the order of ``lanes``.
+
+    ``highest``: version at admission up to which it may; None: its own (T12).
+    """
+
+    def parse(answer: Any) -> list[RawLease]:
+        return [
+            RawLease(
+                job=text(row[1]),
+                lane=text(row[0]),
+                token=text(row[2]),
+                not_before=int(row[3]),
+                body=bytes(row[4]),
+                attempts=int(row[5]),
+                crashes=int(row[6]),
+                committed=frozenset(int(k) for k in row[7]),
+            )
+            for row in answer
+        ]
+
+    args: list[Value] = [
+        keys.prefix,
+        worker,
+        base,
+        most,
+        version,
+        suspects,
+        version if highest is None else highest,
+        *lanes,
+    ]
+    return Call(script("lease"), [keys.inflight, keys.paused, *map(keys.jobs, lanes)], args, parse)
+
+
+def renew(keys: Keys, worker: str, leases: Iterable[tuple[str, str]]) -> Call[list[str]]:
+    """Renew (job, token) leases; returns the jobs whose lease is lost."""
+    flat = [part for pair in leases for part in pair]
+    return Call(script("renew"), [keys.counters], [keys.prefix, worker, *flat], texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Outcome of commit: ``ok``, ``ready`` (the group is complete) or ``lost`` (the lease is another's)."""
+
+    outcome: str
+    new: int
+    again: int
+    taken: int
+
+
+def commit(keys: Keys, job: str, token: str, samples: Iterable[tuple[int, int, bytes]]) -> Call[Committed]:
+    """Commit samples of one job: (k, oldest generated version or -1, SampleMeta record) each."""
+    args: list[Value] = [keys.prefix, job, token]
+    for k, oldest, record in samples:
+        args += [k, oldest, record]
+
+    def parse(answer: Any) -> Committed:
+        return Committed(text(answer[0]), *(int(v) for v in answer[1:]))
+
+    return Call(
+        script("commit"), [keys.group(job), keys.meta(job), keys.ready, keys.inflight, keys.samples], args, parse
+    )
+
+
+def checkpoint(keys: Keys, job: str, token: str, k: int, record: bytes, ttl_s: int) -> Call[bool]:
+    """Keep a running sample's prefix. False: the lease is lost."""
+    return Call(script("checkpoint"), [keys.group(job), keys.partial(f"{job}/{k}")], [token, record, ttl_s], bool)
+
+
+def extend(keys: Keys, job: str, token: str, k: int, record: bytes, *, before: int, ttl_s: int, most: int) -> Call[str]:
+    """Append to a prefix of ``before`` bytes: kept, lost, other (bytes are there), or full (more than ``most``)."""
+    args: list[Value] = [token, before, record, ttl_s, most]
+    return Call(script("extend"), [keys.group(job), keys.partial(f"{job}/{k}")], args, text)
+
+
+def release(keys: Keys, job: str, token: str) -> Call[bool]:
+    """Hand a job back without a charge. False: the lease is lost."""
+    return Call(script("release"), [keys.group(job)], [keys.prefix, job, token], bool)
+
+
+def abandon(keys: Keys, lane: str, worker: str, known: Iterable[str]) -> Call[list[str]]:
+    """Release what is pending for this worker and not among ``known``."""
+    return Call(script("abandon"), [keys.jobs(lane)], [keys.prefix, lane, worker, *known], texts)
+
+
+#: Engines that died on a publication on which none finished anything, until it is set aside. One job that kills engines
+#: makes two such deaths before it is a suspect, and one more before another suspect has its turn.
+DEATHS = 5
+
+
+def crash(
+    keys: Keys,
+    job: str,
+    token: str,
+    worker: str,
+    detail: str,
+    *,
+    model: str = "",
+    publication: str = "",
+    engine: str = "",
+    sure: bool = True,
+) -> Call[str]:
+    """The engine died under this job. Returns resume, suspect, dead or lost.
+
+    Args:
+        publication: what the engine had, ``VERSION-REV``; '': nothing that could be charged.
+        engine: name of this start of the engine.
+        sure: it had finished something since it started; else no suspect is buried by it.
+    """
+    names = [keys.group(job), keys.trials(model), keys.aside(model)]
+    told = writable(detail, MAX_DETAIL)
+    args: list[Value] = [keys.prefix, job, token, worker, told, publication, engine, int(sure), DEATHS]
+    return Call(script("crash"), names, args, text)
+
+
+def fail(
+    keys: Keys,
+    job: str,
+    token: str,
+    worker: str,
+    *,
+    reason: str,
+    detail: str,
+    max_attempts: int,
+    retry_ms: int,
+    max_retry_ms: int = 60_000,
+) -> Call[str]:
+    """A try failed. Returns delayed, dead or lost. ``max_attempts`` 0 buries at once.
+
+    Args:
+        retry_ms: wait before the next try; doubles with each, up to ``max_retry_ms``.
+    """
+    args: list[Value] = [
+        keys.prefix,
+        job,
+        token,
+        worker,
+        reason,
+        writable(detail, MAX_DETAIL),
+        max_attempts,
+        retry_ms,
+        max_retry_ms,
+    ]
+    return Call(script("fail"), [keys.group(job), keys.delayed, keys.bodies], args, text)
+
+
+def ended(keys: Keys, kinds: Iterable[tuple[str, str, str]], window: int) -> Call[int]:
+    """Note how jobs ended: (kind, a digit for each job, last words) each; the last ``window`` are remembered."""
+    flat = [writable(part) for kind in kinds for part in kind]
+    return Call(script("ended"), [keys.ends], [keys.prefix, window, *flat], int)
+
+
+def due(keys: Keys, most: int = 100) -> Call[int]:
+    """Queue delayed jobs whose time has come."""
+    return Call(script("due"), [keys.delayed, keys.bodies], [keys.prefix, most], int)
+
+
+def reclaim(
+    keys: Keys, lane: str, token: str, lease_ms: int, most: int = 100
+) -> Call[str | list[tuple[str, str, str]]]:
+    """Take over leases that ran out: (job, worker, where it went); or why it is not the caller's turn."""
+
+    def parse(answer: Any) -> str | list[tuple[str, str, str]]:
+        if isinstance(answer, (bytes, str)):
+            return text(answer)
+        return [(text(a), text(b), text(c)) for a, b, c in answer]
+
+    return Call(script("reclaim"), [keys.reclaimer, keys.jobs(lane)], [keys.prefix, lane, token, lease_ms, most], parse)

@@ -1,0 +1,116 @@
+"""What a run looks like in one instant: a few round trips, read-only, for status, live view, page and metrics."""
+
+import time
+from typing import Any
+
+from penstock.errors import ProtocolError
+from penstock.names import LANES
+from penstock.protocol.keys import GROUP, Keys
+from penstock.protocol.messages import unpack
+from penstock.protocol.waits import read_waits
+from penstock.redis.control import Client
+from penstock.redis.refusals import disk_trouble
+
+#: Presence older than this is of a process that is gone.
+GONE_S = 15.0
+
+
+def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
+    """State of a run as plain values. Blocks for a few round trips; raises redis' errors."""
+    pipe = client.pipeline(transaction=False)
+    for lane in LANES:
+        pipe.xlen(keys.jobs(lane))
+    pipe.zcard(keys.delayed)
+    pipe.xlen(keys.dead)
+    pipe.zcard(keys.ready)
+    pipe.zcard(keys.inflight)
+    hashes = (
+        keys.counters,
+        keys.clock,
+        keys.subs,
+        keys.workers,
+        keys.trainers,
+        keys.leader,
+        keys.verifiers,
+        keys.parts,
+    )
+    for name in hashes:
+        pipe.hgetall(name)
+    pipe.smembers(keys.paused)
+    pipe.llen(f"rq:queue:{keys.checks}")
+    answers = pipe.execute()
+    lengths, answers = answers[: len(LANES)], answers[len(LANES) :]
+    delayed, dead, ready, inflight, *answers = answers
+    counters, clock, subs, workers, trainers, leader, verifiers, parts, paused, checks = answers
+    versions = {k[8:].decode(): int(v) for k, v in clock.items() if k.startswith(b"version:")}
+    definitions = _subs(client, keys, subs)
+    driving = next((sub for sub in definitions if sub.get("driving")), {})
+    return {
+        "run": keys.run,
+        "mode": driving.get("mode", ""),
+        "bound": driving.get("bound", 0),
+        "version": max(versions.values(), default=0),
+        "versions": versions,
+        "step": int(clock.get(b"step", 0)),
+        "lanes": _lanes(client, keys, lengths),
+        "delayed": delayed,
+        "dead": dead,
+        "ready": ready,
+        "inflight": inflight,
+        "counters": {name.decode(): int(value) for name, value in sorted(counters.items())},
+        "workers": _present(workers, "worker"),
+        "trainers": _present(trainers, "trainer"),
+        "verifiers": _present(verifiers, "verifier"),
+        "parts": _present(parts, "part"),
+        "paused": sorted(lane.decode() for lane in paused),
+        "checks": checks,
+        "leader": {"epoch": int(leader.get(b"epoch", 0))} if leader else None,
+        "waits": [
+            *_storage(client),
+            *(
+                {"who": wait.who, "what": wait.what, "since_s": max(0.0, time.time() - wait.since_s)}
+                for wait in read_waits(client, keys)
+            ),
+        ],
+        "subs": definitions,
+    }
+
+
+def _storage(client: Client) -> list[dict[str, Any]]:
+    """Where Redis takes no writes nobody can tell it what they wait for: all wait for the same."""
+    trouble = disk_trouble(client)
+    return [{"who": "redis", "what": f"{trouble}; no part can write before", "since_s": 0.0}] if trouble else []
+
+
+def _lanes(client: Client, keys: Keys, lengths: list[int]) -> dict[str, dict[str, int]]:
+    lanes = {}
+    for lane, length in zip(LANES, lengths, strict=True):
+        # Lag is unknown once an undelivered entry was deleted: the backlog is what is not pending.
+        leased = int(client.xpending(keys.jobs(lane), GROUP)["pending"]) if length else 0
+        lanes[lane] = {"queued": length - leased, "leased": leased}
+    return lanes
+
+
+def _subs(client: Client, keys: Keys, subs: dict[bytes, bytes]) -> list[dict[str, Any]]:
+    found = []
+    for field in sorted(subs):
+        if not field.startswith(b"sub:"):
+            continue
+        name = field[4:].decode()
+        raw = {k.decode(): v.decode() for k, v in client.hgetall(keys.sub(name)).items() if k != b"owner"}
+        known = {k: int(v) if v.lstrip("-").isdigit() else v for k, v in raw.items()}
+        found.append({"name": name, **known, "owned": bool(client.exists(keys.owner(name)))})
+    return found
+
+
+def _present(records: dict[bytes, bytes], what: str) -> list[dict[str, Any]]:
+    now = time.time()
+    present = []
+    for name, raw in sorted(records.items()):
+        value = unpack(raw, f"presence of {what} {name.decode()}")
+        if not isinstance(value, dict):
+            raise ProtocolError(f"The presence of {what} {name.decode()} is not a record that penstock wrote.")
+        value["age_s"] = max(0.0, now - float(value.get("at", 0.0)))
+        if value["age_s"] < GONE_S or what in ("trainer", "part"):
+            present.append(value)
+    return present

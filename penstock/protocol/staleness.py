@@ -1,0 +1,220 @@
+"""Staleness as one object over admission, cut and expiry (T1-T5).
+
+    staleness of a token = number of versions in (version it was drawn with, train_version] that changed the weights
+
+A rewind abandons versions: they name policies that no longer exist, so they do not age anything, and what was drawn
+with one of them is not trained. The publication that follows a rewind may hold the very weights of the version that
+was restored; it does not age anything either.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.config import BufferConfig, StalenessConfig, TrainerConfig
+from penstock.config.subscription import OnExpiry, Sampler, SubscriptionConfig, Value, checked
+from penstock.errors import ConfigError
+
+Mode = Literal["sync", "one_step", "async"]
+
+#: Bound of the modes that have one by definition.
+_BOUNDS = {"sync": 0, "one_step": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How old data may be, and what happens to what would be too old."""
+
+    mode: Mode
+    #: h: most living versions between drawing a token and the first optimizer step on it.
+    bound: int
+    on_expiry: OnExpiry
+    sampler: Sampler
+
+    @classmethod
+    def of(cls, staleness: StalenessConfig, buffer: BufferConfig, *, filtered: bool = False) -> "Policy":
+        """The policy that a configuration means; raises ConfigError where its parts contradict each other.
+
+        ``filtered``: the subscription has filters.
+        """
+        mode = staleness.mode
+        # Filters would leave holes in a cohort; without it a drop is refilled at the same version.
+        cohort = mode == "one_step" or (mode == "sync" and not filtered)
+        sampler = buffer.sampler or ("cohort" if cohort else "oldest_version")
+        on_expiry = staleness.on_expiry or ("wait" if mode in _BOUNDS else "mask")
+        if mode == "one_step" and sampler != "cohort":
+            raise ConfigError(f"buffer.sampler is {sampler}, but mode one_step trains whole cohorts: leave it out.")
+        return cls(mode, _BOUNDS.get(mode, staleness.bound), on_expiry, sampler)
+
+    def gate(self, groups_per_version: int) -> int:
+        """Most admitted groups that are neither disposed of nor consumed by a published version (T3)."""
+        return (1 + self.bound) * groups_per_version
+
+    def definition(
+        self, trainer: TrainerConfig, *, model: str, seed: int = 0, subscription: SubscriptionConfig | None = None
+    ) -> dict[str, Value]:
+        """Fields of a trainer's subscription: this policy, and what ``subscription`` says otherwise.
+
+        Who does not drive the clock is bounded only where it asks for a bound. Raises ConfigError where it cannot work.
+        """
+        self._check(trainer)
+        wanted = subscription or trainer.subscription
+        given = wanted.model_dump(exclude_none=True)
+        if wanted.driving and self.mode in _BOUNDS and {"sampler", "bound"} & given.keys():
+            raise ConfigError(f"mode {self.mode} decides sampler and bound of who drives: leave them out.")
+        if wanted.size is None and wanted.unit != "groups":
+            raise ConfigError(f"A batch in {wanted.unit} needs its size: set trainer.subscription.size.")
+        bounded = wanted.driving or wanted.bound is not None
+        values = {
+            "lanes": "train",
+            "mode": self.mode if wanted.driving else "async",
+            "bound": self.bound if bounded else 0,
+            "on_expiry": self.on_expiry if wanted.driving else "mask",
+            "sampler": self.sampler if wanted.driving else "fifo",
+            "size": trainer.batch_groups,
+            "per_version": trainer.batches_per_version if wanted.driving else 1,
+            "model": model if bounded else "",
+            "seed": seed,
+            "over": trainer.over_sampling_groups if wanted.driving else 0,
+            "min_first": trainer.min_groups_before_first_batch if wanted.driving else 0,
+            "filters": ",".join(trainer.filter.functions),
+            "on_filter_error": trainer.filter.on_error,
+            "keep_when_few": trainer.filter.keep_when_few,
+            **given,
+        }
+        return checked(values, trainer.name).fields()
+
+    def _check(self, trainer: TrainerConfig) -> None:
+        if self.sampler == "cohort":
+            if trainer.over_sampling_groups:
+                raise ConfigError("trainer.over_sampling_groups has no meaning for whole cohorts: leave it out.")
+            if trainer.filter.keep_when_few:
+                raise ConfigError(
+                    "trainer.filter.keep_when_few has no meaning for whole cohorts, whose rejects are left out of a "
+                    "smaller batch: leave it out."
+                )
+        room = self.gate(trainer.batch_groups * trainer.batches_per_version) + trainer.over_sampling_groups
+        if trainer.min_groups_before_first_batch > room:
+            raise ConfigError(
+                f"trainer.min_groups_before_first_batch is {trainer.min_groups_before_first_batch}, but the gate lets "
+                f"no more than {room} groups in before a batch is trained, so none ever would be: lower it, or raise "
+                "staleness.bound or trainer.over_sampling_groups."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Which versions live, and which of them grow older by.
+
+    Args:
+        abandoned: ranges (first, last) of versions that a rewind left behind.
+        repeats: versions that published the weights of their living predecessor once more.
+    """
+
+    abandoned: tuple[tuple[int, int], ...] = ()
+    repeats: frozenset[int] = frozenset()
+
+    @classmethod
+    def parse(cls, abandoned: str, repeats: str = "") -> "Lineage":
+        """Read ``3-5,9-9`` and ``6,10``."""
+        spans = [part.split("-") for part in abandoned.split(",") if part]
+        again = frozenset(int(part) for part in repeats.split(",") if part)
+        return cls(tuple((int(first), int(last)) for first, last in spans), again)
+
+    @classmethod
+    def merge(cls, lineages: "Iterable[Lineage]") -> "Lineage":
+        """What any of them abandoned or repeated."""
+        every = list(lineages)
+        spans = sorted({span for one in every for span in one.abandoned})
+        return cls(tuple(spans), frozenset().union(*(one.repeats for one in every)))
+
+    def lives(self, version: int) -> bool:
+        return not any(first <= version <= last for first, last in self.abandoned)
+
+    def ages(self, version: int) -> bool:
+        """True when what was drawn before ``version`` is one step older under it."""
+        return version not in self.repeats and self.lives(version)
+
+    def lag(self, version: int, train_version: int) -> int:
+        """Steps from ``version`` to ``train_version``; 0 when nothing was drawn (version -1)."""
+        if version < 0:
+            return 0
+        return sum(1 for v in range(version + 1, train_version + 1) if self.ages(v))
+
+    def uncounted(self, version: int, train_version: int) -> list[list[int]]:
+        """Versions in (version, train_version] that age nothing, as ranges [first, last]."""
+        ranges: list[list[int]] = []
+        for v in range(version + 1, train_version + 1):
+            if self.ages(v):
+                continue
+            if ranges and ranges[-1][1] == v - 1:
+                ranges[-1][1] = v
+            else:
+                ranges.append([v, v])
+        return ranges
+
+    def floor(self, train_version: int, bound: int) -> int:
+        """Oldest version whose lag at ``train_version`` is within ``bound``."""
+        version = train_version
+        left = bound
+        while version > 0:
+            if self.ages(version):
+                if left == 0:
+                    return version
+                left -= 1
+            version -= 1
+        return 0
+
+
+def train_version(clock: int, n: int, through: int, per_version: int) -> int:
+    """Version that a trainer holds at the first optimizer step of batch ``n`` (T2).
+
+    A trainer publishes after every batch whose number is a multiple of ``per_version``; a checkpoint between two of
+    them does not shift that.
+
+    Args:
+        clock: version of the last publication, which consumed batches up to ``through``.
+        per_version: batches between two publications.
+    """
+    return clock + (n - 1) // per_version - through // per_version
+
+
+def remaining_batches(n: int, per_version: int) -> int:
+    """Batches that the version of batch ``n`` still trains after it."""
+    return per_version - 1 - (n - 1) % per_version
+
+
+def overdue(
+    *,
+    lineage: Lineage,
+    train_version: int,
+    bound: int,
+    group_budget: int,
+    remaining: int,
+    untrained: Mapping[int, int],
+    in_batch: Mapping[int, int],
+) -> list[tuple[int, int]]:
+    """T4: the versions d whose groups could not all be trained before they expire if this batch were cut.
+
+    For every living d within the bound, counting groups by their oldest version o, running ones included:
+
+        untrained(o <= d) - in_batch(o <= d) <= (bound - lag(d)) * group_budget + remaining
+
+    Args:
+        group_budget: B, groups that one version consumes.
+        remaining: R, groups that ``train_version`` still trains after this batch.
+        untrained: oldest version -> groups not in any batch.
+        in_batch: oldest version -> groups of the batch in question.
+
+    Returns:
+        (d, groups too many) for each, ascending; empty when the batch may be cut.
+    """
+    late = []
+    for d in range(lineage.floor(train_version, bound), train_version):
+        if not lineage.lives(d):
+            continue
+        left = sum(c for o, c in untrained.items() if o <= d) - sum(c for o, c in in_batch.items() if o <= d)
+        allowed = (bound - lineage.lag(d, train_version)) * group_budget + remaining
+        if left > allowed:
+            late.append((d, left - allowed))
+    return late

@@ -1,0 +1,92 @@
+"""Weights that reach engines without the disk: who is ready, who takes part, what came of it.
+
+    trainer     announce version (its folder is there) ─> open ──> wait ──> decide ─> send buckets ─> go on
+    worker      read the publication ─> enroll ─────────────────────────────> receive ─> serve
+                          └ not enrolled, not in the decision, or failed: load the folder
+
+A version is announced before it is sent and its folder is complete by then, so whatever happens to a transfer the
+version can be loaded: a dead member costs time, never a version. Every wait is bounded by
+``trainer.transfer_timeout_s``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Publication, Record
+from penstock.protocol.scripts import Call, Value, script
+
+#: A transfer's record outlives the transfer by so much.
+LIFE_MS = 3_600_000
+#: Transports that need every receiver at once.
+COLLECTIVE = ("nccl", "gloo")
+
+
+@dataclass(frozen=True, slots=True)
+class Enrollment(Record):
+    """A worker that is ready."""
+
+    worker: str
+    #: Its engine; for the trainer on the same machine.
+    url: str
+    #: Processes of the engine that hold weights.
+    num_ranks: int
+    #: The process group its engine is in already, or ''.
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Record):
+    """Who receives a version, and how."""
+
+    id: str
+    #: Worker -> its first rank in the group. Whoever is not here loads the folder.
+    ranks: dict[str, int] = field(default_factory=dict)
+    #: nccl | gloo | cuda_ipc | checkpoint_engine
+    transport: str = ""
+    #: Process group and where it meets; '' for the others.
+    group: str = ""
+    address: str = ""
+    port: int = 0
+    #: Of the group, the trainer's rank 0 counted.
+    world_size: int = 0
+    bucket_bytes: int = 0
+
+
+def id_of(publication: Publication) -> str:
+    """Name of a transfer."""
+    return f"{publication.version}-{publication.rev}"
+
+
+def open_(keys: Keys, model: str, id_: str) -> Call[int]:
+    """Let workers enroll."""
+    args: list[Value] = [keys.prefix, id_, LIFE_MS]
+    return Call(script("transfer_open"), [keys.transfer(model)], args, int)
+
+
+def enroll(keys: Keys, model: str, id_: str, enrollment: Enrollment) -> Call[bool]:
+    """Be ready; False when it was decided already."""
+    args: list[Value] = [keys.prefix, id_, enrollment.worker, enrollment.to_bytes()]
+    return Call(script("transfer_enroll"), [keys.transfer(model)], args, lambda answer: answer == b"open")
+
+
+def decide(keys: Keys, model: str, decision: Decision) -> Call[bool]:
+    """Say who receives it; False when the transfer is not open any more."""
+    args: list[Value] = [keys.prefix, decision.id, decision.to_bytes()]
+    return Call(script("transfer_decide"), [keys.transfer(model), keys.transfers(model)], args, bool)
+
+
+def report(keys: Keys, model: str, id_: str, what: str, worker: str, text: str) -> Call[bool]:
+    """``what``: ``f`` its engine is frozen and waits, ``r`` what came of it ('' is fine), by the worker; ``h`` where it
+    meets parameter servers, ``s`` that it was sent to ('' or what went wrong), by the trainer."""
+    args: list[Value] = [keys.prefix, id_, f"{what}:{worker}", text]
+    return Call(script("transfer_report"), [keys.transfer(model)], args, bool)
+
+
+def enrolled(state: dict[bytes, Any]) -> dict[str, Enrollment]:
+    """Workers that are ready, of the hash ``transfer:MODEL``."""
+    return {
+        name[2:].decode(): Enrollment.from_bytes(value, f"enrollment of {name[2:].decode()}")
+        for name, value in state.items()
+        if name.startswith(b"m:")
+    }

@@ -1,0 +1,62 @@
+"""When so many jobs die of what the user gave that the data would be burned for nothing: admission stops.
+
+Workers note how jobs end, per dataset and what judges them (reward, environment); the last ``reward.died_window`` of
+each are remembered. Deaths of the engine do not count. Jobs of the configured data that are refused (a prompt longer
+than the context, say) count where there are no others, since a few of them are what the data are like. The producer
+admits nothing more and says why, `penstock run` ends with the reason, and a start of either forgets what was.
+"""
+
+from collections.abc import Mapping
+
+from penstock.config import RewardConfig
+from penstock.protocol.keys import Keys
+from penstock.redis.control import Client
+from penstock.words import writable
+
+#: Outcomes of jobs that died of the user's code.
+OUTCOMES = frozenset(
+    {"reward_raised", "reward_timeout", "reward_not_a_number", "reward_too_large", "environment_raised",
+     "environment_timeout"}
+)  # fmt: skip
+
+#: Outcome of a job for which nothing can be drawn, whoever tries.
+REFUSAL = "refused"
+
+
+def digit_of(outcome: str) -> str:
+    """How the end of a job is remembered: 1 where it died of the user's code, 2 where it was refused, else 0."""
+    return "1" if outcome in OUTCOMES else "2" if outcome == REFUSAL else "0"
+
+
+def too_many(client: Client, keys: Keys, config: RewardConfig) -> str:
+    """Why nothing more may be admitted; '' while it may. Blocks for one round trip."""
+    return judge(client.hgetall(keys.ends), config)
+
+
+def judge(ends: Mapping[bytes, bytes], config: RewardConfig) -> str:
+    """As :func:`too_many`, of what is remembered: ``d:KIND`` digits, ``w:KIND`` last words."""
+    for field, digits in sorted(ends.items()):
+        if not field.startswith(b"d:"):
+            continue
+        last = digits[-config.died_window :]
+        died, refused = last.count(b"1"), last.count(b"2")
+        if len(last) < config.died_from or config.max_died_share >= 1:
+            continue
+        kind = field[2:].decode(errors="replace")[:400]
+        words = ends.get(b"w:" + field[2:], b"").decode(errors="replace")[:1000]
+        if died > config.max_died_share * len(last):
+            return writable(
+                f"{died} of the last {len(last)} jobs of {kind} died of it, and reward.max_died_share is "
+                f"{config.max_died_share:g}; the last one: {words}"
+            )
+        if refused == len(last):
+            return writable(
+                f"all of the last {len(last)} jobs of {kind} were refused before anything was drawn; the last one: "
+                f"{words}"
+            )
+    return ""
+
+
+def forget(client: Client, keys: Keys) -> None:
+    """Begin anew: whoever starts a run or its producer has mended what was wrong."""
+    client.delete(keys.ends)

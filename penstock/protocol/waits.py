@@ -1,0 +1,89 @@
+"""Named waits (I8): whoever waits longer than a moment has said what for, where `penstock why` finds it."""
+
+import time
+from dataclasses import dataclass
+
+from penstock.errors import ProtocolError
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import pack, unpack
+from penstock.protocol.scripts import note, run
+from penstock.redis.control import PASSING, Client
+from penstock.words import writable
+
+#: A wait is told after so long; shorter ones are the normal rhythm.
+MOMENT_S = 0.5
+#: It is confirmed while it lasts; one that nobody confirmed for longer is of a process that is gone.
+CONFIRM_S = 2.0
+GONE_S = 15.0
+#: Most characters of what is waited for.
+MAX_WHAT = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One process waiting: who, for what (words that name the next one in the chain), since when (Unix time)."""
+
+    who: str
+    what: str
+    since_s: float
+
+
+class Waiting:
+    """What one waiter waits for. Cheap to call in a loop; writes at most every ``CONFIRM_S`` unless words change.
+
+    Who says it once and then blocks has somebody else call ``tick`` meanwhile.
+    """
+
+    def __init__(self, client: Client, keys: Keys, who: str) -> None:
+        self._client = client
+        self._keys = keys
+        self.who = who
+        self._what = self._told_what = ""
+        self._since = self._told = 0.0
+
+    def for_(self, what: str) -> None:
+        """Say what is waited for; '' ends the wait. A Redis that is gone is not an error here."""
+        if not what:
+            self.end()
+            return
+        self._what = what
+        if not self._since:
+            self._since = time.time()
+        self.tick()
+
+    def tick(self) -> None:
+        """Tell, or confirm, what is waited for, if it is due."""
+        now = time.time()
+        if not self._what or now - self._since < MOMENT_S:
+            return
+        if now - self._told < (CONFIRM_S if self._what == self._told_what else MOMENT_S):
+            return
+        self._told_what, self._told = self._what, now
+        self._write({"what": writable(self._what, MAX_WHAT), "since": self._since, "at": now})
+
+    def end(self) -> None:
+        """No longer waiting."""
+        if self._told:
+            self._write(None)
+        self._what = self._told_what = ""
+        self._since = self._told = 0.0
+
+    def _write(self, value: dict[str, object] | None) -> None:
+        try:
+            run(self._client, note(self._keys, self._keys.waits, self.who, pack(value) if value else b""))
+        except PASSING:
+            self._told = 0.0
+
+
+def read_waits(client: Client, keys: Keys) -> list[Wait]:
+    """Waits that are being confirmed, longest first. Blocks for one round trip."""
+    now = time.time()
+    waits = []
+    for who, raw in client.hgetall(keys.waits).items():
+        value = unpack(raw, f"wait of {who.decode()}")
+        times = [value.get("since"), value.get("at")] if isinstance(value, dict) else [None]
+        if not all(type(one) in (float, int) for one in times) or not isinstance(value.get("what"), str):
+            raise ProtocolError(f"The wait of {who.decode()} is not a record that penstock wrote.")
+        if now - float(value["at"]) < GONE_S:
+            waits.append(Wait(who.decode(), str(value["what"]), float(value["since"])))
+    return sorted(waits, key=lambda wait: wait.since_s)

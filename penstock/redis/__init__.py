@@ -1,0 +1,1 @@
+"""Connections to Redis, and a Redis of our own."""

@@ -1,0 +1,72 @@
+"""Waiting for the Redis of a run: parts may start in any order, before their Redis too."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from penstock.config import Config
+from penstock.errors import QueueRefused, QueueUnavailable
+from penstock.redis.connect import connect
+from penstock.redis.server import ADDRESS_FILE, read_address
+
+#: Between two tries; the address in the run's folder is read anew each time, for a server of our own may move.
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
+#: How often it says what it waits for.
+SAY_EVERY_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+def await_redis(config: Config, *, stopped: Callable[[], bool] = lambda: False) -> Config:
+    """``config`` with the ``redis.url`` of a Redis that answers: as given, else as the run's folder says.
+
+    Blocks until it answers, and says every few seconds what it waits for.
+
+    Raises:
+        QueueRefused: the configured server refuses the password or this user, or is too old.
+        QueueUnavailable: ``stopped()`` became true.
+        ConfigError: the URL cannot be read, or the server would lose jobs.
+    """
+    said, began, wait_s = float("-inf"), time.monotonic(), FIRST_WAIT_S
+    while True:
+        url = config.redis.url or read_address(config.run_dir)
+        why = _missing(config) if url is None else _why_not(url, is_given=config.redis.url is not None)
+        if not why:
+            if said > 0:
+                log.info("Redis answers")
+            return _with(config, url)
+        if stopped():
+            raise QueueUnavailable(why)
+        now = time.monotonic()
+        if now - said >= SAY_EVERY_S:
+            said = now
+            log.warning("waiting for Redis since %.0f s: %s", now - began, why)
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+def _missing(config: Config) -> str:
+    return (
+        f"no Redis is known for run {config.run}, for {config.run_dir / ADDRESS_FILE} is not there yet: start "
+        "`penstock redis --config ...` in this folder, or name one with --redis URL."
+    )
+
+
+def _why_not(url: str, *, is_given: bool) -> str:
+    """Why the server at ``url`` cannot be used yet; '' when it can."""
+    try:
+        connect(url).close()
+    except QueueRefused as exc:
+        # An address that an earlier server left may be another one's by now.
+        if is_given:
+            raise
+        return f"{exc} This address is that of the run's last server: start `penstock redis --config ...` again."
+    except QueueUnavailable as exc:
+        return str(exc)
+    return ""
+
+
+def _with(config: Config, url: str | None) -> Config:
+    if config.redis.url is not None:
+        return config
+    return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url, "port": 0})})

@@ -1,0 +1,102 @@
+"""What a verb is on the wire: its script, a call of it, and how it is sent."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Generic, TypeVar
+
+import redis
+import redis.asyncio
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+
+from penstock.errors import QueueFull
+from penstock.redis.refusals import is_demoted, passing
+
+T = TypeVar("T")
+Value = str | bytes | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Text and digest of one Lua verb."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def script(name: str) -> Script:
+    """Load ``lua/NAME.lua`` with the common helpers before it."""
+    folder = files("penstock.protocol") / "lua"
+    text = (folder / "_common.lua").read_text() + (folder / f"{name}.lua").read_text()
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One verb to be sent, and how its answer is read."""
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Value]
+    parse: Callable[[Any], T]
+
+
+def run(client: "redis.Redis", call: Call[T]) -> T:
+    """Send a verb. Blocks for one round trip. Raises redis' connection errors and QueueFull."""
+    try:
+        try:
+            answer = client.evalsha(call.script.sha, len(call.keys), *call.keys, *call.args)
+        except NoScriptError:
+            answer = client.eval(call.script.text, len(call.keys), *call.keys, *call.args)
+    except ResponseError as exc:
+        if is_demoted(exc):
+            client.connection_pool.disconnect(inuse_connections=False)
+        raise translate(exc, call.script.name) from exc
+    return call.parse(answer)
+
+
+async def run_async(client: "redis.asyncio.Redis", call: Call[T]) -> T:
+    """Send a verb from asyncio; as ``run``."""
+    try:
+        try:
+            answer = await client.evalsha(call.script.sha, len(call.keys), *call.keys, *call.args)
+        except NoScriptError:
+            answer = await client.eval(call.script.text, len(call.keys), *call.keys, *call.args)
+    except ResponseError as exc:
+        if is_demoted(exc):
+            await client.connection_pool.disconnect(inuse_connections=False)
+        raise translate(exc, call.script.name) from exc
+    return call.parse(answer)
+
+
+def translate(exc: Exception, verb: str) -> Exception:
+    """A full Redis is an error of its own, one that takes no writes a passing one; others stay what they are."""
+    if isinstance(exc, OutOfMemoryError) or "OOM" in str(exc):
+        return QueueFull(
+            f"Redis has no memory left for '{verb}': raise its maxmemory, add payload servers or let trainers catch up."
+        )
+    return passing(exc) or exc
+
+
+def text(value: Any) -> str:
+    """A name or word of an answer."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def texts(values: Iterable[Any]) -> list[str]:
+    """Those of a list."""
+    return [text(value) for value in values]
+
+
+def version_field(model: str) -> str:
+    """Field of the clock that holds a model's version."""
+    return f"version:{model}"
+
+
+def numbers(gates: Sequence[Sequence[str]]) -> str:
+    """The number of its gate for every subscription."""
+    return ",".join(str(number) for number, names in enumerate(gates, 1) for _ in names)

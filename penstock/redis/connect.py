@@ -1,0 +1,232 @@
+"""Clients of Redis: explicit time-outs, no automatic retry, errors as sentences without the password.
+
+redis-py repeats a command whose reply was lost (ten times by default), so that a verb would run twice; and it cuts
+off blocking reads that outlast its socket time-out. Here a command is sent once, and a lost connection is an error
+of the caller, who knows whether the verb may be repeated.
+"""
+
+import logging
+from functools import cache
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoPermissionError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+)
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
+
+from penstock.errors import ConfigError, PenstockError, QueueFull, QueueRefused, QueueUnavailable
+from penstock.redaction import know_url, redact
+from penstock.redis import sentinel
+from penstock.redis.refusals import AsyncParser, DiskRefused, Parser
+
+#: Oldest Redis whose semantics penstock is built on; the embedded server's.
+MIN_VERSION = (6, 2)
+
+#: Longest wait for one answer, beside the time that a command blocks by itself.
+TIMEOUT_S = 10.0
+
+#: What uvloop says of a write to a transport that is closed.
+_CLOSED = "the handler is closed"
+
+log = logging.getLogger(__name__)
+
+
+def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> redis.Redis:
+    """A client for commands that do not block; ``check`` asks the server at once whether it will do (blocks).
+
+    Raises:
+        QueueUnavailable: nobody answers, or the server is still loading.
+        QueueRefused: it refuses the password or this user's rights, or is too old; waiting would change nothing.
+        ConfigError: the URL cannot be read, or the server throws keys away when it is full.
+    """
+    client: redis.Redis = _client(redis.Redis, url, timeout_s, Retry(NoBackoff(), 0))
+    if check:
+        try:
+            ask(client, url)
+        except PenstockError:
+            client.close()
+            raise
+    return client
+
+
+def ask(client: redis.Redis, url: str) -> None:
+    """Ask the server of a client whether it will do. Blocks. Raises as ``connect`` does."""
+    try:
+        _judge(*_ask(client), url)
+    except RedisError as exc:
+        raise translate(exc, url) from exc
+
+
+def check_durable(client: redis.Redis, url: str) -> None:
+    """Refuse a control Redis without an append-only file. Blocks for a round trip. Raises ConfigError, RedisError."""
+    if not int(client.info("persistence").get("aof_enabled", 1)):
+        raise ConfigError(
+            f"Redis at {redact(url)} keeps no append-only file, so the run is lost when it dies: set appendonly yes "
+            "there, or redis.require_aof: false to do without."
+        )
+
+
+def connect_blocking(url: str, block_s: float) -> redis.Redis:
+    """A client for reads that block for up to ``block_s``; give it to nobody else. Checks nothing."""
+    client: redis.Redis = _client(redis.Redis, url, block_s + TIMEOUT_S, Retry(NoBackoff(), 0))
+    return client
+
+
+def connect_async(url: str, *, block_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> redis.asyncio.Redis:
+    """An asyncio client; connects when first used. ``block_s``: the longest blocking read it is meant for."""
+    client: redis.asyncio.Redis = _client(redis.asyncio.Redis, url, block_s + timeout_s, AsyncRetry(NoBackoff(), 0))
+    pool: Any = client.connection_pool
+    pool.connection_class = _loses(pool.connection_class)
+    return client
+
+
+@cache
+def _loses(
+    kind: type[redis.asyncio.connection.AbstractConnection],
+) -> type[redis.asyncio.connection.AbstractConnection]:
+    """``kind``, for which a write to a transport that is closed is a lost connection.
+
+    The other side may reset a connection between its making and the first write. asyncio's own loop lets such a write
+    pass and tells of the loss at the answer; uvloop raises RuntimeError, which redis-py passes on.
+    """
+
+    class Losing(kind):  # type: ignore[misc, valid-type]
+        async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+            try:
+                await super().send_packed_command(*args, **kwargs)
+            except RuntimeError as exc:
+                if _CLOSED not in str(exc):
+                    raise
+                raise redis.ConnectionError(f"the connection was lost before it was written to: {exc}") from exc
+
+    return Losing
+
+
+async def close_async(client: redis.asyncio.Redis) -> None:
+    """Close an asyncio client, and its connections to sentinels."""
+    await client.aclose()
+    manager = getattr(client.connection_pool, "sentinel_manager", None)
+    if manager is not None:
+        await manager.aclose()
+
+
+async def check_async(client: redis.asyncio.Redis, url: str) -> None:
+    """Ask the server of an asyncio client whether it will do; raises as ``connect`` does."""
+    try:
+        info = await client.info()
+        settings = await _settings_async(client)
+    except RedisError as exc:
+        raise translate(exc, url) from exc
+    _judge(info, settings, url)
+
+
+def translate(exc: Exception, url: str) -> PenstockError:
+    """The error of penstock that says what ``exc``, an error of redis-py, means for the user."""
+    at = redact(url)
+    match exc:
+        case AuthenticationError():
+            return QueueRefused(
+                f"Redis at {at} refuses the password: set the right one in redis.url (redis://:PASSWORD@HOST:PORT)."
+            )
+        case NoPermissionError():
+            return QueueRefused(f"Redis at {at} forbids this user a command that penstock needs: {exc}.")
+        case ResponseError() if str(exc).startswith("DENIED"):
+            return QueueRefused(
+                f"Redis at {at} runs in protected mode and answers this machine nothing: set a password there "
+                "(requirepass), and name it in redis.url (redis://:PASSWORD@HOST:PORT)."
+            )
+        case BusyLoadingError():
+            return QueueUnavailable(f"Redis at {at} is still loading its data; try again in a moment.")
+        case MasterNotFoundError() | AsyncMasterNotFoundError():
+            return QueueUnavailable(
+                f"The sentinels at {at} do not answer, or know no primary of this name that is up: a failover may be "
+                "under way; else correct redis.url."
+            )
+        case DiskRefused():
+            return QueueUnavailable(
+                f"Redis at {at} takes no writes, because its disk does not take them ({redact(str(exc)).rstrip('.')}): "
+                "make room there, and all goes on by itself."
+            )
+        case OutOfMemoryError():
+            return QueueFull(f"Redis at {at} is full: raise its maxmemory, or let the trainers catch up.")
+        case redis.TimeoutError():
+            return QueueUnavailable(f"Redis at {at} does not answer in time; see whether it is overloaded or frozen.")
+        case redis.ConnectionError():
+            reason = redact(str(exc)).rstrip(".")
+            return QueueUnavailable(f"No Redis answers at {at} ({reason}): start it, or correct redis.url.")
+    return QueueUnavailable(f"Redis at {at} answers with an error: {redact(str(exc)).rstrip('.')}.")
+
+
+def _client(kind: Any, url: str, timeout_s: float, retry: Any) -> Any:
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": min(TIMEOUT_S, timeout_s),
+        "retry": retry,
+        "retry_on_timeout": False,
+        "health_check_interval": 0,
+        "decode_responses": False,
+        "protocol": 2,
+        "parser_class": AsyncParser if issubclass(kind, redis.asyncio.Redis) else Parser,
+    }
+    if not url.startswith("unix://"):  # nothing to be kept alive there
+        options["socket_keepalive"] = True
+    know_url(url)
+    try:
+        if sentinel.is_sentinel(url):
+            return sentinel.client(kind, url, options)
+        return kind.from_url(url, **options)
+    except (ValueError, redis.ConnectionError) as exc:
+        raise ConfigError(f"redis.url {redact(url)} cannot be read: {redact(str(exc)).rstrip('.')}.") from None
+
+
+def _ask(client: redis.Redis) -> tuple[Any, Any]:
+    info = client.info()
+    try:
+        return info, client.config_get("maxmemory-policy")
+    except ResponseError:
+        return info, {}
+
+
+async def _settings_async(client: redis.asyncio.Redis) -> Any:
+    # Managed servers forbid CONFIG.
+    try:
+        return await client.config_get("maxmemory-policy")
+    except ResponseError:
+        return {}
+
+
+def _judge(info: Any, settings: Any, url: str) -> None:
+    at = redact(url)
+    version = str(info["redis_version"])
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
+        raise QueueRefused(f"Redis at {at} is {version}; penstock needs 6.2 or later: use a newer server.")
+    if info.get("loading"):
+        raise QueueUnavailable(f"Redis at {at} is still loading its data; try again in a moment.")
+    if info.get("role") == "slave" and sentinel.is_sentinel(url):
+        raise QueueUnavailable(f"The sentinels at {at} name a replica as the primary: a failover is under way.")
+    if info.get("role") == "slave":
+        raise ConfigError(f"Redis at {at} is a replica and refuses writes: name its primary in redis.url.")
+    settings = {_text(name): _text(value) for name, value in settings.items()}
+    policy = settings.get("maxmemory-policy", str(info.get("maxmemory_policy", "noeviction")))
+    if policy != "noeviction":
+        raise ConfigError(
+            f"Redis at {at} throws keys away when it is full ({policy}), so jobs would vanish: "
+            "set maxmemory-policy noeviction."
+        )
+    if not int(info.get("aof_enabled", 1)):
+        log.warning("Redis at %s keeps no append-only file: what it holds is lost when it dies; set appendonly yes", at)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

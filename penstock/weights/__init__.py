@@ -1,0 +1,1 @@
+"""Weights in files: indices, headers, the folder of a model."""

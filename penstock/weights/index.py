@@ -1,0 +1,116 @@
+"""The index beside published weights: name, dtype, shape, checksum and file of every tensor. Knows no torch.
+
+A publication's record stays small, whatever the model: it carries the digest of this file, and the file the rest. The
+index also fixes the order in which tensors travel, and so how they are gathered into buckets: trainer and workers
+compute the same buckets from the same index.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.errors import ProtocolError, PublishError
+from penstock.protocol.messages import Record
+
+INDEX_FILE = "weights.index"
+#: A DeepSeek-sized model has 90,000 tensors, which is 10 MB.
+MAX_INDEX_BYTES = 60 * 1024 * 1024
+
+_DTYPE_BYTES = {
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1,
+    "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+
+class TensorEntry(NamedTuple):
+    """One tensor of a version."""
+
+    name: str
+    #: torch's name, without ``torch.``
+    dtype: str
+    shape: tuple[int, ...]
+    #: XXH3-64 of its bytes, row by row.
+    checksum: int
+    #: File of the folder that holds it.
+    file: str
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * _DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsIndex(Record):
+    """What a version consists of."""
+
+    #: [name, dtype, shape, checksum, file] of every tensor, in the order in which they travel.
+    tensors: list[list[Any]] = field(default_factory=list)
+    #: File name -> XXH3-64 of its bytes, the index itself left out.
+    files: dict[str, int] = field(default_factory=dict)
+
+    def entries(self) -> list[TensorEntry]:
+        """The tensors. Raises PublishError on what cannot be one."""
+        try:
+            found = [TensorEntry(str(n), str(d), tuple(map(int, s)), int(c), str(f)) for n, d, s, c, f in self.tensors]
+        except (TypeError, ValueError) as exc:
+            raise PublishError(f"The index of the weights names what is no tensor ({exc}): publish again.") from exc
+        if unknown := {entry.dtype for entry in found} - _DTYPE_BYTES.keys():
+            raise PublishError(f"The index of the weights has dtypes that cannot be loaded: {sorted(unknown)}.")
+        return found
+
+
+def digest(data: bytes) -> str:
+    """Name of an index's bytes, carried by the publication."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def read_index(folder: Path, wanted: str) -> WeightsIndex:
+    """The index in ``folder``. Blocks while it reads a small file.
+
+    Args:
+        wanted: its digest, from the publication.
+
+    Raises:
+        PublishError: it is not there, too large, not the one that was announced, or not an index.
+    """
+    path = folder / INDEX_FILE
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_INDEX_BYTES + 1)
+    except OSError as exc:
+        raise PublishError(f"{path} cannot be read ({exc}): the version is not whole, publish it again.") from exc
+    if len(data) > MAX_INDEX_BYTES:
+        raise PublishError(f"{path} has more than the {MAX_INDEX_BYTES} bytes that an index may have.")
+    if digest(data) != wanted:
+        raise PublishError(f"{path} is not the index that was announced (its digest differs): publish again.")
+    try:
+        return WeightsIndex.from_bytes(data, str(path))
+    except ProtocolError as exc:
+        raise PublishError(str(exc)) from exc
+
+
+def fits(filled: int, num_bytes: int, item_bytes: int, max_bytes: int) -> bool:
+    """Whether a tensor may follow ``filled`` bytes in one bucket, where its numbers must be aligned to their size."""
+    return not filled or (filled + num_bytes <= max_bytes and filled % item_bytes == 0)
+
+
+def in_buckets(entries: Iterable[TensorEntry], max_bytes: int) -> Iterator[list[TensorEntry]]:
+    """Tensors in order, gathered into buckets of at most ``max_bytes``; a larger one has a bucket to itself."""
+    bucket: list[TensorEntry] = []
+    filled = 0
+    for entry in entries:
+        if bucket and not fits(filled, entry.num_bytes, _DTYPE_BYTES[entry.dtype], max_bytes):
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(entry)
+        filled += entry.num_bytes
+    if bucket:
+        yield bucket
+
+
+def as_layout(entries: Iterable[TensorEntry]) -> Mapping[str, list[Any]]:
+    """Name -> [dtype, shape]."""
+    return {entry.name: [entry.dtype, list(entry.shape)] for entry in entries}

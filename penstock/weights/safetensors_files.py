@@ -1,0 +1,82 @@
+"""Names, dtypes and shapes in safetensors files, read from their headers (8 bytes of length, then JSON)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PublishError
+from penstock.weights.model_folder import read_config
+
+#: Name -> (safetensors dtype, shape).
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+
+_MAX_HEADER_BYTES = 100 * 1024 * 1024
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32"}
+#: Loading casts between these.
+_PLAIN_FLOATS = {"F32", "F16", "BF16", "F64"}
+
+
+def read_header(path: Path) -> Tensors:
+    """Tensors of one safetensors file.
+
+    Raises:
+        PublishError: it is no safetensors file, or shorter or longer than its header says.
+    """
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
+                raise ValueError(f"a header of {length} bytes in a file of {size}")
+            header: dict[str, Any] = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        tensors = {name: (str(entry["dtype"]), tuple(entry["shape"])) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, IndexError) as exc:
+        raise PublishError(f"{path} is not a whole safetensors file ({exc}): publish it again.") from exc
+    if 8 + length + end != size:
+        raise PublishError(f"{path} has {size} bytes where its header says {8 + length + end}: publish it again.")
+    return tensors
+
+
+def read_folder(folder: Path) -> Tensors:
+    """Tensors of all safetensors files of a folder; empty where there is none."""
+    tensors: Tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors.update(read_header(path))
+    return tensors
+
+
+def has_tied_embeddings(folder: Path) -> bool:
+    """Whether the model in ``folder`` uses its input embeddings as output embeddings."""
+    return bool(read_config(folder).get("tie_word_embeddings", False))
+
+
+def as_safetensors(dtype: Any) -> str:
+    """Safetensors name of a dtype given in either notation."""
+    plain = str(dtype).removeprefix("torch.")
+    return _DTYPES.get(plain, plain)
+
+
+def compare_layouts(
+    what: str, other: str, found: Tensors, wanted: Tensors, ignored: set[str], *, cast: bool = False
+) -> None:
+    """Raise PublishError, naming a tensor, unless both have the same names, shapes and dtypes.
+
+    Args:
+        what, other: words for ``found`` and ``wanted``.
+        ignored: names that either may lack.
+        cast: plain floats may differ: loading casts between them.
+    """
+    missing, extra = wanted.keys() - found.keys() - ignored, found.keys() - wanted.keys() - ignored
+    if missing:
+        instead = f", and has {len(extra)} others, such as {min(extra)!r}" if extra else ""
+        raise PublishError(f"{what} lacks {len(missing)} tensors of {other}, such as {min(missing)!r}{instead}.")
+    if extra:
+        raise PublishError(f"{what} has {len(extra)} tensors that {other} has not, such as {min(extra)!r}.")
+    for name in wanted.keys() & found.keys():
+        (dtype, shape), (other_dtype, other_shape) = found[name], wanted[name]
+        if shape != other_shape:
+            raise PublishError(f"{what}: {name} has shape {list(shape)}, {other} has {list(other_shape)}.")
+        if dtype != other_dtype and not (cast and {dtype, other_dtype} <= _PLAIN_FLOATS):
+            raise PublishError(f"{what}: {name} is {dtype}, {other} has {other_dtype}.")

@@ -1,0 +1,237 @@
+"""Mistakes in a configuration are refused while it is loaded: one sentence with a remedy, before anything is slow."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from console.cli.main import _run
+from console.launch import preflight, trainable
+from penstock.config import Config
+from penstock.config.key_hints import ABSENT, CALLED
+from penstock.config.load import _annotation, load_config
+from penstock.config.sampling_names import NAMES
+from penstock.errors import ConfigError
+
+BASE = """
+run: demo
+model: {path: policy}
+data: {train: [{name: sums, path: train.jsonl}]}
+engine: {args: {device: cpu}}
+"""
+
+
+def write(folder: Path, text: str = "") -> Path:
+    path = folder / "run.yaml"
+    path.write_text(BASE + text)
+    return path
+
+
+def refused(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, list(overrides), {})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("trainer.lr=-1", "trainer.lr (the argument --trainer.lr): it should be greater than or equal to 0, not -1."),
+        ("trainer.lr=.nan", "it should be"),
+        ("trainer.lr=nan", "it should be"),
+        ("trainer.lr=.inf", "it should be a finite number"),
+        ("trainer.clip_low=-0.2", "it should be greater than or equal to 0"),
+        ("trainer.clip_low=2", "it should be less than or equal to 1"),
+        ("trainer.clip_high=-0.2", "it should be greater than or equal to 0"),
+        ("trainer.max_grad_norm=0", "it should be greater than 0"),
+        ("trainer.max_grad_norm=-1", "it should be greater than 0"),
+        ("trainer.device=gpu", "device 'gpu' is none of torch's: write cuda."),
+        ("trainer.device=gpu:1", "write cuda:1."),
+        ("trainer.device=coda", "is none of torch's: write cpu, cuda, "),
+        ("trainer.device=cuda:x", "is none of torch's"),
+        ("trainer.name=a:b", "'a:b' is not a name"),
+        ("trainer.stop_at_accuracy=7", "it should be less than or equal to 1, not 7."),
+        ("trainer.stop_at_accuracy=0.9", "needs an evaluation, and data.eval names no file"),
+        ("trainer.subscription.keep_s=.inf", "it should be a finite number"),
+        ("worker.lease_s=.nan", "it should be"),
+        ("rollout.group_timeout_s=.inf", "it should be a finite number"),
+        ("seed=-1", "seed (the argument --seed): it should be greater than or equal to 0, not -1."),
+        ("rollout.n=2 rollout.min_group=3", "rollout.min_group is 3, and a group has at most 2 samples"),
+        (
+            "seed=3 rollout.n=2 rollout.min_group=3",
+            "or raise n (the argument --rollout.n).",
+        ),
+        ("seed=3 staleness.bound=2 staleness.mode=sync", "staleness (the argument --staleness.bound): mode sync means"),
+        (
+            "reward.function=exact_macth",
+            "'exact_macth' is no reward: did you mean exact_match?",
+        ),
+        ("reward.function=nope", "'nope' is no reward: use exact_match, math_verify, module:function."),
+        ("data.train.0.reward=:mine", "':mine' is no reward"),
+        ("data.train.0.environment=nope", "'nope' is no environment: use module:Class."),
+        ("worker.rewards=[nope]", "worker.rewards.0 (the argument --worker.rewards): 'nope' is no reward"),
+        ("worker.environments=[nope]", "'nope' is no environment"),
+        ("reward.pool.functions=[nope]", "'nope' is no reward"),
+        ("trainer.filter.functions=[nonzero_sdt]", "'nonzero_sdt' is no filter: did you mean nonzero_std?"),
+        ("buffer.filters=[nope]", "'nope' is no filter: use nonzero_std, module:function."),
+        ("rollout.max_context_tokens=4", "rollout.max_context_tokens is 4, and rollout.sampling.max_new_tokens"),
+        ("data.train.0.path=t.jsonl@[5:2]", "the slice [5:2] of t.jsonl holds no line"),
+        ("data.train.0.path=t.jsonl@[5]", "ends in no slice: write FILE@[FIRST:LAST]"),
+        ("data.train.0.path=t.jsonl@[-5:]", "ends in no slice: write FILE@[FIRST:LAST]"),
+        ("data.train.0.name=a/b", "'a/b' is not a name"),
+        ("data.eval=[{name: sums, path: h}]", "two datasets are named 'sums'"),
+        (
+            "rollout.sampling.max_tokens=9",
+            "max_tokens is no sampling parameter of SGLang; did you mean max_new_tokens?",
+        ),
+        ("rollout.sampling.temprature=1", "did you mean temperature?"),
+        ("rollout.eval_sampling.zzz=1", "zzz is no sampling parameter of SGLang; remove it."),
+        ("data.train.0.sampling={topp: 1}", "did you mean top_p?"),
+        ("rollout.sampling.temperature=hot", "temperature is a number of at least 0, not 'hot'"),
+        ("rollout.sampling.temperature=-1", "temperature is a number of at least 0, not -1"),
+        ("rollout.sampling.temperature=.nan", "temperature is a number of at least 0, not nan"),
+        ("rollout.eval_sampling.top_p=7", "top_p is a number from 0 to 1, not 7"),
+        ("rollout.sampling.max_new_tokens=0", "max_new_tokens is a whole number of at least 1, not 0"),
+        ("rollout.sampling.max_new_tokens=9.5", "max_new_tokens is a whole number of at least 1, not 9.5"),
+        ("rollout.sampling.ignore_eos=3", "ignore_eos is true or false, not 3"),
+        ("learning_rate=1", "there is no such key; here it is trainer.lr."),
+        ("trainer.learning_rate=1", "here it is trainer.lr."),
+        ("batch_size=1", "here it is trainer.batch_groups (groups of rollout.n answers)."),
+        ("trainer.per_device_train_batch_size=1", "here it is trainer.batch_groups"),
+        ("max_steps=1", "here it is trainer.steps."),
+        ("num_generations=1", "here it is rollout.n."),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=1", "there is no such key"),
+        ("trainer.beta=0.1", "remove it: the losses have no KL term."),
+        ("rollout.max_completion_length=5", "here it is rollout.sampling.max_new_tokens."),
+        ("trainer.num_epochs=5", "here it is data.epochs."),
+        ("model.dtype=float17", "'float17' is no dtype of weights: write auto, float32"),
+        ("trainer.stpes=5", "did you mean trainer.steps?"),
+        ("trainer.batch_grups=5", "did you mean trainer.batch_groups?"),
+    ],
+)
+def test_a_mistake_is_refused_while_loading_and_says_what_to_change(tmp_path: Path, overrides: str, said: str) -> None:
+    text = refused(write(tmp_path), *([overrides] if "{" in overrides else overrides.split(" ")))
+
+    assert said in text, text
+    assert "\n" not in text
+    assert text.endswith((".", "?"))
+    assert not text.endswith(("?.", ".."))
+
+
+def test_a_hint_names_a_key_that_is_there() -> None:
+    for named in CALLED.values():
+        for key in named.split(" (")[0].split(",")[0].split(" and ")[0].split(":")[0].split(" or "):
+            path = tuple(key.strip().split("."))
+            at = _annotation(path[:-1])
+            known = path[-1] in getattr(at, "model_fields", {}) or path[-2:][0] in ("sampling", "eval_sampling", "args")
+            assert known, f"{key} is no key"
+    assert not CALLED.keys() & ABSENT.keys()
+    assert {"temperature", "max_new_tokens", "top_p", "n", "stop"} <= NAMES
+
+
+def config(folder: Path, *overrides: str) -> Config:
+    return load_config(write(folder), list(overrides), {})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollout.sampling.top_p=0.9"], "rollout.sampling.top_p is 0.9, which draws from another distribution"),
+        (["rollout.sampling.temperature=1e-7"], "rollout.sampling.temperature is 1e-07, which draws from another"),
+        (["data.train.0.sampling={top_k: 5}"], "data.train.0.sampling.top_k is 5"),
+        (["rollout.sampling.json_schema='{}'"], "rollout.sampling.json_schema is"),
+    ],
+)
+def test_T7_sampling_that_hides_the_distribution_is_refused_before_a_start(
+    tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        trainable.check_rollouts(config(tmp_path, *overrides))
+
+    assert said in str(caught.value)
+    trainable.check_rollouts(config(tmp_path, "rollout.eval_sampling.top_p=0.9", "rollout.sampling.top_k=-1"))
+
+
+def test_groups_of_one_are_refused_where_advantages_compare(tmp_path: Path) -> None:
+    for overrides, where in (["rollout.n=1"], "rollout.n"), (["data.train.0.n=1"], "data.train.0.n"):
+        with pytest.raises(ConfigError, match=rf"{where} is 1, and trainer.advantage grpo compares"):
+            trainable.check_groups(config(tmp_path, *overrides))
+    trainable.check_groups(config(tmp_path, "rollout.n=1", "data.train.0.n=2"))
+
+
+def test_cuda_without_cuda_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cuda = config(tmp_path, "trainer.device=cuda")
+    monkeypatch.setattr(trainable, "_torch_has_cuda", lambda: False)
+    with pytest.raises(ConfigError, match="the torch of this environment was built without it"):
+        trainable.check_device(on_cuda)
+    monkeypatch.setattr(trainable, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(trainable, "visible_gpus", tuple)
+    with pytest.raises(ConfigError, match=r"this machine shows no GPU: start where one is, or set trainer.device=cpu"):
+        trainable.check_device(on_cuda)
+    monkeypatch.setattr(trainable, "visible_gpus", lambda: ("0",))
+    trainable.check_device(on_cuda)
+    trainable.check_device(config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("--data.train.0.path=nope.jsonl", "data.train.0.path: there is no file"),
+        ("--model.path=nope", "is no folder with a config.json"),
+        ("--engine.python=/nope/python", "engine.python: there is no interpreter /nope/python"),
+        ("--redis.url=redis://127.0.0.1:1/0", "No Redis answers at redis://127.0.0.1:1/0"),
+        ("--rollout.sampling.top_p=0.5", "draws from another distribution"),
+        ("--rollout.n=1", "rollout.n is 1"),
+        ("--data.train.0.path=bad.jsonl", "line 2"),
+        ("--data.train.0.input_key=question", "there is no 'question'"),
+        ("--data.eval=[{name: h, path: train.jsonl}]", "its prompts are trained on too"),
+    ],
+)
+def test_cheap_checks_come_before_slow_ones(
+    tmp_path: Path,
+    setting: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "p", "label": "l"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "p", "label": "l"}\n{"prompt"\n')
+    (tmp_path / "python").write_text("#!/bin/sh\n")
+    (tmp_path / "python").chmod(0o755)
+    for slow in ("check_engine", "check_engine_arguments"):
+        monkeypatch.setattr(preflight, slow, lambda *_: pytest.fail("a slow check came first"))
+
+    code = _run(["run", "run.yaml", f"--engine.python={tmp_path / 'python'}", setting])
+
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs" / "demo").exists()
+
+
+def test_a_wrong_path_answers_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    write(tmp_path)
+    code = (
+        "import sys\nfrom console.cli import main as cli\n"
+        "try: cli.main(['run', 'run.yaml', '--engine.python=/bin/sh'])\n"
+        "except SystemExit as e: print('code', e.code)\n"
+        "print('heavy', sorted({'torch', 'matplotlib', 'transformers', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(preflight.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split("\n")[:2] == ["code 2", "heavy []"], done.stderr
+    assert "data.train.0.path: there is no file" in done.stderr

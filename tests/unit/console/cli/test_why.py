@@ -1,0 +1,127 @@
+"""Waits are followed to the last one: what the chain of each ends in."""
+
+from typing import Any
+
+import pytest
+
+from console.cli.why import chains
+
+LANES = ("suspect", "resume", "eval", "score", "train")
+GATE = "the gate: trainer:actor has to publish a version that consumes what was admitted (4 of 4 places are taken)"
+BATCH = "batch 3 of buffer:actor"
+GROUPS = "4 more groups (0 of 4 are ready, 0 are queued or running)"
+RUNNING = "4 more groups (0 of 4 are ready, 7 are queued or running)"
+PRODUCER = {"part": "producer", "host": "h", "pid": 7, "age_s": 1.0}
+BUFFER = {"part": "buffer", "host": "h", "pid": 8, "age_s": 1.0}
+WORKER = {"name": "w.1", "state": "serving", "running": 0, "why": ""}
+FIRST = "trainer:actor waits since 9 s for batch 3 of buffer:actor"
+
+
+def state(*waits: tuple[str, str], queued: int = 0, leased: int = 0, **over: Any) -> dict[str, Any]:
+    """A run in which everybody is there; waits begin a second after one another, longest first."""
+    return {
+        "waits": [{"who": who, "what": what, "since_s": 9.0 - i} for i, (who, what) in enumerate(waits)],
+        "lanes": {lane: {"queued": queued * (lane == "train"), "leased": leased * (lane == "train")} for lane in LANES},
+        "delayed": 0,
+        "paused": [],
+        "parts": [PRODUCER, BUFFER],
+        "leader": {"epoch": 1},
+        "workers": [WORKER],
+        "trainers": [{"name": "actor", "age_s": 30.0}],
+        "subs": [{"name": "actor", "driving": 1, "owned": True}],
+        **over,
+    }
+
+
+TRAINER = ("trainer:actor", BATCH)
+SHORT = ("buffer:actor", GROUPS)
+BUSY = ("buffer:actor", RUNNING)
+IDLE = ("worker:w.1:intake", "jobs that an engine of version 2 may start, from the producer")
+SILENT = {**PRODUCER, "age_s": 40.0}
+
+
+@pytest.mark.parametrize(
+    ("seen", "depth", "end"),
+    [
+        (state(TRAINER, leader=None), 1, "no buffer leads: buffer on h (pid 8) has just come, or was just killed"),
+        (
+            state(TRAINER, leader=None, parts=[{**BUFFER, "age_s": 33.0}]),
+            1,
+            "no buffer leads: buffer on h (pid 8) is silent since 33 s; start it again",
+        ),
+        (state(TRAINER, leader=None, parts=[]), 1, "no buffer leads: start it with `penstock buffer`"),
+        (
+            state(TRAINER, SHORT, ("producer", GATE)),
+            3,
+            "which brings it back to trainer:actor: these wait for one another",
+        ),
+        (
+            state(TRAINER, SHORT, parts=[SILENT]),
+            2,
+            "no producer is there: producer on h (pid 7) is silent since 40 s; st",
+        ),
+        (state(TRAINER, SHORT, parts=[BUFFER]), 2, "no producer is there: start it with `penstock producer`"),
+        (state(TRAINER, SHORT), 2, "the producer is at work"),
+        (state(TRAINER, SHORT, ("producer", "room in Redis, which is above 85 %")), 3, ""),
+        (state(TRAINER, BUSY, queued=7, workers=[]), 2, "no worker is there: start one"),
+        (state(TRAINER, BUSY, queued=7, paused=["train"]), 2, "lane train is paused by a person, with 7 jobs in it"),
+        (
+            state(TRAINER, BUSY, leased=7, workers=[{**WORKER, "running": 5}]),
+            2,
+            "workers are at work: 5 samples are be",
+        ),
+        (
+            state(TRAINER, BUSY, queued=7, workers=[{**WORKER, "state": "crash loop", "why": "no CUDA device"}]),
+            2,
+            "worker w.1 is in the state crash loop: no CUDA device",
+        ),
+        (state(TRAINER, BUSY, ("worker:w.1:commit", "room in Redis for finished samples"), leased=7), 3, ""),
+        (state(TRAINER, BUSY, IDLE, ("producer", GATE), queued=1), 4, "which brings it back to trainer:actor"),
+        (
+            state(("producer", GATE), subs=[{"name": "actor", "driving": 1, "owned": False}]),
+            1,
+            "trainer actor is gone; it last told of a step 30 s ago: start it again, or drop its subscription",
+        ),
+        (state(("producer", GATE)), 1, "trainer actor is at work; it last told of a step 30 s ago"),
+        (
+            state(("producer", "the first publication of model policy, by the trainer"), subs=[]),
+            1,
+            "no trainer has come",
+        ),
+        (
+            state(
+                ("subscription:judge", "its trainer to come: 3 groups are held"),
+                subs=[{"name": "judge", "owned": False}],
+            ),
+            1,
+            "trainer judge is gone: start it again",
+        ),
+        (
+            state(TRAINER, ("buffer:actor", "2 of 4 jobs of the cohort to be finished"), workers=[]),
+            2,
+            "no worker is there",
+        ),
+        (state(("worker:w.1:engine", "its engine to start")), 1, ""),
+    ],
+)
+def test_I8_a_chain_ends_in_its_cause(seen: dict[str, Any], depth: int, end: str) -> None:
+    chain = chains(seen)[0]
+    assert (len(chain.links), chain.end.startswith(end), bool(chain.end)) == (depth, True, bool(end)), chain
+    *links, cause = chain.to_map()["then"], chain.to_map()["cause"]
+    assert [link.who for link in chain.links[1:]] == [link["who"] for link in links[0]]
+    assert cause == (chain.end or chain.links[-1].what)
+
+
+def test_I8_every_wait_is_shown_once_in_the_longest_chain_that_holds_it() -> None:
+    found = chains(state(("worker:w.1:engine", "its engine to start"), TRAINER, SHORT, parts=[SILENT]))
+    assert [[link.who for link in chain.links] for chain in found] == [
+        ["worker:w.1:engine"],
+        ["trainer:actor", "buffer:actor"],
+    ]
+    assert list(found[1].lines()) == [
+        "trainer:actor waits since 8 s for batch 3 of buffer:actor",
+        f"  buffer:actor waits since 7 s for {GROUPS}",
+        "    no producer is there: producer on h (pid 7) is silent since 40 s; start it again",
+    ]
+    assert [len(chain.links) for chain in chains(state(TRAINER, SHORT, ("producer", GATE)))] == [3], "a circle, once"
+    assert chains(state()) == []

@@ -1,0 +1,205 @@
+"""What a run leaves behind, and what it shows meanwhile."""
+
+import io
+import json
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import penstock
+from console.launch.live import Live
+from console.launch.report import draw, read_rows, setup_versions, summarize, write_summary
+from penstock.config import Config
+
+ROOT = Path(__file__).parents[4]
+
+
+@dataclass
+class Audit:
+    ok: bool = True
+    differences: list[str] = field(default_factory=list)
+    lost: int = 0
+    duplicated: int = 0
+
+
+def config(**sections: Any) -> Config:
+    data = {"train": [{"name": "t", "path": "t"}], "eval": [{"name": "held", "path": "h"}]}
+    return Config(run="demo", model={"path": "m"}, data=data, **sections)
+
+
+def step(number: int, **other: Any) -> dict[str, Any]:
+    row = {"step": number, "version": number, "samples": 10, "tokens": 300, "generated_tokens": 100}
+    row |= {"staleness_max": 2, "staleness_mean": 1.0, "reward_mean": 0.5, "time_s": 1000.0 + number}
+    return row | {"wait_s": 1.0, "step_s": 2.0, "publish_s": 1.0} | other
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run_dir(folder: Path) -> Path:
+    write(folder / "steps.jsonl", [step(1), step(2, samples=1), step(2, staleness_max=3, staleness_mean=2.0), step(3)])
+    held = [
+        {"dataset": "held", "version": v, "accuracy": a, "time_s": 1000.0 + v}
+        for v, a in ((3, 0.9), (1, 0.2), (2, 0.6))
+    ]
+    write(folder / "eval.jsonl", [*held, {"dataset": "other", "version": 9, "accuracy": 0.0, "time_s": 1009.0}])
+    write(folder / "queue.jsonl", [{"time_s": 1000.0 + t, "queued": 5 + t, "leased": 2, "ready": 1} for t in range(4)])
+    return folder
+
+
+def summary(folder: Path, audit: Any = None, **snapshot: Any) -> dict[str, Any]:
+    return summarize(
+        config(), read_rows(folder), snapshot=snapshot, audit=audit or Audit(), seconds=10.0, setup={"sglang": "1.2"}
+    )
+
+
+def test_a_summary_counts_each_step_once_and_the_last_row_of_it(tmp_path: Path) -> None:
+    made = summary(run_dir(tmp_path), counters={"weight_updates": 4, "weight_pause_us": 2_000_000})
+
+    assert made["steps"] == 3
+    assert made["samples"] == 30
+    assert made["tokens"] == 300
+    assert made["tokens_per_s"] == 30.0
+    assert made["staleness_max"] == 3
+    assert made["staleness_mean"] == pytest.approx(4 / 3, abs=1e-5)
+    assert (made["accuracy_first"], made["accuracy_last"]) == (0.2, 0.9)
+    assert made["weight_update_pause_s_mean"] == 0.5
+    assert made["trainer_wait_share"] == 0.25
+    assert made["engine"] == {"name": "sglang", "version": "1.2"}
+    assert (made["audit"], made["lost"], made["duplicated"]) == ("ok", 0, 0)
+
+
+def test_a_summary_has_all_keys_even_of_a_run_without_rows(tmp_path: Path) -> None:
+    made = summary(tmp_path)
+
+    wanted = "engine mode bound steps samples tokens seconds tokens_per_s accuracy_first accuracy_last staleness_max"
+    wanted += " staleness_mean lost duplicated audit weight_updates weight_update_pause_s_mean trainer_wait_share setup"
+    assert set(wanted.split()) <= made.keys()
+    assert made["accuracy_first"] is None
+
+
+def test_a_summary_names_what_the_audit_found(tmp_path: Path) -> None:
+    made = summary(tmp_path, Audit(ok=False, differences=["A is 3, not 4", "job x"], lost=1, duplicated=2))
+
+    assert made["audit"] == "A is 3, not 4; job x"
+    assert (made["lost"], made["duplicated"]) == (1, 2)
+
+
+def test_lines_torn_by_a_kill_are_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "steps.jsonl", [step(1)])
+    with (tmp_path / "steps.jsonl").open("a") as file:
+        file.write('{"step": 2, "sam' + json.dumps(step(3)) + "\n" + json.dumps(step(4)) + "\n")
+
+    assert [row["step"] for row in read_rows(tmp_path).steps] == [1, 4]
+    assert "1 lines are torn" in caplog.text
+
+
+def test_the_picture_is_drawn_also_without_rows(tmp_path: Path) -> None:
+    draw(config(), read_rows(tmp_path), tmp_path / "empty.png")
+    draw(config(), read_rows(run_dir(tmp_path)), tmp_path / "run.png")
+
+    for name in ("empty.png", "run.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "run.png").stat().st_size > (tmp_path / "empty.png").stat().st_size
+
+
+def test_the_summary_file_is_json_with_the_versions(tmp_path: Path) -> None:
+    write_summary({"setup": setup_versions("7.0", "0.5")}, tmp_path / "summary.json")
+
+    setup = json.loads((tmp_path / "summary.json").read_text())["setup"]
+    assert (setup["redis"], setup["sglang"]) == ("7.0", "0.5")
+    assert setup["torch"][0].isdigit()
+
+
+SNAPSHOT: dict[str, Any] = {
+    "version": 12,
+    "step": 12,
+    "lanes": {"train": {"queued": 5, "leased": 2}, "eval": {"queued": 1, "leased": 0}},
+    "ready": 4,
+    "workers": [
+        {"name": "worker-0", "version": 12, "running": 7, "slots": 64, "tokens_per_s": 1234.6, "state": "running"}
+    ],
+    "trainers": [{"name": "actor", "step": 12, "reward_mean": 0.41, "staleness_max": 3, "staleness_mean": 1.25}],
+    "waits": [
+        {"who": "worker:worker-0:intake", "what": "a job", "since_s": 7.0},
+        {"who": "actor", "what": "a batch", "since_s": 3.0},
+        {"who": "producer", "what": "the gate", "since_s": 0.1},
+    ],
+}
+
+
+def shown(terminal: bool, snapshots: Iterable[dict[str, Any]], clock: Any = None) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=200)
+    with Live(config(), console, clock or (lambda: 0.0)) as live:
+        for snapshot in snapshots:
+            live.update(snapshot, {"accuracy": 0.75})
+    return out.getvalue()
+
+
+def test_the_live_view_tells_figures_and_what_each_part_waits_for() -> None:
+    for terminal in (False, True):
+        text = shown(terminal, [SNAPSHOT])
+
+        for figure in ("12/100", "0.410", "0.750", "1.25 (max 3)", "1,235", "a job", "a batch"):
+            assert figure in text
+        assert "the gate" not in text  # a moment is no wait
+
+
+def test_a_worker_waits_in_its_own_row() -> None:
+    text = shown(True, [SNAPSHOT])
+
+    # The frame is drawn again at the end.
+    rows = [line for line in text.splitlines() if "a job" in line]
+    assert rows
+    assert all("7/64 samples" in row for row in rows)
+    assert "worker:worker-0" not in text
+
+
+def test_the_live_view_bears_an_empty_snapshot() -> None:
+    assert "step -/100" in shown(False, [{}])
+    assert "held-out" in shown(True, [{}])
+
+
+def test_plain_lines_come_every_few_seconds() -> None:
+    now = [0.0]
+
+    def snapshots() -> Iterator[dict[str, Any]]:
+        for second in range(12):
+            now[0] = float(second)
+            yield {**SNAPSHOT, "version": second}
+
+    text = shown(False, snapshots(), clock=lambda: now[0])
+
+    assert [line[:7] for line in text.splitlines()] == ["[00:00]", "[00:05]", "[00:10]"]
+
+
+def test_a_line_that_says_the_same_comes_once_a_minute() -> None:
+    now = [0.0]
+
+    def snapshots() -> Iterator[dict[str, Any]]:
+        for second in range(130):
+            now[0] = float(second)
+            waits = [{"who": "trainer", "what": "the engine to start", "since_s": second + 2.0}]
+            yield {"waits": waits, "step": int(second >= 70)}
+
+    text = shown(False, snapshots(), clock=lambda: now[0])
+
+    assert [line[:7] for line in text.splitlines()] == ["[00:00]", "[01:00]", "[01:10]"]
+
+
+def test_the_version_of_penstock_is_told_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("console.launch.report.version", not_installed)
+
+    assert setup_versions("7.2", "0.5.17")["penstock"] == penstock.__version__
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == penstock.__version__

@@ -1,0 +1,72 @@
+"""Tables: nothing is cut, in a pipe and on a narrow terminal; a reader that left is told once."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from console.terminal import table
+from tests.closed_pipe import run_without_a_reader
+
+JOB = "a-dataset-with-a-long-name/1234/1234567"
+ROWS: list[dict[str, Any]] = [
+    {"job": JOB, "state": "leased", "worker": "host-name-of-a-node-in-a-cluster-0017-12345", "n": 8, "rate": 0.123456},
+    {"job": "d/0/1", "state": "dead", "worker": None, "n": 16, "rate": 2.0},
+]
+COLUMNS = ["job", "state", "worker", "n", "rate"]
+
+
+def printed(width: int, terminal: bool, rows: list[dict[str, Any]] = ROWS) -> list[str]:
+    out = io.StringIO()
+    table(rows, COLUMNS, "jobs", Console(file=out, width=width, force_terminal=terminal, color_system=None))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 40, 300])
+def test_in_a_pipe_a_row_is_a_line_that_awk_can_split(width: int) -> None:
+    title, head, first, second = printed(width, terminal=False)
+
+    assert title == "jobs"
+    assert head.split() == COLUMNS
+    assert first.split() == [JOB, "leased", ROWS[0]["worker"], "8", "0.123"]
+    assert second.split() == ["d/0/1", "dead", "-", "16", "2"]
+    assert first.index("leased") == second.index("dead") == head.index("state")
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120, 200])
+def test_on_a_terminal_no_job_id_and_no_name_is_cut(width: int) -> None:
+    lines = printed(width, terminal=True)
+
+    assert any(JOB in line for line in lines)
+    assert any(str(ROWS[0]["worker"]) in line for line in lines)
+    assert not any("…" in line for line in lines)
+
+
+def test_words_of_others_are_neither_markup_nor_control() -> None:
+    rows = [{"job": "[/red] [bold]x", "state": "a\nb\x1b[2J", "worker": "", "n": 1, "rate": 1.0}]
+
+    for terminal in (False, True):
+        text = "\n".join(printed(80, terminal, rows))
+        assert "[/red] [bold]x" in text
+        assert "\x1b[2J" not in text
+        assert "a b" in text
+
+
+def test_no_rows_are_told_as_such() -> None:
+    assert printed(80, False, []) == ["jobs: none"]
+
+
+def test_a_reader_that_left_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
+    code = (
+        "from console.terminal import Terminal\n"
+        "left = []\n"
+        "console = Terminal(on_closed=lambda: left.append(1))\n"
+        "for _ in range(3): console.print('x')\n"
+        "open('left', 'w').write(str(len(left)))\n"
+    )
+    done = run_without_a_reader(["-c", code], tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "left").read_text() == "1"

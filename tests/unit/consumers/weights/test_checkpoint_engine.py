@@ -1,0 +1,117 @@
+"""What an engine may be told of checkpoint-engine's sockets, what is refused before, how files are registered."""
+
+import json
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from consumers.weights.checkpoint_engine import check_installed, gpu_ids
+from consumers.weights.collective import TransferFailed
+from consumers.weights.parameter_server import register
+from consumers.weights.publisher import Publisher
+from penstock.config import Config
+from penstock.errors import ConfigError, ProtocolError
+from penstock.protocol.transfers import Enrollment
+from workers.weights.receive import read_handles
+
+GOOD = {
+    "GPU-8f2c6b1e-2222-3333-4444-555555555555": "ipc://@checkpoint-engine-GPU-8f2c6b1e-2222-3333-4444-555555555555-0.sock"
+}
+
+
+def test_sockets_of_parameter_servers_are_read() -> None:
+    assert read_handles(json.dumps(GOOD)) == GOOD
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        json.dumps({"GPU-1": "tcp://10.0.0.1:5555"}),
+        json.dumps({"GPU-1": "ipc:///tmp/checkpoint-engine-GPU-1-0.sock"}),
+        json.dumps({"GPU-1": "ipc://@other-GPU-1-0.sock"}),
+        json.dumps({"GPU-1": "ipc://@checkpoint-engine-GPU-1-0.sock/../x"}),
+        json.dumps({"GPU-1": ["ipc://@checkpoint-engine-GPU-1-0.sock"]}),
+        json.dumps({"": "ipc://@checkpoint-engine-GPU-1-0.sock"}),
+        json.dumps({f"GPU-{i}": f"ipc://@checkpoint-engine-GPU-{i}-0.sock" for i in range(1025)}),
+    ],
+)
+def test_an_engine_is_sent_to_no_other_socket(text: str) -> None:
+    """It unpickles what comes out of them."""
+    with pytest.raises(ProtocolError, match="parameter servers of checkpoint-engine"):
+        read_handles(text)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "says"),
+    [
+        ({"transport": "checkpoint_engine"}, "moves weights between GPUs, and trainer.device is cpu"),
+        ({"transport": "nccl", "device": "cuda", "parameter_server_gpus": [0]}, "is for trainer.transport checkpoint"),
+        (
+            {"transport": "checkpoint_engine", "device": "cuda", "parameter_server_gpus": [0, 1, 0]},
+            "names a GPU twice",
+        ),
+        ({"transport": "checkpoint_engine", "device": "cuda", "parameter_server_gpus": []}, "at least 1 item"),
+        ({"transport": "checkpoint_engine", "device": "cuda", "parameter_server_gpus": [-1]}, "greater than or equal"),
+    ],
+)
+def test_what_cannot_work_is_refused(trainer: dict[str, Any], says: str) -> None:
+    values = {"run": "x", "model": {"path": "m"}, "data": {"train": [{"name": "d", "path": "d.jsonl"}]}}
+    with pytest.raises(ValidationError, match=says):
+        Config.model_validate(values | {"trainer": trainer})
+
+
+def test_a_package_and_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'penstock\[checkpoint-engine\]'"):
+        check_installed()
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    for indices in (None, [0]):
+        with pytest.raises(ConfigError, match="this trainer sees 0 GPUs"):
+            gpu_ids(indices)
+
+
+def test_published_files_are_never_pinned_in_place() -> None:
+    """checkpoint-engine deletes those of /dev/shm then. Releases before had no such option."""
+    seen: list[tuple[Any, ...]] = []
+
+    class New:
+        def register_checkpoint(
+            self,
+            name: str,
+            *,
+            files: list[str] | None = None,
+            use_shared_memory_pool: bool = False,
+            use_inplace_pin_memory: bool = True,
+        ) -> None:
+            seen.append((name, files, use_shared_memory_pool, use_inplace_pin_memory))
+
+    class Old:
+        def register_checkpoint(self, name: str, *, files: list[str] | None = None) -> None:
+            seen.append((name, files))
+
+    register(New(), "1-0", ["a"])
+    register(Old(), "1-0", ["a"])
+    register(New(), "1-0", [])
+    assert seen == [("1-0", ["a"], True, False), ("1-0", ["a"])]
+
+
+@pytest.mark.parametrize(
+    ("engines", "says"),
+    [
+        ([Enrollment("a", "http://127.0.0.1:1", 2), Enrollment("b", "http://localhost:2", 1)], ""),
+        ([Enrollment("a", "http://127.0.0.1:1", 2)], "have 2 processes, and there are parameter servers on 3 GPUs"),
+        ([Enrollment("a", "http://127.0.0.1:1", 2), Enrollment("b", "http://10.0.0.2:2", 1)], "not on this machine"),
+    ],
+)
+def test_every_server_has_one_engine_process_on_this_machine(engines: list[Enrollment], says: str) -> None:
+    """Another one would wait for ever, and with it all of them."""
+    publisher: Any = SimpleNamespace(servers=SimpleNamespace(gpus=["GPU-1", "GPU-2", "GPU-3"]))
+    ready = {one.worker: one for one in engines}
+    with pytest.raises(TransferFailed, match=says) if says else nullcontext():
+        Publisher._check_served(publisher, ready)

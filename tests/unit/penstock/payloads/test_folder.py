@@ -1,0 +1,211 @@
+"""A folder that stands for a payload server."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as NoAnswer
+
+from consumers.batch.fetch import PayloadReader
+from penstock.config import RedisConfig
+from penstock.errors import ConfigError, QueueFull
+from penstock.payloads.folder import MARK, PARTS, PayloadFolder
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Row
+
+KEYS = Keys("run")
+NAME = KEYS.payload("d a/0/7/3", "t.1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> PayloadFolder:
+    return PayloadFolder(f"file://{tmp_path}/a%20folder")
+
+
+def files(folder: PayloadFolder) -> list[Path]:
+    return sorted(path for path in folder.path.rglob("*") if path.is_file() and path.name != MARK)
+
+
+def test_a_payload_is_written_kept_read_and_freed(folder: PayloadFolder, tmp_path: Path) -> None:
+    assert folder.path == tmp_path / "a folder"
+    assert folder.put([(NAME, b"abcdef")]) == [None]
+    assert list(folder.names(KEYS.prefix)) == [(NAME, False)]
+    assert folder.read(NAME) == b"abcdef", "it may be read before the leader has seen it"
+    assert folder.keep([NAME, KEYS.payload("d/0/8/0", "t")]) == [True, False]
+    assert folder.keep([NAME]) == [True], "again"
+    assert list(folder.names(KEYS.prefix)) == [(NAME, True)]
+    assert (folder.read(NAME, 2, 3), folder.read(NAME, 6, 3)) == (b"cde", b"")
+    assert files(folder)[0].stat().st_mode & 0o777 == 0o600
+    folder.unlink(NAME, NAME)
+    assert folder.read(NAME) is None
+    folder.close()
+    assert files(folder) == []
+
+
+def test_I3_another_leases_bytes_are_another_file(folder: PayloadFolder) -> None:
+    late = KEYS.payload("d/0/7/3", "t.2")
+    folder.put([(NAME, b"mine")])
+    folder.keep([NAME])
+    folder.put([(late, b"late"), (NAME, b"mine")])
+    assert (folder.read(NAME), folder.read(late)) == (b"mine", b"late")
+    folder.unlink(NAME)
+    assert folder.read(NAME) is None, "nothing is left of what was said twice"
+
+
+def test_I4_what_is_not_whole_is_not_there(folder: PayloadFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the middle of writing, a worker leaves nothing that bears a payload's name."""
+    folder.put([(NAME, b"whole")])
+    seen: list[list[str]] = []
+
+    def killed(file: int, data: Any) -> int:
+        raise KeyboardInterrupt
+
+    other = KEYS.payload("d/0/9/0", "t")
+    monkeypatch.setattr(os, "write", killed)
+    monkeypatch.setattr(os, "unlink", lambda path: seen.append([path]))
+    with pytest.raises(KeyboardInterrupt):
+        folder.put([(other, b"half")])
+    monkeypatch.undo()
+    assert len(files(folder)) == 2
+    assert list(folder.names(KEYS.prefix)) == [(NAME, False)]
+    assert folder.keep([NAME, other]) == [True, False]
+    assert folder.expire(KEYS.prefix, -1.0) == 1
+    assert len(files(folder)) == 1
+
+
+def test_what_nobody_committed_in_time_expires_and_what_is_kept_does_not(folder: PayloadFolder) -> None:
+    old, new, kept = (KEYS.payload(f"d/0/{i}/0", "t") for i in range(3))
+    folder.put([(old, b"x"), (new, b"x"), (kept, b"x")])
+    folder.keep([kept])
+    for path in files(folder):
+        if "%2F1%2F" not in path.name:
+            os.utime(path, (time.time() - 100, time.time() - 100))
+    assert folder.expire(KEYS.prefix, 50.0) == 1
+    assert sorted(folder.names(KEYS.prefix)) == [(new, False), (kept, True)]
+
+
+@pytest.mark.parametrize(("code", "wanted"), [(errno.ENOSPC, "room"), (errno.EDQUOT, "room"), (errno.EIO, "answer")])
+def test_a_full_folder_is_told_from_one_that_does_not_answer(
+    folder: PayloadFolder, monkeypatch: pytest.MonkeyPatch, code: int, wanted: str
+) -> None:
+    write = os.write
+
+    def failing(file: int, data: Any) -> int:
+        if bytes(data) == b"second":
+            raise OSError(code, os.strerror(code))
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", failing)
+    names = [KEYS.payload(f"d/0/{i}/0", "t") for i in range(3)]
+    pairs = list(zip(names, (b"first", b"second", b"third"), strict=True))
+    if wanted == "answer":
+        with pytest.raises(NoAnswer, match=r"does not answer: .*Input/output error"):
+            folder.put(pairs)
+        return
+    first, second, third = folder.put(pairs)
+    assert (first, third) == (None, None)
+    assert isinstance(second, QueueFull)
+    assert "has no room" in str(second)
+    assert sorted(folder.names(KEYS.prefix)) == [(names[0], False), (names[2], False)]
+
+
+@pytest.mark.parametrize("look", [lambda folder: folder.keep([NAME]), lambda folder: folder.read(NAME)])
+def test_a_machine_that_was_given_another_folder_says_so(
+    folder: PayloadFolder, look: Callable[[PayloadFolder], Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"but here that folder has no run: give it to this machine too"):
+        look(folder)
+    folder.put([(KEYS.payload("d/0/1/0", "t"), b"x")])
+    assert not look(folder) or look(folder) == [False], "one payload that is gone is that, and no more"
+
+
+def test_a_reader_never_misses_a_payload_that_is_being_kept(folder: PayloadFolder) -> None:
+    names = [KEYS.payload(f"d/0/{i}/0", "t") for i in range(300)]
+    folder.put([(name, b"x") for name in names])
+    keeper = threading.Thread(target=lambda: folder.keep(names))
+    keeper.start()
+    try:
+        for name in names:
+            assert folder.read(name) == b"x"
+    finally:
+        keeper.join()
+
+
+def test_a_rank_reads_only_its_ranges_of_a_shared_file(folder: PayloadFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.redis.connect.connect", lambda url, **_: None)
+    monkeypatch.setattr("penstock.redis.connect.ask", lambda client, url: None)
+    reader = PayloadReader(RedisConfig(url="redis://h:1", payload_servers={"f": folder.url}))
+    rows = [
+        Row("d/0/7", k, "t", "f", 0, 2, 1, 0, 1, 1, 1, 1, 1, 0.0, "completed", shared=[0, 2 * k, 6]) for k in range(3)
+    ]
+    folder.put([(KEYS.payload("d/0/7/0", "t"), b"aabbcc")])
+    assert {k: bytes(v or b"") for k, v in reader.read(KEYS, rows).items()} == {
+        "d/0/7/0": b"aa", "d/0/7/1": b"bb", "d/0/7/2": b"cc",
+    }  # fmt: skip
+    assert reader.read(KEYS, rows[1:2]) == {"d/0/7/1": b"bb"}
+    folder.unlink(KEYS.payload("d/0/7/0", "t"))
+    assert list(reader.read(KEYS, rows).values()) == [None] * 3
+    assert reader.read(KEYS, rows[1:2]) == {"d/0/7/1": None}
+    assert (reader.column_home("f"), reader.column_home("control")) == ("control", "control")
+
+
+def test_a_runs_files_are_deleted_and_no_other_runs(folder: PayloadFolder) -> None:
+    other = Keys("other")
+    folder.put([(NAME, b"x"), (KEYS.payload("d/0/1/0", "t"), b"x"), (other.payload("d/0/1/0", "t"), b"x")])
+    assert folder.delete(KEYS.prefix) == 2
+    assert list(folder.names(KEYS.prefix)) == []
+    assert len(list(folder.names(other.prefix))) == 1
+    used, total = folder.usage()
+    assert 0 < used < total
+    assert not folder.is_full()
+    folder.close()
+
+
+@pytest.mark.parametrize("url", ["file://relative/folder", "file:///proc/nowhere"])
+def test_a_folder_that_is_not_to_be_had_is_a_sentence(url: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be made or read"):
+        PayloadFolder(url)
+
+
+def test_a_folder_of_somebody_elses_files_takes_no_payload_and_loses_nothing(folder: PayloadFolder) -> None:
+    """A run called as a folder that was there, such as the run digits beside examples/digits."""
+    theirs = folder.path / "run" / "a" / "thesis.tex"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years of work")
+    for act in (folder.claim, folder.delete, lambda _: folder.put([(NAME, b"x")])):
+        with pytest.raises(ConfigError, match=r"run holds 'a' and is not a folder of payloads: name another folder"):
+            act(KEYS.prefix)
+    assert theirs.read_text() == "years of work"
+
+
+def test_a_run_is_deleted_by_the_names_that_payloads_have(folder: PayloadFolder, tmp_path: Path) -> None:
+    folder.put([(NAME, b"x"), (KEYS.payload("d/0/8/0", "t"), b"x")])
+    folder.keep([NAME])
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for put_there in (linked / "payload:d", folder.path / "run" / "notes.txt"):
+        put_there.write_text("mine")
+    spare = next(folder.path / "run" / name for name in PARTS if not (folder.path / "run" / name).exists())
+    spare.symlink_to(linked)
+    assert folder.delete(KEYS.prefix) == 2
+    assert files(folder) == [folder.path / "run" / "notes.txt"]
+    assert (linked / "payload:d").read_text() == "mine"
+    (folder.path / "run" / "notes.txt").unlink()
+    spare.unlink()
+    folder.delete(KEYS.prefix)
+    assert list(folder.path.iterdir()) == []
+    assert folder.delete(KEYS.prefix) == 0, "again"
+
+
+def test_what_somebody_else_put_among_payloads_does_not_expire(folder: PayloadFolder) -> None:
+    folder.put([(NAME, b"x")])
+    theirs = files(folder)[0].with_name("draft%new")
+    theirs.write_text("mine")
+    assert folder.expire(KEYS.prefix, -1.0) == 1
+    assert theirs.exists()
+    assert list(folder.names(KEYS.prefix)) == []

@@ -1,0 +1,111 @@
+"""Records: what is written is read back, and nothing else is."""
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from penstock.errors import ProtocolError
+from penstock.protocol import messages
+from penstock.protocol.messages import Job, Manifest, Publication, Sample, SampleMeta, iter_metas, pack, unpack
+from tests.integration.play import manifest, meta
+
+
+def test_records_come_back_as_they_were() -> None:
+    job = Job("d/3/7", 4, prompt_ids=[1, 2], label="x", metadata={"a": [1]}, sampling={"temperature": 0.5})
+    assert Job.from_bytes(job.to_bytes()) == job
+    assert (job.dataset, job.epoch, job.index) == ("d", 3, 7)
+    publication = Publication("policy", 3, "disk", "/w", tensors={"w": ["float32", [2]]}, checksums={"w": 1})
+    assert Publication.from_bytes(publication.to_bytes()) == publication
+    assert Manifest.from_bytes(manifest(4)).n == 4
+
+
+def test_a_record_of_another_kind_is_named() -> None:
+    with pytest.raises(ProtocolError, match=r"job x has fields .* \['colour'\]"):
+        Job.from_bytes(pack({"id": "d/0/0", "n": 1, "colour": "red"}), "job x")
+    with pytest.raises(ProtocolError, match="job x lacks a field"):
+        Job.from_bytes(pack({"id": "d/0/0"}), "job x")
+    with pytest.raises(ProtocolError, match="job x is not a map"):
+        Job.from_bytes(pack([1]), "job x")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        pack({"a": 1})[:-1],
+        pack(1) + b"\x00",
+        msgpack.packb(msgpack.ExtType(4, b"x")),
+        msgpack.packb({1: 2}),
+    ],
+)
+def test_bytes_that_penstock_never_wrote_are_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="thing is not a record"):
+        unpack(data, "thing")
+
+
+def test_a_record_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_RECORD_BYTES", 10)
+    with pytest.raises(ProtocolError, match="thing has 21 bytes"):
+        unpack(pack("x" * 20), "thing")
+    monkeypatch.setattr(messages, "MAX_RECORD_BYTES", 1000)
+    monkeypatch.setattr(messages, "MAX_TEXT_BYTES", 10)
+    with pytest.raises(ProtocolError, match="thing is not a record"):
+        unpack(pack("x" * 20), "thing")
+
+
+def test_metadata_of_a_group_is_the_records_one_after_another() -> None:
+    records = [meta(k, "token", version=3) for k in range(3)]
+    data = b"".join(record.to_bytes() for record in records)
+    assert list(iter_metas(data, "group")) == records
+    assert list(iter_metas(b"", "group")) == []
+    assert records[0].num_loss == 2
+
+
+def test_damaged_metadata_names_the_group() -> None:
+    with pytest.raises(ProtocolError, match="metadata of group g lacks fields"):
+        list(iter_metas(pack([1, "token"]), "metadata of group g"))
+    with pytest.raises(ProtocolError, match="metadata of group g lacks fields"):
+        list(iter_metas(pack({"k": 1}), "metadata of group g"))
+    with pytest.raises(ProtocolError, match="metadata of group g"):
+        list(iter_metas(b"\xc1", "metadata of group g"))
+
+
+def test_a_digest_names_the_bytes_of_a_manifest() -> None:
+    assert Manifest.digest(manifest(1)) == Manifest.digest(manifest(1))
+    assert Manifest.digest(manifest(1)) != Manifest.digest(manifest(2))
+
+
+def test_T8_what_was_drawn_and_what_was_given_are_told_apart() -> None:
+    sample = Sample(Job("d/0/0", 1), 0)
+    sample.append([1, 2])
+    sample.append([3, 4], version=5, logprobs=[-0.1, -0.2])
+    sample.append([6], version=5, logprobs=[-0.3], loss=False)
+    assert sample.generated == [0, 0, 1, 1, 1]
+    assert sample.loss_mask == [0, 0, 1, 1, 0]
+    assert sample.versions == [-1, -1, 5, 5, 5]
+    assert sample.logprobs == [0.0, 0.0, -0.1, -0.2, -0.3]
+    with pytest.raises(ProtocolError, match="sample d/0/0/0: 1 logprobs for 2 tokens"):
+        sample.append([1, 2], version=1, logprobs=[0.1])
+
+
+def test_sample_records_of_another_version_are_refused() -> None:
+    values = unpack(meta(0, "t").to_bytes(), "m")
+    with pytest.raises(ProtocolError, match="sample has fields that this version of penstock does not know"):
+        SampleMeta.from_bytes(pack([*values, "red"]), "sample")
+
+
+def test_a_sample_record_of_a_version_with_fewer_fields_is_read() -> None:
+    record = meta(0, "t")
+    values = unpack(record.to_bytes(), "m")
+    assert SampleMeta.from_bytes(pack(values[:-1]), "sample") == record
+    assert SampleMeta.from_bytes(record.to_bytes()) == record
+
+
+@pytest.mark.parametrize("ranges", [[[1]], [[]], [[1, 2, 3]], [[1, "2"]], [1], [[1, None]]])
+def test_ranges_of_versions_are_pairs(ranges: Any) -> None:
+    """Whoever reads them takes them apart as such."""
+    record = Publication("policy", 3, "disk", "/w").to_map() | {"abandoned": ranges}
+    with pytest.raises(ProtocolError, match="a field abandoned that it cannot have"):
+        Publication.from_map(record, "publication")

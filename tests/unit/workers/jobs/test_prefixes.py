@@ -1,0 +1,124 @@
+"""When a prefix is written, and what: what is new, the whole where it is not true any more, nothing after its end."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.config import WorkerConfig
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Job, Sample
+from penstock.protocol.scripts import Call
+from workers.jobs.partial import partial_from_bytes
+from workers.jobs.prefixes import Prefix
+from workers.services import Services, Tally
+
+JOB = Job(id="d/0/0", n=1, prompt="abc")
+
+
+class Server:
+    """Plays the two verbs; holds answers back while ``open`` is cleared."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.verbs: list[str] = []
+        self.sizes: list[int] = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def call(self, call: Call[Any]) -> Any:
+        self.verbs.append(call.script.name)
+        await self.open.wait()
+        if call.script.name == "checkpoint":
+            self.data = bytes(cast(bytes, call.args[1]))
+            self.sizes.append(len(self.data))
+            return True
+        assert call.args[1] == len(self.data)
+        self.data += cast(bytes, call.args[2])
+        self.sizes.append(len(cast(bytes, call.args[2])))
+        return "kept"
+
+    async def has_room(self) -> bool:
+        return True
+
+
+def make(server: Server, **worker: Any) -> tuple[Prefix, Sample]:
+    sample = Sample(JOB, 0)
+    sample.append([1, 2, 3])
+    sample.prompt_length = 3
+    services = SimpleNamespace(
+        config=SimpleNamespace(worker=WorkerConfig(**worker)),
+        control=server,
+        commits=server,
+        keys=Keys("r"),
+        tally=Tally(),
+        engine=SimpleNamespace(logprob_kind="scaled"),
+    )
+    return Prefix(cast(Services, services), "token", sample, 1.0), sample
+
+
+async def draw(prefix: Prefix, sample: Sample, count: int, version: int = 1) -> None:
+    sample.append([7] * count, version=version, logprobs=[-0.5] * count)
+    prefix.drawn()
+    if prefix._task is not None:
+        await prefix._task
+
+
+async def test_a_checkpoint_costs_its_new_tokens() -> None:
+    server = Server()
+    prefix, sample = make(server, checkpoint_tokens=100)
+    for _ in range(50):
+        await draw(prefix, sample, 50)
+    assert server.verbs == ["checkpoint"] + ["extend"] * 24
+    assert max(server.sizes) < 100 * 12 + 300
+    assert partial_from_bytes(server.data, JOB, 0).tokens == sample.tokens
+
+
+async def test_T6_a_prefix_whose_versions_turn_out_otherwise_is_written_anew() -> None:
+    server = Server()
+    prefix, sample = make(server, checkpoint_tokens=2)
+    await draw(prefix, sample, 4)
+    sample.versions[-1] = 2
+    await draw(prefix, sample, 2, version=2)
+    assert server.verbs == ["checkpoint", "checkpoint"]
+    assert partial_from_bytes(server.data, JOB, 0).versions == sample.versions == [-1, -1, -1, 1, 1, 1, 2, 2, 2]
+
+
+async def test_T8_the_end_of_a_turn_is_written_with_it() -> None:
+    server = Server()
+    prefix, sample = make(server, checkpoint_tokens=2)
+    await draw(prefix, sample, 4)
+    sample.finish_reason = "stop"
+    await draw(prefix, sample, 2)
+    assert partial_from_bytes(server.data, JOB, 0).finish_reason == "stop"
+
+
+@pytest.mark.parametrize("ending", ["settle", "keep_all"])
+async def test_what_is_on_its_way_arrives_before_the_end_and_nothing_after_it(ending: str) -> None:
+    """A prefix that is written behind the commit of its sample would be there for ever."""
+    server = Server()
+    server.open.clear()
+    prefix, sample = make(server, checkpoint_tokens=2)
+    sample.append([7] * 4, version=1, logprobs=[-0.5] * 4)
+    prefix.drawn()
+    end = asyncio.create_task(getattr(prefix, ending)())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not end.done()
+    server.open.set()
+    await end
+    count = len(server.verbs)
+    sample.append([7] * 4, version=1, logprobs=[-0.5] * 4)
+    prefix.drawn()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(server.verbs) == count == (1 if ending == "settle" else 2)
+
+
+async def test_only_the_first_turn_is_kept() -> None:
+    server = Server()
+    prefix, sample = make(server, checkpoint_tokens=2)
+    sample.num_turns = 2
+    await draw(prefix, sample, 4)
+    assert server.verbs == []

@@ -1,0 +1,45 @@
+"""Changing weights on an engine that stops answering: it is lost, by name, whichever call it was."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.config import EngineConfig, ModelConfig
+from penstock.errors import EngineDied, EngineError
+from penstock.protocol.messages import Publication
+from workers.jobs.gate import Gate
+from workers.sglang.engine import Engine
+from workers.weights.apply import apply_publication
+
+
+class _Deaf(Engine):
+    """An engine that answers every control call but one."""
+
+    def __init__(self, deaf_to: str, folder: Path) -> None:
+        super().__init__(EngineConfig(), ModelConfig(path=str(folder)), name="deaf", log_dir=folder)
+        self.deaf_to = deaf_to
+
+    async def verify(self, publication: Publication) -> None:
+        pass
+
+    def _hear(self, call: str) -> None:
+        if call == self.deaf_to:
+            raise EngineError(f"engine deaf did not answer {call} within 6 s.")
+
+    async def pause(self) -> None:
+        self._hear("pause")
+
+    async def resume(self) -> None:
+        self._hear("resume")
+
+    async def load(self, publication: Publication) -> float:
+        self._set_version(publication.version)
+        return 0.0
+
+
+@pytest.mark.parametrize("deaf_to", ["pause", "resume"])
+async def test_an_engine_that_does_not_go_through_a_change_is_lost(deaf_to: str, tmp_path: Path) -> None:
+    engine = _Deaf(deaf_to, tmp_path)
+    publication = Publication(model="policy", version=1, transport="disk", path=str(tmp_path))
+    with pytest.raises(EngineDied, match=f"did not answer {deaf_to}"):
+        await apply_publication(engine, Gate(), publication, "in_place")

@@ -1,0 +1,129 @@
+"""A publication is refused before an engine is touched."""
+
+import json
+import shutil
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PublishError
+from penstock.protocol.messages import Publication
+from penstock.system.checksum import file_xxh3
+from workers.weights.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
+
+LAYOUT = {"model.embed_tokens.weight": [4, 2], "model.norm.weight": [2]}
+
+
+def write(folder: Path, layout: dict[str, list[int]], dtype: str = "F32", name: str = "model.safetensors") -> Path:
+    """A safetensors file by hand: 8 bytes of length, JSON, then the bytes of the tensors."""
+    folder.mkdir(exist_ok=True)
+    header, offset = {}, 0
+    for tensor, shape in layout.items():
+        size = 1
+        for extent in shape:
+            size *= extent
+        end = offset + size * (4 if dtype in ("F32", "I32") else 2)
+        header[tensor] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    data = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path = folder / name
+    path.write_bytes(struct.pack("<Q", len(data)) + data + bytes(offset))
+    return path
+
+
+def publish(folder: Path) -> Publication:
+    tensors = {name: [dtype, list(shape)] for name, (dtype, shape) in read_folder(folder).items()}
+    checksums = {path.name: file_xxh3(path) for path in folder.iterdir()}
+    return Publication("policy", 2, "disk", str(folder), tensors, checksums)
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Tensors:
+    write(tmp_path / "reference", LAYOUT)
+    return read_folder(tmp_path / "reference")
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Publication:
+    write(tmp_path / "good", LAYOUT)
+    return publish(tmp_path / "good")
+
+
+def test_a_whole_publication_that_fits_passes(good: Publication, reference: Tensors) -> None:
+    verify_publication(good, reference)
+    verify_publication(good, {})
+    in_torch_names = {name: ["torch.float32", shape] for name, (_, shape) in good.tensors.items()}
+    verify_publication(replace(good, tensors=in_torch_names), reference)
+    verify_publication(replace(good, tensors={}, checksums={}), reference)
+
+
+def test_floats_are_cast_and_other_dtypes_are_not(tmp_path: Path, reference: Tensors) -> None:
+    write(tmp_path / "half", LAYOUT, "BF16")
+    verify_publication(publish(tmp_path / "half"), reference)
+    write(tmp_path / "whole", LAYOUT, "I32")
+    with pytest.raises(PublishError, match="is I32"):
+        verify_publication(publish(tmp_path / "whole"), reference)
+
+
+def test_tied_output_embeddings_may_be_there_or_not(tmp_path: Path, reference: Tensors) -> None:
+    write(tmp_path / "tied", {**LAYOUT, "lm_head.weight": [4, 2]})
+    verify_publication(publish(tmp_path / "tied"), reference, tied=True)
+    with pytest.raises(PublishError, match=r"lm_head\.weight"):
+        verify_publication(publish(tmp_path / "tied"), reference)
+    (tmp_path / "tied" / "config.json").write_text('{"tie_word_embeddings": true}')
+    assert has_tied_embeddings(tmp_path / "tied")
+
+
+def test_shapes_and_names_must_be_the_models(tmp_path: Path, reference: Tensors) -> None:
+    for name, layout, text in (
+        ("shape", {**LAYOUT, "model.norm.weight": [3]}, "has shape"),
+        ("less", {"model.norm.weight": [2]}, "lacks 1 tensors"),
+        ("more", {**LAYOUT, "extra": [1]}, "'extra'"),
+    ):
+        write(tmp_path / name, layout)
+        with pytest.raises(PublishError, match=text):
+            verify_publication(publish(tmp_path / name), reference)
+
+
+def test_the_announcement_must_be_what_is_there(good: Publication, reference: Tensors) -> None:
+    other = {**good.tensors, "model.norm.weight": ["F16", [2]]}
+    with pytest.raises(PublishError, match="what was announced"):
+        verify_publication(replace(good, tensors=other), reference)
+
+
+def test_bytes_must_be_what_was_announced(good: Publication, reference: Tensors) -> None:
+    path = Path(good.path) / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(PublishError, match="its checksum differs"):
+        verify_publication(good, reference)
+
+
+@pytest.mark.parametrize("cut", [0, 4, 20, -1])
+def test_a_file_that_is_cut_short_is_refused(good: Publication, reference: Tensors, cut: int) -> None:
+    path = Path(good.path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(PublishError, match="publish it again"):
+        verify_publication(replace(good, checksums={}), reference)
+
+
+def test_missing_and_strange_files_are_refused(good: Publication, reference: Tensors, tmp_path: Path) -> None:
+    write(Path(good.path), {"stray": [1]}, name="other.safetensors")
+    with pytest.raises(PublishError, match=r"other\.safetensors"):
+        verify_publication(good, reference)
+    with pytest.raises(PublishError, match="not in"):
+        verify_publication(replace(good, checksums={"../reference/model.safetensors": 1}), reference)
+    shutil.rmtree(good.path)
+    with pytest.raises(PublishError, match="no folder"):
+        verify_publication(good, reference)
+    Path(good.path).mkdir()
+    with pytest.raises(PublishError, match="no safetensors"):
+        verify_publication(replace(good, checksums={}), reference)
+
+
+def test_a_transport_that_is_not_built_is_refused(good: Publication, reference: Tensors) -> None:
+    with pytest.raises(PublishError, match="use one of disk, nccl"):
+        verify_publication(replace(good, transport="pigeon"), reference)

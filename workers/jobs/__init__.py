@@ -1,0 +1,1 @@
+"""One leased job from its lease to its commit."""

@@ -1,0 +1,388 @@
+"""Make one sample: token in, token out, turn by turn, through aborts and changes of weights."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from itertools import groupby
+from typing import Any, TypeVar
+
+from penstock.config import RolloutConfig
+from penstock.config.sampling import GREEDY_BELOW, is_temperature, temperature_of
+from penstock.config.sampling_names import NEUTRAL, hidden_by
+from penstock.errors import ConfigError, EngineError
+from penstock.protocol.messages import Job, Sample
+from penstock.words import shown
+from workers.jobs.environments import Environment, Observation, checked, within
+from workers.jobs.gate import Gate
+from workers.jobs.stops import StopRule, Tokenizer
+from workers.sglang.engine import Engine
+from workers.sglang.routed_experts import NAME as ROUTED_EXPERTS
+from workers.sglang.routed_experts import check_rows, keep_rows
+from workers.sglang.segment import Segment
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: Longest wait for the partial tokens of a sample that is cancelled.
+_COLLECT_S = 5.0
+_ABORT_AGAIN_S = 0.05
+#: Aborts in a row without a token and without new weights, after which the engine is taken to be at fault.
+_MAX_IDLE_ABORTS = 50
+
+
+def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
+    """Sampling parameters of a job: ``rollout.sampling``, then ``eval_sampling`` in lane eval, then the job's own.
+
+    They always name the temperature, so that what is recorded is what is drawn at. null is as if it were left out.
+
+    Raises:
+        ConfigError: a parameter hides the distribution from the logprobs and the job is for training (T7), the
+            temperature is none, or several answers at once are asked for.
+    """
+    sampling = dict(rollout.sampling)
+    if job.lane == "eval":
+        sampling |= rollout.eval_sampling
+    sampling |= job.sampling
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    if sampling.pop("n", 1) != 1:
+        raise ConfigError(
+            f"job {job.id}: sampling.n cannot be set; use rollout.n, penstock asks for answers one by one."
+        )
+    if not is_temperature(sampling.get("temperature", 0)):
+        raise ConfigError(
+            f"job {job.id}: sampling.temperature = {sampling['temperature']!r} is none: give a number, 0 or above."
+        )
+    sampling["temperature"] = temperature_of(sampling)
+    if job.lane == "train":
+        _refuse_hidden(job, sampling)
+        sampling = NEUTRAL | sampling
+    return sampling
+
+
+def _refuse_hidden(job: Job, sampling: dict[str, Any]) -> None:
+    hidden = hidden_by(sampling)
+    if hidden is None:
+        return
+    name, value = hidden
+    does = "draws from another distribution than the logprobs tell"
+    if name == "temperature":
+        does = f"cannot be trained on, because an engine draws greedily below {GREEDY_BELOW:g}"
+    raise ConfigError(
+        f"job {job.id}: sampling.{name} = {value!r} {does}: leave it out of rollout.sampling and the dataset's "
+        "sampling, or use it for evaluation only."
+    )
+
+
+def prompt_ids(job: Job, tokenizer: Tokenizer) -> list[int]:
+    """[P] the prompt of a job. Raises ConfigError where it has none."""
+    if job.prompt_ids is not None:
+        return list(job.prompt_ids)
+    if job.prompt is None:
+        raise ConfigError(f"job {job.id} has neither prompt nor prompt_ids: give one of them.")
+    # The text has its template applied, and with it every special token it wants.
+    return list(tokenizer.encode(job.prompt, add_special_tokens=False))
+
+
+async def generate_sample(
+    engine: Engine,
+    gate: Gate,
+    job: Job,
+    k: int,
+    *,
+    tokenizer: Tokenizer,
+    rollout: RolloutConfig,
+    environment: Environment | None = None,
+    partial: Sample | None = None,
+    interval: int = 0,
+    drawn: Callable[[], None] | None = None,
+) -> Sample:
+    """Make answer ``k`` of ``job``. Blocks until it is done, held by ``gate`` while weights change.
+
+    ``max_new_tokens`` bounds each turn, ``rollout.max_context_tokens`` the whole; tokens are stored as the engine
+    returned them and never tokenized again. Aborted segments resume from their prefix with what is left of the budget.
+
+    Args:
+        partial: a sample of this job and k to go on from, and to write to. Whoever may cancel this call hands in one
+            (a new one: ``Sample(job, k)``): on cancellation the engine is asked for what it has drawn, and the sample
+            holds it, with status "aborted", when the CancelledError arrives (within 5 s; a second one is at once).
+        interval: look at running answers after so many tokens; they are in ``partial`` then, with no newer version than
+            is proven, and stay there if the engine dies. 0: only whole answers are.
+        drawn: told whenever ``partial`` has grown; must not block.
+        environment: its environment; None: a single turn.
+
+    Returns:
+        The sample (``partial`` itself where given), status "completed" or "truncated", reward not yet set. Status
+        "aborted": it drew ``rollout.lease_tokens`` in this call, and is to be gone on with in another.
+
+    Raises:
+        ConfigError: sampling that cannot be trained on, a prompt that leaves no room, a job's environment not given.
+        EnvironmentTimeout, EnvironmentRaised: its environment did not answer in its time, or raised.
+        EngineDied, EngineError: as ``Engine.generate``; tokens of earlier segments are in ``partial``.
+    """
+    sampling = sampling_for(job, rollout)
+    sample = partial if partial is not None else Sample(job, k)
+    if environment is None and job.environment:
+        raise ConfigError(f"job {job.id} names environment {shown(job.environment)}, and none was made for it.")
+    maker = _Maker(engine, gate, sample, sampling, tokenizer, rollout, interval, drawn)
+    async with gate.sample():
+        await maker.run(environment)
+    return sample
+
+
+class _Maker:
+    """State of one sample's making."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        gate: Gate,
+        sample: Sample,
+        sampling: dict[str, Any],
+        tokenizer: Tokenizer,
+        rollout: RolloutConfig,
+        interval: int,
+        drawn: Callable[[], None] | None,
+    ) -> None:
+        self.engine = engine
+        self.gate = gate
+        self.sample = sample
+        self.tokenizer = tokenizer
+        self.sampling = sampling
+        self.stops = StopRule.of(sampling, tokenizer, engine.eos_token_ids)
+        self.max_turns = rollout.max_turns
+        self.max_context = min(rollout.max_context_tokens, engine.info.max_context)
+        self.max_new = int(sampling.get("max_new_tokens") or self.max_context)
+        #: Index of the first token of the turn that is being drawn.
+        self.turn_start = _turn_start(sample)
+        #: Index of the first token of the request that is on its way; what is behind it was heard in its stream.
+        self.request_start = len(sample.tokens)
+        #: Tokens before it whose version is not proven.
+        self.unproven_before = sample.num_unproven
+        self.interval = interval
+        self.drawn = drawn or (lambda: None)
+        self.environment_timeout_s = rollout.environment_timeout_s
+        self.lease_tokens = rollout.lease_tokens
+        #: Length at which this lease's tokens are used up; None: no limit, or the sample cannot be handed back.
+        self.lease_end: int | None = None
+        self.masks_offpolicy = rollout.mask_offpolicy_in_partial_rollout
+
+    async def run(self, environment: Environment | None) -> None:
+        self.begin(environment)
+        if environment is not None:
+            await self.within(lambda: environment.reset(self.sample.job), "reset")
+        while True:
+            if not await self.draw_turn():
+                self.sample.status = "aborted"
+                return
+            if self.sample.finish_reason == "length" or environment is None:
+                break
+            answer = await self.within(lambda: environment.step(self.sample), "step")
+            observation = checked(answer, self.naming("step"))
+            if observation is None or observation.done:
+                break
+            if self.sample.num_turns >= self.max_turns or not self.observe(observation):
+                self.sample.finish_reason = "length"
+                break
+        self.sample.status = "truncated" if self.sample.finish_reason == "length" else "completed"
+        if self.masks_offpolicy:
+            mask_offpolicy(self.sample)
+        if self.engine.routing is not None:
+            check_rows(self.sample)
+
+    async def within(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        return await within(self.environment_timeout_s, call, self.naming(what))
+
+    def naming(self, what: str) -> str:
+        return f"sample {self.sample.id}: {what} of environment {self.sample.job.environment or 'given'}"
+
+    def begin(self, environment: Environment | None) -> None:
+        """Prompt, or the prefix of a partial; starts anew where an environment's past turns cannot be had again."""
+        sample = self.sample
+        sample.started_s = sample.started_s or time.time()
+        sample.status = "pending"
+        if not sample.tokens or (environment is not None and sample.num_turns > 1):
+            self.begin_anew()
+        if self.lease_tokens is not None:
+            self.lease_end = len(sample.tokens) + self.lease_tokens
+
+    def leave_abandoned(self) -> None:
+        """A first turn that holds tokens of versions that a rewind left behind is begun anew: it would be dropped."""
+        sample = self.sample
+        gone = {v for v in set(sample.versions) if any(first <= v <= last for first, last in self.engine.abandoned)}
+        if not gone or sample.num_turns > 1:
+            return
+        log.info("sample %s begins anew: its version %d was abandoned", sample.id, max(gone))
+        self.begin_anew()
+        if self.lease_tokens is not None:
+            self.lease_end = len(sample.tokens) + self.lease_tokens
+
+    def begin_anew(self) -> None:
+        """The prompt alone."""
+        sample, job = self.sample, self.sample.job
+        prompt = prompt_ids(job, self.tokenizer)
+        if not 0 < len(prompt) < self.max_context:
+            raise ConfigError(
+                f"job {job.id}: its prompt has {len(prompt)} tokens; rollout.max_context_tokens and the engine's own "
+                f"context allow {self.max_context}: leave the job out or raise the limit."
+            )
+        _truncate(sample, 0)
+        sample.num_unproven = 0
+        if self.engine.routing is not None:
+            sample.sides.pop(ROUTED_EXPERTS, None)
+        sample.turns, sample.text, sample.finish_reason, sample.num_turns = [], "", "", 1
+        sample.append(prompt)
+        sample.prompt_length = self.turn_start = len(prompt)
+
+    def observe(self, observation: Observation) -> bool:
+        """Append an observation; False where it leaves no room for another token."""
+        tokens = observation.tokens
+        if tokens is None:
+            tokens = list(self.tokenizer.encode(observation.text or "", add_special_tokens=False))
+        if not tokens:
+            raise ConfigError(
+                f"job {self.sample.job.id}: its environment gave an observation without tokens; return None to end."
+            )
+        if len(self.sample.tokens) + len(tokens) >= self.max_context:
+            return False
+        self.sample.append(tokens)
+        self.turn_start = len(self.sample.tokens)
+        self.lease_end = None  # its environment would be lost
+        self.sample.num_turns += 1
+        self.sample.finish_reason = ""
+        return True
+
+    async def draw_turn(self) -> bool:
+        """Draw until the turn ends; sets ``finish_reason`` to stop or length. False: the lease's tokens are used up."""
+        sample, idle = self.sample, 0
+        while sample.finish_reason not in ("stop", "length"):
+            self.leave_abandoned()
+            spent = len(sample.tokens) - self.turn_start
+            budget = min(self.max_new - spent, self.max_context - len(sample.tokens))
+            if budget <= 0:
+                sample.finish_reason = "length"
+                break
+            left = budget if self.lease_end is None else self.lease_end - len(sample.tokens)
+            if left <= 0:
+                return False
+            version = self.engine.version
+            async with self.gate.requests:
+                segment = await self.request(min(budget, left), spent)
+            self.take(segment, cut_short=left < budget)
+            idle = idle + 1 if not segment.output_ids and self.engine.version == version else 0
+            if idle > _MAX_IDLE_ABORTS:
+                raise EngineError(
+                    f"sample {sample.id}: the engine aborted it {idle} times without a token ({segment.message}): look "
+                    "into its log; too little memory for the context is the usual cause."
+                )
+        if len(sample.turns) < sample.num_turns:
+            stopped = sample.finish_reason == "stop"
+            sample.turns.append(self.stops.text_of(sample.tokens[self.turn_start :], stopped=stopped))
+            sample.text = "".join(sample.turns)
+        return True
+
+    async def request(self, budget: int, spent: int) -> Segment:
+        """One request; on cancellation its tokens are taken into the sample before the CancelledError goes on."""
+        sampling = self.sampling | {"max_new_tokens": budget}
+        if minimum := sampling.get("min_new_tokens"):
+            sampling["min_new_tokens"] = max(0, minimum - spent)
+        started = time.monotonic()
+        self.request_start, self.unproven_before = len(self.sample.tokens), self.sample.num_unproven
+        stream: dict[str, Any] = {"heard": self.hear, "interval": self.interval} if self.interval else {}
+        task = asyncio.create_task(
+            self.engine.generate(list(self.sample.tokens), sampling, rid=self.sample.id, **stream)
+        )
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.sample.status = "aborted"
+            await self.collect(task)
+            raise
+        finally:
+            task.cancel()
+            self.sample.generate_s += time.monotonic() - started
+
+    async def collect(self, task: asyncio.Task[Segment]) -> None:
+        """Abort a request and take what it drew."""
+        deadline = time.monotonic() + _COLLECT_S
+        try:
+            while not task.done() and time.monotonic() < deadline:
+                await self.engine.abort(self.sample.id)
+                await asyncio.wait({task}, timeout=_ABORT_AGAIN_S)
+            if task.done():
+                self.take(task.result())
+        except EngineError as exc:
+            log.warning("sample %s was cancelled, its last tokens are lost: %s", self.sample.id, exc)
+
+    def hear(self, version: int, ids: list[int], logprobs: list[float]) -> None:
+        """Append what a running request has drawn so far; its end will tell which version drew which."""
+        sample = self.sample
+        if sample.finish_reason == "stop":
+            return
+        judged, heard = self.request_start - self.turn_start, len(sample.tokens) - self.request_start
+        sample.append(ids, version=version, logprobs=logprobs)
+        if judged and heard <= self.stops.window:
+            # A stop that began before the request goes unseen by the engine, and must not be gone on behind.
+            end = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=False)
+            if end is not None:
+                _truncate(sample, self.turn_start + end)
+                sample.finish_reason = "stop"
+        if self.engine.version > version:
+            sample.num_unproven += max(0, len(sample.tokens) - self.request_start - heard)
+        self.drawn()
+
+    def take(self, segment: Segment, *, cut_short: bool = False) -> None:
+        """Append a segment in the place of what was heard of it, and decide how the turn stands.
+
+        Args:
+            cut_short: it was allowed fewer tokens than the turn has left, so that "length" is not the turn's end.
+        """
+        sample = self.sample
+        _truncate(sample, self.request_start)
+        judged = len(sample.tokens) - self.turn_start
+        position = 0
+        for version, run in groupby(segment.versions):
+            end = position + len(list(run))
+            sample.append(segment.output_ids[position:end], version=version, logprobs=segment.logprobs[position:end])
+            position = end
+        sample.cached_tokens += segment.cached_tokens
+        sample.finish_reason = segment.finish_reason
+        aborted = segment.finish_reason == "abort"
+        if aborted:
+            sample.num_aborts += 1
+        if cut_short and segment.finish_reason == "length":
+            # Releases differ in whether the last token allowed may be a stop.
+            sample.finish_reason, aborted = "", True
+        if aborted or judged:
+            end_of_turn = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=aborted)
+            if end_of_turn is not None:
+                _truncate(sample, self.turn_start + end_of_turn)
+                sample.finish_reason = "stop"
+        if self.engine.routing is not None:
+            keep_rows(sample, segment.experts)
+        kept = len(sample.tokens) - self.request_start
+        sample.num_unproven = self.unproven_before + sum(segment.unproven[:kept])
+        self.request_start, self.unproven_before = len(sample.tokens), sample.num_unproven
+        if sample.finish_reason in ("abort", ""):
+            self.drawn()
+
+
+def mask_offpolicy(sample: Sample) -> None:
+    """No loss on tokens that are older than the sample's newest; they stay generated, with their versions."""
+    newest = max(sample.versions, default=-1)
+    sample.loss_mask = [
+        mask if version == newest else 0 for mask, version in zip(sample.loss_mask, sample.versions, strict=True)
+    ]
+
+
+def _turn_start(sample: Sample) -> int:
+    """Index behind the prompt or the last observation."""
+    index = len(sample.generated)
+    while index and sample.generated[index - 1]:
+        index -= 1
+    return index
+
+
+def _truncate(sample: Sample, length: int) -> None:
+    for values in (sample.tokens, sample.logprobs, sample.generated, sample.loss_mask, sample.versions):
+        del values[length:]

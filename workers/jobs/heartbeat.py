@@ -1,0 +1,157 @@
+"""A worker's heartbeat: renews its leases from a thread of its own, so that a busy event loop loses none.
+
+| where | does |
+|---|---|
+| the loop, ``run`` | makes a step every ``STEP_S``, which proves that it moves; takes news of lost leases |
+| the thread | every ``worker.heartbeat_s`` renews what is held, for as long as the loop's last step is fresh |
+
+A loop that made no step for ``worker.stuck_s`` is not coming back by itself: its leases are then left to run out, so
+that others take its jobs, and the wait is named (I8) with the line of code that holds the loop. A process that is
+stopped or killed takes the thread along.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+
+from penstock.errors import QueueUnavailable
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import Control
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two steps of the loop.
+STEP_S = 0.25
+#: Longest wait for the thread at the end.
+END_S = 2.0
+#: A job and the token of its lease.
+Lease = tuple[str, str]
+
+
+class Heartbeat:
+    """Renews leases until ``run`` is cancelled.
+
+    Args:
+        leases: what is held now; called in the thread, so it must not change anything.
+        lost: told in the loop, after each beat, which leases are another's.
+        every_s, stuck_s: seconds; see ``WorkerConfig``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        keys: Keys,
+        worker: str,
+        *,
+        leases: Callable[[], list[Lease]],
+        lost: Callable[[set[Lease]], None],
+        every_s: float,
+        stuck_s: float,
+    ) -> None:
+        self._keys = keys
+        self._worker = worker
+        self._leases = leases
+        self._lost = lost
+        self._every_s = every_s
+        self._stuck_s = stuck_s
+        self._end = threading.Event()
+        self._control = Control(url, stopped=self._end.is_set)
+        self._waiting = Waiting(self._control.client, keys, f"worker:{worker}:loop")
+        self._stepped = time.monotonic()
+        self._is_stuck = False
+
+    async def run(self) -> None:
+        """Beat until cancelled. Raises what ends the thread."""
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+        thread = threading.Thread(target=self._beat, args=(loop, failed), name="heartbeat", daemon=True)
+        self._stepped = time.monotonic()
+        thread.start()
+        try:
+            while not failed.done():
+                self._stepped = time.monotonic()
+                await asyncio.wait({failed}, timeout=STEP_S)
+            failed.result()
+        finally:
+            self._end.set()
+            # A renewal that is still on its way harms nothing; one that hangs must not hold up the end.
+            await asyncio.to_thread(thread.join, END_S)
+
+    def _beat(self, loop: asyncio.AbstractEventLoop, failed: "asyncio.Future[None]") -> None:
+        try:
+            while not self._end.is_set():
+                if self._loop_moves():
+                    self._renew(loop)
+                self._end.wait(self._every_s)
+        except Exception as exc:
+            if not (self._end.is_set() and isinstance(exc, QueueUnavailable)):
+                _tell(loop, partial(_fail, failed, exc))
+        finally:
+            self._waiting.end()
+            self._control.close()
+
+    def _loop_moves(self) -> bool:
+        """False while the loop made no step for too long; that is said once, and shown as long as it lasts."""
+        still_s = time.monotonic() - self._stepped
+        if still_s < self._stuck_s:
+            if self._is_stuck:
+                log.warning("the worker's event loop moves again")
+                self._is_stuck = False
+                self._waiting.end()
+            return True
+        where = _place_of_main_thread()
+        if not self._is_stuck:
+            self._is_stuck = True
+            log.error(
+                "the worker's event loop made no step for %.0f s (worker.stuck_s is %g), so its leases are not renewed "
+                "any more; it is at:\n%s",
+                still_s,
+                self._stuck_s,
+                where.stack,
+            )
+        self._waiting.for_(
+            f"its event loop, which made no step for {self._stuck_s:g} s: it is in {where.line}; jobs that it held go "
+            "to other workers"
+        )
+        return False
+
+    def _renew(self, loop: asyncio.AbstractEventLoop) -> None:
+        leases = self._leases()
+        if not leases:
+            return
+        renew = scripts.renew(self._keys, self._worker, leases)
+        gone: list[str] = self._control.call(renew)
+        _tell(loop, lambda: self._lost({lease for lease in leases if lease[0] in gone}))
+
+
+class _Place:
+    """Where a thread is: its innermost line, and its stack as text."""
+
+    def __init__(self, stack: traceback.StackSummary) -> None:
+        last = stack[-1] if stack else None
+        self.line = f"{last.filename}:{last.lineno} ({last.name})" if last else "code that cannot be seen"
+        self.stack = "".join(stack.format())
+
+
+def _place_of_main_thread() -> _Place:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return _Place(traceback.extract_stack(frame) if frame else traceback.StackSummary())
+
+
+def _fail(future: "asyncio.Future[None]", exc: Exception) -> None:
+    if not future.done():
+        future.set_exception(exc)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[], object]) -> None:
+    # A loop that has ended needs no news.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(what)

@@ -1,0 +1,416 @@
+"""One leased job from its lease to its end: generate, reward, commit; or fail, crash, release.
+
+lease ─> n samples: slot ─> generate ─> reward ─> commit     (each k by itself, commits coalesced)
+           │ engine died: prefixes kept, charged, queued anew (crash)
+           │ reward has no number, answer is garbage: tried again later, then buried (fail); the other samples end
+           │   first, and what was drawn is kept, so that a reward that is tried again scores the same answer
+           │ can never work: buried at once with its reason (fail, 0 tries)
+           │ a sample used up its tokens of this lease: its slot is free; when its siblings are through, the job is
+           │   queued anew with its prefixes, at no charge (release)
+           └ lease lost: everything stops, nothing is written (I3)
+
+A sample that failed ends its job only when its siblings are through, but for what concerns all of them.
+"""
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+from penstock.errors import (
+    ConfigError,
+    EngineDied,
+    EngineError,
+    EngineRefused,
+    EnvironmentRaised,
+    EnvironmentTimeout,
+    LeaseLost,
+    PayloadError,
+    PenstockError,
+    ProtocolError,
+    QueueFull,
+    ReplicaDied,
+    RewardError,
+)
+from penstock.protocol import score_jobs, scripts
+from penstock.protocol.messages import Job, Sample
+from penstock.protocol.scripts import Committed, RawLease
+from penstock.protocol.user_failures import OUTCOMES, REFUSAL
+from penstock.words import said, trace_of
+from workers.jobs.generate import generate_sample, sampling_for
+from workers.jobs.given import STATUS as GIVEN
+from workers.jobs.given import check_answers, give_sample
+from workers.jobs.prefixes import Prefix, read_prefixes
+from workers.jobs.scoring import score_sample
+from workers.services import Services
+
+log = logging.getLogger(__name__)
+
+#: Longest wait for commits on their way, before a job is handed back.
+SETTLE_S = 5.0
+#: What no other sample of the job can escape, and no other try either.
+REFUSED = (ConfigError, ProtocolError, EngineRefused)
+AT_ONCE = (EngineDied, LeaseLost, *REFUSED)
+
+
+def read_job(lease: RawLease) -> Job:
+    """The job of a lease.
+
+    Raises:
+        ProtocolError: its record cannot be read, or is not that of the job that was leased.
+    """
+    what = f"record of job {lease.job}"
+    job = Job.from_bytes(lease.body, what)
+    if job.id != lease.job:
+        raise ProtocolError(f"{what} is of {job.id[:200]!r}: it was not written for this job.")
+    return replace(job, not_before=lease.not_before)
+
+
+class HeldJob:
+    """A job that this worker holds. ``run`` ends when the job is no longer ours."""
+
+    def __init__(self, services: Services, lease: RawLease) -> None:
+        self._services = services
+        self.lease = lease
+        self._refused: PenstockError | None = None
+        self._sampling: dict[str, Any] = {}
+        self._temperature = 1.0
+        #: k of samples that are not committed.
+        self._missing: list[int] = []
+        #: k of samples that wait for a slot or are being generated.
+        self._undrawn: set[int] = set()
+        self._samples: dict[int, Sample] = {}
+        self._prefixes: dict[int, Prefix] = {}
+        #: Commits on their way, with their k.
+        self._writes: dict[asyncio.Future[Committed], int] = {}
+        self.task: asyncio.Task[None] | None = None
+        #: True once the lease is known to be another's.
+        self.lost = False
+        self._releasing = False
+        #: True once its end is being told to Redis, which must not be interrupted.
+        self._ending = False
+        try:
+            self._job = self._read()
+        except (ProtocolError, ConfigError) as exc:
+            self._refused = exc
+
+    def _read(self) -> Job:
+        job = read_job(self.lease)
+        sampling = sampling_for(job, self._services.config.rollout)  # refused before anything is drawn
+        check_answers(job)
+        self._services.rewards.check(job)
+        self._services.environments.check(job)
+        self._temperature = float(sampling["temperature"])
+        self._missing = [k for k in range(job.n) if k not in self.lease.committed]
+        self._undrawn = set(self._missing)
+        return job
+
+    @property
+    def job(self) -> str:
+        return self.lease.job
+
+    @property
+    def num_undrawn(self) -> int:
+        """Samples that wait for a slot or are being generated."""
+        return len(self._undrawn)
+
+    @property
+    def num_open(self) -> int:
+        """Samples that are not committed."""
+        return len(self._missing)
+
+    @property
+    def is_ending(self) -> bool:
+        """True while something is on its way that may have ended the lease by itself."""
+        return self._ending or bool(self._writes)
+
+    def start(self) -> "asyncio.Task[None]":
+        """Run as a task of its own."""
+        self.task = asyncio.create_task(self.run(), name=f"job {self.job}")
+        return self.task
+
+    def lose(self) -> None:
+        """The lease is another's: stop at once and write nothing."""
+        self.lost = True
+        for write in self._writes:
+            write.cancel()
+        self._stop()
+
+    def release(self) -> None:
+        """Hand the job back with what was drawn so far, without a charge."""
+        self._releasing = True
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.task is not None and not self._ending:
+            self.task.cancel()
+
+    async def run(self) -> None:
+        """Work until the job is committed, failed, crashed, released or lost."""
+        failure: Exception | None = None
+        try:
+            await self._work()
+            if not self._missing:
+                return
+        except asyncio.CancelledError:
+            if not self.lost and not self._releasing:
+                raise
+        except Exception as exc:
+            failure = exc
+        finally:
+            self._undrawn.clear()
+        self._ending = True
+        if self.lost or isinstance(failure, LeaseLost):
+            self._is_lost()
+            return
+        try:
+            await (self._hand_back() if failure is None else self._end(failure))
+        except LeaseLost:
+            self._is_lost()
+
+    def _is_lost(self) -> None:
+        self.lost = True
+        self._services.tally.lost_leases += 1
+        log.warning("lost the lease of job %s; nothing of it is written any more", self.job)
+
+    async def _end(self, failure: Exception) -> None:
+        detail = trace_of(failure)
+        match failure:
+            case EngineDied():
+                services = self._services
+                died = services.present() if isinstance(failure, ReplicaDied) else services.died
+                await self._crash(str(failure), *died)
+            case ConfigError() | ProtocolError() | EngineRefused():
+                await self._fail(failure, "refused", str(failure), permanent=True)
+            case RewardError():
+                await self._fail(failure, failure.outcome, detail)
+            case EngineError():
+                await self._fail(failure, "engine_error", str(failure))
+            case EnvironmentRaised():
+                await self._fail(failure, "environment_raised", detail)
+            case EnvironmentTimeout():
+                await self._fail(failure, "environment_timeout", str(failure))
+            case PayloadError():
+                await self._fail(failure, "payload_error", str(failure))
+            case _:
+                # A defect of ours, or a sample that a user's code has changed: the job keeps the traceback.
+                await self._fail(failure, "raised", detail)
+
+    async def _work(self) -> None:
+        if self._refused is not None:
+            raise self._refused
+        prefixes = await self._read_prefixes()
+        tasks = {
+            asyncio.create_task(self._sample(prefixes.get(k) or Sample(self._job, k)), name=f"sample {self.job}/{k}")
+            for k in self._missing
+        }
+        try:
+            await self._through(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            # Cancelled samples collect what the engine has drawn for them.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _through(self, tasks: set["asyncio.Task[None]"]) -> None:
+        """Wait for all samples; raise the first failure, at once where it concerns them all."""
+        pending, first = tasks, None
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                failure = _failure_of(task)
+                if isinstance(failure, AT_ONCE):
+                    raise failure
+                first = first or failure
+        if first is not None:
+            raise first
+
+    async def _read_prefixes(self) -> dict[int, Sample]:
+        if self.lease.lane not in ("resume", "suspect"):
+            return {}
+        return await read_prefixes(self._services, self._job, self._missing, self._temperature)
+
+    async def _sample(self, sample: Sample) -> None:
+        services = self._services
+        self._samples[sample.k] = sample
+        prefix = self._prefixes[sample.k] = Prefix(services, self.lease.token, sample, self._temperature)
+        resumed = sum(sample.generated)
+        try:
+            async with services.slots:
+                services.num_running += 1
+                try:
+                    if self._job.lane == score_jobs.LANE or sample.k < len(self._job.answers):
+                        sample = await self._score(sample.k)
+                    else:
+                        await self._generate(sample, prefix)
+                finally:
+                    services.num_running -= 1
+        finally:
+            self._undrawn.discard(sample.k)
+            services.room.set()
+            if sample.status != GIVEN:
+                services.tally.generated_tokens += max(0, sum(sample.generated) - resumed)
+        await prefix.settle()
+        if sample.status == "aborted":
+            return  # its tokens of this lease are used up
+        if self._job.lane != score_jobs.LANE:
+            await services.rewards.score(sample)
+        await self._commit(sample)
+
+    async def _score(self, k: int) -> Sample:
+        """Sample ``k`` of what is given: a sequence of a scoring job, or an answer."""
+        services, birth = self._services, self._services.births
+        try:
+            if self._job.lane == score_jobs.LANE:
+                return await score_sample(services.engine, services.gate, self._job, k)
+            return await give_sample(
+                services.engine,
+                services.gate,
+                self._job,
+                k,
+                tokenizer=services.tokenizer,
+                max_context=services.config.rollout.max_context_tokens,
+            )
+        except ReplicaDied:
+            raise  # the other engines go on
+        except EngineDied as exc:
+            services.lose_engine(birth, str(exc))
+            raise
+
+    async def _generate(self, sample: Sample, prefix: Prefix) -> None:
+        services, birth = self._services, self._services.births
+        begun_on = services.publication
+        try:
+            await generate_sample(
+                services.engine,
+                services.gate,
+                self._job,
+                sample.k,
+                tokenizer=services.tokenizer,
+                rollout=services.config.rollout,
+                environment=services.environments.make(self._job),
+                partial=sample,
+                interval=services.config.worker.stream_interval,
+                drawn=prefix.drawn,
+            )
+        except ReplicaDied:
+            raise  # the other engines go on
+        except EngineDied as exc:
+            services.lose_engine(birth, str(exc))
+            raise
+        if sample.status != "aborted":
+            await services.finished(birth, begun_on)
+
+    async def _commit(self, sample: Sample) -> None:
+        services = self._services
+        # What the engine scored is at temperature 1, whatever it draws at.
+        drawn = self._temperature, services.engine.logprob_kind
+        temperature, kind = (1.0, "scaled") if sample.status == GIVEN else drawn
+        write = services.commits.submit(self.job, self.lease.token, [sample], temperature, kind)
+        self._writes[write] = sample.k
+        self._is_committed(write, await asyncio.shield(write))
+
+    def _is_committed(self, write: "asyncio.Future[Committed]", done: Committed) -> None:
+        k = self._writes.pop(write)
+        if done.outcome == "lost":
+            raise LeaseLost(f"job {self.job}")
+        self._samples.pop(k, None)
+        self._missing.remove(k)
+        self._services.tally.committed_samples += 1
+        if not self._missing:
+            self._services.tally.committed_groups += 1
+            self._note_end()
+
+    def _note_end(self, reason: str = "", words: str = "") -> None:
+        if self._refused is None and self._job.lane != score_jobs.LANE:
+            config = self._services.config
+            # What a program asks for by itself is refused to it, and is no reason to stop the producer.
+            ours = any(one.name == self._job.dataset for one in (*config.data.train, *config.data.eval))
+            if ours or reason != REFUSAL:
+                self._services.endings.note(self._job, config.reward.function, reason, words)
+
+    async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
+        config = self._services.config.worker
+        self._services.tally.failures[reason] += 1
+        # Arrays that contradict each other are not gone on from.
+        if not permanent and reason != "payload_error":
+            await self._keep_prefixes()
+        went = await self._services.control.call(
+            scripts.fail(
+                self._services.keys,
+                self.job,
+                self.lease.token,
+                self._services.worker,
+                reason=reason,
+                detail=detail,
+                max_attempts=0 if permanent else config.max_attempts,
+                retry_ms=int(config.retry_s * 1000),
+                max_retry_ms=int(config.max_retry_s * 1000),
+            )
+        )
+        last = (detail.strip().splitlines() or [""])[-1]
+        if went == "dead":
+            self._note_end(reason, last)
+        message = f"job {self.job} failed as {reason} and is {went} now: {last[:1000]}"
+        if reason in OUTCOMES or reason == "raised":
+            self._services.repeats.warn(failure, message, f"{reason} {went}")
+        else:
+            log.warning("%s", message)
+
+    async def _crash(self, detail: str, publication: str, engine: str, sure: bool) -> None:
+        await self._keep_prefixes()
+        services = self._services
+        call = scripts.crash(
+            services.keys,
+            self.job,
+            self.lease.token,
+            services.worker,
+            detail,
+            model=services.config.model.name,
+            publication=publication,
+            engine=engine,
+            sure=sure,
+        )
+        went = await services.control.call(call)
+        services.tally.crashes[went] += 1
+        log.warning("the engine died under job %s, which is %s now", self.job, went)
+
+    async def _hand_back(self) -> None:
+        await self._keep_prefixes()
+        services = self._services
+        await services.control.call(scripts.release(services.keys, self.job, self.lease.token))
+        services.tally.handed_back += 1
+
+    async def _keep_prefixes(self) -> None:
+        """Keep what was drawn and is not committed. Where Redis is full it is lost, and said."""
+        await self._settle()
+        for k, sample in list(self._samples.items()):
+            try:
+                if any(sample.generated):
+                    await self._prefixes[k].keep_all()
+            except QueueFull as exc:
+                log.warning("the prefix of sample %s is lost: %s", sample.id, exc)
+                return
+            # A user's code is given the sample, and may have made anything of it.
+            except (PayloadError, TypeError) as exc:
+                log.warning("the prefix of sample %s/%d is lost: %s", self.job, k, said(exc))
+
+    async def _settle(self) -> None:
+        """Wait for commits on their way; those that find no room are given up."""
+        if not self._writes:
+            return
+        await asyncio.wait(self._writes, timeout=SETTLE_S)
+        for write in list(self._writes):
+            if write.done() and not write.cancelled() and write.exception() is None:
+                self._is_committed(write, write.result())
+            write.cancel()
+        self._writes.clear()
+
+
+def _failure_of(task: "asyncio.Task[None]") -> Exception | None:
+    if task.cancelled():
+        return RuntimeError(f"{task.get_name()} was cancelled.")
+    failure = task.exception()
+    if isinstance(failure, Exception) or failure is None:
+        return failure
+    raise failure

@@ -1,0 +1,225 @@
+"""Bytes of a sample that is not finished: the prefix that another worker goes on from.
+
+One record of all there was, then any number of records of what was drawn since; each is msgpack. So a prefix that
+grows is written by appending. The first tells at what temperature, and with which kind of logprobs, it is drawn: the
+record of a sample has one of each for all its tokens (T6), so nobody who draws otherwise may go on from it.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any, NamedTuple, get_args
+
+import msgpack
+
+from penstock.config.sampling import is_temperature
+from penstock.errors import PayloadError, ProtocolError
+from penstock.protocol.messages import MAX_TEXT_BYTES, Job, LogprobKind, Sample, pack
+from penstock.words import said, shown
+
+_FORMAT = 3
+#: Most bytes of a prefix; about three million tokens. One that would be longer is not kept any further.
+MAX_PARTIAL_BYTES = 32 * 1024 * 1024
+KINDS = get_args(LogprobKind)
+#: Fields that travel as they are.
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "prompt_length": (int,),
+    "finish_reason": (str,),
+    "turns": (list,),
+    "num_turns": (int,),
+    "num_aborts": (int,),
+    "cached_tokens": (int,),
+    "num_unproven": (int,),
+    "started_s": (float, int),
+    "generate_s": (float, int),
+}
+
+
+class Scale(NamedTuple):
+    """What the logprobs of a sample are: the temperature that it is drawn at, and whether they are after it."""
+
+    temperature: float = 1.0
+    #: ``scaled``, or ``original``.
+    kind: str = "scaled"
+
+    def __str__(self) -> str:
+        return f"temperature {self.temperature:g} ({self.kind} logprobs)"
+
+
+#: Of whoever names none.
+AT_ONE = Scale()
+
+
+class DrawnOtherwise(PayloadError):
+    """A prefix cannot be gone on from: it was drawn at another temperature, or with another kind of logprobs."""
+
+
+def partial_to_bytes(sample: Sample, scale: Scale = AT_ONE) -> bytes:
+    """The tokens of ``sample`` with their logprobs (float32), masks and version spans, as msgpack.
+
+    Args:
+        scale: what it is drawn at.
+
+    Raises:
+        PayloadError: they are no such arrays.
+    """
+    return _packed(
+        sample,
+        lambda: {
+            "format": _FORMAT,
+            "sample": sample.id,
+            "temperature": scale.temperature,
+            "logprob_kind": scale.kind,
+            "tokens": array("i", sample.tokens).tobytes(),
+            "logprobs": array("f", sample.logprobs).tobytes(),
+            "generated": bytes(sample.generated),
+            "loss_mask": bytes(sample.loss_mask),
+            "versions": _spans(sample.versions),
+            **{name: getattr(sample, name) for name in _PLAIN},
+        },
+    )
+
+
+def growth_to_bytes(sample: Sample, start: int) -> bytes:
+    """The tokens of ``sample`` from ``start`` on, all of them drawn, to be appended to a prefix of ``start`` tokens.
+
+    Raises:
+        PayloadError: they are no such arrays.
+    """
+    return _packed(
+        sample,
+        lambda: {
+            "at": start,
+            "tokens": array("i", sample.tokens[start:]).tobytes(),
+            "logprobs": array("f", sample.logprobs[start:]).tobytes(),
+            "versions": _spans(sample.versions[start:]),
+            "num_unproven": sample.num_unproven,
+        },
+    )
+
+
+def _packed(sample: Sample, record: Callable[[], dict[str, Any]]) -> bytes:
+    """A user's code is given the sample, and may have put there what no array holds."""
+    try:
+        return pack(record())
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise PayloadError(f"sample {sample.id} cannot be kept: {said(exc)}.") from exc
+
+
+def _spans(versions: list[int]) -> list[list[int]]:
+    return [[version, len(list(run))] for version, run in groupby(versions)]
+
+
+def partial_from_bytes(data: bytes, job: Job, k: int, scale: Scale = AT_ONE) -> Sample:
+    """The sample of :func:`partial_to_bytes`, to hand to ``generate_sample(partial=...)``.
+
+    Args:
+        scale: what whoever goes on from it draws at.
+
+    Raises:
+        DrawnOtherwise: that is not what it was drawn at.
+        PayloadError: these are not the bytes of this sample's partial; names the sample.
+    """
+    sample = Sample(job, k)
+    what = f"the partial of sample {sample.id}"
+    try:
+        first, *growths = _records(data)
+        found = _read_whole(first, sample)
+        for growth in growths:
+            _read_growth(growth, sample)
+    except (ProtocolError, ValueError, TypeError, KeyError, msgpack.UnpackException) as exc:
+        raise PayloadError(f"{what} cannot be read ({exc}): drop it, the sample then starts from its prompt.") from exc
+    if found != scale:
+        raise DrawnOtherwise(
+            f"{what} was drawn at {found}, and this worker draws at {scale}: give all workers of the run the same "
+            "rollout.sampling and engine.logprob_kind."
+        )
+    sample.status = "aborted"
+    return sample
+
+
+def _records(data: bytes) -> Iterator[dict[str, Any]]:
+    if len(data) > MAX_PARTIAL_BYTES:
+        raise ValueError(f"it has {len(data)} bytes, more than {MAX_PARTIAL_BYTES}")
+    unpacker = msgpack.Unpacker(
+        raw=False,
+        strict_map_key=True,
+        max_buffer_size=MAX_PARTIAL_BYTES,
+        max_str_len=MAX_TEXT_BYTES,
+        max_bin_len=MAX_PARTIAL_BYTES,
+        max_array_len=len(data),
+        max_map_len=len(data),
+        max_ext_len=0,
+    )
+    unpacker.feed(data)
+    end = 0
+    for record in unpacker:
+        if not isinstance(record, dict):
+            raise ValueError("it holds what is no record")
+        end = unpacker.tell()
+        yield record
+    if end != len(data):
+        raise ValueError("it ends within a record")
+
+
+def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:
+    if record["format"] != _FORMAT or record["sample"] != sample.id:
+        raise ValueError(f"it is one of {record['sample']!r} in format {record['format']!r}")
+    sample.tokens, sample.logprobs, sample.versions = _arrays(record)
+    if not isinstance(record["generated"], bytes) or not isinstance(record["loss_mask"], bytes):
+        raise ValueError("its masks are no bytes")
+    sample.generated, sample.loss_mask = list(record["generated"]), list(record["loss_mask"])
+    length = len(sample.tokens)
+    if not len(sample.generated) == len(sample.loss_mask) == length:
+        raise ValueError("its arrays differ in length")
+    if not 0 < record["prompt_length"] <= length:
+        raise ValueError("its prompt is longer than all of it")
+    for name, kinds in _PLAIN.items():
+        if type(record[name]) not in kinds:
+            raise ValueError(f"its {name} is {shown(record[name])}")
+        setattr(sample, name, record[name])
+    if not set(map(type, sample.turns)) <= {str}:
+        raise ValueError("its turns are no texts")
+    _read_unproven(record, sample)
+    sample.text = "".join(sample.turns)
+    temperature, kind = record["temperature"], record["logprob_kind"]
+    if not is_temperature(temperature) or kind not in KINDS:
+        raise ValueError(f"it was drawn at temperature {shown(temperature)} with logprobs of kind {shown(kind)}")
+    return Scale(float(temperature), kind)
+
+
+def _read_growth(record: dict[str, Any], sample: Sample) -> None:
+    if record["at"] != len(sample.tokens):
+        raise ValueError(f"it goes on at token {record['at']!r} of {len(sample.tokens)}")
+    tokens, logprobs, versions = _arrays(record)
+    if min(versions, default=0) < 0:
+        raise ValueError("it has drawn tokens without a version")
+    start = 0
+    for version, run in groupby(versions):
+        end = start + len(list(run))
+        sample.append(tokens[start:end], version=version, logprobs=logprobs[start:end])
+        start = end
+    _read_unproven(record, sample)
+
+
+def _read_unproven(record: dict[str, Any], sample: Sample) -> None:
+    unproven = record["num_unproven"]
+    if type(unproven) is not int or not 0 <= unproven <= sum(sample.generated):
+        raise ValueError(f"its num_unproven is {shown(unproven)}")
+    sample.num_unproven = unproven
+
+
+def _arrays(record: dict[str, Any]) -> tuple[list[int], list[float], list[int]]:
+    """Tokens, logprobs and versions of a record, all [T]."""
+    tokens, logprobs = array("i"), array("f")
+    tokens.frombytes(record["tokens"])
+    logprobs.frombytes(record["logprobs"])
+    length = len(tokens)
+    if len(logprobs) != length:
+        raise ValueError("its arrays differ in length")
+    spans = record["versions"]
+    if not all(type(version) is int and type(count) is int and count > 0 for version, count in spans):
+        raise ValueError("its version spans are no pairs of a version and a length")
+    if sum(count for _, count in spans) != length:
+        raise ValueError("its version spans do not cover its tokens")
+    return tokens.tolist(), logprobs.tolist(), [v for v, count in spans for _ in range(count)]

@@ -1,0 +1,162 @@
+"""Prefix checkpoints: a sample's tokens are kept in Redis while it is drawn, so that whoever dies loses only the rest.
+
+    drawn ─> due? ─> first time, or what is there is not true any more: the whole prefix (checkpoint)
+                └─> else: what is new, appended (extend)
+
+A checkpoint costs the bytes of its new tokens, not those of the prefix before them. It never holds up the drawing: one
+is written at a time, and tokens that come meanwhile go with the next. Only the first turn is kept: what comes behind
+an observation cannot be gone on from, because its environment is lost with its worker.
+"""
+
+import asyncio
+import logging
+import time
+
+from penstock.errors import PenstockError, QueueFull
+from penstock.protocol import scripts
+from penstock.protocol.messages import Job, Sample
+from workers.jobs.partial import (
+    MAX_PARTIAL_BYTES,
+    DrawnOtherwise,
+    Scale,
+    growth_to_bytes,
+    partial_from_bytes,
+    partial_to_bytes,
+)
+from workers.services import Services
+
+log = logging.getLogger(__name__)
+
+#: Prefixes of unfinished samples are kept so long.
+PARTIAL_TTL_S = 7 * 86400
+
+
+class Prefix:
+    """What Redis has of one sample under one lease.
+
+    Args:
+        token: of the lease; once it is lost nothing is written any more (I3).
+        temperature: what the sample is drawn at.
+    """
+
+    def __init__(self, services: Services, token: str, sample: Sample, temperature: float) -> None:
+        config = services.config.worker
+        self._services = services
+        self._token = token
+        self._sample = sample
+        self._temperature = temperature
+        self._every_tokens = config.checkpoint_tokens
+        self._every_s = config.checkpoint_s
+        self._kept_at = time.monotonic()
+        #: Bytes that are there, and the versions they claim for their tokens.
+        self._num_bytes = 0
+        self._claimed: list[int] = []
+        self._ended = False
+        self._task: asyncio.Task[None] | None = None
+
+    def drawn(self) -> None:
+        """Tokens were drawn: begin a checkpoint if one is due. Does not block."""
+        if self._ended or (self._task is not None and not self._task.done()) or self._sample.num_turns > 1:
+            return
+        if self._is_due():
+            self._task = asyncio.create_task(self._keep(), name=f"prefix {self._sample.id}")
+
+    def _is_due(self) -> bool:
+        new = len(self._sample.tokens) - (len(self._claimed) or self._sample.prompt_length)
+        if new <= 0:
+            return False
+        late = self._every_s is not None and time.monotonic() - self._kept_at >= self._every_s
+        return late or (self._every_tokens is not None and new >= self._every_tokens)
+
+    async def settle(self) -> None:
+        """Wait for the checkpoint on its way; none is begun afterwards.
+
+        Raises:
+            Exception: what ended it, but for a Redis that is full.
+        """
+        self._ended = True
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def keep_all(self) -> bool:
+        """Keep the sample as it stands, whatever is due. False: the lease is lost. Raises QueueFull."""
+        await self.settle()
+        return await self._write_whole()
+
+    async def _keep(self) -> None:
+        self._kept_at = time.monotonic()
+        try:
+            if not await self._services.commits.has_room():
+                return
+            if not await (self._write_growth() if self._is_true() else self._write_whole()):
+                self._ended = True  # the heartbeat will say that the lease is lost
+        except QueueFull as exc:
+            log.warning("the prefix of sample %s is not kept this time: %s", self._sample.id, exc)
+
+    def _is_true(self) -> bool:
+        """Whether what is there is the beginning of what was drawn.
+
+        The end of a request may tell other versions; and that a turn has ended stands in the first record.
+        """
+        claimed, sample = self._claimed, self._sample
+        unended = sample.finish_reason not in ("stop", "length")
+        return bool(claimed) and unended and sample.versions[: len(claimed)] == claimed
+
+    async def _write_growth(self) -> bool:
+        sample, services = self._sample, self._services
+        record, versions = growth_to_bytes(sample, len(self._claimed)), list(sample.versions)
+        call = scripts.extend(
+            services.keys,
+            sample.job.id,
+            self._token,
+            sample.k,
+            record,
+            before=self._num_bytes,
+            ttl_s=PARTIAL_TTL_S,
+            most=MAX_PARTIAL_BYTES,
+        )
+        answer = await services.control.call(call)
+        if answer == "kept":
+            self._is_kept(self._num_bytes + len(record), versions)
+        elif answer == "other":
+            return await self._write_whole()
+        elif answer == "full":
+            log.warning("the prefix of sample %s is kept up to token %d only", sample.id, len(self._claimed))
+            self._ended = True
+        return answer != "lost"
+
+    async def _write_whole(self) -> bool:
+        sample, services = self._sample, self._services
+        scale = Scale(self._temperature, services.engine.logprob_kind)
+        record, versions = partial_to_bytes(sample, scale), list(sample.versions)
+        if len(record) > MAX_PARTIAL_BYTES:
+            log.warning("the prefix of sample %s has %d bytes and is not kept", sample.id, len(record))
+            return True
+        call = scripts.checkpoint(services.keys, sample.job.id, self._token, sample.k, record, PARTIAL_TTL_S)
+        kept = await services.control.call(call)
+        if kept:
+            self._is_kept(len(record), versions)
+        return kept
+
+    def _is_kept(self, num_bytes: int, versions: list[int]) -> None:
+        self._services.tally.checkpoints += 1
+        self._services.tally.checkpoint_bytes += max(0, num_bytes - self._num_bytes)
+        self._num_bytes, self._claimed = num_bytes, versions
+
+
+async def read_prefixes(services: Services, job: Job, missing: list[int], temperature: float) -> dict[int, Sample]:
+    """The samples of ``job`` that can be gone on from at ``temperature``, by k; of those ``missing``."""
+    scale = Scale(temperature, services.engine.logprob_kind)
+    keys = [services.keys.partial(f"{job.id}/{k}") for k in missing]
+    found = await services.control.do(lambda client: client.mget(keys)) if keys else []
+    prefixes = {}
+    for k, data in zip(missing, found, strict=True):
+        if data is None:
+            continue
+        try:
+            prefixes[k] = partial_from_bytes(data, job, k, scale)
+        except DrawnOtherwise as exc:
+            services.repeats.warn(None, f"sample {job.id}/{k} begins anew: {exc}", "drawn otherwise")
+        except PenstockError as exc:
+            log.warning("sample %s/%d starts anew: %s", job.id, k, exc)
+    return prefixes

@@ -1,0 +1,58 @@
+"""Score one given sequence (compute_log_prob): the logprobs of its response, and the one version they are of."""
+
+import time
+
+from penstock.errors import ConfigError, EngineError
+from penstock.protocol.messages import Job, Sample
+from penstock.protocol.score_jobs import read_given
+from workers.jobs.gate import Gate
+from workers.sglang.engine import Engine
+from workers.sglang.segment import Scores
+
+#: Times that a sequence is scored anew because its request was aborted or the weights changed under it.
+MAX_TRIES = 20
+
+
+async def score_sample(engine: Engine, gate: Gate, job: Job, k: int) -> Sample:
+    """Score sequence ``k`` of a scoring job. Blocks for a prefill, held by ``gate`` while weights change.
+
+    Returns:
+        A sample with its tokens, their logprobs from the start on, nothing generated, reward 0, and the version in
+        ``reward_info["version"]``.
+
+    Raises:
+        ProtocolError, ConfigError, EngineRefused: it can never be scored.
+        EngineDied, EngineError: as ``Engine.score``.
+    """
+    given = read_given(job, k)
+    if engine.vocab_size and max(given.tokens) >= engine.vocab_size:
+        raise ConfigError(
+            f"sequence {k} of scoring job {job.id} holds id {max(given.tokens)}, and the model has ids below "
+            f"{engine.vocab_size}: give token ids of this model."
+        )
+    sample = Sample(job, k, started_s=time.time())
+    started = time.monotonic()
+    async with gate.sample():
+        scores, version = await score_tokens(engine, gate, given.tokens, given.start, sample.id)
+    sample.append(given.tokens)
+    sample.prompt_length = given.start
+    sample.logprobs[given.start :] = scores.logprobs
+    sample.generate_s = time.monotonic() - started
+    sample.status, sample.finish_reason = "completed", "stop"
+    sample.reward, sample.reward_info = 0.0, {"version": version}
+    return sample
+
+
+async def score_tokens(
+    engine: Engine, gate: Gate, tokens: list[int], start: int, rid: str, *, with_routing: bool = False
+) -> tuple[Scores, int]:
+    """Scores from ``start`` on, and the one version they are of: a prefill that weights changed under is thrown away.
+
+    Blocks; raises as ``Engine.score``.
+    """
+    for _ in range(MAX_TRIES):
+        async with gate.requests:
+            scores = await engine.score(tokens, start, rid=rid, with_routing=with_routing)
+        if scores.version is not None:
+            return scores, scores.version
+    raise EngineError(f"{rid}: weights changed under all of {MAX_TRIES} tries to score it.")

@@ -1,0 +1,1 @@
+"""Rewards of samples: computed here or by the verifier pool."""

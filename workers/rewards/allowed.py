@@ -1,0 +1,31 @@
+"""Which rewards a job may name, and the user's own by name."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import Config
+from penstock.errors import ConfigError
+from penstock.protocol.messages import Sample
+from penstock.system.user_code import find
+
+if TYPE_CHECKING:
+    pass
+
+
+def allowed_rewards(config: Config) -> frozenset[str]:
+    """Rewards that jobs of this configuration may name, beside exact_match, which is always there."""
+    datasets = [*config.data.train, *config.data.eval]
+    named = {config.reward.function, *config.reward.pool.functions, *config.worker.rewards}
+    named |= {one.reward for one in datasets if one.reward is not None}
+    return frozenset(named - {"exact_match"})
+
+
+def import_reward(name: str) -> Callable[[Sample], Any]:
+    """The reward ``module:function``. Raises ConfigError."""
+    if ":" not in name:
+        raise ConfigError(f"reward.function {name!r} is no reward: use exact_match, math_verify or module:function.")
+    found = find(name, "reward.function")
+    if not callable(found):
+        raise ConfigError(f"reward.function {name} is no function.")
+    function: Callable[[Sample], Any] = found
+    return function

@@ -1,0 +1,88 @@
+"""What a reward comes to: a number with what was said beside it, or a named outcome (T11)."""
+
+import math
+import numbers
+from typing import Any
+
+from penstock.errors import RewardError
+from penstock.protocol.messages import pack
+from penstock.system.user_code import Raised
+from penstock.words import TooMuch, plain, said, shown, writable
+
+__all__ = ["NOT_A_NUMBER", "RAISED", "TIMEOUT", "TOO_LARGE", "Raised", "number_of", "plain", "too_long", "words"]
+
+RAISED = "reward_raised"
+TIMEOUT = "reward_timeout"
+NOT_A_NUMBER = "reward_not_a_number"
+#: More bytes than the verifier pool takes, or than a sample's record has room for.
+TOO_LARGE = "reward_too_large"
+#: Most bytes of what a reward says beside its number: it travels in the sample's record.
+MAX_INFO_BYTES = 256 * 1024
+#: Largest reward: trainers compute in float32.
+MAX_REWARD = 3.4e38
+
+
+def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict[str, Any]]:
+    """The number that a reward gave, and the rest of its dict as plain values.
+
+    Raises:
+        RewardError: reward_not_a_number, also where what it gave raises when it is read; reward_too_large where what
+            it says beside the number has more than ``MAX_INFO_BYTES``.
+    """
+    info: dict[str, Any] = {}
+    try:
+        if isinstance(value, dict):
+            if key not in value:
+                raise RewardError(
+                    NOT_A_NUMBER,
+                    f"sample {sample}: reward {name} gave a dict without {key!r}, with {shown(list(value), 400)}; set "
+                    "reward.key.",
+                )
+            info = plain({name: entry for name, entry in value.items() if name != key}, MAX_INFO_BYTES)
+            value = value[key]
+        number = _number(value)
+    except RewardError:
+        raise
+    except TooMuch as exc:
+        raise _too_large(sample, name, str(exc)) from exc
+    # What a user's type does when it is read is the user's code.
+    except BaseException as exc:
+        raise RewardError(
+            NOT_A_NUMBER, f"sample {sample}: what reward {name} gave, {shown(value)}, cannot be read: {said(exc)}."
+        ) from exc
+    if number is None or not isinstance(info, dict):
+        raise RewardError(NOT_A_NUMBER, f"sample {sample}: reward {name} gave {shown(value)}, not a finite number.")
+    if (num_bytes := len(pack(info))) > MAX_INFO_BYTES:
+        raise _too_large(sample, name, f"{num_bytes:,} bytes")
+    return number, info
+
+
+def _too_large(sample: str, name: str, what: str) -> RewardError:
+    return RewardError(
+        TOO_LARGE,
+        f"sample {sample}: reward {name} gave {what} beside its number, and a sample's record holds {MAX_INFO_BYTES:,} "
+        "bytes: keep what is long elsewhere.",
+    )
+
+
+def _number(value: Any) -> float | None:
+    """``value`` as a finite number; None where it is none."""
+    # numpy's bool is no number.
+    if type(value).__name__ == "bool":
+        value = bool(value)
+    if not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and abs(number) <= MAX_REWARD else None
+
+
+def too_long(sample: str, name: str, limit_s: float) -> str:
+    return f"sample {sample}: reward {name} took longer than {limit_s:g} s."
+
+
+def words(exc: BaseException) -> str:
+    """What became of a reward that raised, here or in a verifier, as it goes on after "reward NAME"."""
+    return writable(str(exc)) if isinstance(exc, Raised) else f"raised {said(exc)}"

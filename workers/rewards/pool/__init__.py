@@ -1,0 +1,1 @@
+"""The verifier pool: its client, its wire, its workers."""

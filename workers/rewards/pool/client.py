@@ -1,0 +1,362 @@
+"""Checks that a worker asks of the verifier pool: enqueued with rq, answered on a stream of the worker's own.
+
+    ask ─> rq job ─> (queue; waits without a limit, and says so) ─> started ─> verdict within ``reward.timeout_s``
+             │                                                        ├─ late: the verifier is told to stop it
+             │                                                        └─ the verifier is gone: as if it had raised
+             └─ popped, and never started: as if it had raised
+
+Nothing of rq is trusted with a sample: the worker holds the sample and the job's lease, and a check that is lost is
+asked again, ``reward.max_attempts`` times in all. A check that nobody waits for any more is withdrawn, or skipped.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from redis.exceptions import RedisError
+from rq import Queue
+from rq.command import send_command
+from rq.job import Job as RqJob
+from rq.serializers import JSONSerializer
+
+from penstock.config import Config
+from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueFull, RewardError
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Sample
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import AsyncControl, Client, Control
+from penstock.words import shown
+from workers.rewards.allowed import allowed_rewards
+from workers.rewards.outcomes import RAISED, TIMEOUT, TOO_LARGE, Raised, too_long
+from workers.rewards.pool.wire import DIED, ENTRY, STARTED, VERDICT, TooLarge, Verdict, sample_to_json
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: Between two looks at the pool while there are checks.
+LOOK_S = 1.0
+#: Longest blocking read of the stream of verdicts.
+BLOCK_S = 2.0
+#: A verifier whose presence stays as it is for so long is gone.
+GONE_S = 15.0
+#: A check that is in no queue and was not started for so long is lost: its verifier died between the two.
+LOST_S = 10.0
+#: Checks looked for in the queue at each look, oldest first: the queue is first come, first served.
+LOOKED_FOR = 16
+#: Verifiers skip checks of a worker that did not say for so long that it is there.
+ASKER_TTL_S = 60
+#: A check that is in the queue for longer is dropped by rq, and then asked again.
+QUEUED_TTL_S = 24 * 3600
+#: rq's own limit, for checks whose worker is gone: so long after ours.
+SLACK_S = 5.0
+#: What rq remembers of a check that failed.
+FAILURE_TTL_S = 10
+#: Pause before Redis is tried again when it is full.
+FULL_S = 1.0
+#: Longest wait for withdrawals at the end.
+CLOSE_S = 5.0
+
+
+class _Check:
+    """One that is open."""
+
+    def __init__(self) -> None:
+        self.asked = time.monotonic()
+        #: Name of the verifier that makes it, once it is started.
+        self.verifier = ""
+        #: Set when it is started, or over.
+        self.started = asyncio.Event()
+        self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        #: Since when (monotonic) it is seen nowhere; 0.0: it is somewhere.
+        self.missing_since = 0.0
+
+    def start(self, verifier: str) -> None:
+        self.verifier = verifier
+        self.missing_since = 0.0
+        self.started.set()
+
+    def end(self, result: Verdict | Exception) -> None:
+        if not self.verdict.done():
+            if isinstance(result, Exception):
+                self.verdict.set_exception(result)
+            else:
+                self.verdict.set_result(result)
+        self.started.set()
+
+
+class Checks:
+    """The way to the verifier pool of one worker; ``run`` must be running for ``ask`` to be answered.
+
+    Args:
+        asker: the worker's name, never used by another.
+        waiting: where it says what its checks wait for.
+    """
+
+    def __init__(self, config: Config, keys: Keys, asker: str, waiting: Waiting) -> None:
+        assert config.redis.url is not None
+        self.config = config.reward
+        self.keys = keys
+        self.asker = asker
+        self._waiting = waiting
+        self._allowed = allowed_rewards(config)
+        self._closed = False
+        self._open: dict[str, _Check] = {}
+        #: Presence of verifiers by name, and when (monotonic) it changed last.
+        self._seen: dict[str, tuple[bytes, float]] = {}
+        self._control = AsyncControl(config.redis.url)
+        self._reader = AsyncControl(config.redis.url, block_s=BLOCK_S)
+        # rq knows no asyncio; one thread, so that a withdrawal follows what it withdraws.
+        self._sync = Control(config.redis.url, stopped=lambda: self._closed)
+        self._thread = ThreadPoolExecutor(1, "checks")
+        self._queue = Queue(keys.checks, connection=self._sync.client, serializer=JSONSerializer)
+        self._withdrawals: set[asyncio.Future[None]] = set()
+
+    def asking(self, name: str) -> Callable[[Sample], Awaitable[Any]]:
+        """The reward ``name`` as a function that asks the pool. Raises ConfigError where it is not allowed."""
+        if name not in self._allowed:
+            raise ConfigError(
+                f"the verifier pool does not run {shown(name)}, only "
+                f"{', '.join(sorted(self._allowed)) or 'nothing'}: add it to reward.pool.functions."
+            )
+
+        async def ask(sample: Sample) -> Any:
+            return await self.ask(sample, name)
+
+        return ask
+
+    async def ask(self, sample: Sample, name: str) -> dict[str, Any]:
+        """One check: what reward ``name`` gives, its number under ``reward.key``.
+
+        Waits for a verifier without a limit, then for at most ``reward.timeout_s``.
+
+        Raises:
+            RewardError: reward_timeout, reward_not_a_number, reward_too_large, reward_raised (metadata that are no
+                JSON).
+            Raised: the reward raised, or its verifier died.
+        """
+        text = self._text(sample, name)
+        check, id_ = _Check(), uuid4().hex
+        self._open[id_] = check
+        try:
+            await self._enqueue(id_, name, text)
+            await check.started.wait()
+            async with asyncio.timeout(self.config.timeout_s):
+                verdict = await check.verdict
+        except TimeoutError:
+            self._withdraw(id_, check)
+            raise RewardError(TIMEOUT, too_long(sample.id, name, self.config.timeout_s)) from None
+        except BaseException:
+            self._withdraw(id_, check)
+            raise
+        finally:
+            del self._open[id_]
+        return self._answer(verdict, sample)
+
+    def _text(self, sample: Sample, name: str) -> str:
+        try:
+            return sample_to_json(sample, self.config.pool.max_bytes)
+        except TooLarge as exc:
+            raise RewardError(TOO_LARGE, f"sample {sample.id}: it is too large for reward {name}: {exc}.") from exc
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise RewardError(
+                RAISED, f"sample {sample.id}: its metadata or tokens cannot go to the verifier pool as JSON: {exc}."
+            ) from exc
+
+    def _answer(self, verdict: Verdict, sample: Sample) -> dict[str, Any]:
+        if verdict.outcome:
+            raise RewardError(verdict.outcome, verdict.error)
+        if verdict.reward is None:
+            raised = Raised(f"raised {verdict.error}")
+            raised.add_note(verdict.trace)
+            raise raised
+        return {**verdict.info, self.config.key: verdict.reward}
+
+    # --- rq -----------------------------------------------------------------------------------------------------------
+
+    async def _enqueue(self, id_: str, name: str, text: str) -> None:
+        def enqueue(client: Client) -> None:
+            client.set(self.keys.asker(self.asker), 1, ex=ASKER_TTL_S)
+            self._queue.enqueue_call(
+                ENTRY,
+                args=(self.asker, name, text),
+                job_id=id_,
+                timeout=int(self.config.timeout_s + SLACK_S) + 1,
+                ttl=QUEUED_TTL_S,
+                result_ttl=0,
+                failure_ttl=FAILURE_TTL_S,
+                description=f"{name} for {self.asker}",
+            )
+
+        while True:
+            try:
+                await self._in_thread(lambda: self._sync.do(enqueue))
+                return
+            except QueueFull as exc:
+                self._waiting.for_(str(exc))
+                await asyncio.sleep(FULL_S)
+
+    def _withdraw(self, id_: str, check: _Check) -> None:
+        """Have it stopped, or not begun. In the background: who is cancelled does not wait."""
+        # A wait that is cancelled cancels what it waits for.
+        if (check.verdict.done() and not check.verdict.cancelled()) or self._closed:
+            return
+
+        def withdraw() -> None:
+            try:
+                self._take_back(id_)
+            except RedisError as exc:
+                # rq's own limit ends it; nobody hears its verdict.
+                log.warning("a check that nobody waits for could not be withdrawn: %s", exc)
+
+        future = asyncio.ensure_future(self._in_thread(withdraw))
+        self._withdrawals.add(future)
+        future.add_done_callback(self._withdrawals.discard)
+
+    def _take_back(self, id_: str) -> None:
+        client: Client = self._sync.client
+        key = RqJob.key_for(id_)
+        # At once: a verifier notes its name before it looks whether there still is something to check.
+        with client.pipeline() as pipe:
+            pipe.hget(key, "worker_name")
+            pipe.hdel(key, "data")
+            verifier, _ = pipe.execute()
+        if verifier:
+            send_command(client, verifier.decode(), "stop-job", job_id=id_)
+            return
+        with client.pipeline() as pipe:
+            pipe.lrem(self._queue.key, 1, id_)
+            pipe.delete(key)
+            pipe.execute()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Hear verifiers, and look after checks that they do not answer, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen(), name="verdicts")
+            group.create_task(self._watch(), name="verifiers")
+
+    async def close(self) -> None:
+        """Withdraw what is open and let go of the connections; waits for a few seconds at most."""
+        if self._closed:
+            return
+        if self._withdrawals:
+            await asyncio.wait(self._withdrawals, timeout=CLOSE_S)
+        self._closed = True
+        with suppress(TimeoutError, PenstockError):
+            async with asyncio.timeout(CLOSE_S):
+                mine = (self.keys.asker(self.asker), self.keys.verdicts(self.asker))
+                await self._control.do(lambda client: client.unlink(*mine))
+        self._waiting.end()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        await self._control.close()
+        await self._reader.close()
+        self._sync.close()
+
+    async def _listen(self) -> None:
+        last = b"0"
+        while True:
+            last = await self._hear_from(last)
+
+    async def _hear_from(self, last: bytes) -> bytes:
+        """Hear what came after entry ``last``; the newest entry."""
+        stream = self.keys.verdicts(self.asker)
+        found = await self._reader.do(lambda client: client.xread({stream: last}, count=256, block=int(BLOCK_S * 1000)))
+        if not found:
+            return last
+        entries = found[0][1]
+        for _, fields in entries:
+            self._hear(fields)
+        newest: bytes = entries[-1][0]
+        # Only now: what a dead socket swallowed is read again.
+        await self._control.do(lambda client: client.xtrim(stream, minid=newest, approximate=False))
+        return newest
+
+    def _hear(self, fields: dict[bytes, bytes]) -> None:
+        kind, body = fields.get(b"kind", b"").decode(), fields.get(b"body", b"")
+        check = self._open.get(fields.get(b"id", b"").decode())
+        if check is None:
+            return
+        if kind == STARTED:
+            check.start(body.decode())
+        elif kind == DIED:
+            check.end(Raised(f"was not computed: {body.decode()}"))
+        elif kind == VERDICT:
+            check.end(self._read(body))
+
+    def _read(self, body: bytes) -> Verdict | Exception:
+        if len(body) > 2 * self.config.pool.max_bytes:
+            return Raised(f"gave a verdict of {len(body)} bytes, more than reward.pool.max_bytes allows")
+        try:
+            return Verdict.from_json(body)
+        except ProtocolError as exc:
+            return exc
+
+    # --- what is not answered -----------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._open:
+                await self._look()
+            else:
+                self._waiting.end()
+
+    async def _look(self) -> None:
+        queued = [(id_, check) for id_, check in self._open.items() if not check.started.is_set()]
+        old = [(id_, check) for id_, check in queued[:LOOKED_FOR] if time.monotonic() - check.asked > LOOK_S]
+
+        async def ask(client: Client) -> Any:
+            async with client.pipeline(transaction=False) as pipe:
+                pipe.set(self.keys.asker(self.asker), 1, ex=ASKER_TTL_S)
+                pipe.hgetall(self.keys.verifiers)
+                for id_, _ in old:
+                    pipe.lpos(self._queue.key, id_)
+                return await pipe.execute()
+
+        _, records, *places = await self._control.do(ask)
+        present = self._present(records)
+        for (_, check), place in zip(old, places, strict=True):
+            self._is_missing(check, place is None, LOST_S, "no verifier has it, nor has the queue")
+        for check in list(self._open.values()):
+            if check.verifier:
+                gone = f"its verifier {check.verifier} is gone"
+                self._is_missing(check, check.verifier not in present, LOOK_S / 2, gone)
+        self._waiting.for_(self._what(len(queued), present))
+
+    def _present(self, records: dict[bytes, bytes]) -> set[str]:
+        """Verifiers that keep renewing their presence, by this machine's clock."""
+        now = time.monotonic()
+        seen = {}
+        for name, raw in records.items():
+            before = self._seen.get(name.decode())
+            seen[name.decode()] = before if before is not None and before[0] == raw else (raw, now)
+        self._seen = seen
+        return {name for name, (_, changed) in seen.items() if now - changed < GONE_S}
+
+    @staticmethod
+    def _is_missing(check: _Check, missing: bool, limit_s: float, why: str) -> None:
+        """A check that is missing at two looks, ``limit_s`` apart, is over: its verdict may be on its way."""
+        now = time.monotonic()
+        if not missing:
+            check.missing_since = 0.0
+        elif not check.missing_since:
+            check.missing_since = now
+        elif now - check.missing_since >= limit_s:
+            check.end(Raised(f"was not computed: {why}"))
+
+    def _what(self, queued: int, present: set[str]) -> str:
+        if queued and not present:
+            return f"a verifier, for {queued} checks: nobody is in the verifier pool; start `penstock verifiers`"
+        if queued:
+            return f"a free verifier, for {queued} checks; {len(present)} are in the pool"
+        busy = sorted({check.verifier for check in self._open.values() if check.verifier})
+        return f"{len(self._open)} checks by {', '.join(busy)}" if busy else ""

@@ -1,0 +1,214 @@
+"""``penstock verifiers``: a pool of verifiers of one run, kept up. Any number of such pools may serve a run.
+
+    pool ── forks ──> verifier (rq worker) x reward.pool.workers ── forks ──> a process for each check
+
+A verifier that dies is started again, and its presence goes at once, so that the check it was at is asked again. When
+the pool dies its verifiers die, and their checks with them. SIGTERM lets checks that run end; a second one does not.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from penstock.config import Config
+from penstock.errors import ConfigError
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import pack
+from penstock.protocol.waits import Waiting
+from penstock.redis.connect import connect, connect_blocking
+from penstock.redis.control import PASSING, Client, Control
+from penstock.system.processes import die_with_parent
+from penstock.system.tokens import new_token
+from workers.rewards.allowed import allowed_rewards, import_reward
+from workers.rewards.pool.client import SLACK_S
+from workers.rewards.pool.worker import RQ_TTL_S, Function, Verifier
+
+log = logging.getLogger(__name__)
+
+#: Between two looks at the verifiers, and between two notes of their presence.
+TICK_S, NOTE_S = 0.05, 1.0
+#: Wait before a verifier is started again; doubles with each death in a row that came within ``QUICK_S`` of its start.
+BACKOFF_S, MAX_BACKOFF_S, QUICK_S = 0.1, 5.0, 10.0
+#: Longest wait for Redis where nobody must be held up.
+REDIS_S = 1.0
+
+_FORK = multiprocessing.get_context("fork")
+
+
+def load_rewards(config: Config) -> dict[str, Function | None]:
+    """Rewards of the pool by name, imported once, so that forks need not; None stands for math_verify.
+
+    Raises:
+        ConfigError: one is not there, or there is none.
+    """
+    names = allowed_rewards(config)
+    if not names:
+        raise ConfigError(
+            "reward.pool: the only reward is exact_match, which workers compute themselves; set reward.function, or "
+            "name rewards of jobs in reward.pool.functions."
+        )
+    if "math_verify" in names:
+        import math_verify  # noqa: F401
+
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return {name: None if name == "math_verify" else import_reward(name) for name in sorted(names)}
+
+
+class _Seat:
+    """One place in the pool, and who has it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.name = ""
+        self.process: BaseProcess | None = None
+        self.started = 0.0
+        self.start_at = 0.0
+        self.quick_deaths = 0
+
+    def died(self) -> None:
+        """Plan the next start."""
+        now = time.monotonic()
+        self.quick_deaths = self.quick_deaths + 1 if now - self.started < QUICK_S else 0
+        wait_s = min(BACKOFF_S * 2**self.quick_deaths, MAX_BACKOFF_S) if self.quick_deaths else 0.0
+        self.process, self.start_at = None, now + wait_s
+
+
+class Pool:
+    """Verifiers on this machine. ``run`` blocks until ``stop``.
+
+    Raises:
+        ConfigError: a reward cannot be found.
+    """
+
+    def __init__(self, config: Config, name: str) -> None:
+        if config.redis.url is None:
+            raise ConfigError("Verifiers need redis.url: the address of the run's Redis.")
+        self.config, self.name = config, name
+        self.keys = Keys(config.run)
+        self.functions = load_rewards(config)
+        Control(config.redis.url).close()
+        self._client: Client = connect(config.redis.url, timeout_s=REDIS_S, check=False)
+        self._waiting = Waiting(self._client, self.keys, f"verifiers:{name}")
+        self._seats = [_Seat(index) for index in range(config.reward.pool.workers)]
+        self._stops = 0
+
+    def stop(self, *_: object) -> None:
+        """Let checks that run end, and leave; a second call ends them. Safe in a signal handler."""
+        self._stops += 1
+
+    def run(self) -> None:
+        """Keep verifiers up until ``stop``. Blocks."""
+        noted = 0.0
+        try:
+            while not self._stops:
+                for seat in self._seats:
+                    self._keep(seat)
+                if time.monotonic() - noted >= NOTE_S:
+                    noted = time.monotonic()
+                    self._note()
+                time.sleep(TICK_S)
+            self._let_end()
+        finally:
+            for seat in self._seats:
+                self._end(seat)
+            self._waiting.end()
+            self._client.close()
+
+    def _keep(self, seat: _Seat) -> None:
+        if seat.process is not None and not seat.process.is_alive():
+            log.warning("verifier %s ended with %s", seat.name, seat.process.exitcode)
+            self._show(seat.name, b"")
+            seat.died()
+        if seat.process is None and time.monotonic() >= seat.start_at:
+            # A name of its own for each: what an earlier one held must not be taken for this one's.
+            seat.name = f"{self.name}-{seat.index}.{new_token()[:8]}"
+            if not self._show(seat.name, self._record(seat.name, {})):
+                return
+            seat.process = _FORK.Process(target=_serve, args=(self.config, seat.name, self.functions, os.getpid()))
+            seat.started = time.monotonic()
+            seat.process.start()
+
+    def _note(self) -> None:
+        """Presence of all, with what rq knows of them; and whether they have nothing to do."""
+        names = [seat.name for seat in self._seats if seat.process is not None]
+        try:
+            pipe = self._client.pipeline(transaction=False)
+            for name in names:
+                pipe.hmget(f"rq:worker:{name}", "state", "successful_job_count", "failed_job_count")
+            found = pipe.execute()
+        except (*PASSING, RedisError):
+            return
+        states = []
+        for name, (state, good, bad) in zip(names, found, strict=True):
+            states.append((state or b"starting").decode())
+            about = {"state": states[-1], "checks": int(good or 0), "killed": int(bad or 0)}
+            self._show(name, self._record(name, about))
+        self._waiting.for_("checks, from the workers" if all(state == "idle" for state in states) else "")
+
+    def _record(self, name: str, about: dict[str, Any]) -> bytes:
+        shown = {"name": name, "pool": self.name, "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
+        return pack(shown | {"state": "starting", "checks": 0, "killed": 0} | about)
+
+    def _show(self, name: str, record: bytes) -> bool:
+        try:
+            scripts.run(self._client, scripts.note(self.keys, self.keys.verifiers, name, record))
+        except (*PASSING, RedisError) as exc:
+            log.debug("presence of %s could not be told: %s", name, exc)
+            return False
+        return True
+
+    def _let_end(self) -> None:
+        """SIGTERM to all, and wait until they have ended, are late, or are not to be waited for."""
+        log.info("verifiers stop when their checks have ended")
+        deadline = time.monotonic() + self.config.reward.timeout_s + SLACK_S
+        for seat in self._seats:
+            if seat.process is not None:
+                seat.process.terminate()
+        noted = 0.0
+        while self._stops == 1 and time.monotonic() < deadline:
+            if not any(seat.process is not None and seat.process.is_alive() for seat in self._seats):
+                return
+            if time.monotonic() - noted >= NOTE_S:
+                noted = time.monotonic()
+                self._note()
+            time.sleep(TICK_S)
+
+    def _end(self, seat: _Seat) -> None:
+        if seat.process is not None:
+            seat.process.kill()
+            seat.process.join()
+        if seat.name:
+            self._show(seat.name, b"")
+
+
+def _serve(config: Config, name: str, functions: dict[str, Function | None], pool: int) -> None:
+    """The life of one verifier."""
+    die_with_parent(pool)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    assert config.redis.url is not None
+    with contextlib.closing(connect_blocking(config.redis.url, RQ_TTL_S)) as client:
+        Verifier(config.reward, Keys(config.run), name, client, functions).work(logging_level="WARNING")
+
+
+def _on_signals(stop: Callable[..., None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
+def main(config: Config, name: str) -> int:
+    """Run a pool of verifiers until SIGTERM or SIGINT. Blocks."""
+    pool = Pool(config, name)
+    _on_signals(pool.stop)
+    pool.run()
+    return 0

@@ -1,0 +1,103 @@
+"""A check on its way to a verifier, and the verdict on its way back: JSON with bounds, never pickle.
+
+    worker ── rq job (JSONSerializer): ENTRY, [worker, reward, sample as JSON text] ──> verifier
+    verifier ── stream verdicts:WORKER: (id, started, NAME), then (id, verdict, JSON) or (id, died, why) ──> worker
+
+The sample travels without logprobs and side arrays: a reward judges the answer.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from penstock.errors import ProtocolError
+from penstock.protocol.messages import Job, Sample
+from penstock.words import TooMuch, plain, writable
+
+#: What every rq job of the pool is called. A verifier imports nothing by a name that it finds in Redis.
+ENTRY = "workers.rewards.pool.worker.check"
+#: Kinds of messages of a verifier.
+STARTED, VERDICT, DIED = "started", "verdict", "died"
+#: Most bytes of an rq job when it is unpacked; the sample's JSON stands in it as an escaped string.
+MAX_JOB_BYTES = 128 * 1024**2
+#: Most characters of a traceback that is told.
+MAX_TRACE = 4000
+
+_CARRIED = {"k": int, "tokens": list, "generated": list, "loss_mask": list, "versions": list, "prompt_length": int,
+            "status": str, "finish_reason": str, "text": str, "turns": list, "num_turns": int,
+            "num_aborts": int}  # fmt: skip
+
+
+class TooLarge(Exception):
+    """More bytes than ``reward.pool.max_bytes``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verifier found."""
+
+    #: The number; None where there is none.
+    reward: float | None = None
+    #: What the reward gave beside the number.
+    info: dict[str, Any] = field(default_factory=dict)
+    #: Why there is no number: an outcome of RewardError, or '' where ``error`` is what the reward raised.
+    outcome: str = ""
+    error: str = ""
+    trace: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Verdict":
+        """Raises ProtocolError on what no verifier wrote."""
+        value = _parse(text, "a verdict")
+        types = {"reward": (float, int, type(None)), "info": dict, "outcome": str, "error": str, "trace": str}
+        _check(value, types, "a verdict")
+        if set(value) != {one.name for one in fields(cls)}:
+            raise ProtocolError("A verdict lacks fields.")
+        words = {name: writable(value[name]) for name in ("outcome", "error", "trace")}
+        try:
+            return cls(**value | words | {"info": plain(value["info"])})
+        except TooMuch as exc:
+            raise ProtocolError(f"A verdict says {exc}.") from exc
+
+
+def sample_to_json(sample: Sample, max_bytes: int) -> str:
+    """The sample as a reward needs it.
+
+    Raises:
+        TooLarge: more than ``max_bytes`` bytes.
+        TypeError, ValueError: its metadata hold what JSON does not (bytes, say).
+    """
+    text = json.dumps({"job": sample.job.to_map(), **{name: getattr(sample, name) for name in _CARRIED}})
+    # ASCII: as many bytes as characters.
+    if len(text) > max_bytes:
+        raise TooLarge(f"{len(text)} bytes as JSON, and reward.pool.max_bytes is {max_bytes}")
+    return text
+
+
+def sample_from_json(text: str) -> Sample:
+    """Raises ProtocolError on what is no such sample."""
+    value = _parse(text, "a sample to be checked")
+    job = Job.from_map(value.pop("job", None), "job of a sample to be checked")
+    _check(value, _CARRIED, "a sample to be checked")
+    return Sample(job, **value)
+
+
+def _parse(text: str | bytes, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ProtocolError(f"The JSON of {what} cannot be read: {exc}.") from exc
+    if not isinstance(value, dict):
+        raise ProtocolError(f"The JSON of {what} is no map.")
+    return value
+
+
+def _check(value: Mapping[str, Any], types: Mapping[str, Any], what: str) -> None:
+    wrong = sorted(name for name in value.keys() | types.keys()
+                   if name not in types or not isinstance(value.get(name), types[name]))  # fmt: skip
+    if wrong:
+        raise ProtocolError(f"The JSON of {what} has wrong, missing or unknown fields: {wrong}.")

@@ -1,0 +1,248 @@
+"""One verifier: an rq worker that makes checks and nothing else, each in a process of its own that can be killed.
+
+rq's worker takes jobs off the queue, forks for each, kills by its command `stop-job` and notices a fork that died. Here
+is what it must not do as rq does it: nothing is imported by a name found in Redis, no callback, webhook or dependency
+is taken from there, nothing is unpacked without a bound, and a fork dies with its parent.
+"""
+
+import asyncio
+import inspect
+import logging
+import os
+import resource
+import signal
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import OutOfMemoryError
+from rq import Queue, Worker
+from rq.job import Job as RqJob
+from rq.serializers import JSONSerializer
+
+from penstock.config import RewardConfig
+from penstock.errors import ProtocolError, RewardError
+from penstock.names import check_name
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import Sample
+from penstock.redis.control import PASSING
+from penstock.system.processes import die_with_parent
+from penstock.system.user_code import staying_alive
+from penstock.words import said, shown, trace_of
+from workers.rewards import math_verifier
+from workers.rewards.outcomes import TOO_LARGE, number_of
+from workers.rewards.pool.wire import DIED, ENTRY, MAX_JOB_BYTES, MAX_TRACE, STARTED, VERDICT, Verdict, sample_from_json
+
+log = logging.getLogger(__name__)
+
+#: Longest try to tell a worker something, while Redis is away or full.
+TELL_S = 60.0
+#: A stream of verdicts that nobody reads or writes vanishes after so long.
+STREAM_TTL_S = 3600
+#: rq: presence of a verifier; a blocking read of the queue takes 15 s less.
+RQ_TTL_S = 30
+RQ_MONITOR_S = 5
+RQ_MAINTENANCE_S = 60
+
+#: Fields of an rq job that are taken from Redis.
+_FIELDS = frozenset(
+    {"data", "created_at", "enqueued_at", "started_at", "last_heartbeat", "origin", "worker_name", "status", "timeout",
+     "ttl", "result_ttl", "failure_ttl"}
+)  # fmt: skip
+_NOTHING = b'["", null, [], {}]'
+
+Function = Callable[[Sample], Any]
+
+
+class CheckJob(RqJob):
+    """An rq job that can be nothing but a check."""
+
+    #: Set in the fork.
+    verifier: "Verifier"
+
+    def restore(self, raw_data: Mapping[bytes, bytes]) -> None:
+        """Take what a check has from the job's hash, and leave the rest."""
+        taken = {name: value for name, value in raw_data.items() if name.decode(errors="replace") in _FIELDS}
+        if b"data" in taken:
+            taken[b"data"] = _unpacked(taken[b"data"])
+        super().restore(taken)
+
+    def _execute(self) -> None:
+        self.verifier.check(self)
+
+    def question(self) -> tuple[str, str, str]:
+        """(worker that asks, reward, sample as JSON text). Raises ProtocolError where it is no check."""
+        args = self.args
+        if self.func_name != ENTRY or len(args) != 3 or not all(isinstance(one, str) for one in args):
+            raise ProtocolError(f"The rq job {self.id} is no check of penstock, or larger than a check may be.")
+        asker, reward, text = args
+        return check_name("worker", asker), reward, text
+
+
+def _unpacked(data: bytes) -> bytes:
+    """zlib's contents with a bound; a job that is no check where there are none."""
+    unpacker = zlib.decompressobj()
+    try:
+        plain = unpacker.decompress(data, MAX_JOB_BYTES)
+    except zlib.error:
+        return _NOTHING
+    return plain if unpacker.eof and plain.startswith(b"[") else _NOTHING
+
+
+class Verifier(Worker):
+    """Makes checks of one run, one at a time. ``work`` blocks until SIGTERM, and lets a check that runs end.
+
+    Args:
+        functions: reward by name; None stands for math_verify.
+        connection: may block for ``RQ_TTL_S``.
+    """
+
+    def __init__(
+        self, config: RewardConfig, keys: Keys, name: str, connection: Redis, functions: Mapping[str, Function | None]
+    ) -> None:
+        super().__init__(
+            [Queue(keys.checks, connection=connection, job_class=CheckJob, serializer=JSONSerializer)],
+            name=name,
+            connection=connection,
+            job_class=CheckJob,
+            serializer=JSONSerializer,
+            default_result_ttl=0,
+            worker_ttl=RQ_TTL_S,
+            job_monitoring_interval=RQ_MONITOR_S,
+            maintenance_interval=RQ_MAINTENANCE_S,
+            log_job_description=False,
+            work_horse_killed_handler=self._fork_died,
+        )
+        self.config = config
+        self.keys = keys
+        self.functions = functions
+
+    def main_work_horse(self, job: RqJob, queue: Queue) -> None:
+        """The fork's whole life."""
+        die_with_parent(self.pid)
+        assert isinstance(job, CheckJob)
+        job.verifier = self
+        super().main_work_horse(job, queue)
+
+    def check(self, job: CheckJob) -> None:
+        """In the fork: make the check and tell the worker; nothing where nobody waits for it, or it is withdrawn."""
+        asker, name, text = job.question()
+        with self.connection.pipeline(transaction=False) as pipe:
+            pipe.exists(self.keys.asker(asker))
+            pipe.hexists(job.key, "data")
+            is_wanted = all(pipe.execute())
+        if is_wanted:
+            self._tell(asker, job.id, STARTED, self.name)
+            self._tell(asker, job.id, VERDICT, self._bounded(self._judge(name, text)))
+
+    def _judge(self, name: str, text: str) -> Verdict:
+        pool = self.config.pool
+        if len(text) > pool.max_bytes:
+            return Verdict(outcome=TOO_LARGE, error=f"{len(text)} bytes are more than reward.pool.max_bytes allows.")
+        if name not in self.functions:
+            known = ", ".join(sorted(self.functions))
+            return Verdict(
+                error=f"ConfigError: this verifier runs {known}, and not {shown(name)}: see reward.pool.functions"
+            )
+        if pool.memory_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (pool.memory_bytes, pool.memory_bytes))
+        try:
+            return judge(self.functions[name], sample_from_json(text), name, self.config)
+        except ProtocolError as exc:
+            return Verdict(error=f"ProtocolError: {exc}")
+
+    def _bounded(self, verdict: Verdict) -> str:
+        try:
+            said = verdict.to_json()
+        except (ValueError, RecursionError) as exc:
+            return Verdict(error=f"{type(exc).__name__}: what the reward gave cannot be told: {exc}").to_json()
+        if len(said) <= self.config.pool.max_bytes:
+            return said
+        return Verdict(outcome=TOO_LARGE, error=f"the reward gave {len(said)} bytes, and reward.pool.max_bytes is "
+                       f"{self.config.pool.max_bytes}.").to_json()  # fmt: skip
+
+    def _fork_died(self, job: RqJob, pid: int, status: int, usage: object) -> None:
+        """In the parent, when a fork ended otherwise than by its own will or by stop-job."""
+        assert isinstance(job, CheckJob)
+        try:
+            asker, name, text = job.question()
+        except ProtocolError:
+            return
+        number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
+        if number == signal.SIGXCPU and name == "math_verify":
+            # The kernel's verdict on an answer that takes too long to check.
+            late = Verdict(reward=0.0, info={"out_of_time": True})
+            self._tell(asker, job.id, VERDICT, late.to_json())
+            return
+        if number == signal.SIGPROF and name == "math_verify":
+            late = Verdict(error=f"ValueError: {math_verifier.too_slow(_label_of(text), self.config.check_cpu_s)}")
+            self._tell(asker, job.id, VERDICT, late.to_json())
+            return
+        how = f"by {signal.Signals(number).name}" if number else f"with status {status}"
+        self._tell(asker, job.id, DIED, f"the process that checked it at {self.name} ended {how}")
+
+    def _tell(self, asker: str, id_: str, kind: str, body: str) -> None:
+        """Add to the stream of the worker that asked; blocks while Redis is away, for ``TELL_S`` at most."""
+        stream, deadline = self.keys.verdicts(asker), time.monotonic() + TELL_S
+        while True:
+            try:
+                with self.connection.pipeline(transaction=False) as pipe:
+                    pipe.xadd(stream, {"id": id_, "kind": kind, "body": body})
+                    pipe.expire(stream, STREAM_TTL_S)
+                    pipe.execute()
+                return
+            except (*PASSING, OutOfMemoryError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+
+def _label_of(text: str) -> str:
+    try:
+        return sample_from_json(text).job.label
+    except ProtocolError:
+        return ""
+
+
+def judge(function: Function | None, sample: Sample, name: str, config: RewardConfig) -> Verdict:
+    """What a reward gives for a sample, or how it failed. Blocks for as long as it takes.
+
+    Args:
+        function: None stands for math_verify.
+    """
+    try:
+        with staying_alive():
+            value = _math_verify(sample, config) if function is None else function(sample)
+            if inspect.isawaitable(value):
+                value = asyncio.run(_awaited(value))
+    except RewardError as exc:
+        if function is None:
+            return Verdict(outcome=exc.outcome, error=str(exc))
+        return _raised(exc)
+    # SystemExit too: it is the reward that wanted to end, not the verifier.
+    except BaseException as exc:
+        return _raised(exc)
+    try:
+        reward, info = number_of(value, sample.id, name, config.key)
+    except RewardError as exc:
+        return Verdict(outcome=exc.outcome, error=str(exc))
+    return Verdict(reward=reward, info=info)
+
+
+def _raised(exc: BaseException) -> Verdict:
+    return Verdict(error=said(exc), trace=trace_of(exc)[-MAX_TRACE:])
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _math_verify(sample: Sample, config: RewardConfig) -> dict[str, Any]:
+    """As math_verifier.py does it in processes of its own; over its CPU time the kernel ends this process."""
+    most = min(config.pool.memory_bytes or math_verifier.MAX_BYTES, math_verifier.MAX_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    correct = math_verifier.check(sample.job.label, math_verifier.final(sample.text), config.check_cpu_s)
+    return {config.key: float(correct)}

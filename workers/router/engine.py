@@ -1,0 +1,283 @@
+"""Several SGLang servers that stand for one engine: tokens through sglang-router, controls to each server.
+
+                      ┌─ /generate ──> router ──> servers that serve
+    worker ── engine ─┤
+                      └─ abort, pause, continue, update, ... ──> each of them
+
+A server serves from the moment in which it has the current weights (I9), and no longer than it has them: the router is
+told of it after that, and it is taken out at once when it dies, hangs, or shows other weights. Servers come and go at
+any time; the others go on.
+
+| what happens                         | what the samples see                                                |
+|--------------------------------------|---------------------------------------------------------------------|
+| a server dies under a request        | ReplicaDied: charged as a crash, tried again elsewhere, and not      |
+|                                      | before it is known which server that was                             |
+| the router dies                      | an abort: they go on from their tokens when it is back               |
+| no server is there                   | the same; the engine counts as lost until one is there               |
+| a server refuses an update, others   | it is taken out, its requests are aborted and go on elsewhere        |
+| a server is taken out                | it ends what it has, for a minute; the rest is aborted               |
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import aiohttp
+
+from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError, ReplicaDied
+from penstock.protocol.messages import Publication
+from workers.router.process import dropped_fields
+from workers.router.replicas import TendedEngines
+from workers.sglang.engine import Engine
+from workers.sglang.stream import Heard
+
+log = logging.getLogger(__name__)
+
+#: Codes of the router: the request reached no engine; the engine was lost under it.
+_UNREACHED = ("no_available_", "prefill_unavailable")
+_LOST = ("call_upstream", '"prefill_', '"decode_')
+#: How long a start waits for a first engine; then it is told, and tried again.
+_FIRST_S = 30.0
+_LOOK_S = 0.2
+
+
+class RoutedEngine(TendedEngines):
+    """The servers of ``engine.router`` as one engine. See :class:`Engine`; ``start`` starts the router too."""
+
+    @property
+    def _proves_by_stream(self) -> bool:
+        # Controls go to each server, and a mark of one would say nothing of the others.
+        return False
+
+    async def start(self, publication: Publication | None = None) -> None:
+        """Start the router and wait until servers with the weights of ``publication`` stand behind it.
+
+        Raises:
+            ConfigError: the router cannot be started.
+            PublishError: the publication cannot be loaded; nothing was started.
+            EngineDied, EngineError: no server is there within ``engine.start_timeout_s``; the router is stopped.
+        """
+        if publication is not None:
+            await self.verify(publication)
+        self._publication = publication
+        self._set_version(*((publication.version, publication.rev) if publication else (-1, 0)))
+        self.abandoned = publication.abandoned if publication else []
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self.config.request_timeout_s, sock_connect=10),
+        )
+        try:
+            await self._router.start()
+            self.url = self._router.url
+            self._seen_starts = self._router.starts
+            self._tender = asyncio.create_task(self._tend(), name="tend engines")
+            await self._first_engines()
+        except BaseException:
+            await asyncio.shield(self.stop())
+            raise
+
+    async def _first_engines(self) -> None:
+        deadline = time.monotonic() + min(_FIRST_S, self.config.start_timeout_s)
+        routable = asyncio.create_task(self._routable.wait())
+        try:
+            while not routable.done():
+                assert self._tender is not None
+                await asyncio.wait({routable, self._tender}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+                if self._tender.done():
+                    self._tender.result()
+                # One that loads has a limit of its own.
+                loading = any(one.is_loading for one in self._replicas.values())
+                if not self._quorum and not loading and time.monotonic() > deadline:
+                    self.is_away = True
+                    raise EngineError(f"no engine serves behind the router: {self.missing}")
+        finally:
+            routable.cancel()
+        self.is_away = False
+
+    async def stop(self) -> None:
+        """Leave the servers alone and end the router; requests still running return as aborted or raise EngineDied."""
+        tender, self._tender = self._tender, None
+        tasks = [one.task for one in self._replicas.values() if one.task is not None]
+        if tender is not None:
+            tasks.append(tender)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._routable.clear()
+        self._replicas = {url: one for url, one in self._replicas.items() if one.state != "leaving"}
+        self._take_wanted()
+        for replica in self._replicas.values():
+            replica.state, replica.task, replica.failures, replica.retry_at = "joining", None, 0, 0.0
+            await replica.engine.stop()
+        await self._router.stop()
+        await super().stop()
+
+    async def watch(self) -> str:
+        """Wait until no server can answer any more; returns why."""
+        bare_since = 0.0
+        while True:
+            assert self._tender is not None
+            await asyncio.wait({self._tender}, timeout=_LOOK_S)
+            if self._tender.done():
+                self._tender.result()
+            if self._quorum:
+                bare_since = 0.0
+                continue
+            bare_since = bare_since or time.monotonic()
+            # What still runs elsewhere (on decode servers, say) may end first.
+            if not self.num_running or time.monotonic() - bare_since > self.config.health_timeout_s:
+                self.is_away = True
+                return f"no engine behind the router can answer: {self.missing}"
+
+    async def load(self, publication: Publication, receive: Callable[[], Awaitable[bool]] | None = None) -> float:
+        """Load weights from disk into every serving server; see :meth:`Engine.load`. One that fails is taken out.
+
+        Args:
+            receive: brings weights to one engine, which these are not: never used.
+
+        Raises:
+            PublishError: all refused; they go on with the old weights.
+            EngineDied: no server is left that has them.
+        """
+        if receive is not None:
+            await self.verify(publication)
+        async with self._change:
+            replicas = self._serving()
+            self._newest = publication.version
+            self.loading = True
+            try:
+                results = await asyncio.gather(
+                    *(one.engine.load(publication) for one in replicas), return_exceptions=True
+                )
+            finally:
+                self.loading = False
+            failed = [(one, r) for one, r in zip(replicas, results, strict=True) if isinstance(r, BaseException)]
+            for _, failure in failed:
+                if not isinstance(failure, EngineError | PublishError):
+                    raise failure
+            refusals = [failure for _, failure in failed if isinstance(failure, PublishError)]
+            if replicas and len(refusals) == len(replicas):
+                self._newest = self.version
+                raise refusals[0]
+            if len(failed) == len(replicas):
+                raise EngineDied(f"no engine has loaded version {publication.version}: {[str(f) for _, f in failed]}")
+            self._publication = publication
+            self._set_version(publication.version, publication.rev)
+            self.abandoned = publication.abandoned
+            for replica, failure in failed:
+                await self._lose(replica, f"did not load version {publication.version}: {failure}")
+            return max(result for result in results if isinstance(result, float))
+
+    # -- requests
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        timeout_s: float | None = None,
+        *,
+        ok: Iterable[int] = (200,),
+        is_json: bool = True,
+    ) -> Any:
+        """Tokens through the router, everything else to each server."""
+        if path == "/generate":
+            return await self._generate(body or {}, timeout_s)
+        return await self._to_each(path, lambda one: one._call(method, path, body, timeout_s, ok=ok, is_json=is_json))
+
+    async def _to_each(self, path: str, ask: Callable[[Engine], Awaitable[Any]]) -> Any:
+        """Ask every server; one that fails is taken out. The first answer.
+
+        Raises:
+            EngineRefused: one of them refused, and stays.
+            EngineError: all failed.
+        """
+        replicas = self._controlled()
+        if not replicas:
+            raise EngineDied(f"no engine is there behind the router for {path}: {self.missing}")
+        results = await asyncio.gather(*(ask(one.engine) for one in replicas), return_exceptions=True)
+        if refusal := next((result for result in results if isinstance(result, EngineRefused)), None):
+            raise refusal
+        answers = [result for result in results if not isinstance(result, BaseException)]
+        for replica, result in zip(replicas, results, strict=True):
+            if isinstance(result, EngineError):
+                if not answers:
+                    raise result
+                await self._lose(replica, f"failed {path}: {result}")
+            elif isinstance(result, BaseException):
+                raise result
+        return answers[0]
+
+    async def _generate(self, body: dict[str, Any], timeout_s: float | None) -> Any:
+        return await self._guarded(body, lambda: super(RoutedEngine, self)._call("POST", "/generate", body, timeout_s))
+
+    async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard) -> dict[str, Any]:
+        # The router drops the interval: every token comes by itself.
+        sampling = {name: value for name, value in body["sampling_params"].items() if name != "stream_interval"}
+        passed = body | {"sampling_params": sampling}
+        streaming = super()._stream
+        answer: dict[str, Any] = await self._guarded(passed, lambda: streaming(passed, sent, rid, heard))
+        return answer
+
+    async def _guarded(self, body: dict[str, Any], ask: Callable[[], Awaitable[Any]]) -> Any:
+        """A request through the router, and what its errors mean; see the table above."""
+        if dropped := dropped_fields(body):
+            raise EngineRefused(
+                f"sglang-router would drop {', '.join(dropped)} without a word: leave it out, or use an engine without "
+                "a router."
+            )
+        if not self._routable.is_set():
+            return await self._aborted("no engine could be reached")
+        starts = self._router.starts
+        try:
+            return await ask()
+        except EngineDied as exc:
+            if self._session is None or _is_other_weights(exc):
+                raise
+            self._suspect()
+            if self._router.starts == starts and await self._router.healthy():
+                raise ReplicaDied(f"an engine was lost under the request: {exc}") from exc
+            self._routable.clear()
+            return await self._aborted(f"the router was lost ({exc})")
+        except EngineRefused:
+            raise
+        except EngineError as exc:
+            text = str(exc)
+            if any(code in text for code in _UNREACHED):
+                self._routable.clear()
+                self._wake.set()
+                return await self._aborted("no engine could be reached")
+            if any(code in text for code in _LOST):
+                await self._found_dead(text)
+                raise ReplicaDied(f"an engine was lost under the request: {text}") from exc
+            raise
+
+    async def _found_dead(self, text: str) -> None:
+        """Take out the server that an error names; other requests wait until the router has let go of it."""
+        named = [replica for replica in self._serving() if replica.member.url in text]
+        for replica in named:
+            await self._lose(replica, "was lost under a request")
+        if named:
+            self._wake.set()
+        else:
+            self._suspect()
+
+    async def _aborted(self, message: str) -> Any:
+        """What a request that reached no engine returns: nothing drawn, go on when there is one."""
+        if self._tender is not None:
+            routable = asyncio.create_task(self._routable.wait())
+            try:
+                await asyncio.wait({routable, self._tender}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                routable.cancel()
+        return {
+            "output_ids": [],
+            "meta_info": {"finish_reason": {"type": "abort", "message": message}, "output_token_logprobs": []},
+        }
+
+
+def _is_other_weights(exc: EngineDied) -> bool:
+    # Said by the answer, not by the connection: nobody knows which server it was.
+    return "answered with weights" in str(exc)

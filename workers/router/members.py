@@ -1,0 +1,93 @@
+"""The engines behind a worker's router: the list in Redis that people and fleets change while it runs."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from penstock.config import Config
+from penstock.config.fleet import MemberConfig
+from penstock.errors import ConfigError, ProtocolError
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.messages import pack, unpack
+from penstock.protocol.scripts import run
+from penstock.redis.control import AsyncControl, Client
+from workers.router.engine import RoutedEngine
+from workers.router.process import PASSED_SAMPLING, dropped_fields
+from workers.sglang.routed_experts import ASK
+from workers.sglang.routed_experts import NAME as ROUTED_EXPERTS
+
+log = logging.getLogger(__name__)
+
+#: How often a worker looks at its list.
+LOOK_S = 0.5
+#: Most engines behind one router.
+MAX_MEMBERS = 4096
+
+
+def members_field(worker: str) -> str:
+    """Field of the hash ``fleet`` that holds the engines of a worker, by the name it was started with."""
+    return f"engines:{worker}"
+
+
+def read_members(client: Client, keys: Keys, worker: str) -> list[MemberConfig] | None:
+    """The list of a worker; None where nobody has set one. Raises ProtocolError for what is not a list."""
+    return decode_members(client.hget(keys.fleet, members_field(worker)), worker)
+
+
+def write_members(client: Client, keys: Keys, worker: str, members: Sequence[MemberConfig]) -> None:
+    """Say which engines a worker has behind its router; it follows within a second."""
+    value = pack([member.model_dump() for member in members])
+    run(client, scripts.note(keys, keys.fleet, members_field(worker), value))
+
+
+def decode_members(data: bytes | None, worker: str) -> list[MemberConfig] | None:
+    """Decode a list; see :func:`read_members`."""
+    if not data:
+        return None
+    what = f"the engines of worker {worker}"
+    values = unpack(data, what)
+    if not isinstance(values, list) or len(values) > MAX_MEMBERS:
+        raise ProtocolError(f"{what} are no list of at most {MAX_MEMBERS}.")
+    try:
+        return [MemberConfig.model_validate(value) for value in values]
+    except ValidationError as exc:
+        raise ProtocolError(f"{what} cannot be read: {exc}") from exc
+
+
+async def follow_members(control: AsyncControl, keys: Keys, engine: RoutedEngine) -> None:
+    """Have the engine follow its list for ever. A list that cannot be read is left alone, and said."""
+    seen: bytes | None = None
+    while True:
+        data = await control.do(lambda client: client.hget(keys.fleet, members_field(engine.name)))
+        if data != seen:
+            seen = data
+            try:
+                members = decode_members(data, engine.name)
+            except ProtocolError as exc:
+                log.error("the list of engines is left as it was: %s", exc)
+                members = None
+            if members is not None:
+                engine.set_members(members)
+        await asyncio.sleep(LOOK_S)
+
+
+def refuse_dropped(config: Config) -> None:
+    """Raise ConfigError where the run asks for what a router would drop without a word."""
+    if ROUTED_EXPERTS in config.rollout.sides and dropped_fields(ASK):
+        raise ConfigError(
+            f"rollout.sides asks for {ROUTED_EXPERTS}, which sglang-router does not pass on: feed engines without a "
+            "router, one worker each."
+        )
+    sampled = [("rollout.sampling", config.rollout.sampling), ("rollout.eval_sampling", config.rollout.eval_sampling)]
+    for kind, sets in (("train", config.data.train), ("eval", config.data.eval)):
+        sampled += [(f"data.{kind}.{index}.sampling", dataset.sampling) for index, dataset in enumerate(sets)]
+    for where, sampling in sampled:
+        if dropped := dropped_fields({"sampling_params": sampling}):
+            names = ", ".join(name.removeprefix("sampling_params.") for name in dropped)
+            raise ConfigError(
+                f"{where}: sglang-router drops {names} without a word, so engines behind engine.router never see it; "
+                f"leave it out, or feed engines without a router. It passes {', '.join(sorted(PASSED_SAMPLING))}."
+            )

@@ -1,0 +1,316 @@
+"""sglang-router as a process of our own, and its list of engines. Knows nothing of Redis.
+
+Tried on sglang-router 0.3.2. Its retries are off: a request that is made again elsewhere would be another sample,
+under another version. It serves /generate; controls go to each engine.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from penstock.config.fleet import MemberConfig, RouterConfig
+from penstock.errors import ConfigError, EngineDied, EngineError
+from workers.sglang.server import Server, check_python, free_port, supervise
+from workers.sglang.stream import MAX_EVENT_BYTES, read_body
+
+log = logging.getLogger(__name__)
+
+_PROCESS = Path(__file__).with_name("child.py")
+
+#: Health of engines: two failed checks, two seconds apart, take one out. The defaults need three minutes.
+_DEFAULTS: dict[str, Any] = {
+    "health_check_interval_secs": 2,
+    "health_failure_threshold": 2,
+    "health_check_timeout_secs": 5,
+    "log_level": "warn",
+}
+
+#: Fields of /generate and of sampling_params that reach the engine; the router drops others without a word.
+PASSED = frozenset({
+    "input_ids", "text", "image_data", "modalities", "sampling_params", "rid", "return_logprob", "logprob_start_len",
+    "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "return_hidden_states", "stream", "priority",
+    "extra_key", "log_metrics", "session_params", "custom_logit_processor", "data_parallel_rank",
+})  # fmt: skip
+PASSED_SAMPLING = frozenset({
+    "max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
+    "presence_penalty", "repetition_penalty", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
+    "no_stop_trim", "n", "sampling_seed", "json_schema", "regex", "ebnf",
+})  # fmt: skip
+#: Dropped with these values nothing is lost: they are the engine's own defaults.
+_DEFAULT_SAMPLING = {"spaces_between_special_tokens": True}
+
+#: Longest answer of the router to a question about its engines.
+_ADMIN_TIMEOUT_S = 10.0
+#: Longest wait until an engine that was added is listed as healthy, or one that was taken out is gone.
+_CHANGE_TIMEOUT_S = 30.0
+#: Wait before a router that died is started again; doubles up to the longest, and begins anew after a quiet minute.
+_BACKOFF_S, _MAX_BACKOFF_S, _QUIET_S = 0.5, 10.0, 60.0
+_LOOK_S = 0.05
+
+#: Arguments that penstock gives itself, and what to set instead.
+_OURS = {
+    "host": "nothing; it listens where its worker finds it",
+    "port": "fleet.ports",
+    "prometheus_host": "nothing",
+    "prometheus_port": "fleet.ports",
+    "policy": "router.policy",
+    "worker_urls": "server_groups, or router.engines",
+    "pd_disaggregation": "worker_type prefill and decode",
+    "prefill": "worker_type prefill",
+    "decode": "worker_type decode",
+    "disable_retries": "nothing; a request made again elsewhere would be another sample",
+    "retry_max_retries": "nothing; a request made again elsewhere would be another sample",
+}
+
+
+def build_router_command(config: RouterConfig, python: str, *, port: int = 0, metrics_port: int = 0) -> list[str]:
+    """Command line of a router that has no engines yet: they are added when they have the weights.
+
+    Args:
+        python: interpreter of the engines' environment; ``config.python`` wins.
+        port, metrics_port: where ``config`` leaves them to be chosen.
+
+    Raises:
+        ConfigError: ``args`` holds an argument that penstock gives itself.
+    """
+    given = {name.replace("-", "_"): value for name, value in config.args.items()}
+    for name, instead in _OURS.items():
+        if name in given:
+            raise ConfigError(f"router.args.{name} cannot be set: penstock gives it; use {instead}.")
+    pd = any(engine.worker_type == "prefill" for engine in config.engines)
+    arguments: dict[str, Any] = {
+        "host": config.host,
+        "port": config.port or port,
+        "prometheus_host": "127.0.0.1",
+        "prometheus_port": config.metrics_port or metrics_port,
+        "policy": config.policy,
+        "disable_retries": True,
+        "pd_disaggregation": pd,
+    }
+    # Not resolved: the interpreter of a virtual environment is a link, and is told apart by its own path.
+    interpreter = config.python or python
+    command = [str(Path(interpreter).absolute()) if os.sep in interpreter else interpreter]
+    command += ["-I", str(_PROCESS)]
+    for name, value in (arguments | _DEFAULTS | given).items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            command.append(flag)
+        elif isinstance(value, list | tuple):
+            command += [flag, *map(str, value)]
+        elif value is not None and value is not False:
+            command += [flag, str(value)]
+    return command
+
+
+def dropped_fields(body: dict[str, Any]) -> list[str]:
+    """Fields of a body for /generate that the router would not hand on."""
+    sampling = body.get("sampling_params") or {}
+    fields = [name for name, value in body.items() if value is not None and name not in PASSED]
+    fields += [
+        f"sampling_params.{name}"
+        for name, value in sampling.items()
+        if value is not None and name not in PASSED_SAMPLING and _DEFAULT_SAMPLING.get(name, ...) != value
+    ]
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """An engine as the router lists it."""
+
+    id: str
+    url: str
+    worker_type: str
+    healthy: bool
+
+
+class Router:
+    """A router process, kept running, and its engines. All methods belong to one event loop.
+
+    Args:
+        python: interpreter of the engines' environment.
+        log_dir: it logs to ``router-NAME.log`` in it.
+    """
+
+    def __init__(self, config: RouterConfig, python: str, *, name: str, log_dir: Path) -> None:
+        self.config = config
+        self.name = name
+        self._python = config.python or python
+        self._log = (log_dir / f"router-{name}.log").absolute()
+        # It keeps its address over restarts.
+        self._port = config.port or free_port()
+        self._metrics_port = config.metrics_port or free_port()
+        self.url = f"http://{config.host}:{self._port}"
+        #: Starts so far.
+        self.starts = 0
+        self._server: Server | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._deaths = 0
+        self._started_at = 0.0
+        self._restarting = asyncio.Lock()
+
+    @property
+    def pid(self) -> int:
+        """Pid of its process; 0 while it has none."""
+        return self._server.pid if self._server else 0
+
+    @property
+    def alive(self) -> bool:
+        return self._server is not None and self._server.exit_reason() is None
+
+    async def start(self) -> None:
+        """Start the process and wait until it answers. It has no engines then.
+
+        Raises:
+            ConfigError: its environment has no sglang_router, or an argument is not one.
+            EngineDied, EngineError: it ended, or did not answer within ``start_timeout_s``; nothing is left running.
+        """
+        check_python_of(self._python)
+        command = build_router_command(self.config, self._python, port=self._port, metrics_port=self._metrics_port)
+        environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ADMIN_TIMEOUT_S))
+        self._server = await asyncio.to_thread(supervise, command, environment, self._log, url=self.url)
+        self._started_at = time.monotonic()
+        self.starts += 1
+        try:
+            await self._answers(self._server)
+        except BaseException:
+            await asyncio.shield(self._end())
+            raise
+        log.info("router %s at %s, pid %d", self.name, self.url, self.pid)
+
+    async def _answers(self, server: Server) -> None:
+        limit = self.config.start_timeout_s
+        while not await self._is_there():
+            if (reason := server.exit_reason()) is not None:
+                tail = server.log_tail()
+                if "No module named" in tail and "sglang_router" in tail:
+                    raise ConfigError(
+                        f"{self._python} has no sglang_router: install sglang-router==0.3.2 there, or name another "
+                        "interpreter in router.python."
+                    )
+                if "unrecognized arguments" in tail or "invalid choice" in tail:
+                    raise ConfigError(f"router.args: the router does not know an argument:\n{tail}")
+                raise EngineDied(f"the router {reason} while it started; the end of {server.log}:\n{tail}")
+            if time.monotonic() - self._started_at > limit:
+                raise EngineError(
+                    f"the router did not answer within router.start_timeout_s = {limit:g} s; raise it or look into "
+                    f"{server.log}:\n{server.log_tail()}"
+                )
+            await asyncio.sleep(_LOOK_S)
+
+    async def _is_there(self) -> bool:
+        try:
+            await self._ask("GET", "/liveness")
+        except EngineError:
+            return False
+        return True
+
+    async def healthy(self) -> bool:
+        """Whether its process is there and answers."""
+        return self.alive and await self._is_there()
+
+    async def restart(self, seen: int) -> None:
+        """End it, with every request that it carries, and start it without engines; waits longer after each death.
+
+        Args:
+            seen: ``starts`` when the caller found it wanting; where it was started since, nothing is done.
+
+        Raises:
+            ConfigError, EngineDied, EngineError: as :meth:`start`.
+        """
+        async with self._restarting:
+            if self.starts != seen:
+                return
+            quiet = time.monotonic() - self._started_at > _QUIET_S
+            self._deaths = 1 if quiet else self._deaths + 1
+            await self._end()
+            if self._deaths > 1:
+                await asyncio.sleep(min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** (self._deaths - 2)))
+            await self.start()
+
+    async def _end(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop()
+
+    async def stop(self) -> None:
+        """End the process."""
+        session, self._session = self._session, None
+        try:
+            await self._end()
+        finally:
+            if session is not None:
+                await session.close()
+
+    async def engines(self) -> dict[str, Registered]:
+        """The engines that it knows, by address. Raises EngineError."""
+        answer = await self._ask("GET", "/workers")
+        found = {}
+        try:
+            for one in answer["workers"]:
+                url = str(one["url"]).rstrip("/")
+                found[url] = Registered(str(one["id"]), url, str(one["worker_type"]), bool(one["is_healthy"]))
+        except (KeyError, TypeError) as exc:
+            raise EngineError(f"the router listed engines that penstock cannot read ({exc!r}).") from exc
+        return found
+
+    async def add(self, member: MemberConfig) -> None:
+        """Have it send requests to an engine. Blocks until it does.
+
+        Raises:
+            EngineError: it does not take it within 30 s.
+        """
+        body: dict[str, Any] = {"url": member.url, "worker_type": member.worker_type}
+        if member.bootstrap_port is not None:
+            body["bootstrap_port"] = member.bootstrap_port
+        await self._ask("POST", "/workers", body)
+        await self._until(lambda there: member.url in there and there[member.url].healthy, f"take {member.url}")
+
+    async def remove(self, url: str) -> None:
+        """Have it send nothing more to an engine; what runs there goes on. Blocks until it is so.
+
+        Raises:
+            EngineError: it does not let go of it within 30 s.
+        """
+        there = await self.engines()
+        if url in there:
+            await self._ask("DELETE", f"/workers/{there[url].id}")
+            await self._until(lambda there: url not in there, f"let go of {url}")
+
+    async def _until(self, condition: Any, what: str) -> None:
+        deadline = time.monotonic() + _CHANGE_TIMEOUT_S
+        while not condition(await self.engines()):
+            if time.monotonic() > deadline:
+                raise EngineError(f"the router did not {what} within {_CHANGE_TIMEOUT_S:g} s; its log is {self._log}")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        if self._session is None:
+            raise EngineDied(f"router {self.name} is not running.")
+        try:
+            async with self._session.request(method, self.url + path, json=body) as response:
+                answer, status = await read_body(response.content, MAX_EVENT_BYTES), response.status
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as exc:
+            raise EngineDied(f"router {self.name} did not answer {path} ({exc!r}).") from exc
+        if status >= 400:
+            raise EngineError(f"the router answered {path} with {status}: {answer[:300].decode(errors='replace')}")
+        try:
+            return orjson.loads(answer) if answer[:1] in (b"{", b"[") else None
+        except orjson.JSONDecodeError as exc:
+            raise EngineError(f"the router answered {path} with what is not JSON: {answer[:200]!r}.") from exc
+
+
+def check_python_of(python: str) -> None:
+    """Raise ConfigError unless the interpreter of the router can be started."""
+    from penstock.config import EngineConfig
+
+    check_python(EngineConfig(python=python))

@@ -1,0 +1,341 @@
+"""The servers behind a worker's router, kept as they should be: taken in with the current weights, out when lost.
+
+joining ── up, weights loaded, told to the router ──> serving ── no longer wanted ──> leaving ── idle ──> forgotten
+   ^                                                     │
+   └────── died, hangs, shows other weights, refused ────┘
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+
+from penstock.config import EngineConfig, ModelConfig
+from penstock.config.fleet import MemberConfig
+from penstock.config.sampling import ORIGINAL_LOGPROB
+from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
+from penstock.protocol.messages import Publication
+from workers.router.process import Router
+from workers.sglang.engine import Engine
+from workers.sglang.server_info import merge
+
+log = logging.getLogger(__name__)
+
+#: Wait before a server that could not be taken in is tried again.
+_RETRY_S = 1.0
+#: Longest wait for the running requests of a server that leaves.
+_DRAIN_S = 60.0
+_LOOK_S = 0.05
+
+
+@dataclass(slots=True)
+class Replica:
+    """One server behind the router."""
+
+    member: MemberConfig
+    engine: Engine
+    #: joining: has no weights yet, or not ours; serving; leaving: ends what it has.
+    state: Literal["joining", "serving", "leaving"] = "joining"
+    failures: int = 0
+    #: Why it does not serve.
+    why: str = ""
+    retry_at: float = 0.0
+    #: True while it is being given its weights.
+    is_loading: bool = False
+    task: "asyncio.Task[None] | None" = None
+
+
+class TendedEngines(Engine):
+    """The servers and their router; what makes one engine of them is :class:`workers.router.engine.RoutedEngine`."""
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path) -> None:
+        if config.router is None:
+            raise ConfigError("engine.router is missing.")
+        super().__init__(config, model, name=name, log_dir=log_dir)
+        self._log_dir = log_dir
+        self._router = Router(config.router, config.python, name=name, log_dir=log_dir)
+        #: The servers that there should be, by address.
+        self._wanted = {member.url: member for member in config.router.engines}
+        self._replicas: dict[str, Replica] = {}
+        self._take_wanted()
+        self._publication: Publication | None = None
+        #: Held while the weights of serving servers change, and while one begins to serve.
+        self._change = asyncio.Lock()
+        #: Set while requests can be sent.
+        self._routable = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._tender: asyncio.Task[None] | None = None
+        self._seen_starts = 0
+        #: Lost servers that the router may still send to.
+        self._evicting: set[str] = set()
+        #: How often some server was lost and nobody could tell which, and after how many of these all were looked at.
+        self._suspicions = 0
+        self._looked = 0
+
+    def _replica(self, member: MemberConfig) -> Replica:
+        config = self.config.model_copy(update={"router": None, "url": member.url})
+        engine = Engine(config, self.model, name=f"{self.name}@{member.url}", log_dir=self._log_dir)
+        engine.answers_alone = member.worker_type == "regular"
+        return Replica(member, engine)
+
+    @property
+    def router_pid(self) -> int:
+        """Pid of the router; 0 while it has none."""
+        return self._router.pid
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Every server with its state, for presence."""
+        return [
+            {
+                "url": url,
+                "worker_type": one.member.worker_type,
+                "bootstrap_port": one.member.bootstrap_port,
+                "state": one.state,
+                "version": one.engine.version,
+                "why": one.why,
+            }
+            for url, one in self._replicas.items()
+        ]
+
+    def set_members(self, members: Sequence[MemberConfig]) -> None:
+        """Say which servers there are: new ones join, missing ones leave. Returns at once."""
+        self._wanted = {member.url: member for member in members}
+        self._take_wanted()
+        for url, replica in self._replicas.items():
+            if url not in self._wanted and replica.state != "leaving":
+                log.info("engine %s leaves", url)
+                self._cancel(replica)
+                was_serving, replica.state = replica.state == "serving", "leaving"
+                replica.task = asyncio.create_task(self._leave(replica, was_serving), name=f"leave {url}")
+        self._wake.set()
+
+    def _take_wanted(self) -> None:
+        """A place for every server that is wanted; one that is just leaving is taken again when it has left."""
+        for url, member in self._wanted.items():
+            if url not in self._replicas:
+                log.info("engine %s joins", url)
+                self._replicas[url] = self._replica(member)
+
+    def _serving(self) -> list[Replica]:
+        return [one for one in self._replicas.values() if one.state == "serving"]
+
+    def _controlled(self) -> list[Replica]:
+        return [one for one in self._replicas.values() if one.state != "joining"]
+
+    @property
+    def _quorum(self) -> bool:
+        """Whether a request can be answered: a regular server, or prefill and decode."""
+        kinds = {one.member.worker_type for one in self._serving()}
+        return "regular" in kinds or {"prefill", "decode"} <= kinds
+
+    @property
+    def missing(self) -> str:
+        """Who is not there and why, as words; empty when all serve."""
+        return "; ".join(
+            f"{url}: {one.why or one.state}" for url, one in self._replicas.items() if one.state == "joining"
+        )
+
+    async def _tend(self) -> None:
+        """Keep router and servers as they should be, until cancelled."""
+        while True:
+            self._wake.clear()
+            suspicions = self._suspicions
+            await self._tend_router()
+            await asyncio.gather(*(self._check(one) for one in self._serving()))
+            self._looked = suspicions
+            for replica in list(self._replicas.values()):
+                idle = replica.task is None or replica.task.done()
+                if replica.state == "joining" and idle and not self.offloaded and time.monotonic() >= replica.retry_at:
+                    replica.task = asyncio.create_task(self._join(replica), name=f"join {replica.member.url}")
+            with contextlib.suppress(EngineError):
+                await self._reconcile()
+            self._note_quorum()
+            wait_s = min(self.config.health_interval_s, _RETRY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    def _suspect(self) -> None:
+        """A server was lost, and nobody knows which: nothing is sent before all were looked at."""
+        self._suspicions += 1
+        self._routable.clear()
+        self._wake.set()
+
+    def _note_quorum(self) -> None:
+        is_known = not self._evicting and self._looked == self._suspicions
+        if self._quorum and is_known and self._router.alive and self._router.starts == self._seen_starts:
+            self._routable.set()
+        else:
+            self._routable.clear()
+
+    async def _tend_router(self) -> None:
+        if await self._router.healthy() and self._router.starts == self._seen_starts:
+            return
+        self._routable.clear()
+        while not await self._router.healthy():
+            log.error("the router is lost and is started again")
+            try:
+                await self._router.restart(self._router.starts)
+            except EngineError as exc:
+                log.error("the router did not start, trying again: %s", exc)
+        # It knows no engine now; requests wait until it does.
+        await self._reconcile()
+        self._seen_starts = self._router.starts
+
+    async def _reconcile(self) -> None:
+        """The router knows exactly the servers that serve: it takes one back by itself when it answers again."""
+        known = await self._router.engines()
+        wanted = {one.member.url: one for one in self._serving()}
+        for url in known.keys() - wanted.keys():
+            replica = self._replicas.get(url)
+            # One that is just being taken in is listed a moment before it counts.
+            if replica is None or replica.task is None or replica.task.done():
+                await self._router.remove(url)
+        for url in wanted.keys() - known.keys():
+            await self._router.add(wanted[url].member)
+
+    async def _check(self, replica: Replica) -> None:
+        """One health check; not while weights load: nobody answers then, and that has a limit of its own."""
+        if self._change.locked() or self.is_busy:
+            return
+        version = self.version
+        try:
+            # The first asks the scheduler; the second has the version of what was loaded last.
+            await replica.engine._call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
+            info = await replica.engine._call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
+        except EngineDied as exc:
+            await self._lose(replica, str(exc))
+            return
+        except EngineError as exc:
+            replica.failures += 1
+            if replica.failures >= self.config.health_failures and not (self._change.locked() or self.is_busy):
+                await self._lose(replica, f"failed {replica.failures} health checks in a row: {exc}")
+            return
+        replica.failures = 0
+        shown = info.get("weight_version")
+        if self.version == version >= 0 and not self._change.locked() and shown not in (None, str(version)):
+            await self._lose(replica, f"has weights {shown!r} where {version} was loaded: it was restarted")
+
+    async def _join(self, replica: Replica) -> None:
+        """Weights first (I9), then the router."""
+        url = replica.member.url
+        try:
+            await replica.engine.stop()
+            if not await self._is_up(url):
+                raise EngineError("does not answer")
+            replica.is_loading = True
+            await replica.engine.start(self._publication)
+            async with self._change:
+                if (replica.engine.version, replica.engine.rev) != (self.version, self.rev):
+                    assert self._publication is not None
+                    await replica.engine._load_first(self._publication)
+                self._refuse_unlike(replica)
+                await self._router.add(replica.member)
+                replica.state, replica.why, replica.failures = "serving", "", 0
+                self.info = merge([one.engine.info for one in self._serving()])
+        except (EngineError, ConfigError, PublishError) as exc:
+            if replica.why != str(exc):
+                log.warning("engine %s does not serve: %s", url, exc)
+            replica.why = str(exc)
+            replica.retry_at = time.monotonic() + _RETRY_S
+            return
+        finally:
+            replica.is_loading = False
+        log.info("engine %s serves version %d", url, self.version)
+        self._note_quorum()
+
+    async def _is_up(self, url: str) -> bool:
+        assert self._session is not None
+        try:
+            async with self._session.get(url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    def _refuse_unlike(self, replica: Replica) -> None:
+        """Nobody tells which server answers a request, so all must send a stream and logprobs alike."""
+        first = not self._serving()
+        if replica.engine.answers_alone:
+            if not first and replica.engine.logprob_kind != self.logprob_kind:
+                raise ConfigError(
+                    f"it returns {replica.engine.logprob_kind} logprobs, and those that serve {self.logprob_kind} "
+                    f"ones: start all engines with {ORIGINAL_LOGPROB}=0"
+                )
+            self.logprob_kind = replica.engine.logprob_kind
+        if not first and replica.engine.info.streams_increments != self.info.streams_increments:
+            raise ConfigError(
+                "it streams otherwise than those that serve: give all engines incremental-streaming-output, or none"
+            )
+
+    async def _lose(self, replica: Replica, why: str) -> None:
+        """Take a server out at once; its requests return as aborted, where it can still be told."""
+        if replica.state != "serving":
+            return
+        log.error("engine %s is lost: %s", replica.member.url, why)
+        replica.state, replica.why, replica.retry_at = "joining", why, time.monotonic() + _RETRY_S
+        url = replica.member.url
+        self._evicting.add(url)
+        self._note_quorum()
+        replica.task = asyncio.create_task(self._evict(replica), name=f"evict {url}")
+        replica.task.add_done_callback(lambda _: self._evicted(url))
+
+    def _evicted(self, url: str) -> None:
+        self._evicting.discard(url)
+        self._note_quorum()
+
+    async def _evict(self, replica: Replica) -> None:
+        url, starts = replica.member.url, self._router.starts
+        try:
+            await self._router.remove(url)
+        except EngineError as exc:
+            log.warning("the router is not told of the loss of %s: %s", url, exc)
+        self._evicted(url)
+        try:
+            await replica.engine._call("POST", "/continue_generation", {})
+            await replica.engine.abort_all()
+        except EngineDied:
+            pass  # its requests ended with it
+        except EngineError as exc:
+            # It hangs, and with it requests that nobody can name: the router is their only end.
+            log.warning("engine %s cannot be told to abort (%s): the router is started again", url, exc)
+            with contextlib.suppress(EngineError):
+                await self._router.restart(starts)
+        await replica.engine.stop()
+
+    def _cancel(self, replica: Replica) -> None:
+        if replica.task is not None and not replica.task.done():
+            replica.task.cancel()
+
+    async def _leave(self, replica: Replica, was_serving: bool) -> None:
+        """Drain a server: no new requests, running ones end or are aborted, then it is forgotten."""
+        url = replica.member.url
+        self._note_quorum()
+        try:
+            if was_serving:
+                await self._router.remove(url)
+                # Loads are told late, so it is asked more than once; what is left then returns what it has.
+                deadline, idle = time.monotonic() + _DRAIN_S, 0
+                while idle < 3:
+                    idle = 0 if await self._running_at(replica) else idle + 1
+                    if time.monotonic() > deadline or idle:
+                        await replica.engine.abort_all()
+                    await asyncio.sleep(_LOOK_S)
+        except EngineError as exc:
+            log.warning("engine %s left without an answer: %s", url, exc)
+        await replica.engine.stop()
+        self._replicas.pop(url, None)
+        log.info("engine %s has left", url)
+        self._take_wanted()
+
+    async def _running_at(self, replica: Replica) -> int:
+        answer = await replica.engine._call("GET", "/v1/loads?include=core")
+        try:
+            return sum(int(one["num_running_reqs"]) + int(one["num_waiting_reqs"]) for one in answer["loads"])
+        except (KeyError, TypeError, ValueError) as exc:
+            raise EngineError(f"its loads cannot be read ({exc!r})") from exc

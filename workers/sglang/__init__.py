@@ -1,0 +1,1 @@
+"""SGLang: its servers, and the client that draws from one."""

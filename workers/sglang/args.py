@@ -1,0 +1,233 @@
+"""Arguments of ``sglang.launch_server``: checked against the installed release before anything is started.
+
+The environment of the engine is asked for its own parser, once for each installation; the answer is kept in
+``$XDG_CACHE_HOME/penstock`` (``~/.cache/penstock``), because importing sglang takes seconds.
+"""
+
+import difflib
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.config import EngineConfig
+from penstock.errors import ConfigError
+from workers.sglang.capabilities import RENAMED, capabilities_of
+from workers.sglang.server import build_environment, check_python, refuse_ours
+
+log = logging.getLogger(__name__)
+
+#: Longest import of sglang; minutes on a cold network file system.
+PROBE_TIMEOUT_S = 600.0
+#: Longest answer of the probe that is read. 0.5.20 has 495 arguments in 60 kB.
+MAX_BYTES = 4 << 20
+
+_MARK = "penstock-arguments:"
+
+#: Says which installation it is, without importing it.
+_WHICH = """
+import importlib.metadata, importlib.util, os
+spec = importlib.util.find_spec("sglang")
+if spec is None or spec.origin is None:
+    raise SystemExit("No module named sglang")
+path = os.path.join(os.path.dirname(spec.origin), "srt", "server_args.py")
+print(MARK, importlib.metadata.version("sglang"), path, os.stat(path).st_mtime_ns)
+"""
+
+#: Prints the parser's arguments as JSON: [names, takes, type, choices].
+_LIST = """
+import argparse, json
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser(allow_abbrev=False)
+ServerArgs.add_cli_args(parser)
+found = []
+for action in parser._actions:
+    names = [name[2:] for name in action.option_strings if name.startswith("--")]
+    takes = {0: "nothing", None: "one", "?": "optional"}.get(action.nargs, "many")
+    kind = getattr(action.type, "__name__", "str") if action.type else "str"
+    choices = sorted(map(str, action.choices)) if action.choices else []
+    found.append([names, takes, kind, choices])
+print(MARK, json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of the parser."""
+
+    takes: Literal["nothing", "one", "optional", "many"]
+    #: Name of the type that reads it: int, float, str, or a function of SGLang's.
+    kind: str
+    #: What it may be; empty: anything.
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """An installed SGLang and what its command line knows, by name without dashes in front."""
+
+    version: str
+    arguments: Mapping[str, Argument]
+
+
+_known: dict[str, Installation] = {}
+
+
+def check_arguments(config: EngineConfig) -> Installation:
+    """Refuse ``engine.args`` that the installed SGLang would not take. Blocks: 0.1 s, or seconds the first time.
+
+    Raises:
+        ConfigError: no interpreter, no sglang, one that is too old, an argument that penstock gives itself, one that
+            it does not know (with the name that was probably meant), or a value that it cannot take.
+    """
+    refuse_ours(config)
+    installed = installation(config)
+    capabilities_of(installed.version)
+    mistakes = [
+        mistake
+        for name, value in config.args.items()
+        if (mistake := _mistake(name.replace("_", "-"), value, installed)) is not None
+    ]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return installed
+
+
+def installation(config: EngineConfig) -> Installation:
+    """The SGLang in the environment of ``engine.python``. Blocks as :func:`check_arguments`, and raises as it."""
+    check_python(config)
+    which = _ask(config, _WHICH, 180.0)
+    # Arguments may differ by platform, which the environment variables choose.
+    choice = build_environment(config).get("SGLANG_USE_CPU_ENGINE", "")
+    key = hashlib.sha256(f"{Path(config.python).absolute()} {which} {choice}".encode()).hexdigest()[:32]
+    if key not in _known:
+        _known[key] = _from_cache(key) or _from_parser(config, which.split()[0], key)
+    return _known[key]
+
+
+def _ask(config: EngineConfig, script: str, timeout_s: float) -> str:
+    """Run a script in the engine's environment; what it printed behind the mark."""
+    command = [str(Path(config.python).absolute()), "-P", "-c", f"MARK = {_MARK!r}\n{script}"]
+    try:
+        done = subprocess.run(
+            command,
+            env=build_environment(config),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise ConfigError(f"engine.python {config.python} does not tell its arguments of SGLang: {exc}.") from exc
+    said = done.stderr.decode(errors="replace").strip()
+    if "No module named sglang" in said or "No module named 'sglang'" in said:
+        raise ConfigError(
+            "engine.python has no sglang: run `make engine`, or name the interpreter of an environment that has it."
+        )
+    lines = [line for line in done.stdout[:MAX_BYTES].decode(errors="replace").splitlines() if line.startswith(_MARK)]
+    if done.returncode != 0 or not lines:
+        tail = "\n".join(said.splitlines()[-5:])
+        raise ConfigError(
+            f"engine.python {config.python}: its sglang cannot be imported (exit code {done.returncode}); mend the "
+            f"environment:\n{tail}"
+        )
+    return lines[-1].removeprefix(_MARK).strip()
+
+
+def _from_parser(config: EngineConfig, version: str, key: str) -> Installation:
+    log.info("asking SGLang %s for its arguments", version)
+    found = json.loads(_ask(config, _LIST, PROBE_TIMEOUT_S))
+    arguments = {name: Argument(takes, kind, tuple(choices)) for names, takes, kind, choices in found for name in names}
+    installed = Installation(version, arguments)
+    _to_cache(key, installed)
+    return installed
+
+
+def _cache_file(key: str) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(home, "penstock", f"sglang-arguments-{key}.json")
+
+
+def _from_cache(key: str) -> Installation | None:
+    try:
+        data = _cache_file(key).read_bytes()
+        if len(data) > MAX_BYTES:
+            return None
+        value = json.loads(data)
+        arguments = {
+            str(name): Argument(one["takes"], str(one["kind"]), tuple(map(str, one["choices"])))
+            for name, one in value["arguments"].items()
+        }
+        return Installation(str(value["version"]), arguments) if arguments else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        log.warning("%s cannot be read and is made anew: %r", _cache_file(key), exc)
+        return None
+
+
+def _to_cache(key: str, installed: Installation) -> None:
+    path = _cache_file(key)
+    value = {
+        "version": installed.version,
+        "arguments": {name: asdict(one) for name, one in installed.arguments.items()},
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(value, file)
+        os.replace(file.name, path)
+    except OSError as exc:
+        log.warning("the arguments of SGLang are not kept in %s and are asked again next time: %s", path, exc)
+
+
+def _mistake(name: str, value: Any, installed: Installation) -> str | None:
+    """A sentence on what is wrong with one argument, or None."""
+    key = f"engine.args.{name}"
+    argument = installed.arguments.get(name)
+    if argument is None:
+        return f"{key}: SGLang {installed.version} has no such argument{_suggestion(name, installed)}"
+    if value is None or value is False:
+        if f"no-{name}" in installed.arguments:
+            return f"{key}: to switch it off write `no-{name}: true`."
+        return None
+    if argument.takes == "nothing":
+        return None if value is True else f"{key} is a switch: write true or false, not {value!r}."
+    if value is True:
+        return None if argument.takes == "optional" else f"{key} needs a value, and is true."
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    if len(values) != 1 and argument.takes != "many":
+        return f"{key} takes one value, not {len(values)}: {value!r}."
+    for one in values:
+        if wrong := _wrong_value(argument, one):
+            return f"{key}: {one!r} {wrong}"
+    return None
+
+
+def _wrong_value(argument: Argument, value: Any) -> str | None:
+    if argument.choices and str(value) not in argument.choices:
+        close = difflib.get_close_matches(str(value), argument.choices, 1, 0.5)
+        return f"is none of {', '.join(argument.choices)}" + (f"; did you mean {close[0]}?" if close else ".")
+    reader = {"int": int, "float": float}.get(argument.kind)
+    if reader is None:
+        return None
+    try:
+        reader(str(value))
+    except ValueError:
+        return "is not a whole number." if reader is int else "is not a number."
+    return None
+
+
+def _suggestion(name: str, installed: Installation) -> str:
+    if (renamed := RENAMED.get(name)) in installed.arguments:
+        return f"; it is called {renamed} now."
+    # What argparse itself would take for an abbreviation; then what looks alike.
+    close = [one for one in installed.arguments if one.startswith(name)][:3]
+    close = close or difflib.get_close_matches(name, installed.arguments, 3, 0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else "."

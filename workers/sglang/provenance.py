@@ -1,0 +1,95 @@
+"""Which weights drew the tokens of one answer, as far as the server and its stream tell (T6)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import EngineDied
+from penstock.words import shown
+from workers.sglang.segment import count_of, spans_of
+from workers.sglang.stream import MARK, number_in
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What is known of one request when its answer is there."""
+
+    #: Named in errors.
+    rid: str
+    #: Version that was loaded when the request was sent; -1: the weights that the server started with.
+    sent: int
+    #: Newest version that was loaded, or begun to be, until now.
+    newest: int
+    #: Whether the server tells spans of versions.
+    has_spans: bool
+    #: Whether weights may change while a request is answered.
+    in_place: bool
+    #: Tokens behind a weight change that may still be of the old weights.
+    window: int
+
+    def versions(
+        self, meta: dict[str, Any], count: int, proven: Sequence[tuple[int, int]]
+    ) -> tuple[list[int], list[bool]]:
+        """[T] version of each token: the reported spans; else the version at the sending, and what is ``proven``; and
+        [T] whether a newer one may have drawn it.
+
+        Weights only change forward, so the version at the sending is the older one of any that could have drawn a
+        token, and the true one wherever the request was answered before the next load (drain, abort).
+
+        Args:
+            meta: ``meta_info`` of the answer.
+            count: T.
+            proven: pairs of a version and the index from which on tokens are proven to be no older.
+
+        Raises:
+            EngineDied: weights of somebody else drew it.
+            EngineError: the spans do not cover its tokens.
+        """
+        last = self.check(meta.get("weight_version"))
+        spans = spans_of(meta, count, self.rid) if self.has_spans else []
+        if spans:
+            return self._by_spans(spans)
+        known = [self.sent] * count
+        for version, start in proven:
+            self.check(str(version))
+            known[start:] = [version] * max(0, count - start)
+        # Nothing is drawn under newer weights than those that the answer's end names.
+        newest = (last if last >= 0 else self.newest) if self.in_place else self.sent
+        return known, [version < newest for version in known]
+
+    def _by_spans(self, spans: Sequence[tuple[Any, int]]) -> tuple[list[int], list[bool]]:
+        versions: list[int] = []
+        doubted: list[bool] = []
+        older = self.sent
+        for told, length in spans:
+            version = self.check(told)
+            unproven = min(self.window, length) if version != older else 0
+            versions += [older] * unproven + [version] * (length - unproven)
+            doubted += [True] * unproven + [False] * (length - unproven)
+            older = version
+        return versions, doubted
+
+    def has_stale_prefix(self, meta: dict[str, Any]) -> bool:
+        """Whether it began under newer weights than it was sent under, on prefix KV of the older ones.
+
+        A request that waits in the server's queue while weights change in place looks into the namespace of its
+        sending. What it drew is the policy of no version, so it is drawn anew.
+        """
+        spans = meta.get("weight_versions") if self.has_spans else None
+        if not spans or not count_of(meta, "cached_tokens", self.rid):
+            return False
+        first = spans[0]["version"]
+        version = number_in(first) if isinstance(first, str) else None
+        return version is not None and version > self.sent
+
+    def check(self, reported: Any) -> int:
+        """The version that a server names, -1 where it names none; EngineDied where it cannot be one of ours."""
+        number = reported.removesuffix(MARK) if isinstance(reported, str) else ""
+        known = number_in(number)
+        version = -1 if known is None else known
+        if self.sent >= 0 and reported is not None and not self.sent <= version <= self.newest:
+            raise EngineDied(
+                f"{self.rid}: the engine answered with weights {shown(reported)} where {self.sent} to {self.newest} "
+                "was loaded: it was restarted or loaded by someone else; load the current publication."
+            )
+        return version

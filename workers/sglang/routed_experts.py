@@ -1,0 +1,121 @@
+"""Which experts of a mixture of experts saw each token, for trainers that replay the routing (T17).
+
+SGLang started with ``enable-return-routed-experts`` tells it at the end of a request, for every position of the whole
+sequence but the last token, which was never fed. Row ``i`` is where position ``i`` went in the forward pass that
+token ``i + 1`` was drawn from: what earlier requests told of a sample is kept, and a request that goes on from a prefix
+adds what is new. Only where the earlier request did not live to tell (its engine or worker was killed) are the rows of
+the prefix those of the engine that went on, from the prefix computed anew.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError, EngineError
+from penstock.protocol.messages import Sample
+from penstock.weights.model_folder import count_experts, read_config
+
+#: Name of the side array, and of the field of an answer that holds it.
+NAME = "routed_experts"
+#: Argument of the server without which it tells nothing.
+FLAG = "enable-return-routed-experts"
+#: Fields of a request that has it told.
+ASK = {"return_routed_experts": True}
+
+Rows = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Shape of what a model's layers route."""
+
+    layers: int
+    #: Experts that a layer sends a token to; shared ones are not counted.
+    top_k: int
+    num_experts: int
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        """The smallest that holds every expert's number."""
+        return np.uint8 if self.num_experts <= 256 else np.int16
+
+    def wire_bytes(self, num_tokens: int) -> int:
+        """Most bytes of an answer that tell the routing of a sequence: base64 of int32."""
+        return num_tokens * self.layers * self.top_k * 4 * 4 // 3 + 4
+
+    def read(self, text: Any, num_tokens: int, rid: str) -> Rows:
+        """[num_tokens - 1, layers, top_k] numbers of experts, from an answer whose whole sequence has ``num_tokens``.
+
+        Layers without experts have zeros.
+
+        Raises:
+            EngineError: it is not there, is no base64, has too few rows, or names experts that do not exist.
+        """
+        if not isinstance(text, str):
+            raise EngineError(
+                f"{rid}: the engine did not tell which experts it used, and rollout.sides asks for {NAME}."
+            )
+        try:
+            flat = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
+        except (binascii.Error, ValueError) as exc:
+            raise EngineError(f"{rid}: the engine's {NAME} cannot be read ({exc}).") from exc
+        size = self.layers * self.top_k
+        if flat.size % size or flat.size < (num_tokens - 1) * size:
+            raise EngineError(
+                f"{rid}: the engine's {NAME} has {flat.size} numbers, where {num_tokens} tokens, {self.layers} layers "
+                f"and {self.top_k} experts a token need {(num_tokens - 1) * size}."
+            )
+        rows = flat.reshape(-1, self.layers, self.top_k)[: num_tokens - 1]
+        if rows.size and not 0 <= rows.min() <= rows.max() < self.num_experts:
+            raise EngineError(
+                f"{rid}: the engine's {NAME} names expert {rows.min() if rows.min() < 0 else rows.max()}, and the "
+                f"model has {self.num_experts}."
+            )
+        return rows.astype(self.dtype)
+
+
+def routing_of(model: Mapping[str, Any], path: str) -> Routing:
+    """What a model routes, from its config.json.
+
+    Raises:
+        ConfigError: it has no experts.
+    """
+    inner = model.get("text_config")
+    text = inner if isinstance(inner, dict) else model
+    shape = [text.get("num_hidden_layers"), text.get("num_experts_per_tok"), count_experts(text)]
+    known = [value for value in shape if isinstance(value, int) and value > 0]
+    if len(known) != len(shape):
+        raise ConfigError(
+            f"rollout.sides asks for {NAME}, and model.path {path} is no mixture of experts (its config.json lacks "
+            "num_experts_per_tok or the number of experts): leave it out of rollout.sides."
+        )
+    return Routing(*known)
+
+
+def read_routing(folder: str) -> Routing:
+    """What the model in a folder routes; raises as :func:`routing_of`."""
+    return routing_of(read_config(folder), folder)
+
+
+def keep_rows(sample: Sample, told: Rows | None) -> None:
+    """Take what a request told of its whole sequence into a sample that holds its tokens, cut where that was cut."""
+    rows: Rows | None = sample.sides.get(NAME)
+    if told is not None:
+        rows = told if rows is None else np.concatenate([rows, told[len(rows) :]])
+    if rows is not None:
+        sample.sides[NAME] = rows[: len(sample.tokens) - 1]
+
+
+def check_rows(sample: Sample) -> None:
+    """Raise EngineError unless a finished sample has a row for every token but the last."""
+    rows = sample.sides.get(NAME)
+    if rows is None or len(rows) != len(sample.tokens) - 1:
+        raise EngineError(
+            f"sample {sample.id}: the engine told the routing of {0 if rows is None else len(rows)} positions, where "
+            f"its {len(sample.tokens)} tokens have {len(sample.tokens) - 1}."
+        )

@@ -1,0 +1,199 @@
+"""What one answer of an engine holds: drawn tokens, or the scores of given ones."""
+
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import EngineError
+from penstock.words import shown, writable
+from workers.sglang.routed_experts import Rows
+
+#: Message of a segment that was thrown away.
+STALE_PREFIX = "its prefix was of older weights"
+#: Matched "stop" of an answer whose logits were not numbers; its last token was put there, not drawn.
+_NAN = "NaN happened"
+#: Ids and numbers of tokens are below: they are stored as int32.
+_MOST_TOKENS = 2**31
+#: Logprobs are stored as float32; above 0 there is what rounding does.
+_LARGEST, _HIGHEST = 3.4e38, 1.0
+#: Most characters of what an engine says about an abort.
+_MOST_SAID = 500
+
+
+#: Unknown reasons that were told.
+_told: set[str] = set()
+_MOST_TOLD = 64
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One answer of the engine: what it drew for one request."""
+
+    #: [T] as returned; a drawn eos is the last one.
+    output_ids: list[int]
+    #: [T] log-probability with which each was drawn.
+    logprobs: list[float]
+    #: [T] weight version each was drawn with; where that cannot be proven, the older one (T6).
+    versions: list[int]
+    #: stop | length | abort
+    finish_reason: str
+    #: Prompt tokens whose KV was found in the prefix cache.
+    cached_tokens: int
+    #: 0 where the request was aborted before it ran.
+    prompt_tokens: int
+    #: What the engine said about an abort.
+    message: str = ""
+    #: [P + T - 1, layers, top_k] experts of every position but the last, where that was asked for; None: nothing told.
+    experts: Rows | None = field(default=None, compare=False)
+    #: [T] True on tokens that a newer version than theirs may have drawn; empty: none is such a token.
+    unproven: list[bool] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of given tokens."""
+
+    #: [L - start] of each token given what stands before it, at temperature 1.
+    logprobs: list[float]
+    #: Version of the weights; -1: those the server started with. None: it was aborted, or weights changed meanwhile.
+    version: int | None
+    #: [L - 1, layers, top_k] experts of every position but the last, where that was asked for.
+    experts: Rows | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What an answer says was drawn, before it is known under which weights."""
+
+    ids: list[int]
+    logprobs: list[float]
+    reason: str
+    message: str
+    #: ``meta_info`` as the server sent it.
+    meta: dict[str, Any]
+
+
+def meta_of(answer: Any, rid: str) -> dict[str, Any]:
+    """``meta_info`` of an answer to /generate. Raises EngineError where there is none."""
+    meta = answer.get("meta_info") if isinstance(answer, dict) else None
+    if not isinstance(meta, dict):
+        raise EngineError(f"{rid}: the engine's answer lacks meta_info: {shown(answer)}.")
+    return meta
+
+
+def count_of(meta: dict[str, Any], name: str, rid: str) -> int:
+    """A number of tokens that ``meta_info`` tells; 0 where it does not. Raises EngineError where it is none."""
+    value = meta.get(name)
+    if value is None:
+        return 0
+    if type(value) is not int or not 0 <= value < _MOST_TOKENS:
+        raise EngineError(f"{rid}: the engine tells {name} = {shown(value)}, which is no number of tokens.")
+    return value
+
+
+def spans_of(meta: dict[str, Any], count: int, rid: str) -> list[tuple[Any, int]]:
+    """(version as told, tokens) of each span of an answer of ``count`` tokens; [] where it tells none.
+
+    Raises:
+        EngineError: they have gaps, or cover other than its tokens.
+    """
+    spans, covered, found = meta.get("weight_versions"), 0, []
+    if spans is None:
+        return []
+    try:
+        for span in spans:
+            version, start, end = span["version"], span["start"], span["end"]
+            if type(start) is not int or start != covered:
+                raise EngineError(f"{rid}: the engine's version spans have a gap at token {covered}.")
+            if type(end) is not int or not start <= end <= count:
+                raise EngineError(f"{rid}: the engine's version spans cover other than its {count} tokens.")
+            found.append((version, end - start))
+            covered = end
+    except (TypeError, KeyError) as exc:
+        raise EngineError(f"{rid}: the engine's version spans {shown(spans)} cannot be read.") from exc
+    if found and covered != count:
+        raise EngineError(f"{rid}: the engine's version spans cover {covered} of {count} tokens.")
+    return found
+
+
+def read_drawn(answer: Any, rid: str) -> Drawn:
+    """Tokens and logprobs of an answer to /generate.
+
+    Raises:
+        EngineError: it lacks ids, or other than one finite logprob for each.
+    """
+    meta = meta_of(answer, rid)
+    try:
+        ids, finish = answer["output_ids"], meta["finish_reason"]
+        reason = finish["type"]
+        entries = meta.get("output_token_logprobs") or []
+        logprobs = [entry[0] for entry in entries]
+        drawn = [entry[1] for entry in entries]
+        matched, message = finish.get("matched"), str(finish.get("message", ""))
+    except (KeyError, TypeError, IndexError, AttributeError) as exc:
+        raise EngineError(f"{rid}: the engine's answer lacks ids, logprobs or a finish reason ({shown(exc)}).") from exc
+    if not are_ids(ids):
+        raise EngineError(f"{rid}: the engine's output_ids are no token ids: {shown(ids)}.")
+    if drawn != ids:
+        raise EngineError(f"{rid}: the engine gave {len(drawn)} logprobs for {len(ids)} ids, not one for each.")
+    if not all_finite(logprobs) or matched == _NAN:
+        raise EngineError(f"{rid}: the engine gave a logprob that is not a finite number: its logits overflow.")
+    if max(logprobs, default=0.0) > _HIGHEST:
+        raise EngineError(f"{rid}: the engine gave the logprob {max(logprobs):g}, and none is above 0.")
+    if reason not in ("stop", "length", "abort"):
+        if not ids:
+            raise EngineError(f"{rid}: the engine ended without a token, for the unknown reason {shown(reason)}.")
+        # A later release may end answers for more reasons. What was drawn was drawn, and that it was cut short is true.
+        name = shown(reason)
+        if name not in _told and len(_told) < _MOST_TOLD:
+            _told.add(name)
+            log.warning("%s: the engine ended for the reason %s, unknown here: taken as truncated", rid, name)
+        reason = "length"
+    return Drawn(ids, logprobs, reason, writable(message, _MOST_SAID), meta)
+
+
+def read_scored(answer: Any, input_ids: list[int], start: int, vocab_size: int, rid: str) -> list[float] | None:
+    """[L - start] logprobs of given tokens in an answer to /generate; None where it was aborted.
+
+    Raises:
+        EngineError: they are not one finite number for each token.
+    """
+    meta = meta_of(answer, rid)
+    try:
+        if (meta.get("finish_reason") or {}).get("type") == "abort":
+            return None
+        entries = meta["input_token_logprobs"][1:]
+        logprobs = [entry[0] for entry in entries]
+        scored = [entry[1] for entry in entries]
+    except (KeyError, TypeError, IndexError, AttributeError) as exc:
+        raise EngineError(f"{rid}: the engine's answer has no logprobs of the input ({shown(exc)}).") from exc
+    if not are_ids(scored):
+        raise EngineError(f"{rid}: the engine's logprobs of the input are of no token ids: {shown(scored)}.")
+    # SGLang scores the last id of the vocabulary rightly, and names it 0 (seen in 0.5.20).
+    names = {0, vocab_size - 1}
+    same = [a == b or {a, b} == names for a, b in zip(input_ids[start:], scored, strict=False)]
+    whole = len(scored) == len(input_ids) - start == len(same)
+    if not whole or not all(same) or not all_finite(logprobs):
+        raise EngineError(f"{rid}: the engine's logprobs are not one finite number for each token.")
+    return logprobs
+
+
+def all_finite(values: list[Any]) -> bool:
+    """Whether all are finite numbers."""
+    if not set(map(type, values)) <= {float, int}:
+        return False
+    # A sum is infinite or not a number as soon as one of its terms is; JSON's null is a NaN that was sent.
+    try:
+        return math.isfinite(sum(values)) and max(map(abs, values), default=0) <= _LARGEST
+    except OverflowError:
+        return False
+
+
+def are_ids(values: Any) -> bool:
+    """Whether this is a list of token ids, as they can be stored."""
+    return type(values) is list and (
+        not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < _MOST_TOKENS)
+    )

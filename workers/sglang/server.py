@@ -1,0 +1,392 @@
+"""One spawned SGLang server: its command line, its start, its end."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from penstock.config import EngineConfig, ModelConfig
+from penstock.config.out_of_memory import engine_advice
+from penstock.config.sampling import ORIGINAL_LOGPROB
+from penstock.errors import ConfigError, EngineDied, EngineError
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+#: Arguments that penstock gives itself, and what to set instead.
+_OURS = {
+    "model": "model.path",
+    "model_path": "model.path",
+    "tokenizer_path": "model.path",
+    "dtype": "model.dtype",
+    "weight_version": "nothing; it is the number of the publication",
+    "host": "engine.url for a server of your own",
+    "port": "engine.url for a server of your own",
+    "api_key": "nothing; the server listens on loopback alone",
+    "ssl_keyfile": "nothing; the server listens on loopback alone",
+    "ssl_certfile": "nothing; the server listens on loopback alone",
+    "config": "engine.args for what stands in that file",
+    "preferred_sampling_params": "rollout.sampling and rollout.eval_sampling",
+}
+
+#: Below 1 they keep tokens of a draft model more often than the model itself draws them.
+_ACCEPTS_DRAFTS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+
+#: Longest wait for the processes of a killed server to be gone.
+_KILL_TIMEOUT_S = 30.0
+_LOG_LINES = 12
+_PORT_TAKEN = ("address already in use", "is not available")
+
+
+def build_command(config: EngineConfig, model: ModelConfig, *, path: str, version: int, port: int) -> list[str]:
+    """Command line of the server.
+
+    Args:
+        path: folder of the weights to start with.
+        version: their publication number; -1: none, the server then reports "default".
+
+    Raises:
+        ConfigError: ``engine.args`` holds an argument that penstock gives itself.
+    """
+    refuse_ours(config)
+    given = {name.replace("-", "_"): value for name, value in config.args.items()}
+    arguments: dict[str, Any] = {
+        "model_path": path,
+        "tokenizer_path": model.path,
+        "host": config.host,
+        "port": port,
+        "dtype": model.dtype,
+    }
+    if version >= 0:
+        arguments["weight_version"] = str(version)
+    command = [config.python, "-m", "sglang.launch_server"]
+    for name, value in (arguments | given).items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            command.append(flag)
+        elif isinstance(value, list | tuple):
+            command += [flag, *map(_text, value)]
+        elif value is not None and value is not False:
+            command += [flag, _text(value)]
+    return command
+
+
+def with_switch(config: EngineConfig, flag: str) -> EngineConfig:
+    """The configuration with a switch of the server on, for one that is spawned and does not say otherwise."""
+    names = {name.replace("_", "-") for name in config.args}
+    if config.url is not None or flag in names:
+        return config
+    return config.model_copy(update={"args": config.args | {flag: True}})
+
+
+def refuse_ours(config: EngineConfig) -> None:
+    """Raise ConfigError where ``engine.args`` holds an argument that penstock gives itself."""
+    given = {name.replace("-", "_") for name in config.args}
+    for name, instead in _OURS.items():
+        if name in given:
+            raise ConfigError(f"engine.args.{name} cannot be set: penstock decides it; use {instead}.")
+    refuse_hiding("engine.args", {name.replace("-", "_"): value for name, value in config.args.items()})
+
+
+def refuse_hiding(where: str, args: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a server's arguments, with underscores, make it draw what its logprobs do not tell (T7).
+
+    Args:
+        where: whose they are, for the error.
+    """
+    for name in _ACCEPTS_DRAFTS:
+        value = args.get(name)
+        if value not in (None, 1):
+            raise ConfigError(
+                f"{where}: {name.replace('_', '-')} {value} takes drafts that the model would not have drawn, and the "
+                "logprobs do not tell: leave it away."
+            )
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def build_environment(config: EngineConfig) -> dict[str, str]:
+    """Environment variables of the server: the worker's, with ``engine.env`` on top.
+
+    Those of the worker's Python are left out, for an interpreter of another environment: it would find our packages
+    before its own.
+    """
+    hidden = set() if is_own_python(config.python) else {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    # Its own tools (ninja, ...) stand beside its interpreter.
+    environment["PATH"] = str(Path(config.python).absolute().parent) + os.pathsep + environment.get("PATH", "")
+    # /health then answers at once; penstock asks the scheduler itself (Engine.healthy).
+    environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
+    if str(config.args.get("device", "")) == "cpu":
+        environment["SGLANG_USE_CPU_ENGINE"] = "1"
+    # Not that of whoever started the worker: what is recorded is what the engine returns.
+    original = {ORIGINAL_LOGPROB: str(int(config.logprob_kind == "original"))}
+    return environment | config.env | original
+
+
+def is_own_python(python: str) -> bool:
+    """Whether an interpreter is the one that runs this: the same file in the same folder (environments link theirs)."""
+    mine, other = Path(sys.executable).absolute(), Path(python).absolute()
+    return mine.parent == other.parent and mine.resolve() == other.resolve()
+
+
+def check_python(config: EngineConfig) -> None:
+    """Raise ConfigError unless ``engine.python`` is an interpreter that can be started."""
+    if not os.access(config.python, os.X_OK):
+        raise ConfigError(
+            f"engine.python {config.python!r} is not an interpreter: run `make engine` to build the environment of "
+            "SGLang on CPU, or name the interpreter of an environment that has sglang, or set engine.url."
+        )
+
+
+def free_port() -> int:
+    """A port of the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def read_tail(log: Path, start: int = 0, num_lines: int = _LOG_LINES) -> str:
+    """Last lines of a log, from byte ``start`` on."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, log.stat().st_size - 65536))
+            text = file.read().decode(errors="replace")
+    except OSError as exc:
+        return f"(cannot read {log}: {exc})"
+    return "\n".join(line for line in text.splitlines()[-num_lines * 4 :] if line.strip()) or "(empty)"
+
+
+class Server:
+    """An SGLang server process under its supervisor. Made by :func:`spawn`."""
+
+    def __init__(self, *, url: str, log: Path, log_start: int, lifeline: int, status: int) -> None:
+        self.url = url
+        self.log = log
+        #: Pid of launch_server; 0 until the supervisor has reported it.
+        self.pid = 0
+        self._log_start = log_start
+        self._lifeline = lifeline
+        self._status = status
+        self._heard = b""
+        self._ended: str | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def exit_reason(self) -> str | None:
+        """How the server ended, or None while it runs. Does not block."""
+        while self._ended is None:
+            try:
+                data = os.read(self._status, 4096)
+            except BlockingIOError:
+                return None
+            if not data:
+                self._ended = "was killed"
+                break
+            self._heard += data
+            *lines, self._heard = self._heard.split(b"\n")
+            for line in lines:
+                word, _, number = line.decode().partition(" ")
+                if word == "pid":
+                    self.pid = int(number)
+                else:
+                    self._ended = f"ended with {'exit code' if word == 'exit' else 'signal'} {number}"
+        return self._ended
+
+    async def died(self) -> str:
+        """Wait until the server has ended; returns how."""
+        while (reason := self.exit_reason()) is None:
+            await self._heard_more()
+        return reason
+
+    async def _heard_more(self) -> None:
+        """Wait until the supervisor has said something, or has ended."""
+        loop = asyncio.get_running_loop()
+        heard: asyncio.Future[None] = loop.create_future()
+        self._waiters.add(heard)
+        loop.add_reader(self._status, self._wake)
+        try:
+            await heard
+        finally:
+            self._waiters.discard(heard)
+            # A waiter that is cancelled leaves the others their reader.
+            if not self._waiters and self._status >= 0:
+                loop.remove_reader(self._status)
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def log_tail(self) -> str:
+        return read_tail(self.log, self._log_start)
+
+    async def ready(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            ConfigError: its environment has no sglang.
+            EngineDied: it ended during the start; the text has the last lines of its log.
+            EngineError: it did not answer within ``timeout_s``; it was killed.
+        """
+        deadline = time.monotonic() + timeout_s
+        died = asyncio.create_task(self.died())
+        try:
+            while not await _answers(session, self.url):
+                await asyncio.wait({died}, timeout=0.1)
+                if died.done():
+                    raise self._start_error(died.result())
+                if time.monotonic() > deadline:
+                    raise EngineError(
+                        f"the engine did not answer within engine.start_timeout_s = {timeout_s:g} s; raise it or look "
+                        f"into {self.log}:\n{self.log_tail()}"
+                    )
+        finally:
+            died.cancel()
+
+    def _start_error(self, reason: str) -> EngineDied | ConfigError:
+        tail = self.log_tail()
+        if "No module named 'sglang'" in tail or "No module named sglang" in tail:
+            return ConfigError(
+                "engine.python has no sglang: run `make engine`, or name the interpreter of an environment that has it."
+            )
+        if advice := engine_advice(tail):
+            return EngineDied(f"the engine {reason} while it started, because it {advice}; its log is {self.log}")
+        return EngineDied(f"the engine {reason} while it started; the end of {self.log}:\n{tail}")
+
+    def port_taken(self) -> bool:
+        """Whether it ended because another process took its port meanwhile."""
+        tail = self.log_tail().lower()
+        return self.exit_reason() is not None and any(text in tail for text in _PORT_TAKEN)
+
+    def kill(self) -> None:
+        """Tell the supervisor to kill every process of the server. Returns at once; may be called again."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    async def stop(self) -> None:
+        """Kill every process of the server and wait until they are gone.
+
+        Raises:
+            EngineError: they were not gone after 30 s.
+        """
+        self.kill()
+        if self._status < 0:
+            return
+        try:
+            async with asyncio.timeout(_KILL_TIMEOUT_S):
+                while not self._at_end():
+                    await self._heard_more()
+        except TimeoutError:
+            raise EngineError(
+                f"processes of the engine (pid {self.pid}) are still there {_KILL_TIMEOUT_S:g} s after SIGKILL: "
+                "the kernel holds them, look for a hung device."
+            ) from None
+        self._ended = self._ended or "was stopped"
+        asyncio.get_running_loop().remove_reader(self._status)
+        os.close(self._status)
+        self._status = -1
+        self._wake()
+
+    def _at_end(self) -> bool:
+        """Whether the supervisor has closed its end: no process of the server is left."""
+        try:
+            while data := os.read(self._status, 4096):
+                self._heard += data
+        except BlockingIOError:
+            return False
+        return True
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def spawn(
+    config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path, path: str | None = None, version: int = -1
+) -> Server:
+    """Start a server process and return at once; :meth:`Server.ready` waits for it. Blocks for about 30 ms.
+
+    Args:
+        path: folder of the weights; None: ``model.path``.
+        version: publication number of these weights; -1: none.
+
+    Raises:
+        ConfigError: no interpreter, or an argument that cannot be set.
+    """
+    check_python(config)
+    port = config.port or free_port()
+    command = build_command(config, model, path=path or model.path, version=version, port=port)
+    # Not resolved: the interpreter of a virtual environment is a link, and is told apart by its own path.
+    command[0] = str(Path(config.python).absolute())
+    log = (log_dir / f"engine-{name}.log").absolute()
+    return supervise(command, build_environment(config), log, url=f"http://{config.host}:{port}")
+
+
+def supervise(command: list[str], environment: dict[str, str], log: Path, *, url: str) -> Server:
+    """Start a server process that never outlives this one. Blocks for about 30 ms.
+
+    Args:
+        url: where it will answer.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log_start = log.stat().st_size if log.exists() else 0
+    with log.open("a") as file:
+        file.write(f"$ {' '.join(command)}\n")
+
+    lifeline, our_lifeline = os.pipe()
+    our_status, status = os.pipe()
+    try:
+        subprocess.run(
+            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(lifeline), str(status), str(log), *command],
+            pass_fds=(lifeline, status),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+    except BaseException:
+        os.close(our_lifeline)
+        os.close(our_status)
+        raise
+    finally:
+        os.close(lifeline)
+        os.close(status)
+    os.set_blocking(our_status, False)
+    return Server(url=url, log=log, log_start=log_start, lifeline=our_lifeline, status=our_status)
+
+
+async def start(
+    make: Callable[[], Server], session: aiohttp.ClientSession, timeout_s: float, *, num_tries: int = 3
+) -> Server:
+    """Spawn with ``make`` and wait until the server answers; another port is tried when its port was taken meanwhile.
+
+    Raises:
+        ConfigError, EngineDied, EngineError: as :meth:`Server.ready`; nothing is left running.
+    """
+    for attempt in range(1, num_tries + 1):
+        server = make()
+        try:
+            await server.ready(session, timeout_s)
+            return server
+        except EngineDied:
+            if attempt == num_tries or not server.port_taken():
+                await server.stop()
+                raise
+            await server.stop()
+        except BaseException:
+            await asyncio.shield(server.stop())
+            raise
+    raise AssertionError("unreachable")

@@ -1,0 +1,213 @@
+"""The token stream of one request: server-sent events of SGLang, put together to the answer without a stream.
+
+Each event is one JSON object. Its ids and logprobs are those drawn since the event before (servers with
+``--incremental-streaming-output``), or all so far.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+import orjson
+
+from penstock.errors import EngineError, EngineRefused
+from penstock.words import shown
+from workers.sglang.segment import are_ids
+
+#: Most bytes of one event without what is asked for beside tokens; an answer of a million tokens stays below it.
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+#: Most bytes that are read of a refusal.
+MAX_HEAD_BYTES = 64 * 1024
+#: So many tokens more than it was asked for an answer may have: the draft of a server that speculates.
+MAX_OVER = 256
+
+#: Told of new tokens while they are drawn: the version at the sending, ids [T] and logprobs [T], one for each. No
+#: newer version than that one is claimed for them: only an answer's end tells what was drawn under which weights.
+Heard = Callable[[int, list[int], list[float]], None]
+
+
+#: Behind the number of a version in what the server names its weights: tokens of older ones are through.
+MARK = "+"
+#: Key of a whole answer: pairs of a version and the index from which on its tokens are proven to be no older.
+PROVEN = "penstock_proven"
+
+
+def marked_version(reported: Any) -> int | None:
+    """The version that a server names, where it has the mark."""
+    number = reported.removesuffix(MARK) if isinstance(reported, str) and reported.endswith(MARK) else ""
+    return number_in(number)
+
+
+def number_in(text: str) -> int | None:
+    """The version that a text is; None where it is none."""
+    return int(text) if text.isdecimal() and len(text) < 20 else None
+
+
+class Chunks(Protocol):
+    """Body of an answer as it arrives."""
+
+    def iter_any(self) -> AsyncIterator[bytes]: ...
+
+
+async def read_body(body: Chunks, max_bytes: int) -> bytes:
+    """All of an answer that is no stream. Raises EngineError where it has more than ``max_bytes``."""
+    read = bytearray()
+    async for chunk in body.iter_any():
+        read += chunk
+        if len(read) > max_bytes:
+            raise EngineError(f"the engine's answer has more than {max_bytes} bytes.")
+    return bytes(read)
+
+
+async def read_head(body: Chunks, max_bytes: int = MAX_HEAD_BYTES) -> bytes:
+    """The beginning of what a server says to a refusal."""
+    read = bytearray()
+    async for chunk in body.iter_any():
+        read += chunk
+        if len(read) >= max_bytes:
+            break
+    return bytes(read[:max_bytes])
+
+
+async def read_events(body: Chunks, max_bytes: int = MAX_EVENT_BYTES) -> AsyncIterator[dict[str, Any]]:
+    """Events of a stream until its end mark, or until it ends without one.
+
+    Raises:
+        EngineError: an event is not JSON, or larger than ``max_bytes``.
+    """
+    rest = bytearray()
+    async for chunk in body.iter_any():
+        rest += chunk
+        # A long event comes in many portions: only one with an end is worth looking for it.
+        *lines, rest = rest.split(b"\n") if b"\n" in chunk else (rest,)
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            yield _decode(bytes(data))
+        if len(rest) > max_bytes:
+            raise EngineError(f"the engine's stream has an event of more than {max_bytes} bytes.")
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError as exc:
+        raise EngineError(f"the engine streamed what is not JSON: {data[:200]!r}.") from exc
+    if not isinstance(event, dict):
+        raise EngineError(f"the engine streamed what is no object: {data[:200]!r}.")
+    return event
+
+
+def check_length(count: int, most: int | None, rid: str) -> None:
+    """Raise EngineError where an answer has far more tokens than the ``most`` that were asked for."""
+    if most is not None and count > most + MAX_OVER:
+        raise EngineError(f"{rid}: the engine gave {count} tokens where {most} were asked for.")
+
+
+class Answer:
+    """One answer out of its events.
+
+    Args:
+        incremental: events hold what is new, not all so far, where they do not tell how many tokens there are.
+        rid: named in errors.
+        most: tokens that were asked for; None: nobody said.
+    """
+
+    def __init__(self, rid: str, *, incremental: bool, most: int | None = None) -> None:
+        self._rid = rid
+        self._most = most
+        self._incremental = incremental
+        self._ids: list[int] = []
+        self._entries: list[Any] = []
+        self._last: dict[str, Any] = {}
+        self._proven: list[tuple[int, int]] = []
+
+    @property
+    def is_finished(self) -> bool:
+        """True once an event has told why the answer ended."""
+        return bool(self._meta.get("finish_reason"))
+
+    @property
+    def weight_version(self) -> Any:
+        """Version that the last event names, as the server spells it."""
+        return self._meta.get("weight_version")
+
+    @property
+    def _meta(self) -> dict[str, Any]:
+        meta = self._last.get("meta_info")
+        return meta if isinstance(meta, dict) else {}
+
+    def add(self, event: dict[str, Any]) -> tuple[list[int], list[float]]:
+        """Take an event in; new ids [T] and their logprobs [T], as far as both are there.
+
+        Raises:
+            EngineRefused, EngineError: it tells of an error, or its ids and logprobs contradict each other.
+        """
+        self._raise_error(event)
+        self._last = event
+        meta, ids = self._meta, event.get("output_ids") or []
+        entries = meta.get("output_token_logprobs") or []
+        if not are_ids(ids) or not isinstance(entries, list):
+            raise EngineError(
+                f"{self._rid}: the engine streamed {shown(ids)} and {shown(entries)}, no ids or logprobs."
+            )
+        known = min(len(self._ids), len(self._entries))
+        if self._is_increment(ids):
+            self._ids += ids
+            self._entries += entries
+        else:
+            self._ids, self._entries = ids, entries
+        check_length(max(len(self._ids), len(self._entries)), self._most, self._rid)
+        fresh = min(len(self._ids), len(self._entries))
+        self._note_mark()
+        try:
+            new = [int(token) for token in self._ids[known:fresh]]
+            drawn = [int(entry[1]) for entry in self._entries[known:fresh]]
+            logprobs = [float(entry[0]) for entry in self._entries[known:fresh]]
+        except (TypeError, ValueError, IndexError, KeyError) as exc:
+            raise EngineError(
+                f"{self._rid}: the engine streamed ids or logprobs that are no numbers ({shown(exc)})."
+            ) from exc
+        if new != drawn:
+            raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it drew.")
+        return new, logprobs
+
+    def _note_mark(self) -> None:
+        """A marked version was drawing when the event was made. What comes in the same event may have waited before."""
+        version = marked_version(self.weight_version)
+        if version is not None and version > max((known for known, _ in self._proven), default=-1):
+            self._proven.append((version, max(len(self._ids), len(self._entries))))
+
+    def _is_increment(self, ids: list[int]) -> bool:
+        """Whether an event holds what is new: its count of all tokens tells, which servers behind a router may differ
+        in; where it tells nothing, what the server is known for."""
+        count = self._meta.get("completion_tokens")
+        if self._ids and count == len(ids):
+            return False
+        if count == len(self._ids) + len(ids):
+            return True
+        return self._incremental
+
+    def _raise_error(self, event: dict[str, Any]) -> None:
+        """What would be a status without a stream is told in an event, after status 200."""
+        error = event.get("error")
+        if isinstance(error, dict):
+            refused = EngineRefused if error.get("code") == 400 else EngineError
+            raise refused(
+                f"{self._rid}: the engine answered {shown(error.get('code'))}: {str(error.get('message'))[:500]}"
+            )
+        meta = event.get("meta_info")
+        finish = meta.get("finish_reason") if isinstance(meta, dict) else None
+        if isinstance(finish, dict) and (status := finish.get("status_code")):
+            refused = EngineRefused if status == 400 else EngineError
+            raise refused(f"{self._rid}: the engine ended it with {shown(status)}: {str(finish.get('message'))[:500]}")
+
+    def whole(self) -> dict[str, Any]:
+        """What the server would have answered without a stream."""
+        return self._last | {
+            PROVEN: self._proven,
+            "output_ids": self._ids,
+            "meta_info": self._meta | {"output_token_logprobs": self._entries},
+        }

@@ -1,0 +1,169 @@
+"""Apply a publication of weights to a running engine.
+
+| policy   | running requests                                        | KV of running requests           |
+|----------|---------------------------------------------------------|----------------------------------|
+| in_place | frozen, go on after the load                            | of the old weights, continued    |
+| abort    | return what they have; their samples resume after it    | computed anew under the new ones |
+| drain    | samples end first, turns and environment included       | never mixed                      |
+
+Whatever the policy, the publication is verified before the engine is touched, and no request leaves this client while
+the weights load. The prefix cache is not flushed: that takes longer than a load, ends a server that is not idle, and
+gains nothing, because each load has a namespace of its own in it.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+from penstock.errors import EngineDied, EngineError, PublishError
+from penstock.protocol.messages import Publication
+from workers.jobs.gate import Gate
+from workers.sglang.engine import Engine
+
+Policy = Literal["in_place", "abort", "drain"]
+T = TypeVar("T")
+#: Loads into an engine that is held still; returns the seconds it took.
+Load: TypeAlias = Callable[[], Awaitable[float]]
+
+#: An abort that overtakes its request on the way finds nothing: it is repeated until every request has returned.
+_ABORT_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyReport:
+    """What an update cost."""
+
+    version: int
+    policy: Policy
+    #: Seconds for which nothing was generated.
+    pause_s: float
+    #: Seconds the engine took to load; part of ``pause_s``.
+    load_s: float
+    #: Seconds spent on waiting for running samples (drain), or for aborted requests to return (abort).
+    wait_s: float
+    #: Requests that were aborted and resume.
+    num_aborted: int
+
+
+class Receiver(Protocol):
+    """Brings weights without the disk."""
+
+    def may_take(self, publication: Publication) -> bool: ...
+
+    async def prepare(self, publication: Publication) -> "Callable[[], Awaitable[bool]] | None":
+        """Arrange it with the trainer; what brings them once the engine is held still, or None: load the folder."""
+        ...
+
+
+async def apply_publication(
+    engine: Engine, gate: Gate, publication: Publication, policy: Policy, receiver: Receiver | None = None
+) -> ApplyReport:
+    """Load ``publication`` into ``engine``. Blocks until it is loaded; ``drain`` blocks for the running samples.
+
+    Once the engine is being changed a cancellation waits for the end of the change, so that ``engine.version`` is
+    always what is loaded.
+
+    Raises:
+        PublishError: its version goes back, it is not whole, does not fit the model, or the engine refused it; the
+            engine serves the old weights.
+        EngineDied: the engine was lost; start it again with a publication.
+    """
+    async with gate.applying:
+        _refuse_backwards(engine, publication)
+        by_disk = receiver is None or not receiver.may_take(publication)
+        if by_disk:
+            await engine.verify(publication)
+        else:
+            await engine.verify(publication, files=False)
+        if policy == "drain":
+            started = time.perf_counter()
+            with gate.samples.held(f"version {publication.version} waits for running samples to end"):
+                await gate.samples.empty()
+                waited = time.perf_counter() - started
+                load = await _prepare(engine, publication, None if by_disk else receiver)
+                return await _to_the_end(_load_idle(engine, gate, publication, policy, waited, load))
+        load = await _prepare(engine, publication, None if by_disk else receiver)
+        if policy == "abort":
+            return await _to_the_end(_load_idle(engine, gate, publication, policy, 0.0, load))
+        return await _to_the_end(_load_frozen(engine, gate, publication, load))
+
+
+async def _prepare(engine: Engine, publication: Publication, receiver: Receiver | None) -> Load:
+    """How to load: as the receiver has arranged it, or the folder, verified."""
+    receive = await receiver.prepare(publication) if receiver is not None else None
+    if receive is None:
+        if receiver is not None:
+            await engine.verify(publication)
+        return lambda: engine.load(publication)
+    return lambda: engine.load(publication, receive)
+
+
+def _refuse_backwards(engine: Engine, publication: Publication) -> None:
+    new, old = (publication.version, publication.rev), (engine.version, engine.rev)
+    if new <= old:
+        raise PublishError(
+            f"version {new[0]} (rev {new[1]}) does not come after {old[0]} (rev {old[1]}), which engine {engine.name} "
+            "has loaded: versions never go back; publish under the next number."
+        )
+
+
+async def _load_frozen(engine: Engine, gate: Gate, publication: Publication, load: Load) -> ApplyReport:
+    with gate.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
+        started = time.perf_counter()
+        await engine.pause()
+        try:
+            load_s = await load()
+        except PublishError:
+            await engine.resume()
+            raise
+        await engine.resume()
+        return ApplyReport(publication.version, "in_place", time.perf_counter() - started, load_s, 0.0, 0)
+
+
+async def _load_idle(
+    engine: Engine, gate: Gate, publication: Publication, policy: Policy, waited: float, load: Load
+) -> ApplyReport:
+    with gate.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
+        started = time.perf_counter()
+        before = engine.num_aborted
+        await return_all(engine, gate)
+        num_aborted = engine.num_aborted - before
+        returned = time.perf_counter()
+        load_s = await load()
+        ended = time.perf_counter()
+    wait_s = waited if policy == "drain" else returned - started
+    return ApplyReport(publication.version, policy, ended - started, load_s, wait_s, num_aborted)
+
+
+async def return_all(engine: Engine, gate: Gate) -> None:
+    """Abort until no request is inside the gate."""
+    limit = engine.config.health_timeout_s * engine.config.health_failures
+    deadline = time.monotonic() + limit
+    empty = asyncio.create_task(gate.requests.empty())
+    try:
+        while gate.requests.running:
+            await engine.abort_all()
+            await asyncio.wait({empty}, timeout=_ABORT_AGAIN_S)
+            if gate.requests.running and time.monotonic() > deadline:
+                raise EngineDied(
+                    f"engine {engine.name} did not return {gate.requests.running} aborted requests within {limit:g} s; "
+                    "restart it."
+                )
+    finally:
+        empty.cancel()
+
+
+async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.create_task(change)
+    try:
+        return await asyncio.shield(task)
+    except EngineDied:
+        raise
+    except EngineError as exc:
+        # Nobody knows whether it is frozen, or which weights it has.
+        raise EngineDied(f"the engine did not go through a change of weights: {exc}") from exc
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

@@ -1,0 +1,134 @@
+"""Memory of an engine on a GPU that it shares with the trainer: given up and taken back as it is asked.
+
+    offload   no new request ─> running ones return (drain: samples end) ─> idle ─> release
+    onload    weights ─> load the newest publication: what was in that memory is gone ─> graphs and KV ─> requests
+
+Health is not checked meanwhile. An engine that dies while memory is offloaded is started again only when all of it is
+wanted back: until then the GPU is the trainer's.
+"""
+
+import asyncio
+import logging
+import time
+from contextlib import ExitStack
+
+from penstock.errors import EngineDied, EngineError, PublishError
+from penstock.protocol.memory_control import MemoryWish, check_tags
+from penstock.protocol.messages import Publication
+from workers.services import Services
+from workers.weights.apply import Policy, return_all
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
+
+
+class Memory:
+    """Brings one engine's memory to what is wished."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._hold = ExitStack()
+        self._unwatched = ExitStack()
+        self.wish: MemoryWish | None = None
+        #: Set while somebody wants a lost engine started without waiting; and when that was asked (Unix time, theirs).
+        self.revive = asyncio.Event()
+        self.revived_at = 0.0
+        #: Why the wish cannot be followed; shown in presence.
+        self.cannot_offload = ""
+
+    @property
+    def wanted(self) -> set[str]:
+        """Tags that are to be offloaded."""
+        return set(self.wish.offloaded) if self.wish else set()
+
+    @property
+    def unwatched(self) -> bool:
+        """Whether health checks are left out because somebody asked for it."""
+        return self.wish is not None and self.wish.unwatched
+
+    def is_settled(self) -> bool:
+        """Whether the engine's memory is as it is wished, or cannot be."""
+        return self._services.engine.offloaded == self.wanted or bool(self.cannot_offload)
+
+    def take(self, wish: MemoryWish | None) -> None:
+        """A newer wish."""
+        before, self.wish = self.unwatched, wish
+        self.cannot_offload = ""
+        engine = self._services.engine
+        if self.unwatched and not before:
+            self._unwatched.enter_context(engine.unwatched())
+        elif not self.unwatched:
+            self._unwatched.close()
+        if wish is not None and wish.revive_at > self.revived_at:
+            self.revived_at = wish.revive_at
+            self.revive.set()
+        if self.wanted and not engine.info.saves_memory:
+            self.cannot_offload = (
+                "its engine cannot give memory back: set enable-memory-saver: true in engine.args (on a GPU)"
+            )
+            log.error("%s", self.cannot_offload)
+
+    def reset(self) -> None:
+        """The engine was started anew: it holds all its memory."""
+        self._hold.close()
+
+    async def settle(self, newest: Publication | None, policy: Policy) -> None:
+        """Do what is wished. Blocks; raises EngineDied when the engine is lost over it."""
+        engine, wanted = self._services.engine, self.wanted
+        try:
+            if release := check_tags(wanted - engine.offloaded):
+                await self._release(release, policy)
+            if resume := check_tags(engine.offloaded - wanted):
+                await self._resume(resume, newest)
+        except EngineDied:
+            raise
+        except EngineError as exc:
+            raise EngineDied(f"the engine did not go through a change of memory: {exc}") from exc
+        except PublishError as exc:
+            raise EngineDied(f"the engine's weights were given up and cannot be loaded again: {exc}") from exc
+
+    async def _release(self, tags: list[str], policy: Policy) -> None:
+        services = self._services
+        engine, gate = services.engine, services.gate
+        async with gate.applying:
+            if policy == "drain" and not engine.offloaded:
+                with gate.samples.held("its engine's memory is wanted by the trainer"):
+                    await gate.samples.empty()
+                    self._shut()
+            else:
+                self._shut()
+            await return_all(engine, gate)
+            await self._idle()
+            began = time.perf_counter()
+            await engine.release_memory(tags)
+            log.info("%s offloaded in %.3f s", ", ".join(tags), time.perf_counter() - began)
+
+    def _shut(self) -> None:
+        if not self._services.engine.offloaded:
+            self._hold.enter_context(self._services.gate.requests.held("its engine's memory is offloaded"))
+
+    async def _idle(self) -> None:
+        """SGLang ends itself when memory is released while anything runs; a flush is refused then, harmlessly."""
+        engine = self._services.engine
+        deadline = time.monotonic() + engine.config.health_timeout_s * engine.config.health_failures
+        while not await engine.flush_cache():
+            if time.monotonic() > deadline:
+                raise EngineDied("the engine does not become idle; restart it.")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _resume(self, tags: list[str], newest: Publication | None) -> None:
+        services = self._services
+        engine = services.engine
+        began = time.perf_counter()
+        async with services.gate.applying:
+            if "weights" in tags:
+                await engine.resume_memory(["weights"])
+                if newest is not None:
+                    await engine.verify(newest)
+                    await engine.load(newest)
+            if rest := [tag for tag in tags if tag != "weights"]:
+                await engine.resume_memory(rest)
+            if not engine.offloaded:
+                self._hold.close()
+        log.info("%s back in %.3f s", ", ".join(tags), time.perf_counter() - began)

@@ -1,0 +1,383 @@
+"""The weights task: follow the publications of a model and apply the newest by the run's policy."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull
+from penstock.protocol.keys import Keys
+from penstock.protocol.memory_control import parse_wish
+from penstock.protocol.messages import Publication, pack
+from penstock.protocol.scripts import note, translate
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import AsyncControl, Client
+from workers.health import shorten
+from workers.services import Services
+from workers.weights.apply import ApplyReport, Policy, apply_publication
+from workers.weights.memory import Memory
+from workers.weights.receive import Receiver
+
+log = logging.getLogger(__name__)
+
+#: Longest blocking read of the stream.
+BLOCK_MS = 1000
+#: How often a cohort that still runs is looked at, and a publication that cannot be loaded is tried again.
+LOOK_S, RETRY_S = 0.05, 1.0
+#: How often a version is looked at that is held for its evaluation.
+EVAL_LOOK_S = 0.2
+#: Publications that are looked at for the last good one.
+KEPT = 16
+#: How often a worker whose engine may not start looks whether it may.
+WISH_S = 0.2
+
+
+def _id(publication: Publication) -> str:
+    return f"{publication.version}-{publication.rev}"
+
+
+async def _nothing() -> None:
+    """Nobody holds anything."""
+
+
+class Updates:
+    """Knows the newest publication and brings the engine to it.
+
+    Args:
+        reader: a connection of its own for blocking reads.
+    """
+
+    def __init__(self, services: Services, reader: AsyncControl, waiting: Waiting) -> None:
+        self._services = services
+        self._reader = reader
+        self._waiting = waiting
+        self._key = services.keys.weights(services.config.model.name)
+        self._last = "0-0"
+        self._memory_key = services.keys.memory(services.config.model.name)
+        self._last_wish = b"0-0"
+        #: What the engine's memory is to be.
+        self.memory = Memory(services)
+        self._receiver = Receiver(
+            services.engine,
+            services.keys,
+            services.worker,
+            control=services.control,
+            reader=reader,
+            waiting=waiting,
+            timeout_s=services.config.trainer.transfer_timeout_s,
+            birth=lambda: services.births,
+        )
+        #: Newest publication that was announced.
+        self.newest: Publication | None = None
+        #: What the engine has, or had when it was lost.
+        self.loaded: Publication | None = None
+        #: Publications on which engines died and finished nothing (VERSION-REV), with how the last one died.
+        self.aside: dict[str, str] = {}
+        #: Hands back all that is held; set by who holds it.
+        self.let_go: Callable[[], Awaitable[None]] = _nothing
+        #: Why the newest cannot be loaded; shown in presence.
+        self.cannot_load = ""
+
+    @property
+    def policy(self) -> Policy:
+        """one_step always drains: its batches are of one version each (T5)."""
+        engine = self._services.engine
+        if engine.version < 0 or engine.offloaded:
+            return "abort"  # nothing runs before there are weights or memory, so there is nothing to wait for
+        config = self._services.config
+        return "drain" if config.staleness.mode == "one_step" else config.worker.apply
+
+    async def look(self) -> Publication | None:
+        """Read the newest publication, without blocking on the stream."""
+        self._take(await self._reader.do(lambda client: client.xrevrange(self._key, count=1)))
+        return self.newest
+
+    async def start_engine(self) -> None:
+        """Weights before work (I9): start with the newest; where it cannot be loaded with those it had, else without.
+
+        Raises:
+            ConfigError, EngineDied, EngineError: as ``Engine.start``.
+        """
+        await self._all_memory_is_wanted()
+        newest = await self.look()
+        self.memory.reset()
+        await self._read_aside()
+        for publication in await self._to_start_with(newest):
+            try:
+                await self._hold(publication)
+                await self._services.engine.start(publication)
+            except PublishError as exc:
+                if publication is newest:
+                    self._say(publication, exc)
+                continue
+            self._is_loaded(publication)
+            return
+        await self._services.engine.start(None)
+
+    async def run(self) -> None:
+        """Follow the stream for ever; an engine that dies of an update is left to the engine task."""
+        while True:
+            await self._follow()
+            await self._read_aside()
+            await self._leave_aside()
+            await self.settle_memory()
+            await self.catch_up()
+
+    async def _follow(self) -> None:
+        newest = self.newest
+        if (newest is not None and self._is_behind(newest)) or not self.memory.is_settled():
+            return
+        after = {self._key: self._last, self._memory_key: self._last_wish}
+        for key, entries in await self._reader.do(lambda client: client.xread(after, block=BLOCK_MS)) or ():
+            if key == self._key.encode():
+                self._take(entries[-1:])
+            else:
+                self._take_wish(entries)
+
+    def _take_wish(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        if entries:
+            self._last_wish = entries[-1][0]
+            try:
+                self.memory.take(parse_wish(entries))
+            except ProtocolError as exc:
+                log.error("a wish for memory is left out: %s", exc)
+
+    # --- publications that were set aside ---------------------------------------------------------------------------
+
+    async def _read_aside(self) -> None:
+        """See which publications engines died of, and what serves in their stead (T12, as far as the bound allows)."""
+        services = self._services
+        key = services.keys.aside(services.config.model.name)
+        found = await services.control.do(lambda client: client.hgetall(key))
+        self.aside = {name.decode(): detail.decode(errors="replace") for name, detail in found.items()}
+        newest, staleness = self.newest, services.config.staleness
+        services.stands_in_for = -1
+        if newest is None or _id(newest) not in self.aside:
+            return
+        lag = newest.version - services.engine.version
+        if staleness.mode == "async" and services.engine.version >= 0 and 0 < lag <= staleness.bound:
+            services.stands_in_for = newest.version
+        why = f"engines died on it and finished nothing, the last one so: {shorten(self.aside[_id(newest)])}"
+        self.cannot_load = f"version {newest.version} (revision {newest.rev}) was set aside: {why}"
+        self._waiting.for_(f"version {newest.version} of {newest.model} to be announced again: {why}")
+
+    async def _to_start_with(self, newest: Publication | None) -> list[Publication]:
+        """What an engine is started with, best first: the newest, else what it had, else the last that is good."""
+        found = [newest, self.loaded if self.loaded is not newest else None]
+        if newest is not None and _id(newest) in self.aside:
+            entries = await self._reader.do(lambda client: client.xrevrange(self._key, count=KEPT))
+            earlier = [Publication.from_bytes(fields.get(b"p", b""), "publication") for _, fields in entries]
+            found += [one for one in earlier if not any(a <= one.version <= b for a, b in newest.abandoned)]
+        return [one for one in found if one is not None and _id(one) not in self.aside]
+
+    async def _leave_aside(self) -> None:
+        """An engine that has a publication which was set aside is started again without it, its jobs handed back."""
+        services = self._services
+        if services.publication not in self.aside or services.engine_lost.is_set():
+            return
+        birth, left = services.births, services.publication
+        log.error("publication %s was set aside: the engine is started again without it", left)
+        await self.let_go()
+        services.lose_engine(birth, f"publication {left} was set aside")
+
+    async def _all_memory_is_wanted(self) -> None:
+        """An engine is started only while nobody else has its GPU."""
+        while True:
+            self._take_wish(await self._reader.do(lambda client: client.xrevrange(self._memory_key, count=1)))
+            if not self.memory.wanted:
+                return
+            wish = self.memory.wish
+            self._waiting.for_(f"{', '.join(sorted(self.memory.wanted))} to be onloaded by {wish.by if wish else ''}")
+            await asyncio.sleep(WISH_S)
+
+    async def pause(self, wait_s: float) -> None:
+        """Sleep before the next start of a lost engine, unless somebody asks that it be started at once."""
+        deadline = time.monotonic() + wait_s
+        while not self.memory.revive.is_set() and (left := deadline - time.monotonic()) > 0:
+            self._take_wish(await self._reader.do(lambda client: client.xrevrange(self._memory_key, count=1)))
+            await asyncio.sleep(min(left, WISH_S))
+        self.memory.revive.clear()
+
+    def _take(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        if not entries or entries[0][0].decode() == self._last:
+            return
+        entry, fields = entries[0]
+        self._last = entry.decode()
+        try:
+            self.newest = Publication.from_bytes(fields.get(b"p", b""), f"publication {self._last}")
+        except ProtocolError as exc:
+            self.cannot_load = str(exc)
+            log.error("a publication is left out: %s", exc)
+
+    def _is_behind(self, newest: Publication) -> bool:
+        engine = self._services.engine
+        if "weights" in engine.offloaded:
+            return False  # there is nowhere to load them to; they are loaded when the memory is back
+        if _id(newest) in self.aside:
+            return False  # engines died of it
+        return (engine.version, engine.rev) < (newest.version, newest.rev)
+
+    async def catch_up(self) -> None:
+        """Bring the engine to the newest publication."""
+        while (newest := self.newest) is not None and self._is_behind(newest):
+            services = self._services
+            if services.engine_lost.is_set():
+                await asyncio.sleep(LOOK_S)  # the engine task starts it with the newest one
+                continue
+            birth = services.births
+            try:
+                await self._hold(newest)
+                await self._cohort_ends(newest)
+                await self._evaluation_ends(newest)
+                report = await self._apply(newest)
+            except EngineDied as exc:
+                log.warning("the engine died of version %d: %s", newest.version, exc)
+                services.lose_engine(birth, str(exc))
+            except PublishError as exc:
+                await self._refused(newest, exc)
+            else:
+                if report is not None:
+                    self._is_loaded(newest)
+                    await self._count(report)
+
+    async def settle_memory(self) -> None:
+        """Bring the engine's memory to what is wished."""
+        services = self._services
+        if self.memory.is_settled():
+            return
+        if services.engine_lost.is_set():
+            await asyncio.sleep(LOOK_S)  # it is not started before all memory is wanted
+            return
+        birth, newest = services.births, await self.look()
+        weights_back = "weights" in services.engine.offloaded and "weights" not in self.memory.wanted
+        try:
+            await self.memory.settle(newest, self.policy)
+        except EngineDied as exc:
+            log.warning("the engine died of a change of memory: %s", exc)
+            services.lose_engine(birth)
+        else:
+            if weights_back and newest is not None:
+                self._is_loaded(newest)
+            services.show.set()
+
+    async def _apply(self, newest: Publication) -> ApplyReport | None:
+        """Apply, but for an engine that is lost meanwhile: its successor has weights of its own. None then."""
+        lost = asyncio.create_task(self._services.engine_lost.wait())
+        applying = asyncio.create_task(
+            apply_publication(self._services.engine, self._services.gate, newest, self.policy, self._receiver)
+        )
+        try:
+            await asyncio.wait({applying, lost}, return_when=asyncio.FIRST_COMPLETED)
+            return applying.result() if applying.done() else None
+        finally:
+            lost.cancel()
+            applying.cancel()
+            await asyncio.gather(applying, lost, return_exceptions=True)
+
+    async def _cohort_ends(self, newest: Publication) -> None:
+        """one_step: what was admitted under an older version is drawn under it, wherever it runs (T5)."""
+        loaded = self._services.engine.version
+        if self._services.config.staleness.mode != "one_step" or loaded < 0 or self._services.engine.offloaded:
+            return
+        if any(first <= loaded <= last for first, last in newest.abandoned):
+            return  # what would be drawn under a version that no longer lives could not be trained (T1)
+        key = self._services.keys.cohorts
+        while True:
+            versions = await self._services.control.do(lambda client: client.hkeys(key))
+            older = [int(v) for v in versions if int(v) < newest.version]
+            if not older or self._services.engine_lost.is_set():
+                return
+            self._waiting.for_(f"the cohort admitted at version {min(older)} to end before version {newest.version}")
+            await asyncio.sleep(LOOK_S)
+
+    async def _evaluation_ends(self, newest: Publication) -> None:
+        """data.eval_pinned: what is asked of the version that is loaded is drawn before another one comes (T18)."""
+        services = self._services
+        loaded = services.engine.version
+        if not services.config.data.eval_pinned or loaded < 0 or services.engine.offloaded:
+            return
+        if any(first <= loaded <= last for first, last in newest.abandoned):
+            return
+        keys = services.keys
+        while not services.engine_lost.is_set():
+            jobs, is_paused = await services.control.do(lambda client: _evaluating(client, keys))
+            left = sum(_asked_version(job) == loaded for job in jobs)
+            if not left or is_paused:
+                return
+            self._waiting.for_(
+                f"the evaluation of version {loaded} ({left} prompts left) to end before version {newest.version} is "
+                "loaded (data.eval_pinned)"
+            )
+            await asyncio.sleep(EVAL_LOOK_S)
+
+    async def _hold(self, publication: Publication) -> None:
+        """Have the folder of what is to be loaded kept, and that of what is loaded: the engine may have to go back."""
+        services = self._services
+        keys, model = services.keys, services.config.model.name
+        versions = {publication.version} | ({self.loaded.version} if self.loaded is not None else set())
+        record = pack({"versions": sorted(versions), "at": time.time()})
+        await services.control.call(note(keys, keys.loading(model), services.worker, record))
+
+    def _is_loaded(self, publication: Publication) -> None:
+        self.loaded = publication
+        if publication is self.newest:
+            self.cannot_load = ""
+            self._waiting.end()
+
+    async def _refused(self, refused: Publication, exc: PublishError) -> None:
+        """Its folder may be gone because there is a newer one; else say so, and try again after a while."""
+        if await self.look() is not refused:
+            return
+        self._say(refused, exc)
+        await asyncio.sleep(RETRY_S)
+        await self.look()
+
+    def _say(self, refused: Publication, exc: PublishError) -> None:
+        if self.cannot_load != str(exc):
+            log.error("version %d is not loaded: %s", refused.version, exc)
+        self.cannot_load = str(exc)
+        self._waiting.for_(f"a version of {refused.model} that can be loaded; {refused.version} cannot: {exc}")
+
+    async def _count(self, report: ApplyReport) -> None:
+        log.info(
+            "version %d loaded (%s): paused %.1f ms, %d aborted",
+            report.version,
+            report.policy,
+            report.pause_s * 1000,
+            report.num_aborted,
+        )
+        tally, counters = self._services.tally, self._services.keys.counters
+        tally.weight_updates += 1
+        tally.weight_pause_s += report.pause_s
+
+        async def add(client: Client) -> None:
+            pipe = client.pipeline(transaction=False)
+            pipe.hincrby(counters, "weight_updates", 1)
+            pipe.hincrby(counters, "weight_pause_us", int(report.pause_s * 1e6))
+            try:
+                await pipe.execute()
+            except Exception as exc:
+                raise translate(exc, "count") from exc
+
+        try:
+            await self._services.control.do(add)
+        except QueueFull as exc:
+            log.warning("an update of weights is not counted: %s", exc)
+
+
+async def _evaluating(client: Client, keys: Keys) -> tuple[list[bytes], bool]:
+    """Evaluation's jobs that are not done, and whether their lane is paused: nobody draws them then."""
+    pipe = client.pipeline(transaction=False)
+    pipe.zrange(keys.unfinished("eval"), 0, -1)
+    pipe.sismember(keys.paused, "eval")
+    try:
+        jobs, is_paused = await pipe.execute()
+    except Exception as exc:
+        raise translate(exc, "evaluating") from exc
+    return jobs, bool(is_paused)
+
+
+def _asked_version(job: bytes) -> int:
+    """Version that a job of an evaluation is asked of; -1 for one of somebody else's."""
+    parts = job.rsplit(b"/", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else -1

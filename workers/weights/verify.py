@@ -1,0 +1,88 @@
+"""Whether a publication can be loaded, found out before the engine is touched.
+
+A checkpoint with a wrong shape kills a running SGLang server, a missing tensor silently keeps its old values: both
+are refused here. Reads safetensors headers only (8 bytes of length, then JSON) and the bytes for their checksums.
+"""
+
+from pathlib import Path
+
+from penstock.errors import PublishError
+from penstock.protocol.messages import Publication
+from penstock.system.checksum import file_xxh3
+from penstock.weights.index import read_index
+from penstock.weights.safetensors_files import (
+    Tensors,
+    as_safetensors,
+    compare_layouts,
+    has_tied_embeddings,
+    read_folder,
+)
+
+__all__ = ["Tensors", "has_tied_embeddings", "read_folder", "verify_publication"]
+
+#: Ways in which a publication may come.
+TRANSPORTS = ("disk", "nccl", "gloo", "cuda_ipc", "checkpoint_engine")
+
+
+def verify_publication(publication: Publication, reference: Tensors, *, tied: bool = False, files: bool = True) -> None:
+    """Raise PublishError unless the publication is whole and fits the model. Blocks while it reads the files.
+
+    Args:
+        reference: tensors of the model that the engine serves; empty: not known, only the publication's own claims
+            are checked.
+        tied: output embeddings are the input embeddings, so ``lm_head.weight`` may be there or not.
+        files: read the weights' files and compare their checksums; else the index alone, for weights that will not
+            come from the disk.
+    """
+    what = f"publication {publication.version} of {publication.model!r}"
+    if publication.transport not in TRANSPORTS:
+        raise PublishError(
+            f"{what} is by {publication.transport!r}, which this version of penstock does not know: use one of "
+            f"{', '.join(TRANSPORTS)}."
+        )
+    folder = Path(publication.path)
+    if not folder.is_dir():
+        raise PublishError(
+            f"{what}: there is no folder {publication.path} on this machine; publish to one that trainer and workers "
+            "share, and keep it while it is the newest."
+        )
+    announced, checksums = _announced(publication, folder)
+    ignored = {"lm_head.weight"} if tied else set()
+    if announced and reference:
+        compare_layouts(what, "the model that is served", announced, reference, ignored, cast=True)
+    if not files:
+        return
+    _check_files(what, folder, checksums)
+    tensors = read_folder(folder)
+    if not tensors:
+        raise PublishError(f"{what}: {folder} holds no safetensors file.")
+    if announced:
+        compare_layouts(what, "what was announced", tensors, announced, ignored)
+    if reference:
+        compare_layouts(what, "the model that is served", tensors, reference, ignored, cast=True)
+
+
+def _announced(publication: Publication, folder: Path) -> tuple[Tensors, dict[str, int]]:
+    """Tensors and checksums of files that the publication promises."""
+    if not publication.index:
+        said = {name: (as_safetensors(value[0]), tuple(value[1])) for name, value in publication.tensors.items()}
+        return said, publication.checksums
+    index = read_index(folder, publication.index)
+    return {entry.name: (as_safetensors(entry.dtype), entry.shape) for entry in index.entries()}, index.files
+
+
+def _check_files(what: str, folder: Path, checksums: dict[str, int]) -> None:
+    for name, checksum in checksums.items():
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            raise PublishError(f"{what}: file {name!r} is not in {folder}; publish it again.")
+        if file_xxh3(path) != checksum:
+            raise PublishError(
+                f"{what}: {path} is not the file that was announced (its checksum differs); publish it again."
+            )
+    # An engine loads every safetensors file of the folder, announced or not.
+    strangers = {path.name for path in folder.glob("*.safetensors")} - checksums.keys()
+    if checksums and strangers:
+        raise PublishError(
+            f"{what}: {folder} also holds {sorted(strangers)}, not announced; publish to a clean folder."
+        )
