@@ -59,6 +59,7 @@ model: venv
 check: venv
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
+	@.venv/bin/lint-imports --no-logo
 	@.venv/bin/mypy
 
 bench: setup .bench/.ready
