@@ -8,7 +8,20 @@ ARGS ?=
 # Tests of one engine stay together (tests/conftest.py).
 TEST_PROCESSES ?= 4
 
-.PHONY: setup venv engine adapters run several test unit model check bench clean
+.PHONY: setup venv engine adapters run several test unit model check reference bench clean help
+
+help:
+	@echo "make setup      .venv, and .engine with SGLang on CPU"
+	@echo "make run        a run of examples/digits on this machine (CONFIG=run.yaml, ARGS='--trainer.steps=10')"
+	@echo "make several    five trainers on one buffer"
+	@echo "make check      lint, format, walls between the parts, types"
+	@echo "make unit       tests without a server (ARGS='-k name')"
+	@echo "make test       all tests: a real Redis, a real SGLang, real kills"
+	@echo "make model      20,000 random histories of the buffer against its reference model, half an hour"
+	@echo "make adapters   the environment of verl and TRL, for the tests of their adapters"
+	@echo "make bench      benchmarks (ARGS=NAME)"
+	@echo "make reference  docs/configuration.md, from the models"
+	@echo "make clean      removes environments, runs and caches"
 
 # Both side by side: the one downloads while the other unpacks.
 setup:
@@ -61,6 +74,10 @@ check: venv
 	@.venv/bin/ruff format --check .
 	@.venv/bin/lint-imports --no-logo
 	@.venv/bin/mypy
+
+# docs/configuration.md, from the models.
+reference: venv
+	@.venv/bin/python -m console.config_reference docs/configuration.md
 
 bench: setup .bench/.ready
 	@.venv/bin/python -m benchmarks $(ARGS)

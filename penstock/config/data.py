@@ -28,12 +28,15 @@ class DatasetConfig(Section):
     metadata_key: str | None = None
     #: Render chat messages with the model's chat template.
     apply_chat_template: bool = False
+    #: In another order in each epoch, which follows from ``seed``.
     shuffle: bool = True
     #: Overrides of ``rollout.sampling`` for this dataset.
     sampling: dict[str, Any] = Field(default_factory=dict)
     #: Answers per prompt for this dataset; None takes ``rollout.n`` (train) or 1 (eval).
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    #: Reward of this dataset; None: ``reward.function``.
     reward: RewardName | None = None
+    #: Environment that answers between turns; None: one turn.
     environment: EnvironmentName | None = None
 
     @field_validator("name")

@@ -19,8 +19,9 @@ class EngineConfig(Section):
     url: str | None = None
     #: Engines behind an sglang-router of the worker's own, which stand for one; beside it neither url nor args.
     router: RouterConfig | None = None
-    #: Address that a spawned server listens at, and its port; 0 takes a free one.
+    #: Address that a spawned server listens at.
     host: str = "127.0.0.1"
+    #: Port of a spawned server; 0 takes a free one.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     #: Interpreter of the environment that has sglang; spawned servers only.
     python: str = ".engine/bin/python"
@@ -48,6 +49,7 @@ class EngineConfig(Section):
     #: So many failures (deaths before anything was finished, starts in vain) within the window are a crash loop: the
     #: worker hands its jobs back, leases none, says why, and tries again every ``max_restart_wait_s``.
     crash_loop_failures: Annotated[int, Field(ge=2)] = 5
+    #: See ``crash_loop_failures``.
     crash_loop_window_s: Seconds = 600.0
     #: Longest wait for one answer.
     request_timeout_s: Seconds = 3600.0

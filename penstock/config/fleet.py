@@ -32,7 +32,9 @@ def _is_name(kind: str, name: str) -> str:
 class MemberConfig(Section):
     """One engine behind a router."""
 
+    #: Its address, http://HOST:PORT.
     url: str
+    #: What it does: all of it, or one half of a pair of prefill and decode.
     worker_type: Literal["regular", "prefill", "decode"] = "regular"
     #: Where decode engines fetch KV from; prefill only.
     bootstrap_port: Port | None = None
@@ -54,6 +56,7 @@ class MemberConfig(Section):
 class RouterOptions(Section):
     """How a router spreads requests over engines."""
 
+    #: How sglang-router chooses an engine for a request.
     policy: Literal["cache_aware", "round_robin", "random", "power_of_two", "manual"] = "cache_aware"
     #: More arguments of sglang-router, names without dashes; true stands for a bare flag.
     args: dict[str, Any] = Field(default_factory=dict)
@@ -67,8 +70,9 @@ class RouterConfig(RouterOptions):
     """A router of the worker's own, and the engines behind it when it starts."""
 
     engines: Annotated[list[MemberConfig], Field(min_length=1)]
-    #: Address it listens at; port 0 takes a free one.
+    #: Address it listens at.
     host: str = "127.0.0.1"
+    #: Port it listens at; 0 takes a free one.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     #: Port of its metrics; 0 takes a free one.
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
@@ -95,10 +99,13 @@ class GroupConfig(Section):
     worker_type: WorkerType = "regular"
     #: GPUs of the group. An engine takes num_gpus_per_engine of them; 0: engines without GPUs, num_engines of them.
     num_gpus: Annotated[int, Field(ge=0)] = 0
+    #: GPUs of one engine; None: 1, or 0 where the group has none.
     num_gpus_per_engine: Annotated[int, Field(ge=0)] | None = None
+    #: Engines of a group without GPUs.
     num_engines: Positive | None = None
     #: Exactly these GPU ids of ``host``; None: the next free ones.
     gpus: list[Annotated[int, Field(ge=0)]] | None = None
+    #: Machine of ``fleet.nodes`` that the group is on; None: wherever there is room.
     host: str | None = None
     #: Servers that run already: nothing is started, no GPU reserved.
     urls: list[str] = Field(default_factory=list)
@@ -182,6 +189,7 @@ class GroupConfig(Section):
 class ModelGroups(Section):
     """One model and the groups of engines that serve it."""
 
+    #: Name of the model, and of its weights stream.
     name: str
     #: Its folder; None: model.path, for the trained model alone.
     model_path: str | None = None
@@ -220,14 +228,18 @@ class ModelGroups(Section):
 class NodeConfig(Section):
     """One machine."""
 
+    #: Name or address of the machine.
     host: str
+    #: GPUs of it that the fleet may take.
     num_gpus: Annotated[int, Field(ge=0)] = 0
 
 
 class AutoscaleConfig(Section):
     """Between how many workers the fleet may move by itself, and on what."""
 
+    #: Fewest workers.
     min_workers: Positive = 1
+    #: Most workers.
     max_workers: Positive
     #: What a worker draws with all slots taken; None: as they were seen to, the mean of those that ever were full.
     worker_tokens_per_s: Annotated[float, Field(gt=0)] | None = None
@@ -248,6 +260,7 @@ class AutoscaleConfig(Section):
 class FleetConfig(Section):
     """Engines of the run by groups, and who starts them: ``penstock fleet up``."""
 
+    #: Who starts the processes: this machine alone, or a Ray cluster.
     launcher: Literal["local", "ray"] = "local"
     #: Machines; empty: this one with the GPUs that it has, or the nodes of the Ray cluster.
     nodes: list[NodeConfig] = Field(default_factory=list)

@@ -13,6 +13,7 @@ class ModelConfig(Section):
     name: str = "policy"
     #: Hugging Face folder of the first policy: config, tokenizer, weights.
     path: str
+    #: Type of the engine's weights: auto (that of the folder), bfloat16, float16 or float32.
     dtype: str = "auto"
 
     @field_validator("dtype")

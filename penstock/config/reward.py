@@ -14,6 +14,7 @@ class RewardConfig(Section):
     function: RewardName = "exact_match"
     #: Where a reward returns a dict, the entry that is the number.
     key: str = "score"
+    #: Longest run of the reward on one sample.
     timeout_s: Seconds = 30.0
     #: Tries of a reward that raises.
     max_attempts: Positive = 2
@@ -22,7 +23,9 @@ class RewardConfig(Section):
     #: Admission stops when more than this share of a dataset's jobs died of the user's code (reward, environment), of
     #: the last ``died_window`` that ended, from ``died_from`` on; 1: never.
     max_died_share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    #: See ``max_died_share``.
     died_window: Annotated[int, Field(ge=1, le=10_000)] = 100
+    #: See ``max_died_share``.
     died_from: Positive = 20
     #: Verifier processes of math_verify per worker, with pool.kind process.
     processes: Positive = 2

@@ -43,10 +43,12 @@ class Config(Section):
 
     #: Namespace in Redis and folder under ``directory``.
     run: str
+    #: Where runs have their folders.
     directory: Path = Path("runs")
     #: A script and its arguments, which ``penstock run`` runs before each start with our own interpreter, in the
     #: script's folder; what is there already is for the script to see.
     prepare: Annotated[list[str], Field(min_length=1)] | None = None
+    #: Of the order of the data and, where the engine draws by seeds, of every sample.
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     redis: RedisConfig = RedisConfig()
     model: ModelConfig

@@ -13,6 +13,8 @@ MODE_BOUND = {"sync": 0, "one_step": 1}
 class StalenessConfig(Section):
     """The policy object of gate and cut (docs/truth.md, T2 to T5)."""
 
+    #: sync: a batch is drawn by the version that is trained on it; one_step: by the one before; async: by any version
+    #: within ``bound``.
     mode: Literal["sync", "one_step", "async"] = "async"
     #: Most versions between drawing a token and training it; sync means 0 and one_step 1.
     bound: Annotated[int, Field(ge=0)] = 4

@@ -50,9 +50,11 @@ class TrainerConfig(Section):
     minibatches: Positive = 1
     #: Passes over a batch.
     epochs: Positive = 1
+    #: Learning rate (AdamW), constant after the warm-up.
     lr: Annotated[float, Field(ge=0)] = 1e-4
     #: Optimizer steps over which the learning rate rises to ``lr``.
     warmup_steps: Annotated[int, Field(ge=0)] = 5
+    #: Gradients are scaled down to this norm.
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     #: An optimizer step whose gradient is not finite is skipped, its batch committed; after so many batches in a row
     #: with such a step the run stops, when the last one is committed, and names them. null: never.
@@ -60,6 +62,7 @@ class TrainerConfig(Section):
     #: Clips of the ratio, 1 - clip_low to 1 + clip_high; the defaults are those of ``loss`` (LOSS_DEFAULTS). null: of
     #: reinforce alone, which takes no ratio.
     clip_low: Annotated[float, Field(ge=0, le=1)] | None = 0.2
+    #: See ``clip_low``.
     clip_high: Annotated[float, Field(ge=0)] | None = 0.2
     #: Where a losing token (advantage below 0) has become this many times as likely, it is not pushed further (dual
     #: clip, arXiv 1912.09729); of ppo and gspo, whose clips leave that open. null: no such bound.
@@ -109,6 +112,7 @@ class TrainerConfig(Section):
     transfer_address: str = "127.0.0.1"
     #: Most bytes gathered for one file, and sent at once.
     bucket_bytes: Positive = 1024**3
+    #: cpu, cuda or cuda:N, where the reference trainer computes.
     device: str = "cpu"
     #: torch threads; 0 leaves torch's choice.
     num_threads: Annotated[int, Field(ge=0)] = 1

@@ -19,6 +19,7 @@ class WorkerConfig(Section):
     apply: Literal["in_place", "abort", "drain"] = "in_place"
     #: A lease not renewed for so long is taken over.
     lease_s: Seconds = 15.0
+    #: Leases are renewed, and presence is told, so often.
     heartbeat_s: Seconds = 2.0
     #: A worker whose event loop made no step for so long renews its leases no more: others take its jobs.
     stuck_s: Seconds = 120.0
@@ -38,6 +39,7 @@ class WorkerConfig(Section):
     #: Rewards and environments, ``module:name``, that jobs may name beside those of ``reward`` and ``data``. A worker
     #: imports nothing else: a job comes from Redis, and whoever writes there must not choose what is run here.
     rewards: list[RewardName] = Field(default_factory=list)
+    #: Environments (module:class) that jobs may name beside those of ``data``; no other is imported.
     environments: list[EnvironmentName] = Field(default_factory=list)
     #: Port of Prometheus metrics; 0 takes a free one, None: none.
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
