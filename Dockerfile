@@ -9,6 +9,7 @@ WORKDIR /penstock
 ARG PIP_ARGS=""
 RUN pip install --no-cache-dir $PIP_ARGS torch==2.13.0
 COPY pyproject.toml README.md LICENSE ./
+COPY console console
 COPY penstock penstock
 COPY producer producer
 COPY workers workers

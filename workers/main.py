@@ -3,12 +3,12 @@
 | task | waits for | unblocked by |
 |---|---|---|
 | intake | a free slot, a job its engine may start | a sample that ends; the list `wake` |
-| jobs | slot, engine, reward, Redis | see held_job.py |
-| heartbeat | time | - (see heartbeat.py: a thread renews the leases) |
+| jobs | slot, engine, reward, Redis | see jobs/held_job.py |
+| heartbeat | time | - (see jobs/heartbeat.py: a thread renews the leases) |
 | weights | a publication; running samples (drain); the cohort (one_step) | the stream `weights:MODEL` |
 | engine | the engine's death | see caretaker.py: its restart with the newest publication (I9) |
 | members | the list of a router's engines | `penstock fleet` |
-| checks | verdicts of the verifier pool, with reward.pool.kind rq | see checks.py |
+| checks | verdicts of the verifier pool, with reward.pool.kind rq | see rewards/pool/client.py |
 | presence | time | - |
 
 The first task to die takes the process down with its reason. SIGTERM drains: no new lease, running samples may end for

@@ -546,6 +546,6 @@ class Publication(Record):
     published_s: float = 0.0
     #: Ranges (first, last) of versions that rewinds abandoned: an engine that holds one loads this without waiting.
     abandoned: list[list[int]] = field(default_factory=list, metadata=pairs())
-    #: Digest of the index in the folder (weights_index.py), which names tensors, checksums and files; '' for none:
+    #: Digest of the index in the folder (weights/index.py), which names tensors, checksums and files; '' for none:
     #: then ``tensors`` and ``checksums`` say it here.
     index: str = ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("penstock", "producer", "workers", "buffer", "consumers")
+PACKAGES = ("console", "penstock", "producer", "workers", "buffer", "consumers")
 
 SCRIPT = """
 from penstock import Environment, Observation, Requests, Trainer
@@ -45,8 +45,9 @@ def test_the_wheel_has_all_that_is_no_code(installed: Path) -> None:
     (site,) = installed.parents[1].glob("lib/python3*/site-packages")
 
     assert all((site / name / "py.typed").is_file() for name in PACKAGES)
-    lua = {path.name for path in (ROOT / "penstock" / "lua").glob("*.lua")}
-    assert {path.name for path in (site / "penstock" / "lua").glob("*.lua")} == lua
+    lua = {path.name for path in (ROOT / "penstock" / "protocol" / "lua").glob("*.lua")}
+    assert "lease.lua" in lua
+    assert {path.name for path in (site / "penstock" / "protocol" / "lua").glob("*.lua")} == lua
     assert (site / "workers" / "engine_env" / "install.sh").is_file()
 
 

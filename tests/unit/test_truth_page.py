@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("penstock", "producer", "workers", "buffer", "consumers", "examples")
+PACKAGES = ("console", "penstock", "producer", "workers", "buffer", "consumers", "examples")
 RULES = [f"T{number}" for number in range(1, 19)]
 PAGE = (ROOT / "docs" / "truth.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (T\d+) [^\n]+\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -71,7 +71,8 @@ def test_no_message_and_no_help_speaks_in_codes() -> None:
 def test_settings_and_pages_that_name_a_rule_say_where_it_stands() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.yaml"))]
     lines = [(path, line) for path in pages if path.name != "truth.md" for line in path.read_text("utf-8").splitlines()]
-    configs = sorted((ROOT / "penstock").glob("*config.py"))
+    configs = sorted((ROOT / "penstock" / "config").glob("*.py"))
+    assert configs
     lines += [(path, line) for path in configs for line in path.read_text("utf-8").splitlines() if "#" in line]
 
     assert [f"{path.name}: {line}" for path, line in lines if CODE.search(line) and "truth" not in line] == []

@@ -2,7 +2,7 @@
 
 A reward is ``exact_match``, ``math_verify``, or ``module:function`` of the user's. A job's own reward goes before the
 run's, if the worker's configuration names it: nothing else is imported. With ``reward.pool.kind: rq`` all but
-exact_match are asked of the verifier pool (checks.py).
+exact_match are asked of the verifier pool (pool/client.py).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Runs sglang-router in the engines' environment: ``python -I router_process.py ARGUMENTS``; imports nothing of ours.
+"""Runs sglang-router in the engines' environment: ``python -I child.py ARGUMENTS``; imports nothing of ours.
 
 The package's own launcher imports sglang with it, which takes seconds; this takes the router alone.
 """
