@@ -12,6 +12,7 @@ from penstock.config import ModelConfig, RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
 from penstock.protocol.messages import Job, Publication, Sample
 from tests.integration import oracle
+from tests.integration.aborts import assert_an_abort_ends_its_own_request_only
 from tests.integration.engine_fixtures import cpu_engine
 from tests.tiny_model import publication_of
 from workers.jobs.gate import Gate
@@ -72,20 +73,7 @@ async def test_the_last_id_of_the_vocabulary_is_scored_as_itself(engine: Engine,
 
 
 async def test_an_abort_ends_its_own_request_only(engine: Engine) -> None:
-    # The first cannot end while its abort is on the way.
-    lengths = {"a/0/0/1": 4000, "a/0/0/10": 400}
-    tasks = {
-        rid: asyncio.create_task(engine.generate(PROMPT, LONG | {"max_new_tokens": length}, rid=rid))
-        for rid, length in lengths.items()
-    }
-    # Behind both on the way: when it is answered they have begun.
-    await engine.generate(PROMPT, SHORT, rid="a/0/0/2")
-    await engine.abort("a/0/0/1")
-
-    ended = await tasks["a/0/0/1"]
-    assert ended.finish_reason == "abort"
-    assert 0 < len(ended.output_ids) == len(ended.logprobs) < 4000
-    assert (await tasks["a/0/0/10"]).finish_reason == "length"
+    await assert_an_abort_ends_its_own_request_only(engine)
 
 
 async def test_what_the_engine_refuses_is_an_engine_error(engine: Engine) -> None:

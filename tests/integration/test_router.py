@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.messages import Job, Publication
 from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
+from tests.integration.aborts import assert_an_abort_ends_its_own_request_only
 from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.worker_play import (
@@ -50,8 +51,6 @@ from workers.router.members import write_members
 from workers.router.process import Router
 from workers.router.replicas import Replica
 from workers.sglang import server as servers
-from workers.sglang.engine import Engine
-from workers.sglang.segment import Segment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -177,26 +176,6 @@ async def assert_scores_are_true(config: Config, model: Path) -> None:
         logprobs = torch.log_softmax(oracle.load_model(model)(torch.tensor([tokens])).logits[0].detach(), -1)
         expected = [float(logprobs[place - 1, tokens[place]]) for place in range(3, len(tokens))]
         np.testing.assert_allclose(one.logprobs, expected, atol=1e-4)
-
-
-async def assert_an_abort_ends_its_own_request_only(engine: Engine) -> None:
-    """It goes to every engine, and finds its request on the one that the router chose."""
-    lengths = {"x/0/0/10": 300, "x/0/0/1": 2000}  # the second cannot end while its abort is on the way
-    drawing = {name: asyncio.Event() for name in lengths}
-
-    def run(name: str) -> Coroutine[Any, Any, Segment]:
-        sampling = LONG | {"max_new_tokens": lengths[name]}
-        return engine.generate([5, 6, 7], sampling, rid=name, heard=lambda *_: drawing[name].set())
-
-    running = {}
-    for name in lengths:
-        running[name] = asyncio.create_task(run(name))
-        await drawing[name].wait()
-    await engine.abort("x/0/0/1")
-    ended = await running["x/0/0/1"]
-    assert ended.finish_reason == "abort"
-    assert 0 < len(ended.output_ids) == len(ended.logprobs) < 2000
-    assert (await running["x/0/0/10"]).finish_reason == "length"
 
 
 async def say(client: redis.Redis, keys: Keys, *words: str) -> None:
