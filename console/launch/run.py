@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -452,15 +453,16 @@ def _logging(folder: RunFolder, live: Live) -> Iterator[None]:
     """The launcher's own log: all in ``launcher.log``, warnings shown as well."""
     file = logging.FileHandler(folder.logs / "launcher.log")
     file.setFormatter(logging.Formatter(FORMAT.format(part="launcher"), datefmt="%Y-%m-%d %H:%M:%S"))
-    handlers, logger = [file, _Events(live)], logging.getLogger("penstock")
-    logger.setLevel(logging.INFO)
-    for handler in handlers:
+    handlers, loggers = [file, _Events(live)], [logging.getLogger(name) for name in ("console", "penstock")]
+    for logger, handler in product(loggers, handlers):
+        logger.setLevel(logging.INFO)
         logger.addHandler(handler)
     try:
         yield
     finally:
-        for handler in handlers:
+        for logger, handler in product(loggers, handlers):
             logger.removeHandler(handler)
+        for handler in handlers:
             handler.close()
 
 
