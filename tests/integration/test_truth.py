@@ -138,7 +138,7 @@ async def test_T6_abort(
 
     assert_spans_enough(samples)
     assert_well_formed(samples)
-    assert all(report.num_aborted > 0 for report in reports)
+    assert all(report.num_aborted > 0 for report in reports[-2:])
     assert sum(sample.num_aborts for sample in samples) == sum(report.num_aborted for report in reports)
     assert_true(samples, recompute_oracle(oracle_models), engine)
 
