@@ -72,6 +72,8 @@ def test_one_that_is_left_to_itself_is_closed_without_a_word(caplog: pytest.LogC
         with pytest.raises(TimeoutError):
             await bounded(swallows, 0.05, "swallows")
 
+    gc.collect()  # what other tests left
+    caplog.clear()
     run_through(main(), asyncio.new_event_loop)
     gc.collect()
     assert caplog.text == ""
