@@ -111,6 +111,8 @@ async def test_T6_T8_aborts_that_race_with_the_end_of_an_answer(
 NUM_JOBS = 24
 #: As many as the batches before the rewind take, and some that are ready then.
 NUM_FIRST = 10
+#: Of those behind them, that no engine is done with while the trainer goes back.
+NUM_LONG = 4
 #: Batches that are cut before the rewind; they come again as they were, whatever they hold.
 NUM_BEFORE = 3
 
@@ -147,9 +149,10 @@ def running(worker: Worker) -> list[Sample]:
     return [sample for held in worker._held.values() for sample in held._samples.values()]
 
 
-def num_whole(worker: Worker, version: int) -> int:
-    """Groups of which every sample is under way and has tokens of ``version``."""
-    found = Counter(sample.job.id for sample in running(worker) if version in sample.versions)
+def num_whole(worker: Worker, version: int, jobs: list[Job]) -> int:
+    """Groups of ``jobs`` of which every sample is under way and has tokens of ``version``."""
+    ids = {job.id for job in jobs}
+    found = Counter(sample.job.id for sample in running(worker) if version in sample.versions and sample.job.id in ids)
     return sum(count == 2 for count in found.values())
 
 
@@ -174,13 +177,15 @@ async def test_T1_T6_a_rewind_under_load_mixes_nothing_unmarked(
         worker={"apply": policy, "slots": 8, "checkpoint_tokens": 20},
         staleness={"mode": "async", "bound": 20},
         trainer={"batch_groups": 2},
+        rollout={"max_context_tokens": 2000},
     )
     named = [
         job(i, "abcdefgh"[i % 8], sampling={"max_new_tokens": 60 + 50 * (i % 5), "ignore_eos": True})
         for i in range(NUM_FIRST)
     ]
+    long = range(NUM_FIRST, NUM_FIRST + NUM_LONG)
     later = [
-        job(i, "abcdefgh"[i % 8], sampling={"max_new_tokens": 200 + 50 * (i % 5), "ignore_eos": True})
+        job(i, "abcdefgh"[i % 8], sampling={"max_new_tokens": 1500 if i in long else 100, "ignore_eos": True})
         for i in range(NUM_FIRST, NUM_JOBS)
     ]
     admit(client, keys, named)
@@ -196,7 +201,7 @@ async def test_T1_T6_a_rewind_under_load_mixes_nothing_unmarked(
             # Whole groups are under way with tokens of what is abandoned now: one of which a sample is done is dropped,
             # and one may be left alone at the end.
             admit(client, keys, later)
-            await until(lambda: num_whole(worker, 4) >= 2, "for groups with tokens of version 4", 60)
+            await until(lambda: num_whole(worker, 4, later[:NUM_LONG]) >= 2, "for groups with tokens of version 4", 60)
             held = {sample.id for sample in running(worker) if {3, 4} & set(sample.versions)}
             trainer.load_state_dict(saved)
             assert part.publish() == 5
