@@ -69,11 +69,12 @@ class HoldingProxy:
             # The proofs of the client are no streams, and must not wait for what they are to prove.
             while (chunk := await chunks.get()) is not None:
                 if request.path == "/generate" and answer.content_type == "text/event-stream":
-                    held = held or not self._flows.is_set()
+                    if not held and not self._flows.is_set():
+                        held = True
+                        self.num_held += 1
                     await self._flows.wait()
                 await response.write(chunk)
             await reading
-            self.num_held += held
             await response.write_eof()
         if request.path == "/continue_generation":
             asyncio.get_running_loop().call_later(HOLD_S, self._release)

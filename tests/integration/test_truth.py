@@ -172,7 +172,8 @@ async def test_T6_in_place_without_spans_never_claims_a_newer_version(
 
     assert_well_formed(samples)
     truths = {sample.id: engine.truth[sample.id] for sample in samples}
-    assert sum(len(set(truth)) >= 2 for truth in truths.values()) >= 0.2 * len(samples)
+    last = samples[-NUM_SAMPLES:]
+    assert sum(len(set(truths[sample.id])) >= 2 for sample in last) >= 0.2 * len(last)
     for sample in samples:
         _assert_never_newer(sample, truths[sample.id])
 
