@@ -44,6 +44,11 @@ class PartProcess:
         self.process.kill()
         self.process.wait()
 
+    def freeze(self) -> None:
+        """SIGSTOP; a kill ends it nevertheless."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
     def end(self) -> int:
         """SIGTERM; the exit code."""
         assert self.process is not None

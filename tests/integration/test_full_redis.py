@@ -10,7 +10,7 @@ from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, pack
+from penstock.protocol.messages import Job, Publication, pack
 from penstock.protocol.scripts import ensure_lanes, run
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
@@ -32,6 +32,11 @@ def test_I4_a_full_redis_drains_through_a_restart_of_every_part(
             run_.publish(trainer)
             run_.train(trainer)
             run_.until("completed", 10)
+        # Beyond the gate, which may have nothing left to draw by now; the worker finds them when it is there again.
+        worker.freeze()
+        play.admit(
+            run_.client, run_.keys, [Job(f"d/9/{i}", 2, prompt=f"a{i}=", label="x") for i in range(4)], source="ours"
+        )
         run_.client.config_set("maxmemory", 1)
         for part in (buffer, producer, worker):
             part.restart()

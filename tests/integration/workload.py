@@ -22,8 +22,9 @@ TOLERANCE = 1e-4
 #: What a wrong boundary must be off by at least, somewhere in the workload.
 VISIBLE = 1e-2
 ROLLOUT = RolloutConfig(n=1, sampling={"temperature": TEMPERATURE}, max_context_tokens=1024, max_turns=2)
-#: New tokens of each sample; the longest is 30 times the shortest.
-LENGTHS = [6, 15, 50, 110, 180]
+#: New tokens of each sample; the longest is 75 times the shortest, and drawn for longer than a busy machine takes to
+#: prove the files of a version.
+LENGTHS = [6, 15, 150, 300, 450]
 NUM_SAMPLES = 40
 
 
