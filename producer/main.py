@@ -18,6 +18,7 @@ import signal
 import threading
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from penstock.config import Config
 from penstock.errors import ConfigError, QueueFull, QueueUnavailable
@@ -29,6 +30,7 @@ from penstock.protocol.scripts import Admission, ensure_lanes
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Client, Control
+from penstock.weights.tokenizer import read_tokenizer
 from producer.dataset import Dataset, Mixture, Template, check_overlap
 
 log = logging.getLogger(__name__)
@@ -277,12 +279,7 @@ def _template(config: Config) -> Template | None:
     """The chat template of the model, where a dataset wants one."""
     if not any(one.apply_chat_template for one in (*config.data.train, *config.data.eval)):
         return None
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(config.model.path, local_files_only=True)
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"model.path {config.model.path} holds no tokenizer for its chat template: {exc}") from exc
+    tokenizer: Any = read_tokenizer(config.model.path)
     return lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 

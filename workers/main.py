@@ -22,12 +22,11 @@ import logging
 import signal
 from collections.abc import Coroutine
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from penstock.config import Config, EngineConfig
+from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, QueueFull
 from penstock.names import LANES
 from penstock.protocol import scripts
@@ -38,42 +37,40 @@ from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
 from penstock.system.tokens import new_token
 from penstock.system.user_code import run_through, staying_alive
-from penstock.weights.model_folder import read_vocab_size
+from penstock.weights.tokenizer import load_tokenizer
 from workers.caretaker import Caretaker
 from workers.jobs.commits import Commits
 from workers.jobs.environments import Environments, allowed_environments
 from workers.jobs.gate import Gate
 from workers.jobs.heartbeat import Heartbeat, Lease
 from workers.jobs.held_job import HeldJob
-from workers.jobs.stops import Tokenizer
 from workers.metrics import Metrics
 from workers.presence import Presence
 from workers.rewards.allowed import allowed_rewards
 from workers.rewards.score import Rewards
-from workers.router.engine import RoutedEngine
-from workers.router.members import follow_members, refuse_dropped
+from workers.router.choose import make_engine
+from workers.router.members import follow_members
 from workers.services import Services
-from workers.sglang.capabilities import TABLE
-from workers.sglang.engine import Engine
-from workers.sglang.routed_experts import FLAG as ROUTING_FLAG
-from workers.sglang.routed_experts import NAME as ROUTED_EXPERTS
-from workers.sglang.routed_experts import read_routing
-from workers.sglang.server import with_switch
 from workers.weights.updates import Updates
 
 if TYPE_CHECKING:
     from workers.rewards.pool.client import Checks
 
+
 log = logging.getLogger(__name__)
 
 #: Longest sleep on the list of wake-ups: a wake-up that another worker took costs at most so long.
 WAKE_S = 1.0
+
 #: Longest sleep until a slot or the engine is looked at.
 LOOK_S = 0.1
+
 #: Samples that may be drawn and not committed (rewards, a full Redis), in slots.
 MAX_OPEN = 4
+
 #: Longest wait for a note of a wait to be written.
 NOTE_S = 1.0
+
 #: Longest wait for samples to be handed back.
 HAND_BACK_S = 15.0
 
@@ -196,8 +193,9 @@ class Worker:
         await self.caretaker.first_start()
         work: list[Coroutine[Any, Any, None]] = [self._intake(), self.updates.run(), self.caretaker.run()]
         names = ["intake", "weights", "engine"]
-        if isinstance(engine := self.services.engine, RoutedEngine):
-            work.append(follow_members(self.services.control, self.keys, engine))
+        if self.config.engine.router is not None:
+            engine = self.services.engine
+            work.append(follow_members(self.services.control, self.keys, engine.name, engine.set_members))
             names.append("members")
         if (checks := self.services.rewards.checks) is not None:
             work.append(checks.run())
@@ -382,79 +380,6 @@ class Worker:
         self._notes.close()
         if self.metrics is not None:
             self.metrics.close()
-
-
-def engine_config(config: Config) -> EngineConfig:
-    """The configuration of this worker's engine: one that is looked at while it draws sends each token once.
-
-    Which it may be by its release, too: those that do not report spans are looked at where weights change in place.
-    """
-    engine = with_switch(config.engine, ROUTING_FLAG) if ROUTED_EXPERTS in config.rollout.sides else config.engine
-    if not config.worker.stream_interval and config.worker.apply != "in_place":
-        return engine
-    return with_switch(engine, TABLE[-1].incremental_streaming_flag)
-
-
-def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
-    """The client of what this worker feeds; nothing is started.
-
-    Raises:
-        ConfigError: a router would drop what the run samples with, or what it is to fail with.
-    """
-    engine = (
-        Engine(engine_config(config), config.model, name=name, log_dir=log_dir, faults=config.faults)
-        if config.engine.router is None
-        else make_routed(config, name, log_dir)
-    )
-    if ROUTED_EXPERTS in config.rollout.sides:
-        engine.routing = read_routing(config.model.path)
-    engine.seed = config.seed
-    engine.changes_in_place = config.worker.apply == "in_place"
-    return engine
-
-
-def make_routed(config: Config, name: str, log_dir: Path) -> RoutedEngine:
-    """The client of engines behind a router; raises as :func:`make_engine`."""
-    refuse_dropped(config)
-    if config.faults.any:
-        raise ConfigError("faults fail the requests of one engine, and engine.router has several: remove one of them.")
-    return RoutedEngine(config.engine, config.model, name=name, log_dir=log_dir)
-
-
-def load_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer in a model's folder. Reads local files only.
-
-    Raises:
-        ConfigError: there is none, or it gives ids that the model does not have.
-    """
-    from transformers import AutoTokenizer
-
-    if not Path(path, "config.json").is_file():
-        raise ConfigError(f"model.path {path} is no folder with a config.json: download the model and name its folder.")
-
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"model.path {path} holds no tokenizer that can be read: {exc}") from exc
-    check_vocabulary(tokenizer, read_vocab_size(path), path)
-    return cast(Tokenizer, tokenizer)
-
-
-def check_vocabulary(tokenizer: Any, size: int, path: str) -> None:
-    """Raise ConfigError where a tokenizer gives ids that the model does not have.
-
-    Added tokens beyond, such as a padding token that nothing encodes to, are told and let pass: a prompt that holds one
-    is refused by itself.
-    """
-    added = set(tokenizer.get_added_vocab().values())
-    highest = max(set(tokenizer.get_vocab().values()) - added, default=-1)
-    if size and highest >= size:
-        raise ConfigError(
-            f"model.path {path}: its tokenizer gives ids up to {highest}, and the model has {size} of them: it is the "
-            "tokenizer of another model; put the model's own into the folder."
-        )
-    if size and max(added, default=-1) >= size:
-        log.warning("the tokenizer in %s has added tokens beyond the model's %d ids", path, size)
 
 
 async def _run(config: Config, name: str) -> None:

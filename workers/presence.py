@@ -15,7 +15,6 @@ from penstock.protocol.messages import pack
 from penstock.protocol.waits import Waiting
 from workers.capacity import Capacity
 from workers.jobs.held_job import HeldJob
-from workers.router.engine import RoutedEngine
 from workers.services import Services
 from workers.weights.updates import Updates
 
@@ -161,5 +160,5 @@ class Presence:
             "unwatched": self._updates.memory.unwatched,
             "revived_at": self._updates.memory.revived_at,
             "metrics": self._metrics_url,
-            "engines": engine.describe() if isinstance(engine, RoutedEngine) else [],
+            "engines": engine.describe(),
         }

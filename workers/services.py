@@ -9,14 +9,14 @@ from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.redis.control import AsyncControl
+from penstock.weights.tokenizer import Tokenizer
+from workers.engine import Engine
 from workers.jobs.commits import Commits
 from workers.jobs.endings import Endings
 from workers.jobs.environments import Environments
 from workers.jobs.gate import Gate
 from workers.jobs.repeats import Repeats
-from workers.jobs.stops import Tokenizer
 from workers.rewards.score import Rewards
-from workers.sglang.engine import Engine
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from penstock.protocol.messages import Publication
 from tests.missing import need
 from tests.tiny_model import make_tiny_model, publication_of
 from workers.sglang import server as servers
-from workers.sglang.engine import Engine
+from workers.sglang.engine import SglangEngine
 
 ENGINE_PYTHON = os.environ.get("PENSTOCK_ENGINE_PYTHON", ".engine/bin/python")
 
@@ -98,10 +98,10 @@ def engine_url(model_config: ModelConfig, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 async def engine(
     engine_url: str, model_config: ModelConfig, publications: list[Publication], tmp_path: Path
-) -> AsyncIterator[Engine]:
+) -> AsyncIterator[SglangEngine]:
     """A client of the session's server that has version 1 loaded."""
     config = cpu_engine().model_copy(update={"url": engine_url})
-    engine = Engine(config, model_config, name="test", log_dir=tmp_path)
+    engine = SglangEngine(config, model_config, name="test", log_dir=tmp_path)
     await engine.start(publications[1])
     yield engine
     await engine.stop()

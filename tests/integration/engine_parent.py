@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 from penstock.config import EngineConfig, ModelConfig
-from workers.sglang.engine import Engine
+from workers.sglang.engine import SglangEngine
 
 
 async def main() -> None:
     config, model, log_dir = sys.argv[1:]
-    engine = Engine(
+    engine = SglangEngine(
         EngineConfig.model_validate_json(config),
         ModelConfig.model_validate_json(model),
         name="orphan",

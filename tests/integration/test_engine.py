@@ -15,12 +15,12 @@ from tests.integration import oracle
 from tests.integration.aborts import assert_an_abort_ends_its_own_request_only
 from tests.integration.engine_fixtures import cpu_engine
 from tests.tiny_model import publication_of
+from workers.engine import Segment
 from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample
 from workers.jobs.partial import partial_from_bytes, partial_to_bytes
 from workers.sglang.capabilities import release_of
-from workers.sglang.engine import Engine
-from workers.sglang.segment import Segment
+from workers.sglang.engine import SglangEngine
 from workers.weights.apply import Policy, apply_publication
 
 pytestmark = pytest.mark.engine
@@ -30,7 +30,7 @@ SHORT = {"max_new_tokens": 12, "ignore_eos": True}
 LONG = {"max_new_tokens": 400, "ignore_eos": True}
 
 
-async def test_generate_returns_ids_logprobs_and_versions(engine: Engine) -> None:
+async def test_generate_returns_ids_logprobs_and_versions(engine: SglangEngine) -> None:
     segment = await engine.generate(PROMPT, SHORT, rid="a/0/0/0")
 
     assert len(segment.output_ids) == len(segment.logprobs) == len(segment.versions) == 12
@@ -41,7 +41,7 @@ async def test_generate_returns_ids_logprobs_and_versions(engine: Engine) -> Non
     assert await engine.healthy()
 
 
-async def test_score_is_the_logprob_at_temperature_one(engine: Engine, models: list[Path]) -> None:
+async def test_score_is_the_logprob_at_temperature_one(engine: SglangEngine, models: list[Path]) -> None:
     answer = [9, 20, 33, 27, 34, 40, 2, 2, 23, 18, 1]
     sample = Sample(Job(id="a/0/0", n=1), 0)
     sample.append(PROMPT)
@@ -53,7 +53,7 @@ async def test_score_is_the_logprob_at_temperature_one(engine: Engine, models: l
         await engine.score(PROMPT, 0)
 
 
-async def test_the_last_id_of_the_vocabulary_is_scored_as_itself(engine: Engine, models: list[Path]) -> None:
+async def test_the_last_id_of_the_vocabulary_is_scored_as_itself(engine: SglangEngine, models: list[Path]) -> None:
     """SGLang 0.5.20 names it 0 in its answer; the number is that of the id itself."""
     last = engine.vocab_size - 1
     assert last == json.loads((models[1] / "config.json").read_text())["vocab_size"] - 1
@@ -72,18 +72,18 @@ async def test_the_last_id_of_the_vocabulary_is_scored_as_itself(engine: Engine,
     assert abs(swapped[len(PROMPT)] - expected[len(PROMPT)]) > 1e-2
 
 
-async def test_an_abort_ends_its_own_request_only(engine: Engine) -> None:
+async def test_an_abort_ends_its_own_request_only(engine: SglangEngine) -> None:
     await assert_an_abort_ends_its_own_request_only(engine)
 
 
-async def test_what_the_engine_refuses_is_an_engine_error(engine: Engine) -> None:
+async def test_what_the_engine_refuses_is_an_engine_error(engine: SglangEngine) -> None:
     with pytest.raises(EngineError, match="temperature"):
         await engine.generate(PROMPT, SHORT | {"temperature": -1}, rid="a/0/0/0")
 
 
 @pytest.mark.parametrize("policy", ["in_place", "abort", "drain"])
 async def test_a_version_that_does_not_come_after_the_loaded_one_is_refused(
-    engine: Engine, publications: list[Publication], models: list[Path], policy: Policy
+    engine: SglangEngine, publications: list[Publication], models: list[Path], policy: Policy
 ) -> None:
     gate = Gate()
     await apply_publication(engine, gate, publications[3], policy)
@@ -98,7 +98,7 @@ async def test_a_version_that_does_not_come_after_the_loaded_one_is_refused(
 
 
 async def test_a_publication_that_does_not_fit_leaves_the_engine_as_it_is(
-    engine: Engine, publications: list[Publication], models: list[Path], tmp_path: Path
+    engine: SglangEngine, publications: list[Publication], models: list[Path], tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -120,7 +120,7 @@ async def test_a_publication_that_does_not_fit_leaves_the_engine_as_it_is(
 
 @pytest.mark.parametrize("policy", ["in_place", "abort"])
 async def test_what_the_engine_cannot_find_leaves_the_old_weights_and_running_requests(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy
+    engine: SglangEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy
 ) -> None:
     async def no_check(publication: Publication) -> None:
         """As if the folder went between the check and the load."""
@@ -143,7 +143,7 @@ async def test_what_the_engine_cannot_find_leaves_the_old_weights_and_running_re
     await asyncio.wait({running})
 
 
-async def test_a_cancelled_sample_goes_on_from_its_partial(engine: Engine, models: list[Path]) -> None:
+async def test_a_cancelled_sample_goes_on_from_its_partial(engine: SglangEngine, models: list[Path]) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(models[0])
     rollout, gate = RolloutConfig(sampling=LONG), Gate()
     job = Job(id="a/0/0", n=1, prompt="123=")
@@ -176,7 +176,7 @@ async def test_T8_the_text_of_a_sample_is_what_the_server_itself_tells(
     """Stops are trimmed or kept and special tokens shown or skipped as asked; the tokens hold all that was drawn."""
     texts: dict[str, str] = {}
 
-    class Telling(Engine):
+    class Telling(SglangEngine):
         def _segment(self, answer: Any, sent: int, rid: str) -> Segment:
             texts[rid] = answer["text"]
             return super()._segment(answer, sent, rid)
@@ -215,9 +215,9 @@ async def test_T8_the_text_of_a_sample_is_what_the_server_itself_tells(
 
 
 async def test_an_engine_with_weights_of_someone_else_is_lost(
-    engine: Engine, engine_url: str, model_config: ModelConfig, publications: list[Publication], tmp_path: Path
+    engine: SglangEngine, engine_url: str, model_config: ModelConfig, publications: list[Publication], tmp_path: Path
 ) -> None:
-    other = Engine(engine.config, model_config, name="other", log_dir=tmp_path)
+    other = SglangEngine(engine.config, model_config, name="other", log_dir=tmp_path)
     await other.start(publications[6])
     try:
         with pytest.raises(EngineDied, match="load the current publication"):
@@ -230,13 +230,13 @@ async def test_a_url_without_a_server_is_a_mistake_in_the_configuration(
     model_config: ModelConfig, tmp_path: Path
 ) -> None:
     config = cpu_engine().model_copy(update={"url": "http://127.0.0.1:9"})
-    engine = Engine(config, model_config, name="none", log_dir=tmp_path)
+    engine = SglangEngine(config, model_config, name="none", log_dir=tmp_path)
 
     with pytest.raises(ConfigError, match="does not answer as an SGLang server"):
         await engine.start(None)
 
 
-async def test_many_updates_under_load(engine: Engine, publications: list[Publication]) -> None:
+async def test_many_updates_under_load(engine: SglangEngine, publications: list[Publication]) -> None:
     """Policies in turn while 32 requests run: nothing is lost, and the server survives every one of them."""
     gate, rollout = Gate(), RolloutConfig(sampling={"max_new_tokens": 40, "ignore_eos": True})
 

@@ -25,7 +25,7 @@ from tests.integration.workload import (
     produce,
 )
 from workers.jobs.gate import Gate
-from workers.sglang.engine import Engine
+from workers.sglang.engine import SglangEngine
 from workers.weights.apply import apply_publication
 
 pytestmark = pytest.mark.engine
@@ -69,7 +69,7 @@ async def _assert_T6_original_logprobs_are_seen(
 ) -> None:
     """Whoever meets a server finds out what it returns; here those of before temperature."""
     config = cpu_engine().model_copy(update={"url": url})
-    engine = Engine(config, model, name="met", log_dir=tmp_path)
+    engine = SglangEngine(config, model, name="met", log_dir=tmp_path)
     try:
         await engine.start(publication)
         drawn = await engine.generate([5, 6], ANSWER | {"temperature": 0.5}, rid="a")

@@ -37,7 +37,7 @@ from tests.integration.workload import ROLLOUT, TEMPERATURE, TOLERANCE, VISIBLE,
 from tests.tiny_model import publication_of
 from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample
-from workers.sglang.engine import Engine
+from workers.sglang.engine import SglangEngine
 from workers.sglang.segment import STALE_PREFIX
 from workers.weights.apply import apply_publication
 
@@ -131,7 +131,7 @@ def recorded(sample: Sample, oracle_models: dict[int, Any], version: int) -> flo
 
 
 async def test_T6_a_new_request_after_a_change_in_place_finds_no_KV_of_older_weights(
-    engine: Engine, publications: list[Publication], models: list[Path], oracle_models: dict[int, Any]
+    engine: SglangEngine, publications: list[Publication], models: list[Path], oracle_models: dict[int, Any]
 ) -> None:
     """The prefix cache stays on and is not flushed: only the namespace of the load keeps the two apart."""
     gate, tokenizer = Gate(), AutoTokenizer.from_pretrained(models[0])
@@ -151,7 +151,7 @@ async def test_T6_a_new_request_after_a_change_in_place_finds_no_KV_of_older_wei
 
 
 async def test_T6_a_request_that_waited_in_the_servers_queue_during_a_change_is_drawn_anew(
-    engine: Engine, publications: list[Publication], models: list[Path], oracle_models: dict[int, Any]
+    engine: SglangEngine, publications: list[Publication], models: list[Path], oracle_models: dict[int, Any]
 ) -> None:
     gate, tokenizer = Gate(), AutoTokenizer.from_pretrained(models[0])
     asked = job(0, n=9, prompt="another-long-prefix-worth-caching", sampling=SHORT | {"temperature": TEMPERATURE})

@@ -278,7 +278,7 @@ def test_chat_messages_are_rendered_by_the_models_template(
         until(lambda: client.xlen(keys.jobs("train")) == 1)
     body = Job.from_bytes(client.xrange(keys.jobs("train"))[0][1][b"body"])
     assert body.prompt == "[user]hi[assistant]"
-    with pytest.raises(ConfigError, match="holds no tokenizer for its chat template"):
+    with pytest.raises(ConfigError, match="holds no tokenizer that can be read"):
         Producer(make_config(redis_server.url, keys.run, tmp_path, data=data))
 
 

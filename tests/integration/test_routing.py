@@ -24,8 +24,9 @@ from tests.integration.parts import buffering
 from tests.integration.worker_play import admit, job, make_config, tended, working
 from tests.integration.workload import RecordingEngine, assert_spans_enough, produce
 from tests.tiny_model import make_tiny_mixture, publication_of
-from workers.main import make_engine
-from workers.sglang.routed_experts import FLAG, NAME, Rows, read_routing
+from workers.engine import ROUTED_EXPERTS, Rows
+from workers.router.choose import make_engine
+from workers.sglang.routed_experts import FLAG, read_routing
 
 pytestmark = pytest.mark.engine
 
@@ -88,7 +89,7 @@ async def test_T17_rows_are_those_of_the_pass_that_drew_the_next_token(
     models = {version: oracle.load_model(folder) for version, folder in enumerate(mixtures)}
     missed = others = compared = 0
     for sample in samples:
-        rows = np.sort(sample.sides[NAME], axis=-1)
+        rows = np.sort(sample.sides[ROUTED_EXPERTS], axis=-1)
         assert rows.shape == (len(sample.tokens) - 1, 3, 2)
         of = {version: chosen(models[version], sample.tokens, 2) for version in set(drawn_under(sample))}
         for index, version in enumerate(drawn_under(sample)):
@@ -115,7 +116,7 @@ async def test_T17_a_trainer_reads_the_routing_that_its_configuration_asks_for(
         mixture,
         tmp_path,
         engine={"url": routed_server.url},
-        rollout={"n": 2, "sides": [NAME]},
+        rollout={"n": 2, "sides": [ROUTED_EXPERTS]},
         trainer={"batch_groups": 1},
     )
     with buffering(config), Trainer(config) as trainer:
@@ -126,7 +127,7 @@ async def test_T17_a_trainer_reads_the_routing_that_its_configuration_asks_for(
             scores = await asyncio.to_thread(penstock.score, config, [[5, 6, 7, 8]], [1])
         assert scores[0].version == 1, "what is scored needs none"
         assert "given" in {row.status for row in batch.rows}
-        sides, tokens = batch.side(NAME), batch.arrays()["tokens"].tolist()
+        sides, tokens = batch.side(ROUTED_EXPERTS), batch.arrays()["tokens"].tolist()
     model = oracle.load_model(mixtures[3])
     for row, routing, ids in zip(batch.rows, sides, tokens, strict=True):
         assert routing.dtype == np.uint8
@@ -143,7 +144,7 @@ async def test_an_engine_that_does_not_tell_its_routing_is_refused(
 ) -> None:
     def engine_of(model: ModelConfig) -> Any:
         config = make_config(
-            redis_server.url, keys, model, tmp_path, engine={"url": engine_url}, rollout={"sides": [NAME]}
+            redis_server.url, keys, model, tmp_path, engine={"url": engine_url}, rollout={"sides": [ROUTED_EXPERTS]}
         )
         return make_engine(config, "w", tmp_path)
 

@@ -40,7 +40,7 @@ from tests.tiny_model import ALPHABET
 from workers.jobs.environments import Observation
 from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample
-from workers.sglang.engine import Engine
+from workers.sglang.engine import SglangEngine
 from workers.weights.apply import Policy, apply_publication
 
 pytestmark = pytest.mark.engine
@@ -76,7 +76,7 @@ async def make_engine(
     truth_url: str, model_config: ModelConfig, publications: list[Publication], tmp_path: Path
 ) -> Any:
     """Makes clients of the session's server with version 1 loaded; ``reports_spans`` as asked."""
-    engines: list[Engine] = []
+    engines: list[SglangEngine] = []
 
     async def make(reports_spans: bool) -> RecordingEngine:
         config = cpu_engine().model_copy(update={"url": truth_url, "reports_spans": reports_spans})

@@ -23,10 +23,10 @@ from tests.integration.parts import buffering
 from tests.integration.test_prefixes import sample_of
 from tests.integration.worker_play import IDS, admit, job, make_config, until, working
 from tests.integration.workload import TEMPERATURE, TOLERANCE, RecordingEngine, load_oracle_models
+from workers.engine import Segment
 from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample
 from workers.main import Worker
-from workers.sglang.segment import Segment
 from workers.weights.apply import apply_publication
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

@@ -10,10 +10,10 @@ from penstock.config import RolloutConfig
 from penstock.protocol.messages import Job, Publication, Sample
 from tests.integration import oracle
 from tests.tiny_model import ALPHABET
+from workers.engine import Segment
 from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample
-from workers.sglang.engine import Engine
-from workers.sglang.segment import Segment
+from workers.sglang.engine import SglangEngine
 from workers.sglang.stream import MARK
 from workers.weights.apply import ApplyReport, Policy, apply_publication
 
@@ -28,7 +28,7 @@ LENGTHS = [6, 15, 150, 300, 450]
 NUM_SAMPLES = 40
 
 
-class RecordingEngine(Engine):
+class RecordingEngine(SglangEngine):
     """Keeps the spans that the server itself reports beside what the client makes of each answer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -65,7 +65,7 @@ def jobs(number: int = 0) -> list[Job]:
 
 
 async def produce(
-    engine: Engine, tokenizer: Any, publications: list[Publication], policy: Policy
+    engine: SglangEngine, tokenizer: Any, publications: list[Publication], policy: Policy
 ) -> tuple[list[Sample], list[ApplyReport]]:
     """Rounds of samples until one was interrupted as it should be: a starved client may send a version too late.
 
@@ -82,7 +82,7 @@ async def produce(
 
 
 async def _round(
-    number: int, engine: Engine, tokenizer: Any, publications: list[Publication], policy: Policy
+    number: int, engine: SglangEngine, tokenizer: Any, publications: list[Publication], policy: Policy
 ) -> tuple[list[Sample], list[ApplyReport]]:
     """The next version comes when the first answer is done, the one after it when two in five are."""
     gate = Gate()
@@ -131,7 +131,7 @@ def assert_well_formed(samples: list[Sample]) -> None:
 Compute = Callable[[Sample, list[int]], list[float]]
 
 
-def assert_true(samples: list[Sample], compute: Compute, engine: Engine) -> None:
+def assert_true(samples: list[Sample], compute: Compute, engine: SglangEngine) -> None:
     """Recorded logprobs are the oracle's, and would not be with any boundary one token off."""
     truths = [true_versions(sample, compute, engine) for sample in samples]
     for by in (1, -1):
@@ -147,7 +147,7 @@ def assert_true(samples: list[Sample], compute: Compute, engine: Engine) -> None
         assert max(gaps) > VISIBLE
 
 
-def true_versions(sample: Sample, compute: Compute, engine: Engine) -> list[int]:
+def true_versions(sample: Sample, compute: Compute, engine: SglangEngine) -> list[int]:
     """The versions under which the oracle agrees; they are the recorded ones wherever these are proven."""
     gaps = [(oracle.gap(sample, compute(sample, versions)), versions) for versions in _possible(sample, engine)]
     gap, versions = min(gaps)
@@ -155,7 +155,7 @@ def true_versions(sample: Sample, compute: Compute, engine: Engine) -> list[int]
     return versions
 
 
-def _possible(sample: Sample, engine: Engine) -> Iterator[list[int]]:
+def _possible(sample: Sample, engine: SglangEngine) -> Iterator[list[int]]:
     """The recorded versions, and what else may be true where the record is cautious.
 
     Where steps overlap, the first token that the server itself gives to a new version may be of the one before: whether
@@ -171,7 +171,7 @@ def _possible(sample: Sample, engine: Engine) -> Iterator[list[int]]:
         yield versions
 
 
-def _unsure(sample: Sample, engine: Engine) -> Iterator[tuple[int, int]]:
+def _unsure(sample: Sample, engine: SglangEngine) -> Iterator[tuple[int, int]]:
     """(place, version that the server gives it) of each token that is recorded as of an older one."""
     if not engine.info.window:
         return

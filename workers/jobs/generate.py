@@ -12,14 +12,13 @@ from penstock.config.sampling import GREEDY_BELOW, is_temperature, temperature_o
 from penstock.config.sampling_names import NEUTRAL, hidden_by
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.messages import Job, Sample
+from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
+from workers.engine import ROUTED_EXPERTS, Engine, Segment
 from workers.jobs.environments import Environment, Observation, checked, within
 from workers.jobs.gate import Gate
-from workers.jobs.stops import StopRule, Tokenizer
-from workers.sglang.engine import Engine
-from workers.sglang.routed_experts import NAME as ROUTED_EXPERTS
-from workers.sglang.routed_experts import check_rows, keep_rows
-from workers.sglang.segment import Segment
+from workers.jobs.routing import check_rows, keep_rows
+from workers.jobs.stops import StopRule
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -187,7 +186,7 @@ class _Maker:
         self.sample.status = "truncated" if self.sample.finish_reason == "length" else "completed"
         if self.masks_offpolicy:
             mask_offpolicy(self.sample)
-        if self.engine.routing is not None:
+        if self.engine.tells_routing:
             check_rows(self.sample)
 
     async def within(self, call: Callable[[], Awaitable[T]], what: str) -> T:
@@ -228,7 +227,7 @@ class _Maker:
             )
         _truncate(sample, 0)
         sample.num_unproven = 0
-        if self.engine.routing is not None:
+        if self.engine.tells_routing:
             sample.sides.pop(ROUTED_EXPERTS, None)
         sample.turns, sample.text, sample.finish_reason, sample.num_turns = [], "", "", 1
         sample.append(prompt)
@@ -358,7 +357,7 @@ class _Maker:
             if end_of_turn is not None:
                 _truncate(sample, self.turn_start + end_of_turn)
                 sample.finish_reason = "stop"
-        if self.engine.routing is not None:
+        if self.engine.tells_routing:
             keep_rows(sample, segment.experts)
         kept = len(sample.tokens) - self.request_start
         sample.num_unproven = self.unproven_before + sum(segment.unproven[:kept])

@@ -9,12 +9,12 @@ import time
 
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.messages import Job, Sample
+from penstock.weights.tokenizer import Tokenizer
+from workers.engine import Engine
 from workers.jobs.gate import Gate
 from workers.jobs.generate import prompt_ids
+from workers.jobs.routing import keep_rows
 from workers.jobs.scoring import score_tokens
-from workers.jobs.stops import Tokenizer
-from workers.sglang.engine import Engine
-from workers.sglang.routed_experts import keep_rows
 
 STATUS = "given"
 

@@ -5,9 +5,8 @@ import time
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.messages import Job, Sample
 from penstock.protocol.score_jobs import read_given
+from workers.engine import Engine, Scores
 from workers.jobs.gate import Gate
-from workers.sglang.engine import Engine
-from workers.sglang.segment import Scores
 
 #: Times that a sequence is scored anew because its request was aborted or the weights changed under it.
 MAX_TRIES = 20

@@ -8,18 +8,9 @@ that began before the abort goes unseen.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-
-class Tokenizer(Protocol):
-    """What penstock needs of a Hugging Face tokenizer."""
-
-    eos_token_id: int | None
-
-    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> str: ...
-
+from penstock.weights.tokenizer import Tokenizer
 
 #: Tokens looked back for a regular expression, whose longest match is not known.
 _REGEX_WINDOW = 256

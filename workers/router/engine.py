@@ -24,14 +24,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-import aiohttp
-
 from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError, ReplicaDied
 from penstock.protocol.messages import Publication
+from workers.engine import Heard
 from workers.router.process import dropped_fields
 from workers.router.replicas import TendedEngines
-from workers.sglang.engine import Engine
-from workers.sglang.stream import Heard
+from workers.sglang.engine import SglangEngine
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +42,7 @@ _LOOK_S = 0.2
 
 
 class RoutedEngine(TendedEngines):
-    """The servers of ``engine.router`` as one engine. See :class:`Engine`; ``start`` starts the router too."""
+    """The servers of ``engine.router`` as one engine. See workers/engine.py; ``start`` starts the router too."""
 
     @property
     def _proves_by_stream(self) -> bool:
@@ -64,13 +62,10 @@ class RoutedEngine(TendedEngines):
         self._publication = publication
         self._set_version(*((publication.version, publication.rev) if publication else (-1, 0)))
         self.abandoned = publication.abandoned if publication else []
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=self.config.request_timeout_s, sock_connect=10),
-        )
+        self._http.open()
         try:
             await self._router.start()
-            self.url = self._router.url
+            self._http.url = self._router.url
             self._seen_starts = self._router.starts
             self._tender = asyncio.create_task(self._tend(), name="tend engines")
             await self._first_engines()
@@ -132,7 +127,7 @@ class RoutedEngine(TendedEngines):
                 return f"no engine behind the router can answer: {self.missing}"
 
     async def load(self, publication: Publication, receive: Callable[[], Awaitable[bool]] | None = None) -> float:
-        """Load weights from disk into every serving server; see :meth:`Engine.load`. One that fails is taken out.
+        """Load weights from disk into every serving server; see :meth:`SglangClient.load`. One that fails is taken out.
 
         Args:
             receive: brings weights to one engine, which these are not: never used.
@@ -187,7 +182,7 @@ class RoutedEngine(TendedEngines):
             return await self._generate(body or {}, timeout_s)
         return await self._to_each(path, lambda one: one._call(method, path, body, timeout_s, ok=ok, is_json=is_json))
 
-    async def _to_each(self, path: str, ask: Callable[[Engine], Awaitable[Any]]) -> Any:
+    async def _to_each(self, path: str, ask: Callable[[SglangEngine], Awaitable[Any]]) -> Any:
         """Ask every server; one that fails is taken out. The first answer.
 
         Raises:
@@ -234,7 +229,7 @@ class RoutedEngine(TendedEngines):
         try:
             return await ask()
         except EngineDied as exc:
-            if self._session is None or _is_other_weights(exc):
+            if not self._http.is_open or _is_other_weights(exc):
                 raise
             self._suspect()
             if self._router.starts == starts and await self._router.healthy():

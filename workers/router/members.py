@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
@@ -14,10 +14,9 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.messages import pack, unpack
 from penstock.protocol.scripts import run
 from penstock.redis.control import AsyncControl, Client
-from workers.router.engine import RoutedEngine
+from workers.engine import ROUTED_EXPERTS
 from workers.router.process import PASSED_SAMPLING, dropped_fields
 from workers.sglang.routed_experts import ASK
-from workers.sglang.routed_experts import NAME as ROUTED_EXPERTS
 
 log = logging.getLogger(__name__)
 
@@ -57,20 +56,22 @@ def decode_members(data: bytes | None, worker: str) -> list[MemberConfig] | None
         raise ProtocolError(f"{what} cannot be read: {exc}") from exc
 
 
-async def follow_members(control: AsyncControl, keys: Keys, engine: RoutedEngine) -> None:
-    """Have the engine follow its list for ever. A list that cannot be read is left alone, and said."""
+async def follow_members(
+    control: AsyncControl, keys: Keys, worker: str, follow: Callable[[list[MemberConfig]], None]
+) -> None:
+    """Call ``follow`` with a worker's list, and when that changes. One that cannot be read is left alone, and said."""
     seen: bytes | None = None
     while True:
-        data = await control.do(lambda client: client.hget(keys.fleet, members_field(engine.name)))
+        data = await control.do(lambda client: client.hget(keys.fleet, members_field(worker)))
         if data != seen:
             seen = data
             try:
-                members = decode_members(data, engine.name)
+                members = decode_members(data, worker)
             except ProtocolError as exc:
                 log.error("the list of engines is left as it was: %s", exc)
                 members = None
             if members is not None:
-                engine.set_members(members)
+                follow(members)
         await asyncio.sleep(LOOK_S)
 
 

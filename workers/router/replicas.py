@@ -22,7 +22,8 @@ from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
 from penstock.protocol.messages import Publication
 from workers.router.process import Router
-from workers.sglang.engine import Engine
+from workers.sglang.client import SglangClient
+from workers.sglang.engine import SglangEngine
 from workers.sglang.server_info import merge
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Replica:
     """One server behind the router."""
 
     member: MemberConfig
-    engine: Engine
+    engine: SglangEngine
     #: joining: has no weights yet, or not ours; serving; leaving: ends what it has.
     state: Literal["joining", "serving", "leaving"] = "joining"
     failures: int = 0
@@ -51,7 +52,7 @@ class Replica:
     task: "asyncio.Task[None] | None" = None
 
 
-class TendedEngines(Engine):
+class TendedEngines(SglangClient):
     """The servers and their router; what makes one engine of them is :class:`workers.router.engine.RoutedEngine`."""
 
     def __init__(self, config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path) -> None:
@@ -80,8 +81,13 @@ class TendedEngines(Engine):
 
     def _replica(self, member: MemberConfig) -> Replica:
         config = self.config.model_copy(update={"router": None, "url": member.url})
-        engine = Engine(config, self.model, name=f"{self.name}@{member.url}", log_dir=self._log_dir)
-        engine.answers_alone = member.worker_type == "regular"
+        engine = SglangEngine(
+            config,
+            self.model,
+            name=f"{self.name}@{member.url}",
+            log_dir=self._log_dir,
+            answers_alone=member.worker_type == "regular",
+        )
         return Replica(member, engine)
 
     @property
@@ -251,9 +257,8 @@ class TendedEngines(Engine):
         self._note_quorum()
 
     async def _is_up(self, url: str) -> bool:
-        assert self._session is not None
         try:
-            async with self._session.get(url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
+            async with self._http.session.get(url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False

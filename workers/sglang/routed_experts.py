@@ -14,20 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, EngineError
-from penstock.protocol.messages import Sample
 from penstock.weights.model_folder import count_experts, read_config
+from workers.engine import ROUTED_EXPERTS, Rows
 
-#: Name of the side array, and of the field of an answer that holds it.
-NAME = "routed_experts"
 #: Argument of the server without which it tells nothing.
 FLAG = "enable-return-routed-experts"
 #: Fields of a request that has it told.
 ASK = {"return_routed_experts": True}
-
-Rows = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +53,23 @@ class Routing:
         """
         if not isinstance(text, str):
             raise EngineError(
-                f"{rid}: the engine did not tell which experts it used, and rollout.sides asks for {NAME}."
+                f"{rid}: the engine did not tell which experts it used, and rollout.sides asks for {ROUTED_EXPERTS}."
             )
         try:
             flat = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
         except (binascii.Error, ValueError) as exc:
-            raise EngineError(f"{rid}: the engine's {NAME} cannot be read ({exc}).") from exc
+            raise EngineError(f"{rid}: the engine's {ROUTED_EXPERTS} cannot be read ({exc}).") from exc
         size = self.layers * self.top_k
         if flat.size % size or flat.size < (num_tokens - 1) * size:
             raise EngineError(
-                f"{rid}: the engine's {NAME} has {flat.size} numbers, where {num_tokens} tokens, {self.layers} layers "
-                f"and {self.top_k} experts a token need {(num_tokens - 1) * size}."
+                f"{rid}: the engine's {ROUTED_EXPERTS} has {flat.size} numbers, where {num_tokens} tokens, "
+                f"{self.layers} layers and {self.top_k} experts a token need {(num_tokens - 1) * size}."
             )
         rows = flat.reshape(-1, self.layers, self.top_k)[: num_tokens - 1]
         if rows.size and not 0 <= rows.min() <= rows.max() < self.num_experts:
             raise EngineError(
-                f"{rid}: the engine's {NAME} names expert {rows.min() if rows.min() < 0 else rows.max()}, and the "
-                f"model has {self.num_experts}."
+                f"{rid}: the engine's {ROUTED_EXPERTS} names expert "
+                f"{rows.min() if rows.min() < 0 else rows.max()}, and the model has {self.num_experts}."
             )
         return rows.astype(self.dtype)
 
@@ -91,8 +86,8 @@ def routing_of(model: Mapping[str, Any], path: str) -> Routing:
     known = [value for value in shape if isinstance(value, int) and value > 0]
     if len(known) != len(shape):
         raise ConfigError(
-            f"rollout.sides asks for {NAME}, and model.path {path} is no mixture of experts (its config.json lacks "
-            "num_experts_per_tok or the number of experts): leave it out of rollout.sides."
+            f"rollout.sides asks for {ROUTED_EXPERTS}, and model.path {path} is no mixture of experts (its config.json "
+            "lacks num_experts_per_tok or the number of experts): leave it out of rollout.sides."
         )
     return Routing(*known)
 
@@ -100,22 +95,3 @@ def routing_of(model: Mapping[str, Any], path: str) -> Routing:
 def read_routing(folder: str) -> Routing:
     """What the model in a folder routes; raises as :func:`routing_of`."""
     return routing_of(read_config(folder), folder)
-
-
-def keep_rows(sample: Sample, told: Rows | None) -> None:
-    """Take what a request told of its whole sequence into a sample that holds its tokens, cut where that was cut."""
-    rows: Rows | None = sample.sides.get(NAME)
-    if told is not None:
-        rows = told if rows is None else np.concatenate([rows, told[len(rows) :]])
-    if rows is not None:
-        sample.sides[NAME] = rows[: len(sample.tokens) - 1]
-
-
-def check_rows(sample: Sample) -> None:
-    """Raise EngineError unless a finished sample has a row for every token but the last."""
-    rows = sample.sides.get(NAME)
-    if rows is None or len(rows) != len(sample.tokens) - 1:
-        raise EngineError(
-            f"sample {sample.id}: the engine told the routing of {0 if rows is None else len(rows)} positions, where "
-            f"its {len(sample.tokens)} tokens have {len(sample.tokens) - 1}."
-        )

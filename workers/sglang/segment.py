@@ -2,12 +2,11 @@
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import EngineError
 from penstock.words import shown, writable
-from workers.sglang.routed_experts import Rows
 
 #: Message of a segment that was thrown away.
 STALE_PREFIX = "its prefix was of older weights"
@@ -26,42 +25,6 @@ _told: set[str] = set()
 _MOST_TOLD = 64
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One answer of the engine: what it drew for one request."""
-
-    #: [T] as returned; a drawn eos is the last one.
-    output_ids: list[int]
-    #: [T] log-probability with which each was drawn.
-    logprobs: list[float]
-    #: [T] weight version each was drawn with; where that cannot be proven, the older one (T6).
-    versions: list[int]
-    #: stop | length | abort
-    finish_reason: str
-    #: Prompt tokens whose KV was found in the prefix cache.
-    cached_tokens: int
-    #: 0 where the request was aborted before it ran.
-    prompt_tokens: int
-    #: What the engine said about an abort.
-    message: str = ""
-    #: [P + T - 1, layers, top_k] experts of every position but the last, where that was asked for; None: nothing told.
-    experts: Rows | None = field(default=None, compare=False)
-    #: [T] True on tokens that a newer version than theirs may have drawn; empty: none is such a token.
-    unproven: list[bool] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Log-probabilities of given tokens."""
-
-    #: [L - start] of each token given what stands before it, at temperature 1.
-    logprobs: list[float]
-    #: Version of the weights; -1: those the server started with. None: it was aborted, or weights changed meanwhile.
-    version: int | None
-    #: [L - 1, layers, top_k] experts of every position but the last, where that was asked for.
-    experts: Rows | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.protocol.messages import Publication
+from workers.engine import Engine
 from workers.jobs.gate import Gate
-from workers.sglang.engine import Engine
 
 Policy = Literal["in_place", "abort", "drain"]
 T = TypeVar("T")

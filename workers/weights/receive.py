@@ -28,7 +28,7 @@ from penstock.protocol.transfers import COLLECTIVE, Decision, Enrollment
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl, Client
 from penstock.weights.index import TensorEntry, in_buckets, read_index
-from workers.sglang.engine import Engine
+from workers.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from workers.health import SHOWN_CHARS, Restarts, shorten
-from workers.sglang.engine import Engine
+from workers.sglang.engine import SglangEngine
 
 
 class Clock:
@@ -64,7 +64,7 @@ def test_a_reason_is_shown_by_its_first_and_last_lines_without_passwords() -> No
     assert shorten("") == ""
 
 
-class _Silent(Engine):
+class _Silent(SglangEngine):
     """An engine whose scheduler never answers; counts the checks."""
 
     def __init__(self, folder: Path, **config: float) -> None:

@@ -10,12 +10,11 @@ import pytest
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PayloadError
 from penstock.protocol.messages import Job, Sample
+from workers.engine import Segment
 from workers.jobs.environments import Environments, Observation, load_environment
 from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample, sampling_for
 from workers.jobs.partial import partial_from_bytes, partial_to_bytes
-from workers.sglang.routed_experts import Routing
-from workers.sglang.segment import Segment
 from workers.sglang.server_info import ServerInfo
 
 EOS = 0
@@ -47,7 +46,7 @@ class ScriptedEngine:
     eos_token_ids = frozenset({EOS})
     info = ServerInfo(max_context=1000)
     abandoned: tuple[tuple[int, int], ...] = ()
-    routing: Routing | None = None
+    tells_routing = False
 
     def __init__(self, *answers: Segment | Exception | Callable[[], Any]) -> None:
         self.answers = list(answers)

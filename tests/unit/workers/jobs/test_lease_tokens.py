@@ -9,9 +9,9 @@ import pytest
 from penstock.errors import EnvironmentTimeout
 from penstock.protocol.messages import Job, Sample
 from tests.unit.workers.jobs.test_generate import EOS, JOB, ROLLOUT, Echo, ScriptedEngine, make, segment
+from workers.engine import Segment
 from workers.jobs.environments import Observation
 from workers.jobs.partial import partial_from_bytes, partial_to_bytes
-from workers.sglang.segment import Segment
 
 THREE = ROLLOUT.model_copy(update={"lease_tokens": 3})
 

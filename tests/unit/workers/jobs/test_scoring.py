@@ -7,9 +7,9 @@ import pytest
 from penstock.errors import ConfigError, EngineError, ProtocolError
 from penstock.protocol.messages import Job
 from penstock.protocol.score_jobs import Given, make_job
+from workers.engine import Scores
 from workers.jobs.gate import Gate
 from workers.jobs.scoring import MAX_TRIES, score_sample
-from workers.sglang.segment import Scores
 
 
 class Scripted:

@@ -8,15 +8,16 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
-from workers.sglang.engine import Engine
+from workers.engine import Segment
+from workers.sglang.engine import SglangEngine
 from workers.sglang.seeds import sample_seed
-from workers.sglang.segment import STALE_PREFIX, Segment, read_drawn
+from workers.sglang.segment import STALE_PREFIX, read_drawn
 from workers.sglang.server_info import ServerInfo, read_info
 from workers.sglang.stream import PROVEN
 
 
-def engine(*, version: int = 3, newest: int = 3, window: int = 0, reports_spans: bool = True) -> Engine:
-    engine = Engine(EngineConfig(), ModelConfig(path="."), name="t", log_dir=Path())
+def engine(*, version: int = 3, newest: int = 3, window: int = 0, reports_spans: bool = True) -> SglangEngine:
+    engine = SglangEngine(EngineConfig(), ModelConfig(path="."), name="t", log_dir=Path())
     engine.version, engine._newest = version, newest
     engine.info = ServerInfo(window=window, reports_spans=reports_spans)
     return engine

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -16,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, PenstockError
 from tests.unit.workers.sglang.test_engine_answers import answer, engine, read
-from workers.sglang.engine import Engine
+from workers.sglang.engine import SglangEngine
 from workers.sglang.server_info import ServerInfo
 from workers.sglang.stream import MAX_OVER, Answer
 
@@ -53,7 +52,7 @@ def mutants(good: Any, count: int, draw: random.Random) -> Iterator[Any]:
         yield value
 
 
-def answering(given: Any) -> Engine:
+def answering(given: Any) -> SglangEngine:
     made = engine()
 
     async def call(*_: Any, **__: Any) -> Any:
@@ -133,18 +132,21 @@ class Endless:
             await response.write(chunk)
 
     @asynccontextmanager
-    async def up(self) -> AsyncIterator[Engine]:
+    async def up(self) -> AsyncIterator[SglangEngine]:
         app = web.Application()
         app.add_routes([web.post("/generate", self.generate)])
         server = TestServer(app)
         await server.start_server()
         config = EngineConfig(url=str(server.make_url("")).rstrip("/"))
-        client = Engine(config, ModelConfig(path="."), name="t", log_dir=Path())
+        client = SglangEngine(config, ModelConfig(path="."), name="t", log_dir=Path())
         client.version = client._newest = 3
         client.info = ServerInfo(streams_increments=True)
-        async with aiohttp.ClientSession() as client._session:
+        client._http.open()
+        try:
             yield client
-        await server.close()
+        finally:
+            await client.stop()
+            await server.close()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ class Endless:
 async def test_an_answer_without_end_is_bounded(
     kind: str, says: str, streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.sglang.engine.MAX_EVENT_BYTES", 2**20)
+    monkeypatch.setattr("workers.sglang.client.MAX_EVENT_BYTES", 2**20)
     heard: dict[str, Any] = {"heard": lambda *_: None} if streamed else {}
     if kind == "stream" and not streamed:
         says = "more than 1048576 bytes"

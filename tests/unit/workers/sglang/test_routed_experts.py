@@ -11,11 +11,11 @@ from penstock.config import Config
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.messages import Sample
 from tests.unit.workers.jobs.test_generate import JOB, Echo, ScriptedEngine, make, segment
+from workers.engine import ROUTED_EXPERTS, Rows, Segment
 from workers.jobs.partial import partial_from_bytes, partial_to_bytes
-from workers.main import engine_config
+from workers.router.choose import engine_config
 from workers.router.members import refuse_dropped
-from workers.sglang.routed_experts import FLAG, NAME, Routing, Rows, routing_of
-from workers.sglang.segment import Segment
+from workers.sglang.routed_experts import FLAG, Routing, routing_of
 
 ROUTING = Routing(layers=2, top_k=3, num_experts=8)
 
@@ -30,11 +30,11 @@ def told(mark: int, num_tokens: int, like: Segment) -> Segment:
 
 
 class RoutedScript(ScriptedEngine):
-    routing = ROUTING
+    tells_routing = True
 
 
 def marks(sample: Sample) -> list[int]:
-    rows: Rows = sample.sides[NAME]
+    rows: Rows = sample.sides[ROUTED_EXPERTS]
     assert rows.shape == (len(sample.tokens) - 1, 2, 3)
     assert rows.dtype == np.uint8
     return [int(mark) for mark in rows[:, 0, 0]]
@@ -91,9 +91,9 @@ async def test_an_engine_that_told_too_little_is_at_fault() -> None:
 
 async def test_without_routing_an_environment_may_set_its_own() -> None:
     engine = ScriptedEngine(segment("xyz", "stop", eos=True))
-    partial = Sample(JOB, 0, sides={NAME: "mine"})
+    partial = Sample(JOB, 0, sides={ROUTED_EXPERTS: "mine"})
     sample = await make(engine, partial=partial)
-    assert sample.sides == {NAME: "mine"}
+    assert sample.sides == {ROUTED_EXPERTS: "mine"}
 
 
 def test_rows_come_in_the_smallest_type_and_without_what_was_not_asked() -> None:
@@ -139,11 +139,11 @@ def config_of(**sections: Any) -> Config:
 
 
 def test_the_server_of_a_run_that_asks_for_routing_is_told_to_tell() -> None:
-    assert engine_config(config_of(rollout={"sides": [NAME]})).args[FLAG] is True
+    assert engine_config(config_of(rollout={"sides": [ROUTED_EXPERTS]})).args[FLAG] is True
     assert FLAG not in engine_config(config_of()).args
 
 
 def test_a_router_would_not_pass_the_routing_on() -> None:
     with pytest.raises(ConfigError, match="sglang-router does not pass on"):
-        refuse_dropped(config_of(rollout={"sides": [NAME]}))
+        refuse_dropped(config_of(rollout={"sides": [ROUTED_EXPERTS]}))
     refuse_dropped(config_of())

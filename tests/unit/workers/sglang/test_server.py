@@ -14,7 +14,7 @@ import pytest
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
 from workers.sglang import server as servers
-from workers.sglang.engine import Engine
+from workers.sglang.engine import SglangEngine
 
 MODEL = ModelConfig(path="/models/tiny", dtype="float32")
 
@@ -80,7 +80,7 @@ def test_T6_the_kind_of_logprobs_is_what_the_configuration_says_whatever_the_she
         monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", shell)
     config = EngineConfig.model_validate(given)
     assert servers.build_environment(config)["SGLANG_RETURN_ORIGINAL_LOGPROB"] == variable
-    engine = Engine(config, ModelConfig(path=str(tmp_path)), name="t", log_dir=tmp_path)
+    engine = SglangEngine(config, ModelConfig(path=str(tmp_path)), name="t", log_dir=tmp_path)
     assert engine.logprob_kind == {"0": "scaled", "1": "original"}[variable]
     # What is known of an engine goes with its address to who meets it there.
     met = config.model_copy(update={"url": "http://h:1", "args": {}, "env": {}})

@@ -8,11 +8,11 @@ from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError
 from penstock.protocol.messages import Publication
 from workers.jobs.gate import Gate
-from workers.sglang.engine import Engine
+from workers.sglang.engine import SglangEngine
 from workers.weights.apply import apply_publication
 
 
-class _Deaf(Engine):
+class _Deaf(SglangEngine):
     """An engine that answers every control call but one."""
 
     def __init__(self, deaf_to: str, folder: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.weights.model_folder import read_vocab_size
+from penstock.weights.tokenizer import check_vocabulary, load_tokenizer
 from tests.tiny_model import make_tiny_model
-from workers.main import check_vocabulary, load_tokenizer
 
 
 def test_a_model_path_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""The tokenizer in a model's folder."""
+
+import logging
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from penstock.errors import ConfigError
+from penstock.weights.model_folder import read_vocab_size
+
+log = logging.getLogger(__name__)
+
+
+class Tokenizer(Protocol):
+    """What penstock needs of a Hugging Face tokenizer."""
+
+    eos_token_id: int | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> str: ...
+
+
+def read_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer in a folder. Reads local files only. Raises ConfigError where there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return cast(Tokenizer, AutoTokenizer.from_pretrained(path, local_files_only=True))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"model.path {path} holds no tokenizer that can be read: {exc}") from exc
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer in a model's folder.
+
+    Raises:
+        ConfigError: there is none, or it gives ids that the model does not have.
+    """
+    if not Path(path, "config.json").is_file():
+        raise ConfigError(f"model.path {path} is no folder with a config.json: download the model and name its folder.")
+    tokenizer = read_tokenizer(path)
+    check_vocabulary(tokenizer, read_vocab_size(path), path)
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Any, size: int, path: str) -> None:
+    """Raise ConfigError where a tokenizer gives ids that the model does not have.
+
+    Added tokens beyond, such as a padding token that nothing encodes to, are told and let pass: a prompt that holds one
+    is refused by itself.
+    """
+    added = set(tokenizer.get_added_vocab().values())
+    highest = max(set(tokenizer.get_vocab().values()) - added, default=-1)
+    if size and highest >= size:
+        raise ConfigError(
+            f"model.path {path}: its tokenizer gives ids up to {highest}, and the model has {size} of them: it is the "
+            "tokenizer of another model; put the model's own into the folder."
+        )
+    if size and max(added, default=-1) >= size:
+        log.warning("the tokenizer in %s has added tokens beyond the model's %d ids", path, size)

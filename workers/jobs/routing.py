@@ -1,0 +1,26 @@
+"""The routing of a sample: what its requests told of it, in order (T17; workers/sglang/routed_experts.py)."""
+
+import numpy as np
+
+from penstock.errors import EngineError
+from penstock.protocol.messages import Sample
+from workers.engine import ROUTED_EXPERTS, Rows
+
+
+def keep_rows(sample: Sample, told: Rows | None) -> None:
+    """Take what a request told of its whole sequence into a sample that holds its tokens, cut where that was cut."""
+    rows: Rows | None = sample.sides.get(ROUTED_EXPERTS)
+    if told is not None:
+        rows = told if rows is None else np.concatenate([rows, told[len(rows) :]])
+    if rows is not None:
+        sample.sides[ROUTED_EXPERTS] = rows[: len(sample.tokens) - 1]
+
+
+def check_rows(sample: Sample) -> None:
+    """Raise EngineError unless a finished sample has a row for every token but the last."""
+    rows = sample.sides.get(ROUTED_EXPERTS)
+    if rows is None or len(rows) != len(sample.tokens) - 1:
+        raise EngineError(
+            f"sample {sample.id}: the engine told the routing of {0 if rows is None else len(rows)} positions, where "
+            f"its {len(sample.tokens)} tokens have {len(sample.tokens) - 1}."
+        )

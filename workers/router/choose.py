@@ -1,0 +1,52 @@
+"""What a worker feeds: one server, or several behind a router."""
+
+from pathlib import Path
+
+from penstock.config import Config, EngineConfig
+from penstock.errors import ConfigError
+from workers.engine import ROUTED_EXPERTS, Engine
+from workers.router.engine import RoutedEngine
+from workers.router.members import refuse_dropped
+from workers.sglang.capabilities import TABLE
+from workers.sglang.client import SglangClient
+from workers.sglang.engine import SglangEngine
+from workers.sglang.routed_experts import FLAG as ROUTING_FLAG
+from workers.sglang.routed_experts import read_routing
+from workers.sglang.server import with_switch
+
+
+def engine_config(config: Config) -> EngineConfig:
+    """The configuration of this worker's engine: one that is looked at while it draws sends each token once.
+
+    Which it may be by its release, too: those that do not report spans are looked at where weights change in place.
+    """
+    engine = with_switch(config.engine, ROUTING_FLAG) if ROUTED_EXPERTS in config.rollout.sides else config.engine
+    if not config.worker.stream_interval and config.worker.apply != "in_place":
+        return engine
+    return with_switch(engine, TABLE[-1].incremental_streaming_flag)
+
+
+def make_engine(config: Config, name: str, log_dir: Path) -> Engine:
+    """What this worker feeds; nothing is started.
+
+    Raises:
+        ConfigError: a router would drop what the run samples with, or what it is to fail with.
+    """
+    engine: SglangClient = (
+        SglangEngine(engine_config(config), config.model, name=name, log_dir=log_dir, faults=config.faults)
+        if config.engine.router is None
+        else make_routed(config, name, log_dir)
+    )
+    if ROUTED_EXPERTS in config.rollout.sides:
+        engine.routing = read_routing(config.model.path)
+    engine.seed = config.seed
+    engine.changes_in_place = config.worker.apply == "in_place"
+    return engine
+
+
+def make_routed(config: Config, name: str, log_dir: Path) -> RoutedEngine:
+    """The client of engines behind a router; raises as :func:`make_engine`."""
+    refuse_dropped(config)
+    if config.faults.any:
+        raise ConfigError("faults fail the requests of one engine, and engine.router has several: remove one of them.")
+    return RoutedEngine(config.engine, config.model, name=name, log_dir=log_dir)

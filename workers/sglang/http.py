@@ -1,0 +1,120 @@
+"""HTTP with one server: what goes wrong with a request is an error of ours, and no answer is larger than it may be."""
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+
+from penstock.config import EngineConfig
+from penstock.errors import EngineDied, EngineError, EngineRefused
+from workers.sglang.stream import read_body, read_head
+
+#: Idle connections are dropped before the server (5 s) drops them: a POST on a dropped one cannot be sent again.
+_KEEP_ALIVE_S = 3.0
+_JSON = {"Content-Type": "application/json"}
+
+
+class EngineHttp:
+    """Requests to one address. All methods belong to one event loop.
+
+    Args:
+        name: of the engine, told in errors.
+        config: its limits.
+        most_bytes: most bytes of the answer to a body, or of one event of it.
+        ended: how the server's process ended, as the end of a sentence; '' where that is not known.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: EngineConfig,
+        *,
+        most_bytes: Callable[[dict[str, Any] | None], int],
+        ended: Callable[[], str],
+    ) -> None:
+        #: Where requests go.
+        self.url = ""
+        #: Where requests for tokens go, if somewhere else.
+        self.generate_url = ""
+        self._name = name
+        self._config = config
+        self._most_bytes = most_bytes
+        self._ended = ended
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The open session. Raises EngineDied where none is."""
+        if self._session is None:
+            raise EngineDied(f"engine {self._name} is not running.")
+        return self._session
+
+    @property
+    def is_open(self) -> bool:
+        return self._session is not None
+
+    def open(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        timeout = aiohttp.ClientTimeout(total=self._config.request_timeout_s, sock_connect=10)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+
+    def detach(self) -> aiohttp.ClientSession | None:
+        """Send nothing more; the session, for the caller to close: requests on their way raise EngineDied then."""
+        session, self._session = self._session, None
+        self.generate_url = ""
+        return session
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        timeout_s: float | None = None,
+        *,
+        ok: Iterable[int] = (200,),
+        is_json: bool = True,
+    ) -> Any:
+        """One request; returns the decoded answer.
+
+        Raises:
+            EngineRefused: the server answered 400.
+            EngineError: another code that is not ``ok``, no answer in time, or one that is not JSON.
+            EngineDied: the connection was lost.
+        """
+        async with self.request(method, path, body, timeout_s) as response:
+            status = response.status
+            if status in ok:
+                answer = await read_body(response.content, self._most_bytes(body))
+            else:
+                answer = await read_head(response.content)
+        if status not in ok:
+            raise self.refusal(path, status, answer)
+        try:
+            return orjson.loads(answer) if answer and is_json else {}
+        except orjson.JSONDecodeError as exc:
+            raise EngineError(f"engine {self._name} answered {path} with what is not JSON: {answer[:200]!r}.") from exc
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer whose body is still to be read; what goes wrong until its end is an error of ours."""
+        session = self.session
+        limit = timeout_s if timeout_s is not None else self._config.health_timeout_s * self._config.health_failures
+        data = orjson.dumps(body) if body is not None else None
+        base = self.generate_url if self.generate_url and path == "/generate" else self.url
+        try:
+            async with session.request(
+                method, base + path, data=data, headers=_JSON, timeout=aiohttp.ClientTimeout(total=limit)
+            ) as response:
+                yield response
+        except TimeoutError as exc:
+            raise EngineError(f"engine {self._name} did not answer {path} within {limit:g} s.") from exc
+        except (aiohttp.ClientError, ConnectionError) as exc:
+            raise EngineDied(f"engine {self._name} was lost during {path} ({exc!r}){self._ended()}.") from exc
+
+    def refusal(self, path: str, status: int, answer: bytes) -> EngineError:
+        refused = EngineRefused if status == 400 else EngineError
+        return refused(f"engine {self._name} answered {path} with {status}: {answer[:500].decode(errors='replace')}")
