@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from penstock.config import EngineConfig
 from penstock.config.load import redact
+from penstock.system.backoff import pause_s
 
 #: Lines of a log that are shown with a reason.
 SHOWN_LINES = 8
@@ -51,9 +52,7 @@ class Restarts:
         """Seconds from now to the next start."""
         if self.is_loop:
             return self._config.max_restart_wait_s
-        if (count := self.count) < 2:
-            return 0.0
-        return min(self._config.max_restart_wait_s, self._config.restart_wait_s * 2.0 ** (count - 2))
+        return pause_s(self.count - 1, self._config.restart_wait_s, self._config.max_restart_wait_s)
 
     def said(self) -> str:
         """The failures in words."""

@@ -3,11 +3,13 @@
 import logging
 import time
 from collections.abc import Callable
+from itertools import count
 
 from penstock.config import Config
 from penstock.errors import QueueRefused, QueueUnavailable
 from penstock.redis.connect import connect
 from penstock.redis.server import ADDRESS_FILE, read_address
+from penstock.system.backoff import pause_s
 
 #: Between two tries; the address in the run's folder is read anew each time, for a server of our own may move.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
@@ -27,8 +29,8 @@ def await_redis(config: Config, *, stopped: Callable[[], bool] = lambda: False) 
         QueueUnavailable: ``stopped()`` became true.
         ConfigError: the URL cannot be read, or the server would lose jobs.
     """
-    said, began, wait_s = float("-inf"), time.monotonic(), FIRST_WAIT_S
-    while True:
+    said, began = float("-inf"), time.monotonic()
+    for tries in count(1):
         url = config.redis.url or read_address(config.run_dir)
         why = _missing(config) if url is None else _why_not(url, is_given=config.redis.url is not None)
         if not why:
@@ -41,8 +43,8 @@ def await_redis(config: Config, *, stopped: Callable[[], bool] = lambda: False) 
         if now - said >= SAY_EVERY_S:
             said = now
             log.warning("waiting for Redis since %.0f s: %s", now - began, why)
-        time.sleep(wait_s)
-        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        time.sleep(pause_s(tries, FIRST_WAIT_S, LONGEST_WAIT_S))
+    raise AssertionError("unreachable")
 
 
 def _missing(config: Config) -> str:

@@ -20,6 +20,7 @@ from penstock.payloads.folder import PayloadFolder
 from penstock.redis import connect
 from penstock.redis.call import Call, run, run_async
 from penstock.redis.refusals import DiskRefused
+from penstock.system.backoff import pause_s
 
 T = TypeVar("T")
 #: A redis-py client. Its own types promise str or bytes everywhere; ours always answers bytes.
@@ -39,7 +40,7 @@ class _Patience:
         self.patience_s = patience_s
         self.stopped = stopped
         self.began = self.said = 0.0
-        self.wait = FIRST_WAIT_S
+        self.failures = 0
 
     def next_wait(self, exc: Exception) -> float:
         now = time.monotonic()
@@ -51,8 +52,8 @@ class _Patience:
         if now - self.said >= SAY_EVERY_S:
             self.said = now
             log.warning("waiting for Redis since %.0f s: %s", now - self.began, why)
-        self.wait = min(self.wait * 2, LONGEST_WAIT_S)
-        return self.wait
+        self.failures += 1
+        return pause_s(self.failures, FIRST_WAIT_S, LONGEST_WAIT_S)
 
 
 class Control:

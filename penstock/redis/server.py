@@ -26,6 +26,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.redis.connect import MIN_VERSION, connect
 from penstock.system.disk import put
+from penstock.system.ports import free_port
 from penstock.system.processes import die_with, last_lines
 
 #: Written into the run's folder, so that commands find the server of a run.
@@ -194,7 +195,7 @@ class RedisServer:
             return self.url
         self.folder.mkdir(parents=True, exist_ok=True)
         for last in (False, False, True):
-            port = self.port or _free_port()
+            port = self.port or free_port()
             if _port_in_use(port):
                 if self.port or last:
                     raise _in_use(port)
@@ -320,12 +321,6 @@ class RedisServer:
         with client:
             # Another server may have taken the port first; ours then dies and says so.
             return bool(client.info("server")["process_id"] == self.pid)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return int(sock.getsockname()[1])
 
 
 def _port_in_use(port: int) -> bool:

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from penstock.system.backoff import pause_s
+
 #: More deaths than this of one child within the window stop the run.
 MAX_DEATHS = 5
 DEATHS_WINDOW_S = 60.0
@@ -170,7 +172,7 @@ class Child:
             return f"{self.name} refuses its configuration"
         if len(self._deaths) >= MAX_DEATHS:
             return f"{self.name} died {len(self._deaths)} times in {DEATHS_WINDOW_S:g} s, last by {self.how()}"
-        wait_s = min(BACKOFF_S * 2 ** (len(self._deaths) - 1), MAX_BACKOFF_S)
+        wait_s = pause_s(len(self._deaths), BACKOFF_S, MAX_BACKOFF_S)
         self._restart_at = now + wait_s
         log.warning("%s ended by %s and is started again in %g s", self.name, self.how(), wait_s)
         return None

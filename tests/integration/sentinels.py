@@ -1,7 +1,6 @@
 """A primary, a replica and a sentinel as real processes; replication can be cut, and the primary killed."""
 
 import contextlib
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +9,10 @@ import redis
 
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
+from penstock.system.ports import free_port
 from tests.integration.parts import until
 
 NAME = "control"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Sentinels:

@@ -28,10 +28,10 @@ from console.cli import main as cli
 from consumers.roles import Seat
 from consumers.trainer import Trainer
 from penstock.config.load import load_config
+from penstock.system.ports import free_port
 from tests.integration.docs_blocks import ROOT, Block, blocks
 from tests.missing import need
 from tests.tiny_model import make_tiny_model
-from workers.sglang.server import free_port
 
 LIMIT_S = 240.0
 FAKE = Path(__file__).with_name("fake_engine.py")

@@ -29,6 +29,7 @@ from penstock.redis.server import (
     with_url,
     write_address,
 )
+from penstock.system.ports import free_port
 
 
 @pytest.fixture
@@ -93,8 +94,8 @@ def test_a_free_port_that_is_taken_meanwhile_is_replaced(tmp_path: Path, monkeyp
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        ports = iter([taken.getsockname()[1], redis_server._free_port()])
-        monkeypatch.setattr(redis_server, "_free_port", lambda: next(ports))
+        ports = iter([taken.getsockname()[1], free_port()])
+        monkeypatch.setattr(redis_server, "free_port", lambda: next(ports))
         # The look before the start finds it free; the server then cannot have it.
         monkeypatch.setattr(redis_server, "_port_in_use", lambda port: False)
         server = RedisServer(tmp_path)

@@ -17,7 +17,9 @@ import orjson
 
 from penstock.config.fleet import MemberConfig, RouterConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
-from workers.sglang.server import Server, check_python, free_port, supervise
+from penstock.system.backoff import pause_s
+from penstock.system.ports import free_port
+from workers.sglang.server import Server, check_python, supervise
 from workers.sglang.stream import MAX_EVENT_BYTES, read_body
 
 log = logging.getLogger(__name__)
@@ -233,8 +235,8 @@ class Router:
             quiet = time.monotonic() - self._started_at > _QUIET_S
             self._deaths = 1 if quiet else self._deaths + 1
             await self._end()
-            if self._deaths > 1:
-                await asyncio.sleep(min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** (self._deaths - 2)))
+            # The first start follows at once.
+            await asyncio.sleep(pause_s(self._deaths - 1, _BACKOFF_S, _MAX_BACKOFF_S))
             await self.start()
 
     async def _end(self) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from penstock.config import EngineConfig, ModelConfig
 from penstock.config.out_of_memory import engine_advice
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineDied, EngineError
+from penstock.system.ports import free_port
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
@@ -146,13 +146,6 @@ def check_python(config: EngineConfig) -> None:
             f"engine.python {config.python!r} is not an interpreter: run `make engine` to build the environment of "
             "SGLang on CPU, or name the interpreter of an environment that has sglang, or set engine.url."
         )
-
-
-def free_port() -> int:
-    """A port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def read_tail(log: Path, start: int = 0, num_lines: int = _LOG_LINES) -> str:

@@ -27,6 +27,7 @@ from penstock.protocol.messages import pack
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect, connect_blocking
 from penstock.redis.control import PASSING, Client, Control
+from penstock.system.backoff import pause_s
 from penstock.system.processes import die_with_parent
 from penstock.system.tokens import new_token
 from workers.rewards.allowed import allowed_rewards, import_reward
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 #: Between two looks at the verifiers, and between two notes of their presence.
 TICK_S, NOTE_S = 0.05, 1.0
 #: Wait before a verifier is started again; doubles with each death in a row that came within ``QUICK_S`` of its start.
-BACKOFF_S, MAX_BACKOFF_S, QUICK_S = 0.1, 5.0, 10.0
+BACKOFF_S, MAX_BACKOFF_S, QUICK_S = 0.2, 5.0, 10.0
 #: Longest wait for Redis where nobody must be held up.
 REDIS_S = 1.0
 
@@ -79,8 +80,7 @@ class _Seat:
         """Plan the next start."""
         now = time.monotonic()
         self.quick_deaths = self.quick_deaths + 1 if now - self.started < QUICK_S else 0
-        wait_s = min(BACKOFF_S * 2**self.quick_deaths, MAX_BACKOFF_S) if self.quick_deaths else 0.0
-        self.process, self.start_at = None, now + wait_s
+        self.process, self.start_at = None, now + pause_s(self.quick_deaths, BACKOFF_S, MAX_BACKOFF_S)
 
 
 class Pool:
