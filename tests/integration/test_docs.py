@@ -97,6 +97,12 @@ EXECUTED = (
     "docs/operations.md: penstock prepare ",
     "docs/rewards.md: # rewards.py",
     "docs/rewards.md: penstock run run.yaml --reward.function",
+    "docs/tutorial.md: # make_data.py",
+    "docs/tutorial.md: # letters.py",
+    "docs/tutorial.md: # try_reward.py",
+    "docs/tutorial.md: run: letters",
+    "docs/tutorial.md: penstock run run.yaml --plan",
+    "docs/tutorial.md: penstock run run.yaml --run=hints",
     "docs/workers.md: from penstock import Observation",
     "docs/workers.md: from penstock import Scorer",
 )
@@ -442,6 +448,35 @@ def test_a_reward_of_ones_own_is_found_beside_where_penstock_is_started(place: P
     assert len(rows) == 2, said
     # Minus a thousandth for each token: nothing is ever right here.
     assert re.search(r'"reward_mean": -0\.004', rows[0])
+
+
+def test_a_task_of_ones_own(place: Place) -> None:
+    """The tutorial, from an empty folder to a run with an environment; its engine is a stand-in that learns nothing."""
+
+    def follow(start: str, name: str = "") -> Block:
+        page = block(f"docs/tutorial.md: {start}")
+        (place.folder / (name or start.removeprefix("# "))).write_text(page.text)
+        return page
+
+    for script in ("# make_data.py", "# letters.py", "# try_reward.py"):
+        follow(script)
+    place.end(place.start(f"{sys.executable} make_data.py"))
+    tried = place.end(place.start(f"{sys.executable} try_reward.py"))
+    settings = follow("run: letters", "run.yaml").text
+    plan, start = lines_of(block("docs/tutorial.md: penstock run run.yaml --plan"))
+    here = " --model.path=model --model.dtype=float32 --trainer.device=cpu"
+    here += " --worker.apply=abort --worker.drain_timeout_s=5 --trainer.steps=2 --rollout.n=4 --trainer.batch_groups=4"
+    planned = place.end(place.start(f"{plan} --gpus 8"))
+    here_engine = re.sub(r"(?m)^engine: .*$", f"engine: {{url: '{place.engine}'}}", settings)
+    (place.folder / "run.yaml").write_text(here_engine)
+    place.end(place.start(start + here))
+    place.end(place.start(block("docs/tutorial.md: penstock run run.yaml --run=hints").text.strip() + here))
+
+    assert tried.splitlines()[0] == "'2' {'score': 1.0, 'is_number': True}"
+    assert "'two' {'score': 0.0, 'is_number': False}" in tried
+    assert planned.startswith("run letters, 8 GPUs on this machine\n")
+    for run in ("letters", "hints"):
+        assert len((place.folder / "runs" / run / "steps.jsonl").read_text().splitlines()) == 2
 
 
 def test_the_plan_of_the_readme_for_eight_gpus(place: Place) -> None:
