@@ -3,15 +3,14 @@
 ``python -m console.config_reference FILE`` writes the page (``make reference``); a test holds it current.
 """
 
-import ast
 import inspect
 import re
 import sys
-import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 from pydantic.fields import FieldInfo
@@ -27,20 +26,9 @@ folder holds what came of it.
 
 This page is made from the models under `penstock/config/` by `make reference`.
 """
-#: Names of types that stand for something else, as a reader of YAML calls them.
-_TYPES = {
-    "Positive": "integer > 0",
-    "Seconds": "seconds > 0",
-    "Port": "1 to 65535",
-    "Path": "path",
-    "str": "text",
-    "int": "integer",
-    "float": "number",
-    "bool": "true or false",
-    "FilterName": "name",
-    "RewardName": "name",
-    "EnvironmentName": "name",
-}
+#: Types of JSON Schema, and its limits, in words.
+_TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "object": "map"}
+_LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 @dataclass(frozen=True)
@@ -91,21 +79,24 @@ def _inner(annotation: object) -> Iterator[tuple[type[Section], str]]:
 
 def _keys(section: type[Section]) -> Iterator[Key]:
     """Keys that are no sections, those of the classes that it is made of first."""
+    schema = section.model_json_schema()["properties"]
+    said = _comments(section)
+    for name, field in section.model_fields.items():
+        if not any(_inner(field.annotation)):
+            yield Key(name, _type(schema[name]), _default(field), said[name])
+
+
+def _comments(section: type[Section]) -> dict[str, str]:
+    """The ``#:`` lines above each field."""
+    found = {}
     for cls in reversed(section.__mro__):
-        if not (issubclass(cls, Section) and cls is not Section):
+        if not issubclass(cls, Section):
             continue
-        source = textwrap.dedent(inspect.getsource(cls))
-        lines = source.splitlines()
-        (body,) = ast.parse(source).body
-        assert isinstance(body, ast.ClassDef)
-        for node in body.body:
-            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-                continue
-            name = node.target.id
-            if name not in section.model_fields or any(_inner(section.model_fields[name].annotation)):
-                continue
-            type_ = _type(node.annotation, vars(sys.modules[cls.__module__]))
-            yield Key(name, type_, _default(section.model_fields[name]), _comment(lines, node.lineno - 1))
+        lines = inspect.getsource(cls).splitlines()
+        for at, line in enumerate(lines):
+            if field := re.match(r"    (\w+): ", line):
+                found[field[1]] = _comment(lines, at)
+    return found
 
 
 def _says(section: type[Section]) -> str:
@@ -121,47 +112,17 @@ def _comment(lines: list[str], at: int) -> str:
     return _escaped(" ".join(line.strip().removeprefix("#:").strip() for line in lines[begin:at]))
 
 
-def _type(node: ast.expr, names: dict[str, object]) -> str:
-    """In the words of somebody who writes YAML.
-
-    Args:
-        names: what the module of the model knows.
-    """
-    if isinstance(node, ast.BinOp):
-        options = [_type(side, names) for side in (node.left, node.right)]
-        return " or ".join(option for option in options if option != "null")
-    if isinstance(node, ast.Subscript):
-        outer, inner = ast.unparse(node.value), node.slice
-        if outer == "Annotated":
-            assert isinstance(inner, ast.Tuple)
-            return _type(inner.elts[0], names) + _limits(inner.elts[1:], names)
-        if outer == "Literal":
-            values = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-            return ", ".join(f"`{ast.literal_eval(value)}`" for value in values)
-        if outer == "list":
-            return f"list of {_type(inner, names)}"
-        if outer == "dict":
-            return "map"
-    if isinstance(node, ast.Constant) and node.value is None:
-        return "null"
-    text = ast.unparse(node)
-    return _TYPES.get(text, text)
-
-
-def _limits(extras: list[ast.expr], names: dict[str, object]) -> str:
-    """``Field(ge=0, le=1)`` as `` >= 0, <= 1``."""
-    found: dict[str | None, ast.expr] = {}
-    for extra in extras:
-        if isinstance(extra, ast.Call) and ast.unparse(extra.func) == "Field":
-            found |= {one.arg: one.value for one in extra.keywords}
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    limits = [f"{sign} {_number(found[name], names)}" for name, sign in signs.items() if name in found]
-    return f" {', '.join(limits)}" if limits else ""
-
-
-def _number(node: ast.expr, names: dict[str, object]) -> str:
-    """The value of ``2 ** 63``, or of a name."""
-    return str(eval(compile(ast.Expression(node), "field", "eval"), dict(names)))
+def _type(schema: dict[str, Any]) -> str:
+    """A property of a JSON schema in the words of somebody who writes YAML."""
+    if "anyOf" in schema:
+        return " or ".join(_type(option) for option in schema["anyOf"] if option.get("type") != "null")
+    if values := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
+        return ", ".join(f"`{value}`" for value in values)
+    if schema["type"] == "array":
+        items = [schema["items"]] if "items" in schema else schema["prefixItems"]
+        return f"list of {', '.join(dict.fromkeys(map(_type, items)))}"
+    limits = ", ".join(f"{sign} {schema[name]}" for name, sign in _LIMITS.items() if name in schema)
+    return f"{_TYPES[schema['type']]} {limits}".rstrip()
 
 
 def _default(field: FieldInfo) -> str:
@@ -171,7 +132,9 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, float):
         return f"`{value:g}`"
-    return f"`{orjson.dumps(value).decode() if isinstance(value, bool | dict | list | None) else value}`"
+    if value == "":
+        return '`""`'
+    return f"`{orjson.dumps(value).decode() if isinstance(value, bool | dict | list | tuple | None) else value}`"
 
 
 def _escaped(text: str) -> str:

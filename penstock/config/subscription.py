@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from penstock.config.section import Positive, Section
 from penstock.errors import ConfigError
 from penstock.names import HOME_LANES, check_name
 
 Value = str | bytes | int | float
-Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 
 Unit = Literal["groups", "samples", "tokens"]
@@ -27,10 +27,8 @@ MAX_BATCH_SAMPLES = 65536
 _START = re.compile(r"oldest|newest|(completed|version):\d{1,15}")
 
 
-class SubscriptionConfig(BaseModel):
-    """How a trainer's subscription takes groups. Unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class SubscriptionConfig(Section):
+    """How a trainer's subscription takes groups."""
 
     #: Name of a pool whose members divide the groups among them; '': a copy, which sees every group.
     share: str = ""
@@ -68,6 +66,8 @@ class SubscriptionConfig(BaseModel):
     #: Most versions between drawing a token and training it; None: that of ``staleness``, and none where it does not
     #: drive.
     bound: NotNegative | None = None
+    #: What becomes of groups that would be older than the bound: wait for the trainer, mask their old tokens, or drop
+    #: them; None: by mode.
     on_expiry: OnExpiry | None = None
     #: Only tokens of the newest version in their sample bear loss (partial rollouts); all keep versions and logprobs.
     mask_offpolicy: bool = False

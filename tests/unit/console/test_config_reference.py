@@ -19,6 +19,7 @@ def test_defaults_and_limits_are_those_of_yaml() -> None:
     text = page()
     for cell in ("None", "True", "False", "MAX_", "Field("):
         assert f"`{cell}" not in text
+    assert "=True" not in text, "a model stands in a table as Python shows it"
     assert "| `trainer` |" not in text, "sections have tables of their own"
     assert "| `bucket_bytes` | integer > 0 | `1073741824` |" in text
     assert "| `n` | integer >= 1, <= 65536 | `null` |" in text
