@@ -186,7 +186,8 @@ class Engine(Protocol):
             input_ids: [P] the whole sequence so far.
             sampling: SGLang's sampling parameters.
             rid: name for :meth:`abort`.
-            heard: told of tokens while they are drawn, in portions of ``interval``.
+            heard: told of tokens while they are drawn, in portions of ``interval``; those of the last portion may not
+                be told before the answer is there.
 
         Raises:
             EngineDied: the connection was lost, or it has other weights than were loaded.

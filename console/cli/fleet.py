@@ -1,8 +1,7 @@
 """``penstock fleet``: plan a fleet of engines, run it, look at it, grow and shrink it."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import orjson
 import typer
 
 from console.cli.options import (
@@ -17,14 +16,10 @@ from console.cli.options import (
 )
 from console.cli.target import Target
 from console.cli.usage import overrides_of
-from console.terminal import table
+from console.terminal import print_json, table
 from penstock.errors import ConfigError
 
 fleet_app = typer.Typer(help="Engines in groups: plan, run, scale.")
-
-
-def _print(value: Any) -> None:
-    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 
 @fleet_app.command(context_settings=OVERRIDES)
@@ -41,7 +36,7 @@ def plan(context: typer.Context, config: ConfigOption, redis: RedisOption = None
 
     laid_out = lay_out(loaded, local_nodes(loaded))
     if as_json:
-        _print(as_records(laid_out))
+        print_json(as_records(laid_out))
     else:
         typer.echo(as_text(laid_out))
 
@@ -64,7 +59,7 @@ def list_(
     target = Target(run, redis, directory)
     state = read_state(target.client, target.keys)
     if as_json:
-        _print(state)
+        print_json(state)
         return
     groups = [{"group": name, **group} for name, group in state["groups"].items()]
     table(groups, ["group", "worker_type", "engines", "leaving", "refused"], f"fleet on {state['host']}")
@@ -138,7 +133,7 @@ def engines(
     if add or remove:
         write_members(target.client, target.keys, worker, members)
     if as_json:
-        _print({"engines": mine["engines"], "wanted": [member.model_dump() for member in members]})
+        print_json({"engines": mine["engines"], "wanted": [member.model_dump() for member in members]})
         return
     table(mine["engines"], ["url", "worker_type", "state", "version", "why"], f"engines of {worker}")
     if add or remove:

@@ -9,14 +9,14 @@ import logging
 import os
 import socket
 import sys
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from console.cli import inspect
 from console.cli.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE
+from console.cli.fleet import fleet_app
 from console.cli.options import OVERRIDES, ConfigOption, RedisOption
 from console.cli.part import run_part
 from console.cli.usage import UsageMistake, overrides_of, sentence
@@ -166,12 +166,8 @@ def trainer(context: typer.Context, config: ConfigOption, redis: RedisOption = N
     run_part("consumers", "trainer", config, overrides_of(context), module="consumers.grpo.main")
 
 
-def _register_inspection() -> None:
-    if find_spec("console.cli.inspect") is not None:
-        import_module("console.cli.inspect").register(app)
-    from console.cli.fleet import fleet_app
-
-    app.add_typer(fleet_app, name="fleet")
+inspect.register(app)
+app.add_typer(fleet_app, name="fleet")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -188,7 +184,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str] | None) -> int:
     try:
-        _register_inspection()
         return int(app(arguments, prog_name="penstock", standalone_mode=False) or 0)
     except typer.Abort:
         return EXIT_INTERRUPT

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from itertools import count
 
 from penstock.config import Config
 from penstock.errors import QueueRefused, QueueUnavailable
@@ -29,8 +28,8 @@ def await_redis(config: Config, *, stopped: Callable[[], bool] = lambda: False) 
         QueueUnavailable: ``stopped()`` became true.
         ConfigError: the URL cannot be read, or the server would lose jobs.
     """
-    said, began = float("-inf"), time.monotonic()
-    for tries in count(1):
+    said, began, tries = float("-inf"), time.monotonic(), 0
+    while True:
         url = config.redis.url or read_address(config.run_dir)
         why = _missing(config) if url is None else _why_not(url, is_given=config.redis.url is not None)
         if not why:
@@ -43,8 +42,8 @@ def await_redis(config: Config, *, stopped: Callable[[], bool] = lambda: False) 
         if now - said >= SAY_EVERY_S:
             said = now
             log.warning("waiting for Redis since %.0f s: %s", now - began, why)
+        tries += 1
         time.sleep(pause_s(tries, FIRST_WAIT_S, LONGEST_WAIT_S))
-    raise AssertionError("unreachable")
 
 
 def _missing(config: Config) -> str:

@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from workers.engine import Segment
-from workers.sglang.engine import SglangEngine
+from workers.engine import Engine, Segment
 
 PROMPT = [5, 6, 7]
 
 
-async def assert_an_abort_ends_its_own_request_only(engine: SglangEngine) -> None:
+async def assert_an_abort_ends_its_own_request_only(engine: Engine) -> None:
     """One name begins with the other; both are being drawn when the abort is sent, wherever a router has put them."""
     lengths = {"x/0/0/10": 300, "x/0/0/1": 4000}  # the second cannot end while its abort is on the way
     drawing = {name: asyncio.Event() for name in lengths}

@@ -520,8 +520,6 @@ def place_says(place: Place, words: list[str]) -> tuple[int, str]:
 
 def command_of(words: list[str]) -> Any:
     """A command by its words; None where there is none."""
-    if not cli.app.registered_groups:
-        cli._register_inspection()
     command: Any = typer.main.get_command(cli.app)
     for word in words:
         command = getattr(command, "commands", {}).get(word)

@@ -15,7 +15,7 @@ import redis
 import yaml
 from typer.testing import CliRunner
 
-from console.cli.main import _register_inspection, app
+from console.cli.main import app
 from penstock.config import RewardConfig
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
@@ -62,7 +62,6 @@ async def test_I8_a_reward_that_raises_on_everything_stops_admission_and_why_say
             await until(lambda: play.counter(client, keys, "buried") == admitted, "for what is queued to end")
             assert play.counter(client, keys, "admitted") == admitted, "nothing more was admitted"
         assert 20 <= admitted <= 32 + 20 + 16 + 128, "a gate's worth and what ended until it was told"
-        _register_inspection()
         told = CliRunner().invoke(app, ["why", "--run", keys.run, "--redis", redis_server.url]).output
         assert f"jobs of dataset d with reward {REWARD} died of it" in " ".join(told.split()), told
         assert "ValueError: a\\ud800b" in told

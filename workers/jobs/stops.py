@@ -64,7 +64,7 @@ class StopRule:
             drawn: tokens of the turn.
             stopped: it ended at a stop, not at its length.
         """
-        by_token = stopped and bool(drawn) and drawn[-1] in self.token_ids and not self._text_ends_at(drawn)
+        by_token = stopped and bool(drawn) and drawn[-1] in self.token_ids and not self._text_ends_at(drawn, len(drawn))
         text = self._decode(drawn[:-1] if by_token and not self.keeps_stop else drawn)
         if not stopped or by_token:
             return text
@@ -100,13 +100,14 @@ class StopRule:
         lengths = set(range(fresh + 1, min(fresh + self.window, len(drawn)) + 1)) if fresh else set()
         if aborted and len(drawn) > fresh:
             lengths.add(len(drawn))
-        return next((length for length in sorted(lengths) if self._text_ends_at(drawn[:length])), None)
+        return next((length for length in sorted(lengths) if self._text_ends_at(drawn, length)), None)
 
-    def _text_ends_at(self, drawn: Sequence[int]) -> bool:
-        """Whether a stop string or pattern is in the text of the last tokens, special ones shown."""
+    def _text_ends_at(self, drawn: Sequence[int], length: int) -> bool:
+        """Whether a stop string or pattern is in the text of the last tokens before ``length``, special ones shown."""
         if not self.strings and not self.patterns:
             return False
-        text = self.tokenizer.decode(list(drawn[-self.window :]), skip_special_tokens=False)
+        tail = list(drawn[max(0, length - self.window) : length])
+        text = self.tokenizer.decode(tail, skip_special_tokens=False)
         return any(stop in text for stop in self.strings) or any(pattern.search(text) for pattern in self.patterns)
 
 

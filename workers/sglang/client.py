@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +42,8 @@ _PROOF_TOKENS = 4
 log = logging.getLogger(__name__)
 
 
-class SglangClient:
-    """Requests for tokens and controls of weights, wherever they go. All methods belong to one event loop.
+class SglangClient(ABC):
+    """Requests for tokens and controls of weights, wherever they go; what they promise stands in workers/engine.py.
 
     Args:
         config: where it is, or how to spawn it.
@@ -133,13 +134,11 @@ class SglangClient:
         """How its process ended, with the end of its log; '' while it runs, and where it is not ours."""
         return ""
 
-    async def watch(self) -> str:
-        """Wait until it is lost; returns why."""
-        raise NotImplementedError
+    @abstractmethod
+    async def watch(self) -> str: ...
 
-    async def start(self, publication: Publication | None = None) -> None:
-        """Bring it up with the weights of ``publication`` (None: its first ones, as version -1); see the classes."""
-        raise NotImplementedError
+    @abstractmethod
+    async def start(self, publication: Publication | None = None) -> None: ...
 
     async def stop(self) -> None:
         """End what was started; requests still running return as aborted or raise EngineDied."""
@@ -218,14 +217,7 @@ class SglangClient:
         heard: Heard | None = None,
         interval: int = 1,
     ) -> Segment:
-        """Draw tokens after ``input_ids``. Blocks until they are drawn, or :meth:`abort` ends it.
-
-        Args:
-            input_ids: [P] the whole sequence so far.
-            sampling: SGLang's sampling parameters.
-            rid: name for :meth:`abort`.
-            heard: told of tokens while they are drawn, in portions of ``interval``; those of the last portion may not
-                be told before the answer is there.
+        """As the Protocol says.
 
         Raises:
             EngineDied: the connection was lost, or the server has other weights than were loaded.

@@ -82,7 +82,6 @@ def test_exit_codes(
         raise error
 
     monkeypatch.setattr(cli, "app", fail)
-    monkeypatch.setattr(cli, "_register_inspection", lambda: None)
 
     assert cli._run([]) == code
     said = capsys.readouterr().err
@@ -171,7 +170,6 @@ def test_a_folder_that_may_not_be_written_is_a_sentence(
         raise OSError(errno_, os.strerror(errno_), "/ro/runs")
 
     monkeypatch.setattr(cli, "app", fail)
-    monkeypatch.setattr(cli, "_register_inspection", lambda: None)
 
     assert cli._run([]) == 2
     said = capsys.readouterr().err
@@ -192,7 +190,6 @@ def test_a_pipe_that_broke_inside_is_no_reader_that_left(monkeypatch: pytest.Mon
             sys.exit(1)  # as typer does
 
     monkeypatch.setattr(cli, "app", fail)
-    monkeypatch.setattr(cli, "_register_inspection", lambda: None)
 
     with pytest.raises(BrokenPipeError, match="a child's pipe"):
         cli._run([])
@@ -208,8 +205,6 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, An
 
 
 def test_redis_is_named_by_the_same_option_under_both_names_in_every_command() -> None:
-    if not cli.app.registered_groups:
-        cli._register_inspection()
     found = {
         path: next((one.opts for one in command.params if "--redis" in one.opts), None)
         for path, command in commands(typer.main.get_command(cli.app))
