@@ -100,7 +100,7 @@ def _show_plan(config: "Config", gpus: tuple[str, ...], without: frozenset[str])
 @app.command(context_settings=OVERRIDES)
 def prepare(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
     """Run the configuration's ``prepare`` command alone: it makes data and the first policy."""
-    from console.launch.run import prepare as prepare_
+    from console.launch.prepare import prepare as prepare_
     from penstock.config.load import load_config
 
     prepare_(load_config(config, overrides_of(context)))
@@ -109,7 +109,7 @@ def prepare(context: typer.Context, config: ConfigOption, redis: RedisOption = N
 @app.command(context_settings=OVERRIDES)
 def redis(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
     """Run the Redis server of a run in the foreground, until SIGTERM or Ctrl-C."""
-    from console.launch.run import serve_redis
+    from console.launch.own_redis import serve_redis
     from penstock.config.load import load_config
     from penstock.logs import set_up
     from penstock.redis.saved_config import keep_config

@@ -13,38 +13,36 @@ A child that dies is started again with back-off; a Redis of our own that dies i
 import contextlib
 import logging
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 
+from console.launch.children import SERVING, kill_children, stop_children
+from console.launch.launcher_log import launcher_log
 from console.launch.live import Live
 from console.launch.observer import Observer
+from console.launch.old_keys import clear_keys, refuse_another_run
+from console.launch.own_redis import OwnRedis
 from console.launch.placement import Placement, place
 from console.launch.preflight import check, check_data
+from console.launch.prepare import prepare_logged
 from console.launch.run_parts import check_parts, parts_of
-from penstock.addresses import is_folder
 from penstock.config import Config
 from penstock.config.load import redact, save_resolved, secret_environment, without_settings
 from penstock.errors import ConfigError, QueueUnavailable
-from penstock.logs import FORMAT
-from penstock.payloads.folder import PayloadFolder
-from penstock.payloads.servers import read
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run, span
-from penstock.redis.connect import connect
 from penstock.redis.saved_config import CONFIG_FILE
-from penstock.redis.server import RedisServer, delete_run, holds_run, kept_password, with_url, write_address
-from penstock.system.disk import has_room, until_room
+from penstock.redis.server import with_url, write_address
+from penstock.system.disk import until_room
 from penstock.system.gpus import visible_gpus
-from penstock.system.processes import MAX_DEATHS, Child, last_lines, python_command, python_environment
+from penstock.system.processes import Child, python_command, python_environment
 from penstock.system.run_folder import Record, RunFolder
 from penstock.system.stop import Stop
 from penstock.system.user_imports import check_user_code
@@ -56,15 +54,6 @@ TICK_S = 0.1
 
 #: Between two snapshots.
 LOOK_EVERY_S = 1.0
-
-#: Longest wait for the end of a child after SIGTERM, beside a worker's own drain.
-STOP_S = 10.0
-
-#: After Ctrl-C workers get a second SIGTERM so late: hand back what is partial, do not drain on.
-HURRY_S = 2.0
-
-#: Parts that end by themselves only when they are told to; workers that drain need both.
-SERVING = ("buffer", "verifiers")
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPT, EXIT_PIPE = 0, 1, 130, 141
 
@@ -107,7 +96,7 @@ def launch(
 
 
 def _launch(run: "_Run", *, clear: bool, resume: bool) -> int:
-    with _logging(run.folder, run.live):
+    with launcher_log(run.folder, run.live):
         try:
             run.start(clear=clear, resume=resume)
         except _Stopped:
@@ -117,58 +106,6 @@ def _launch(run: "_Run", *, clear: bool, resume: bool) -> int:
             run.abandon()
             raise
         return run.to_the_end()
-
-
-def prepare(config: Config) -> None:
-    """Run the configuration's ``prepare`` command, its output on ours. Blocks.
-
-    Raises:
-        ConfigError: there is none, or it failed.
-    """
-    if config.prepare is None:
-        raise ConfigError("prepare: the configuration has no such key, so there is nothing to prepare.")
-    folder = Path(config.prepare[0]).parent
-    try:
-        code = subprocess.run([sys.executable, *config.prepare], cwd=folder, check=False).returncode
-    except FileNotFoundError:
-        raise ConfigError(f"prepare: there is no folder {folder}; correct the path, or remove the key.") from None
-    if code != 0:
-        raise ConfigError(f"prepare: {' '.join(config.prepare)} ended with exit code {code}; its output says why.")
-
-
-def serve_redis(config: Config) -> int:
-    """Run the run's own Redis server until SIGTERM or Ctrl-C; its address is left in the run's folder. Blocks.
-
-    Raises:
-        ConfigError: ``redis.url`` names another one, or the port is in use.
-        QueueUnavailable: the server died.
-    """
-    if config.redis.url is not None:
-        raise ConfigError("redis.url names a Redis that runs elsewhere: remove the key to run one here.")
-    stop, server = Stop(), _server(config, RunFolder(config.run_dir))
-    with stop.installed():
-        try:
-            write_address(config.run_dir, server.start(stopped=lambda: bool(stop)))
-            log.info("Redis answers at %s; its data are in %s", server.url, server.folder)
-            while not stop:
-                if not server.alive():
-                    raise QueueUnavailable(
-                        f"The Redis server died; its log {server.log_path} ends with:\n{last_lines(server.log_path, 5)}"
-                    )
-                time.sleep(TICK_S)
-        finally:
-            server.stop()
-    return EXIT_OK
-
-
-def _server(config: Config, folder: RunFolder) -> RedisServer:
-    return RedisServer(
-        folder.redis,
-        port=config.redis.port,
-        password=kept_password(folder.redis),
-        appendfsync=config.redis.appendfsync,
-        max_memory_bytes=config.redis.max_memory_bytes,
-    )
 
 
 def _decide(choice: Choice, folder: RunFolder, console: Console) -> bool:
@@ -205,17 +142,12 @@ class _Run:
         self.live = live
         self.placement = placement
         self.without = without
-        self.server: RedisServer | None = None
-        self.server_deaths: list[float] = []
+        self.server: OwnRedis | None = None
         self.observer: Observer | None = None
         self.children: list[Child] = []
         self.record = Record("running", time.time())
         self.started = time.monotonic()
         self.next_look = 0.0
-        #: True while its own Redis is down because its disk is full.
-        self.waits_for_room = False
-
-    # -- start
 
     def start(self, *, clear: bool, resume: bool) -> None:
         """Bring everything up; returns when all children are started. See ``launch`` for what it raises."""
@@ -226,23 +158,16 @@ class _Run:
             check_data(self.config)
             check_user_code(self.config)
         self._start_redis()
-        self._clear_keys(clear=clear, resume=resume)
+        self._start_on_keys(clear=clear, resume=resume)
         save_resolved(self.config, self.folder.path / CONFIG_FILE)
         self.folder.write(self.record)
-        environment, config = self._environment(), str(self.folder.path / CONFIG_FILE)
-        for part in parts_of(self.config, self.placement, self.without):
-            argv = python_command("penstock.cli", *part.command, "--config", config, *part.arguments)
-            log_path = self.folder.logs / f"{part.name}.log"
-            child = Child(part.name, argv, environment | part.environment, log_path)
-            self.children.append(child)
-            self._unless_stopped()
-            child.start()
+        self._start_parts()
         if "trainer" in self.without:
             self.live.event(f'The trainer is yours: Trainer(run="{self.config.run}"). Ctrl-C ends the run.')
 
     def abandon(self) -> None:
         """After a start that failed: end what runs, and leave the folder as it was."""
-        self._kill()
+        kill_children(self.children)
         if self.server is not None:
             self.server.stop()
         self.folder.undo()
@@ -250,32 +175,16 @@ class _Run:
     def _prepare(self) -> None:
         if self.config.prepare is None:
             return
-        self.live.event(f"prepare: {Path(self.config.prepare[0]).name}")
-        child = Child(
-            "prepare",
-            [sys.executable, *self.config.prepare],
-            dict(os.environ),
-            self.folder.logs / "prepare.log",
-            folder=Path(self.config.prepare[0]).parent,
-        )
-        self.children.append(child)
-        child.start()
-        while not child.ended():
-            self._unless_stopped()
-            time.sleep(TICK_S)
-        self.children.remove(child)
-        if child.code != 0:
-            raise ConfigError(
-                f"prepare: {child.argv[1]} ended with {child.how()}, its last lines:\n{child.last_words()}"
-            )
-        if said := child.last_words(1):
+        script, *arguments = self.config.prepare
+        self.live.event(f"prepare: {Path(script).name}")
+        if said := prepare_logged(script, arguments, self.folder.logs / "prepare.log", self._unless_stopped):
             self.live.event(said)
 
     def _start_redis(self) -> None:
         if self.config.redis.url is None:
-            self.server = _server(self.config, self.folder)
+            self.server = OwnRedis(self.config, self.folder, self.stop)
             try:
-                url = self.server.start(stopped=lambda: bool(self.stop))
+                url = self.server.start()
             except QueueUnavailable:
                 self._unless_stopped()
                 raise
@@ -285,32 +194,26 @@ class _Run:
         self.config = with_url(self.config)
         self.observer = Observer(self.config, self.folder, self.live)
 
-    def _clear_keys(self, *, clear: bool, resume: bool) -> None:
+    def _start_on_keys(self, *, clear: bool, resume: bool) -> None:
         assert self.observer is not None
-        assert self.config.redis.url is not None
-        keys = Keys(self.config.run)
-        prefix = keys.prefix
-        stores = self.config.redis.payload_servers
-        user_failures.forget(self.observer.client, keys)
+        client, keys = self.observer.client, Keys(self.config.run)
+        user_failures.forget(client, keys)
         # The producer of this start says how long its data is, before a trainer may be told that it has ended.
-        run(self.observer.client, span(keys, None))
-        # What Redis names is where somebody said that payloads lie: nothing is deleted on its word.
-        for name in sorted(read(self.observer.client, keys).servers.keys() - stores) if clear else []:
-            self.live.event(
-                f"payload server {name} is not in redis.payload_servers, so what the old run left there stays: delete "
-                f"it by hand, or name it there for `--fresh`"
-            )
-        for url in [*stores.values(), self.config.redis.url] if clear else []:
-            if is_folder(url):
-                PayloadFolder(url).delete(prefix)
-                continue
-            with connect(url) as client:
-                delete_run(client, prefix)
-        if not clear and not resume and holds_run(self.observer.client, prefix):
-            raise ConfigError(
-                f"Redis already holds a run {self.config.run}, and {self.folder.path} does not: "
-                "choose another --run=NAME, or delete it with --fresh."
-            )
+        run(client, span(keys, None))
+        if clear:
+            clear_keys(self.config, client, self.live)
+        elif not resume:
+            refuse_another_run(self.config, client)
+
+    def _start_parts(self) -> None:
+        environment, config = self._environment(), str(self.folder.path / CONFIG_FILE)
+        for part in parts_of(self.config, self.placement, self.without):
+            argv = python_command("penstock.cli", *part.command, "--config", config, *part.arguments)
+            log_path = self.folder.logs / f"{part.name}.log"
+            child = Child(part.name, argv, environment | part.environment, log_path)
+            self.children.append(child)
+            self._unless_stopped()
+            child.start()
 
     def _environment(self) -> dict[str, str]:
         return python_environment({**without_settings(os.environ), **secret_environment(self.config)})
@@ -318,8 +221,6 @@ class _Run:
     def _unless_stopped(self) -> None:
         if self.stop:
             raise _Stopped
-
-    # -- run
 
     def to_the_end(self) -> int:
         """Watch until the trainer is done, Ctrl-C, or a child that cannot be kept up; then stop everything."""
@@ -333,7 +234,7 @@ class _Run:
             raise
         finally:
             # Whatever happened in here, nothing outlives it.
-            self._kill()
+            kill_children(self.children)
             if self.server is not None:
                 self.server.stop()
 
@@ -361,27 +262,7 @@ class _Run:
         return None
 
     def _keep_redis(self) -> str | None:
-        if self.server is None or self.server.alive():
-            return None
-        if not has_room(self.server.folder):
-            # With appendfsync always it ends rather than lose a write. The parts wait for it meanwhile.
-            if not self.waits_for_room:
-                log.warning("Redis ended for want of room in %s, and is started when there is some", self.server.folder)
-            self.waits_for_room = True
-            return None
-        self.waits_for_room = False
-        now = time.monotonic()
-        self.server_deaths = [*(death for death in self.server_deaths if death > now - 60.0), now]
-        if len(self.server_deaths) >= MAX_DEATHS:
-            return f"Redis died {MAX_DEATHS} times in 60 s; its log {self.server.log_path} says why"
-        log.warning("Redis died and is started again on port %d", self.server.port)
-        try:
-            self.server.start(stopped=lambda: bool(self.stop))
-        except (ConfigError, QueueUnavailable) as exc:
-            return None if self.stop else f"Redis died and could not be started again: {exc}"
-        return None
-
-    # -- end
+        return None if self.server is None else self.server.keep_up()
 
     def _finish(self, reason: str | None) -> int:
         state: Literal["stopped", "failed", "finished"] = "failed" if reason else "stopped" if self.stop else "finished"
@@ -389,7 +270,7 @@ class _Run:
         if state == "finished" and self.observer is not None and self.observer.data_ended():
             done = "The data has ended (data.epochs), and the trainer is done."
         self.live.event({"failed": "The run failed; stopping.", "stopped": "Stopping."}.get(state, done))
-        self._stop_children(drain=state == "finished")
+        stop_children(self.children, self.config, self.stop, drain=state == "finished", meanwhile=self._keep_redis)
         self.record.active_s += time.monotonic() - self.started
         self.record.state, self.record.reason = state, reason or ""
         if state == "finished":
@@ -409,69 +290,3 @@ class _Run:
         self.record.state, self.record.reason = "failed", redact(f"{type(exc).__name__}: {exc}")
         with contextlib.suppress(OSError):
             self.folder.write(self.record)
-
-    def _stop_children(self, *, drain: bool) -> None:
-        first = [child for child in self.children if child.name not in SERVING]
-        last = [child for child in self.children if child.name in SERVING]
-        limit_s = self.config.worker.drain_timeout_s + STOP_S if drain else STOP_S
-        if self.config.fleet.models:
-            # It ends its workers first, then what they need.
-            limit_s += 2 * STOP_S
-        presses = self.stop.count
-        self._stop_some(first, limit_s, presses, hurry=not drain)
-        self._stop_some(last, STOP_S, presses, hurry=False)
-
-    def _stop_some(self, children: list[Child], limit_s: float, presses: int, *, hurry: bool) -> None:
-        """SIGTERM, a second one to hurry, and SIGKILL after ``limit_s`` or one more Ctrl-C."""
-        began = time.monotonic()
-        for child in children:
-            child.terminate()
-        hurried = not hurry
-        while any(child.alive() for child in children):
-            waited_s = time.monotonic() - began
-            # Ctrl-C while a finished run drains means: now.
-            if not hurried and waited_s >= HURRY_S:
-                hurried = True
-                for child in children:
-                    child.terminate()
-            if self.stop.count > presses or waited_s >= limit_s:
-                for child in filter(Child.alive, children):
-                    log.warning("%s did not end in %.1f s and is killed", child.name, waited_s)
-                    child.kill()
-                return
-            if self.server is not None and not self.server.alive() and not self.stop.count > presses:
-                self._keep_redis()
-            time.sleep(TICK_S / 2)
-
-    def _kill(self) -> None:
-        for child in self.children:
-            child.kill()
-
-
-@contextlib.contextmanager
-def _logging(folder: RunFolder, live: Live) -> Iterator[None]:
-    """The launcher's own log: all in ``launcher.log``, warnings shown as well."""
-    file = logging.FileHandler(folder.logs / "launcher.log")
-    file.setFormatter(logging.Formatter(FORMAT.format(part="launcher"), datefmt="%Y-%m-%d %H:%M:%S"))
-    handlers, loggers = [file, _Events(live)], [logging.getLogger(name) for name in ("console", "penstock")]
-    for logger, handler in product(loggers, handlers):
-        logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for logger, handler in product(loggers, handlers):
-            logger.removeHandler(handler)
-        for handler in handlers:
-            handler.close()
-
-
-class _Events(logging.Handler):
-    """Warnings of the launcher, shown above the table."""
-
-    def __init__(self, live: Live) -> None:
-        super().__init__(logging.WARNING)
-        self.live = live
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.live.event(record.getMessage())

@@ -1,0 +1,42 @@
+"""The launcher's own log: everything in ``launcher.log``, warnings shown above the live table as well."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from itertools import product
+
+from console.launch.live import Live
+from penstock.logs import FORMAT
+from penstock.system.run_folder import RunFolder
+
+#: Packages whose log records are the launcher's.
+LOGGERS = ("console", "penstock")
+
+
+@contextlib.contextmanager
+def launcher_log(folder: RunFolder, live: Live) -> Iterator[None]:
+    """Write it for as long as the context lasts."""
+    file = logging.FileHandler(folder.logs / "launcher.log")
+    file.setFormatter(logging.Formatter(FORMAT.format(part="launcher"), datefmt="%Y-%m-%d %H:%M:%S"))
+    handlers, loggers = [file, _Events(live)], [logging.getLogger(name) for name in LOGGERS]
+    for logger, handler in product(loggers, handlers):
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger, handler in product(loggers, handlers):
+            logger.removeHandler(handler)
+        for handler in handlers:
+            handler.close()
+
+
+class _Events(logging.Handler):
+    """Warnings become events of the live view."""
+
+    def __init__(self, live: Live) -> None:
+        super().__init__(logging.WARNING)
+        self.live = live
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.live.event(record.getMessage())
