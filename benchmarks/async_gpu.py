@@ -42,7 +42,7 @@ from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.config.load import save_resolved
 from penstock.errors import WaitTimeout
-from penstock.protocol.messages import unpack
+from penstock.protocol.records.codec import unpack
 from penstock.redis.control import Control
 
 START_TIMEOUT_S = 400.0

@@ -15,7 +15,7 @@ import typer
 
 from benchmarks.common import Report, median, run_cli, versions
 from penstock.protocol import partition
-from penstock.protocol.messages import Row
+from penstock.protocol.records.manifest import Row
 
 COLUMNS = {
     "samples": "samples",

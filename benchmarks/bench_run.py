@@ -12,7 +12,7 @@ from penstock.config import Config
 from penstock.config.load import save_resolved
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.redis.control import Control
 
 #: Dataset part of the ids of admitted jobs.

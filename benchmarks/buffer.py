@@ -24,7 +24,7 @@ import typer
 from benchmarks.common import Report, percentile, redis_server, run_cli, versions
 from benchmarks.scale import GROUPS_PER_BATCH, OWNER, SAMPLES, SUB, Queue, open_queue, settle
 from penstock.protocol import scripts
-from penstock.protocol.messages import SampleMeta
+from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.redis.connect import connect
 
 TOKENS = 2560

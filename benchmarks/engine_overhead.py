@@ -32,7 +32,8 @@ from benchmarks.random_model import Shape
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import WaitTimeout
-from penstock.protocol.messages import Job, unpack
+from penstock.protocol.records.codec import unpack
+from penstock.protocol.records.job import Job
 from penstock.redis.control import Control
 
 GROUP = 8

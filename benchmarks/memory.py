@@ -27,7 +27,7 @@ from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
 from benchmarks.weights import load_model
 from consumers.trainer import Trainer
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.redis.control import Control
 
 #: What is offloaded together, and brought back together.

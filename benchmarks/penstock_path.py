@@ -31,7 +31,8 @@ from benchmarks.common import run_together
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl, Control
 from penstock.system.long_lived import settle

@@ -33,7 +33,9 @@ from buffer.state import State
 from penstock.config import RedisConfig
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, SampleMeta, pack
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Call, Leadership
 from penstock.redis.connect import connect
 

@@ -26,7 +26,7 @@ from benchmarks.common import Report, median, redis_server, run_cli, run_togethe
 from benchmarks.penstock_path import GROUP, LEASED, _write_group, load, make_values
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl, Control
 from workers.jobs.commits import Commits

@@ -7,7 +7,8 @@ from typing import Any
 from consumers.subscriber import Subscriber
 from penstock.errors import PenstockError, WaitTimeout
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Manifest, iter_metas
+from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.records.sample_meta import iter_metas
 from penstock.redis.connect import connect
 
 NAME = "watch"

@@ -30,7 +30,7 @@ from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
 from consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.redis.control import Control
 
 POLICIES = ("in_place", "abort", "drain")

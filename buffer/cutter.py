@@ -23,7 +23,8 @@ from penstock.config.subscription import MAX_BATCH_SAMPLES
 from penstock.errors import LeadershipLost
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import MAX_RECORD_BYTES, Manifest
+from penstock.protocol.records.codec import MAX_RECORD_BYTES
+from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.scripts import Leadership, run
 from penstock.protocol.staleness import overdue, remaining_batches, train_version
 from penstock.redis.control import Client

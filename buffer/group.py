@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from penstock.protocol.messages import SampleMeta
+from penstock.protocol.records.sample_meta import SampleMeta
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from buffer.state import State
 from buffer.subscription import Subscription
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import pack
+from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import note, run
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import Client

@@ -12,7 +12,7 @@ from penstock.errors import LeadershipLost
 from penstock.protocol import scripts
 from penstock.protocol.groups import CompletedGroup
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import SampleMeta
+from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Judged, Leadership, run
 from penstock.redis.control import Client
 

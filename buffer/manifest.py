@@ -9,8 +9,9 @@ from typing import Any
 from buffer.group import Group
 from buffer.state import State
 from buffer.subscription import Subscription
-from penstock.protocol.messages import Manifest, Row, SampleMeta
 from penstock.protocol.partition import batch_seed
+from penstock.protocol.records.manifest import Manifest, Row
+from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.staleness import Lineage
 
 #: Fields of a committed sample that its row in a manifest repeats, as they stand there.

@@ -19,7 +19,7 @@ from penstock.payloads import servers as payload_servers
 from penstock.payloads.folder import PayloadFolder
 from penstock.payloads.servers import Directory, read
 from penstock.protocol.keys import CONTROL, Keys
-from penstock.protocol.messages import SampleMeta, stored
+from penstock.protocol.records.sample_meta import SampleMeta, stored
 from penstock.protocol.scripts import persist, run
 from penstock.redis import connect
 from penstock.redis.control import PASSING, Client

@@ -11,7 +11,7 @@ from buffer.subscription import Subscription
 from penstock.errors import LeadershipLost
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import unpack
+from penstock.protocol.records.codec import unpack
 from penstock.protocol.scripts import Leadership, run
 from penstock.redis.control import Client
 

@@ -16,7 +16,7 @@ from buffer.subscription import Subscription, parse
 from penstock.errors import LeadershipLost, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import SampleMeta
+from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Leadership, run
 from penstock.protocol.staleness import Lineage
 from penstock.redis.control import Client

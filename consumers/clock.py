@@ -9,7 +9,8 @@ from consumers.subscriber import Subscriber
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, unpack
+from penstock.protocol.records.codec import unpack
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.staleness import Lineage
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,8 @@ from penstock.names import check_name
 from penstock.payloads import decode
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Row, SampleMeta, iter_metas
+from penstock.protocol.records.manifest import Row
+from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.score_jobs import LANE, MAX_SEQUENCES, MAX_TOKENS, Given, make_job
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect_blocking

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError, DataEnded, OwnershipLost, ProtocolError
 from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Manifest
+from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.scripts import Value
 from penstock.protocol.waits import Waiting, read_waits
 from penstock.redis.connect import connect_blocking

@@ -32,7 +32,8 @@ from penstock.errors import ConfigError, DataEnded, ProtocolError, PublishError,
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS, change, check_tags, live_workers, revive, watch
-from penstock.protocol.messages import Publication, pack
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.staleness import Policy
 from penstock.redis.control import Client
 from penstock.redis.saved_config import config_of

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.errors import RolesApart as RolesApart
     from penstock.errors import WaitTimeout as WaitTimeout
     from penstock.protocol.groups import CompletedGroup as CompletedGroup
-    from penstock.protocol.messages import Job as Job
-    from penstock.protocol.messages import Sample as Sample
+    from penstock.protocol.records.job import Job as Job
+    from penstock.protocol.records.sample import Sample as Sample
     from workers.jobs.environments import Environment as Environment
     from workers.jobs.environments import Observation as Observation
 
@@ -47,7 +47,7 @@ _LAZY = {
     "DataEnded": "penstock.errors",
     "EngineMetrics": "consumers.adapters.engine_metrics",
     "Environment": "workers.jobs.environments",
-    "Job": "penstock.protocol.messages",
+    "Job": "penstock.protocol.records.job",
     "Observation": "workers.jobs.environments",
     "OwnershipLost": "penstock.errors",
     "PenstockError": "penstock.errors",
@@ -56,7 +56,7 @@ _LAZY = {
     "RolesApart": "penstock.errors",
     "RolloutDataset": "consumers.adapters.iterable",
     "RolloutManager": "consumers.adapters.rollout_manager",
-    "Sample": "penstock.protocol.messages",
+    "Sample": "penstock.protocol.records.sample",
     "Score": "consumers.scorer",
     "Scorer": "consumers.scorer",
     "Shards": "consumers.weights.sources",

@@ -13,7 +13,7 @@ from penstock.config import DatasetConfig
 from penstock.config.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.names import check_name
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from producer.lines import check_writable, read_lines
 
 #: Renders chat messages to a prompt.

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError, ProtocolError
-from penstock.protocol.messages import MAX_TEXT_BYTES, pack, unpack
+from penstock.protocol.records.codec import MAX_TEXT_BYTES, pack, unpack
 
 #: Most bytes of one line; a record takes texts of half as much.
 MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES

@@ -25,7 +25,7 @@ from penstock.errors import ConfigError, QueueFull, QueueUnavailable
 from penstock.protocol import scripts, user_failures
 from penstock.protocol.attendance import Attendance
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import Admission, ensure_lanes
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect_blocking

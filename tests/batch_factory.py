@@ -11,7 +11,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from consumers.batch import advantages
 from consumers.batch.batch import Batch
 from penstock import payloads
-from penstock.protocol.messages import Job, Manifest, Row, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.manifest import Manifest, Row
+from penstock.protocol.records.sample import Sample
 
 EOS = 1
 VOCABULARY = 16

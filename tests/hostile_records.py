@@ -12,7 +12,12 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.protocol.memory_control import MemoryWish
-from penstock.protocol.messages import Job, Manifest, Publication, Row, Sample, SampleMeta, iter_metas, pack, unpack
+from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.manifest import Manifest, Row
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.weights.index import WeightsIndex
 from tests.integration.play import meta

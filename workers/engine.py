@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from penstock.config import EngineConfig
 from penstock.config.fleet import MemberConfig
-from penstock.protocol.messages import LogprobKind, Publication
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import LogprobKind
 
 #: Name of the side array that holds the routing of a mixture of experts (T17).
 ROUTED_EXPERTS = "routed_experts"

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.config.load import redact
 from penstock.protocol import scripts
-from penstock.protocol.messages import pack
+from penstock.protocol.records.codec import pack
 from penstock.protocol.waits import Waiting
 from workers.capacity import Capacity
 from workers.jobs.held_job import HeldJob

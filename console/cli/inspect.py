@@ -222,7 +222,7 @@ def dead_show(
     from dataclasses import asdict
 
     from penstock.errors import ProtocolError
-    from penstock.protocol.messages import Job
+    from penstock.protocol.records.job import Job
 
     target = Target(run, redis, directory)
     entry = target.client.hget(target.keys.group(job), "eid")

@@ -15,7 +15,7 @@ from penstock.config import Config
 from penstock.errors import DiskFull, ProtocolError
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import unpack
+from penstock.protocol.records.codec import unpack
 from penstock.redis.connect import connect, translate
 from penstock.system.disk import append, is_full
 from penstock.system.run_folder import RunFolder

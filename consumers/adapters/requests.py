@@ -24,7 +24,7 @@ from penstock.config.sampling import temperature_of
 from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import scan_groups
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.redis.control import Client
 
 #: Jobs admitted per verb.

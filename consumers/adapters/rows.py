@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.batch.batch import Batch
-from penstock.protocol.messages import Row
+from penstock.protocol.records.manifest import Row
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,7 +39,7 @@ from consumers.batch.advantages import Kind, group_advantages
 from consumers.batch.batch import Batch
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import partition
-from penstock.protocol.messages import Row
+from penstock.protocol.records.manifest import Row
 
 #: Estimators whose rewards are normalised by group -> divided by the standard deviation too.
 NORMALISED = {"grpo": True, "gspo": True, "cispo": True, "reinforce_plus_plus_baseline": False}

@@ -18,7 +18,7 @@ from penstock.errors import PayloadError, ProtocolError
 from penstock.payloads import Payload, sides
 from penstock.payloads.format import sum_runs
 from penstock.protocol import partition
-from penstock.protocol.messages import Manifest, Row
+from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.staleness import Lineage
 from penstock.system.collecting import collecting_later
 

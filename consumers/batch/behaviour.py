@@ -14,7 +14,8 @@ from typing import get_args
 from penstock.config import Config
 from penstock.config.sampling import temperature_of as asked_temperature
 from penstock.errors import ConfigError, ProtocolError
-from penstock.protocol.messages import LogprobKind, Row
+from penstock.protocol.records.manifest import Row
+from penstock.protocol.records.sample import LogprobKind
 
 KINDS = get_args(LogprobKind)
 #: Environment variable by which SGLang is asked for logprobs from before temperature.

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from penstock.errors import PayloadError, ProtocolError, WaitTimeout
 from penstock.names import check_name
 from penstock.protocol import scripts
-from penstock.protocol.messages import Row
+from penstock.protocol.records.manifest import Row
 from penstock.redis.control import Client
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from penstock.payloads import servers as payload_servers
 from penstock.payloads.folder import PayloadFolder
 from penstock.payloads.servers import Directory
 from penstock.protocol.keys import CONTROL, Keys
-from penstock.protocol.messages import Row
+from penstock.protocol.records.manifest import Row
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import Client, Control
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from consumers.batch.behaviour import check_kinds
 from penstock.errors import ProtocolError
 from penstock.payloads import Payload
-from penstock.protocol.messages import Manifest, Row
+from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.staleness import Lineage
 
 if TYPE_CHECKING:

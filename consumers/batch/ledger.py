@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from penstock.protocol.messages import Manifest
+from penstock.protocol.records.manifest import Manifest
 
 log = logging.getLogger(__name__)
 

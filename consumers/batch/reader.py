@@ -13,7 +13,7 @@ from consumers.batch.fetch import Bytes, PayloadReader
 from consumers.roles import Seat
 from consumers.subscriber import Delivery, Subscriber
 from penstock.config import Config
-from penstock.protocol.messages import Row
+from penstock.protocol.records.manifest import Row
 from penstock.protocol.waits import Waiting
 from penstock.system.disk import until_room
 

@@ -16,7 +16,7 @@ from consumers.subscriber import Subscriber
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, WaitTimeout
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Manifest, Row
+from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.scripts import Value
 from penstock.redis.control import PASSING
 from penstock.system.disk import append, until_room

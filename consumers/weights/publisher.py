@@ -27,7 +27,8 @@ from penstock.config import Config
 from penstock.errors import PublishError
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, unpack
+from penstock.protocol.records.codec import unpack
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import Control

@@ -22,7 +22,7 @@ from penstock.names import check_name
 from penstock.payloads.folder import PayloadFolder
 from penstock.protocol import scripts
 from penstock.protocol.keys import CONTROL, Keys
-from penstock.protocol.messages import pack, unpack
+from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import run
 from penstock.protocol.snapshot import GONE_S
 from penstock.redis.control import Client

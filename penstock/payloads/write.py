@@ -36,7 +36,8 @@ from penstock.payloads.format import (
     checksum_of,
     sum_runs,
 )
-from penstock.protocol.messages import Sample, SampleMeta
+from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample_meta import SampleMeta
 
 #: What ``bytes.join`` takes.
 _Chunk = bytes | Array

@@ -5,7 +5,7 @@ import socket
 import time
 
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import pack
+from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import note, run
 from penstock.redis.control import PASSING, Client
 

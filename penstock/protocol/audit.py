@@ -13,8 +13,8 @@ from functools import partial
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import iter_metas
 from penstock.protocol.missing_jobs import missing_jobs
+from penstock.protocol.records.sample_meta import iter_metas
 from penstock.protocol.scripts import Recount, run
 from penstock.redis.control import Client
 

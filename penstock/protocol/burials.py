@@ -10,7 +10,8 @@ from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, iter_metas
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample_meta import iter_metas
 from penstock.redis.control import Client
 
 #: Upper ends of the classes that prompts are counted by.

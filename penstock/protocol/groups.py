@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.protocol.messages import SampleMeta
+from penstock.protocol.records.sample_meta import SampleMeta
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Record, unpack
+from penstock.protocol.records.codec import unpack
+from penstock.protocol.records.record import Record
 from penstock.protocol.scripts import Call, script
 from penstock.redis.control import Control
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 
 from penstock.errors import ConfigError
-from penstock.protocol.messages import Row
+from penstock.protocol.records.manifest import Row
 
 
 def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = "balanced") -> list[list[int]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ProtocolError
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 
 LANE = "score"
 #: Most sequences of one job, and most tokens of a job that has more than one.

@@ -6,7 +6,7 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.names import LANES
 from penstock.protocol.keys import GROUP, Keys
-from penstock.protocol.messages import unpack
+from penstock.protocol.records.codec import unpack
 from penstock.protocol.waits import read_waits
 from penstock.redis.control import Client
 from penstock.redis.refusals import disk_trouble

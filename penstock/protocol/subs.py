@@ -11,7 +11,7 @@ from penstock.errors import ConfigError, ProtocolError
 from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import unpack
+from penstock.protocol.records.codec import unpack
 from penstock.protocol.scripts import run
 from penstock.redis.control import Client
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, Record
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.record import Record
 from penstock.protocol.scripts import Call, Value, script
 
 #: A transfer's record outlives the transfer by so much.

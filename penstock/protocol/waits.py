@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import pack, unpack
+from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import note, run
 from penstock.redis.control import PASSING, Client
 from penstock.words import writable

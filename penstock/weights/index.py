@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import ProtocolError, PublishError
-from penstock.protocol.messages import Record
+from penstock.protocol.records.record import Record
 
 INDEX_FILE = "weights.index"
 #: A DeepSeek-sized model has 90,000 tensors, which is 10 MB.

@@ -17,7 +17,7 @@ import redis
 
 from penstock.errors import QueueUnavailable
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Manifest
+from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.connect import connect, connect_blocking
 from penstock.redis.server import read_address

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from tests.missing import need
 from tests.tiny_model import make_tiny_model, publication_of
 from workers.sglang import server as servers

@@ -9,7 +9,7 @@ import redis
 
 from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration import worker_parts
 from tests.integration.fake_engine import FakeEngine

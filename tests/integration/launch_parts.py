@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import pack
+from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import ended as ended_
 from penstock.protocol.scripts import run
 from penstock.redis.connect import connect

@@ -17,7 +17,8 @@ from penstock import payloads
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.waits import read_waits
 from producer.main import Producer

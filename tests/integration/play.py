@@ -7,7 +7,9 @@ import redis
 
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Manifest, SampleMeta
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Leadership, RawLease, run
 
 MODEL = "policy"

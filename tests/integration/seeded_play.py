@@ -8,7 +8,7 @@ import redis
 
 from penstock.config import ModelConfig
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from tests.integration import worker_play
 from tests.integration.worker_play import admit, all_in, job, publish, read_group, tended, until, working
 

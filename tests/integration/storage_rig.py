@@ -15,7 +15,7 @@ import safetensors.torch
 from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play, worker_play

@@ -9,7 +9,7 @@ import redis
 
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import pack
+from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
 from tests.integration import play
 from tests.integration.fake_fixtures import Make

@@ -17,7 +17,7 @@ from penstock.config import RedisConfig
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import pack
+from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.waits import Waiting
 from penstock.redis.server import RedisServer
@@ -525,7 +525,7 @@ def test_events_that_were_lost_are_found_by_the_next_look(
 def commit_in(pipe: Any, worker: Player, held: RawLease, k: int) -> None:
     """Queue the commit of one sample in a transaction."""
     from penstock import payloads
-    from penstock.protocol.messages import Job
+    from penstock.protocol.records.job import Job
     from tests.integration.parts import make_sample
 
     sample = make_sample(Job.from_bytes(held.body), k, [1], 2)

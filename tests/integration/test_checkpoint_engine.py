@@ -18,7 +18,7 @@ import redis
 from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import unpack
+from penstock.protocol.records.codec import unpack
 from penstock.redis.server import RedisServer
 from penstock.system.checksum import bytes_xxh3
 from tests.integration import worker_play

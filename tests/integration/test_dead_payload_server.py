@@ -13,7 +13,7 @@ from consumers.trainer import Trainer
 from penstock.config import ModelConfig
 from penstock.payloads import servers as payload_servers
 from penstock.protocol.audit import audit
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import until, waits
 from tests.integration.storage_parts import Parts, parts

@@ -9,7 +9,7 @@ import redis
 
 from penstock.config import ModelConfig
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.engine_fixtures import cpu_engine, opened, up

@@ -10,7 +10,9 @@ from transformers import AutoTokenizer
 
 from penstock.config import ModelConfig, RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
-from penstock.protocol.messages import Job, Publication, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
 from tests.integration import oracle
 from tests.integration.aborts import assert_an_abort_ends_its_own_request_only
 from tests.integration.engine_fixtures import cpu_engine

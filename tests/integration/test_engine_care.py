@@ -13,7 +13,7 @@ import redis
 from console.cli.main import _run
 from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine

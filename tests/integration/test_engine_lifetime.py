@@ -12,7 +12,9 @@ from transformers import AutoTokenizer
 
 from penstock.config import ModelConfig
 from penstock.errors import EngineDied
-from penstock.protocol.messages import Job, Publication, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine
 from tests.integration.processes import command_of, descendants, open_pidfds, wait_gone

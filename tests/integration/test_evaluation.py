@@ -12,7 +12,7 @@ from consumers.grpo.evaluate import Evaluation
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine

@@ -17,7 +17,8 @@ from transformers import AutoTokenizer
 
 from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, Sample
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.worker_play import (

@@ -18,7 +18,8 @@ from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnav
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, pack
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import ensure_lanes, run
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.connect import connect, translate

@@ -23,7 +23,8 @@ from penstock.config import ModelConfig
 from penstock.config.fleet import NodeConfig
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, pack, unpack
+from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.system.stop import Stop
 from tests.integration import play

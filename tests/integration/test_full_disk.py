@@ -13,7 +13,7 @@ from console.cli.main import _run
 from consumers.trainer import Trainer
 from penstock.config import ModelConfig
 from penstock.protocol.audit import audit
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import until, waits
 from tests.integration.small_disk import SmallDisk, small_disk

@@ -10,7 +10,9 @@ from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Publication, pack
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import ensure_lanes, run
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer

@@ -11,7 +11,8 @@ import redis
 from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, Sample
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.fake_engine import EOS, FIRST, FakeEngine

@@ -17,7 +17,8 @@ from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, unpack
+from penstock.protocol.records.codec import unpack
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import RawLease, ensure_lanes, run
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -10,7 +10,7 @@ import redis
 from console.cli.main import _run
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import pack
+from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
 from penstock.protocol.waits import Waiting
 from penstock.redis.server import RedisServer, write_address

@@ -505,7 +505,7 @@ def test_a_payload_server_that_is_away_stops_nothing_for_good(
 ) -> None:
     """The buffer says what it waits for, and goes on when the server is back."""
     from penstock import payloads
-    from penstock.protocol.messages import Job
+    from penstock.protocol.records.job import Job
     from tests.integration.parts import make_sample, until_waits
 
     server = RedisServer(tmp_path / "payloads")

@@ -13,7 +13,7 @@ import redis
 from penstock.config import Config, ModelConfig
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -107,7 +107,7 @@ def test_an_operator_offloads_and_onloads(
 
 def test_a_worker_that_does_not_follow_is_named(make: Callable[..., Config], client: redis.Redis, keys: Keys) -> None:
     from penstock.protocol import scripts
-    from penstock.protocol.messages import pack
+    from penstock.protocol.records.codec import pack
 
     record = {"name": "w", "at": 1e12, "state": "serving", "why": "cannot give memory back", "version": 1}
     scripts.run(client, scripts.note(keys, keys.workers, "w", pack(record)))
@@ -120,7 +120,7 @@ def test_the_command_says_what_it_waits_for_while_it_waits(
 ) -> None:
     from console.cli import engines as engines_cli
     from penstock.protocol import scripts
-    from penstock.protocol.messages import pack
+    from penstock.protocol.records.codec import pack
 
     monkeypatch.setattr(engines_cli, "MOMENT_S", 0.0)
     record = {"name": "w", "at": 1e12, "state": "serving", "why": "cannot give memory back", "version": 1}
@@ -139,7 +139,7 @@ def test_versions_that_are_held_or_pinned_are_kept(
     make: Callable[..., Config], client: redis.Redis, keys: Keys, models: list[Path]
 ) -> None:
     from penstock.protocol import scripts
-    from penstock.protocol.messages import pack
+    from penstock.protocol.records.codec import pack
 
     record = {"name": "w", "at": 1e12, "state": "serving", "version": 2}
     with Trainer(make()) as trainer:

@@ -13,7 +13,7 @@ from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import RawLease
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -20,7 +20,8 @@ from penstock.payloads.folder import PayloadFolder
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, pack
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer

@@ -15,7 +15,7 @@ from penstock.config import Config
 from penstock.errors import PenstockError
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import ensure_lanes
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer

@@ -10,7 +10,7 @@ import redis
 from penstock.config import Config, ModelConfig
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -15,7 +15,9 @@ import redis
 from penstock.config import Config, ModelConfig
 from penstock.payloads import Payload
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Publication, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.engine_fixtures import cpu_engine

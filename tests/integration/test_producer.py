@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import ensure_lanes, run
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer

@@ -16,7 +16,7 @@ from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import PATIENCE_S, Player, admit, buffering, jobs_of, make_config, until
 from tests.tiny_model import make_tiny_model

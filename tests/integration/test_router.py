@@ -23,7 +23,8 @@ from penstock.config import Config, ModelConfig
 from penstock.config.fleet import MemberConfig, RouterConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Publication
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration import oracle, play
 from tests.integration.aborts import assert_an_abort_ends_its_own_request_only

@@ -16,7 +16,8 @@ from consumers.trainer import Trainer
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, Sample
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine, opened, up

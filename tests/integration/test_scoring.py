@@ -20,7 +20,9 @@ from penstock.config import Config, ModelConfig
 from penstock.errors import ConfigError, ScoreError, WaitTimeout
 from penstock.protocol import score_jobs, scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Publication, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.integration import oracle, play

@@ -12,7 +12,7 @@ from penstock import payloads
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import RawLease, run
 from penstock.redis.server import RedisServer
 from tests.integration import play

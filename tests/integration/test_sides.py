@@ -14,7 +14,7 @@ from penstock.errors import PayloadError
 from penstock.payloads import sides
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import RawLease
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl

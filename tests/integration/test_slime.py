@@ -24,7 +24,8 @@ from penstock.config import Config
 from penstock.errors import ConfigError, EngineError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Publication
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.adapters.slime_contract import check_share

@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, OwnershipLost, ProtocolError, PublishEr
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -14,7 +14,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from penstock.config import ModelConfig
-from penstock.protocol.messages import Job, Publication, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine, up
 from tests.integration.holding_proxy import HoldingProxy

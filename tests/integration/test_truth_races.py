@@ -15,7 +15,9 @@ from penstock.config import ModelConfig
 from penstock.payloads import decode
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Publication, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
 from penstock.redis.server import RedisServer
 from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine

@@ -10,7 +10,7 @@ from penstock.config import ModelConfig
 from penstock.errors import RewardError
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import Player, admit, jobs_of, make_config, publish, step, until

@@ -23,7 +23,7 @@ from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import pack
+from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
 from penstock.protocol.waits import Waiting
 from penstock.redis.server import RedisServer

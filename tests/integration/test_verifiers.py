@@ -25,7 +25,8 @@ from penstock.config import Config
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol import snapshot
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting, read_waits
 from penstock.redis.server import RedisServer
 from tests.integration import play

@@ -8,7 +8,7 @@ import torch
 from consumers.trainer import Trainer
 from consumers.weights.publish import versions, write_weights
 from penstock.config import ModelConfig
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from tests.integration.parts import until
 from tests.integration.storage_parts import Parts, parts

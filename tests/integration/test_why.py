@@ -15,7 +15,7 @@ from consumers.trainer import Trainer
 from penstock.config import ModelConfig
 from penstock.errors import WaitTimeout
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.server import RedisServer
 from tests.integration.fake_engine import FakeEngine

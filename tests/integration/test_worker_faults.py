@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as LostConnection
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from tests.integration import play, worker_parts
 from tests.integration.fake_engine import EOS, FILLER, FIRST, FakeEngine

@@ -18,7 +18,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from penstock.protocol import scripts, transfers
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication, pack
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.redis.connect import connect

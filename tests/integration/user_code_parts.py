@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from workers.jobs.environments import Observation
 
 #: A lone surrogate: no UTF-8 holds it.

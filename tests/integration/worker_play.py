@@ -17,7 +17,10 @@ from penstock.config import Config, ModelConfig
 from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Publication, SampleMeta, iter_metas, unpack
+from penstock.protocol.records.codec import unpack
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import run
 from tests.integration import play
 from tests.tiny_model import ALPHABET

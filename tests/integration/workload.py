@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import RolloutConfig
-from penstock.protocol.messages import Job, Publication, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
 from tests.integration import oracle
 from tests.tiny_model import ALPHABET
 from workers.engine import Segment

@@ -5,7 +5,7 @@ It is told what happened and what the real buffer answered, and asserts what mus
 
 from dataclasses import dataclass, field
 
-from penstock.protocol.messages import Manifest
+from penstock.protocol.records.manifest import Manifest
 
 
 @dataclass

@@ -39,7 +39,8 @@ from penstock.config import RedisConfig
 from penstock.errors import LeadershipLost
 from penstock.protocol import partition, scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Manifest, SampleMeta
+from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.redis.connect import connect
 from penstock.redis.server import find_binary

@@ -22,7 +22,7 @@ from penstock.config import Config
 from penstock.config.load import redact
 from penstock.errors import ConfigError, PenstockError
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import unpack
+from penstock.protocol.records.codec import unpack
 from penstock.redis.control import PASSING, Client, Control
 from penstock.system.stop import Stop
 from workers.fleet.kept import Spec, Status

@@ -6,7 +6,7 @@ from typing import Any
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import pack, unpack
+from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import run
 from penstock.redis.control import Client
 

@@ -27,7 +27,8 @@ from penstock.payloads import sides
 from penstock.payloads.folder import PayloadFolder
 from penstock.protocol import score_jobs, scripts
 from penstock.protocol.keys import CONTROL, Keys
-from penstock.protocol.messages import MAX_META_BYTES, Sample, SampleMeta
+from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample_meta import MAX_META_BYTES, SampleMeta
 from penstock.protocol.scripts import Call, Committed
 from penstock.protocol.waits import MOMENT_S, Waiting
 from penstock.redis.control import PASSING, AsyncControl, Client

@@ -2,7 +2,7 @@
 
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import Call
 from penstock.protocol.user_failures import digit_of
 

@@ -26,7 +26,8 @@ from typing import NoReturn, Protocol, TypeVar
 
 from penstock.config import Config
 from penstock.errors import ConfigError, EnvironmentRaised, EnvironmentTimeout
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import Raised, bounded, find
 from penstock.words import said, shown, writable
 

@@ -11,7 +11,8 @@ from penstock.config import RolloutConfig
 from penstock.config.sampling import GREEDY_BELOW, is_temperature, temperature_of
 from penstock.config.sampling_names import NEUTRAL, hidden_by
 from penstock.errors import ConfigError, EngineError
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
 from workers.engine import ROUTED_EXPERTS, Engine, Segment

@@ -8,7 +8,8 @@ them: their logprobs and version are those of the weights that scored them, at t
 import time
 
 from penstock.errors import ConfigError, ProtocolError
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.weights.tokenizer import Tokenizer
 from workers.engine import Engine
 from workers.jobs.gate import Gate

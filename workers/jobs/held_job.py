@@ -33,7 +33,8 @@ from penstock.errors import (
     RewardError,
 )
 from penstock.protocol import score_jobs, scripts
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Committed, RawLease
 from penstock.protocol.user_failures import OUTCOMES, REFUSAL
 from penstock.words import said, trace_of

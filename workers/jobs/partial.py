@@ -14,7 +14,9 @@ import msgpack
 
 from penstock.config.sampling import is_temperature
 from penstock.errors import PayloadError, ProtocolError
-from penstock.protocol.messages import MAX_TEXT_BYTES, Job, LogprobKind, Sample, pack
+from penstock.protocol.records.codec import MAX_TEXT_BYTES, pack
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import LogprobKind, Sample
 from penstock.words import said, shown
 
 _FORMAT = 3

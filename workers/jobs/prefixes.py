@@ -14,7 +14,8 @@ import time
 
 from penstock.errors import PenstockError, QueueFull
 from penstock.protocol import scripts
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from workers.jobs.partial import (
     MAX_PARTIAL_BYTES,
     DrawnOtherwise,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.errors import EngineError
-from penstock.protocol.messages import Sample
+from penstock.protocol.records.sample import Sample
 from workers.engine import ROUTED_EXPERTS, Rows
 
 

@@ -3,7 +3,8 @@
 import time
 
 from penstock.errors import ConfigError, EngineError
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.protocol.score_jobs import read_given
 from workers.engine import Engine, Scores
 from workers.jobs.gate import Gate

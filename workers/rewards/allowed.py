@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.protocol.messages import Sample
+from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import find
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import numbers
 from typing import Any
 
 from penstock.errors import RewardError
-from penstock.protocol.messages import pack
+from penstock.protocol.records.codec import pack
 from penstock.system.user_code import Raised
 from penstock.words import TooMuch, plain, said, shown, writable
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import RewardConfig
 from penstock.config.code_names import REWARDS
 from penstock.errors import ConfigError, RewardError
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded
 from penstock.words import said, shown
 from workers.jobs.repeats import Repeats

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError, ReplicaDied
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from workers.engine import Heard
 from workers.router.process import dropped_fields
 from workers.router.replicas import TendedEngines

@@ -11,7 +11,7 @@ from penstock.config.fleet import MemberConfig
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import pack, unpack
+from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import run
 from penstock.redis.control import AsyncControl, Client
 from workers.engine import ROUTED_EXPERTS

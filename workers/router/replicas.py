@@ -20,7 +20,7 @@ from penstock.config import EngineConfig, ModelConfig
 from penstock.config.fleet import MemberConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from workers.router.process import Router
 from workers.sglang.client import SglangClient
 from workers.sglang.engine import SglangEngine

@@ -24,7 +24,8 @@ import aiohttp
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.fleet import MemberConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError
-from penstock.protocol.messages import LogprobKind, Publication
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import LogprobKind
 from penstock.weights.model_folder import read_eos_token_ids, read_vocab_size
 from penstock.words import MAX_SAID, writable
 from workers.engine import ROUTED_EXPERTS, Heard, Rows, Scores, Segment

@@ -12,7 +12,7 @@ from penstock.config.load import redact
 from penstock.config.out_of_memory import engine_advice
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineError
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.weights.model_folder import read_config
 from penstock.words import shown
 from workers.engine import ROUTED_EXPERTS

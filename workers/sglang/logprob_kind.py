@@ -8,7 +8,7 @@ everything equally likely: then the two hardly differ.
 import math
 from collections.abc import Sequence
 
-from penstock.protocol.messages import LogprobKind
+from penstock.protocol.records.sample import LogprobKind
 
 #: Far above any spread of logits: these then differ by less than 0.1.
 TEMPERATURE = 1000.0

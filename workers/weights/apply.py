@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from penstock.errors import EngineDied, EngineError, PublishError
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from workers.engine import Engine
 from workers.jobs.gate import Gate
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.protocol.memory_control import MemoryWish, check_tags
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from workers.services import Services
 from workers.weights.apply import Policy, return_all
 

@@ -23,7 +23,7 @@ import orjson
 from penstock.errors import EngineDied, EngineError, ProtocolError
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import COLLECTIVE, Decision, Enrollment
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl, Client

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import parse_wish
-from penstock.protocol.messages import Publication, pack
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import note, translate
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl, Client

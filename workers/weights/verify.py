@@ -7,7 +7,7 @@ are refused here. Reads safetensors headers only (8 bytes of length, then JSON) 
 from pathlib import Path
 
 from penstock.errors import PublishError
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
 from penstock.weights.index import read_index
 from penstock.weights.safetensors_files import (

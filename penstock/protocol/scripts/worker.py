@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.names import LANES
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.redis.call import Call, Value, script, text, texts
 from penstock.words import writable
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from producer.dataset import Dataset, Mixture, check_overlap, parse_path
 from tests.missing import module
 

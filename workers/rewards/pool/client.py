@@ -27,7 +27,7 @@ from rq.serializers import JSONSerializer
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueFull, RewardError
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Sample
+from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl, Client, Control
 from penstock.words import shown

@@ -23,7 +23,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import pack
+from penstock.protocol.records.codec import pack
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect, connect_blocking
 from penstock.redis.control import PASSING, Client, Control

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from penstock.errors import ProtocolError
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.words import TooMuch, plain, writable
 
 #: What every rq job of the pool is called. A verifier imports nothing by a name that it finds in Redis.

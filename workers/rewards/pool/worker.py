@@ -26,7 +26,7 @@ from penstock.config import RewardConfig
 from penstock.errors import ProtocolError, RewardError
 from penstock.names import check_name
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Sample
+from penstock.protocol.records.sample import Sample
 from penstock.redis.control import PASSING
 from penstock.system.processes import die_with_parent
 from penstock.system.user_code import staying_alive

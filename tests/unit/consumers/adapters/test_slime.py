@@ -14,7 +14,7 @@ from consumers.batch.batch import Batch
 from consumers.grpo.losses import token_weights
 from penstock import payloads
 from penstock.errors import ConfigError, ProtocolError
-from penstock.protocol.messages import Sample
+from penstock.protocol.records.sample import Sample
 from tests.adapters.slime_contract import check_share
 from tests.batch_factory import make_batch, make_samples, tiny_model
 

@@ -12,7 +12,9 @@ from consumers.batch.advantages import group_advantages
 from consumers.batch.batch import TOKEN_KEYS, Batch, rank_rows
 from penstock import payloads
 from penstock.errors import PayloadError, ProtocolError
-from penstock.protocol.messages import Job, Manifest, Row, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.manifest import Manifest, Row
+from penstock.protocol.records.sample import Sample
 from penstock.protocol.staleness import Lineage
 from tests.batch_factory import make_batch, make_manifest, make_row
 
@@ -85,7 +87,7 @@ def test_arrays_need_no_torch() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from consumers.batch.batch import Batch\n"
-        "from penstock.protocol.messages import Job, Manifest, Row, Sample\n"
+        "from penstock.protocol.records.manifest import Manifest\n"
         "from penstock import payloads\n"
         "m = Manifest('s', 1, 1, 4, 'mask', 'async', -1, [], 0, 0, 0, 0, 0, 0.0)\n"
         "print(Batch(m, digest='', payloads={}).arrays()['lengths'].tolist())\n"

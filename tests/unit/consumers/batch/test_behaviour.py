@@ -19,7 +19,9 @@ from penstock import payloads
 from penstock.config import Config, TrainerConfig
 from penstock.config.sampling import temperature_of
 from penstock.errors import ConfigError, ProtocolError
-from penstock.protocol.messages import Job, Manifest, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.records.sample import Sample
 from penstock.protocol.staleness import Lineage
 from tests.batch_factory import VOCABULARY, make_batch, make_manifest, make_samples, tiny_model
 from workers.jobs.generate import sampling_for

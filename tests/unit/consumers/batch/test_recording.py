@@ -13,7 +13,7 @@ from consumers.batch.columns import LocalColumns
 from consumers.batch.replay import RecordingOver, Replay
 from consumers.trainer import Trainer
 from penstock.errors import ConfigError, PayloadError, ProtocolError, WaitTimeout
-from penstock.protocol.messages import Sample
+from penstock.protocol.records.sample import Sample
 from tests.batch_factory import make_batch
 from tests.unit.consumers.batch.test_batch import three_groups
 

@@ -10,7 +10,7 @@ from consumers.grpo import evaluate
 from consumers.grpo.evaluate import Evaluation, summarize
 from penstock.config import Config
 from penstock.errors import WaitTimeout
-from penstock.protocol.messages import Row
+from penstock.protocol.records.manifest import Row
 from tests.batch_factory import make_manifest
 
 

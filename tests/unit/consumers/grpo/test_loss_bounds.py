@@ -15,7 +15,7 @@ from consumers.grpo import corrections, losses
 from consumers.grpo.step import GRPO
 from consumers.grpo.totals import Totals
 from penstock.config import TrainerConfig
-from penstock.protocol.messages import Sample
+from penstock.protocol.records.sample import Sample
 from tests.batch_factory import make_batch, make_samples, tiny_model
 
 Array = NDArray[np.float64]

@@ -17,7 +17,8 @@ from consumers.batch.batch import Batch
 from consumers.grpo import corrections, losses
 from consumers.grpo.step import GRPO
 from penstock.config import TrainerConfig
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from tests.batch_factory import gradient, logprobs_of, make_batch, near_model, tiny_model
 
 LOW, HIGH, CAP, DUAL = 0.03, 0.05, 2.0, 3.0

@@ -18,7 +18,8 @@ from consumers.grpo.step import GRPO, Micro
 from penstock.config import TrainerConfig
 from penstock.errors import ConfigError
 from penstock.protocol import partition
-from penstock.protocol.messages import Row, Sample
+from penstock.protocol.records.manifest import Row
+from penstock.protocol.records.sample import Sample
 from tests.batch_factory import gradient, logprobs_of, make_batch, make_samples, near_model, tiny_model
 
 TEMPERATURE = 0.7

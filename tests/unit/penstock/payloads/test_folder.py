@@ -16,7 +16,7 @@ from penstock.config import RedisConfig
 from penstock.errors import ConfigError, QueueFull
 from penstock.payloads.folder import MARK, PARTS, PayloadFolder
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Row
+from penstock.protocol.records.manifest import Row
 
 KEYS = Keys("run")
 NAME = KEYS.payload("d a/0/7/3", "t.1")

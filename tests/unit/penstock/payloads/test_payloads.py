@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from penstock import payloads
 from penstock.errors import PayloadError
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 
 NAME = "digits/0/7/3"
 

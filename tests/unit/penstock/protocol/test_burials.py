@@ -6,7 +6,7 @@ from unittest.mock import Mock
 from penstock.payloads import pack
 from penstock.protocol import burials
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from tests.batch_factory import make_samples, tiny_model
 
 

@@ -14,7 +14,7 @@ from buffer.manifest import Plan, make_manifest
 from buffer.subscription import Definition, Position, Subscription
 from penstock.errors import ConfigError
 from penstock.protocol import partition
-from penstock.protocol.messages import Row
+from penstock.protocol.records.manifest import Row
 
 
 def rows_of(lengths: list[int]) -> list[Row]:

@@ -9,7 +9,8 @@ import pytest
 
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PayloadError
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from workers.engine import Segment
 from workers.jobs.environments import Environments, Observation, load_environment
 from workers.jobs.gate import Gate

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import EnvironmentTimeout
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from tests.unit.workers.jobs.test_generate import EOS, JOB, ROLLOUT, Echo, ScriptedEngine, make, segment
 from workers.engine import Segment
 from workers.jobs.environments import Observation

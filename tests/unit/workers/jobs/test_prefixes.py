@@ -8,7 +8,8 @@ import pytest
 
 from penstock.config import WorkerConfig
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Call
 from workers.jobs.partial import partial_from_bytes
 from workers.jobs.prefixes import Prefix

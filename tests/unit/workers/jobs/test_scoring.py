@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError, EngineError, ProtocolError
-from penstock.protocol.messages import Job
+from penstock.protocol.records.job import Job
 from penstock.protocol.score_jobs import Given, make_job
 from workers.engine import Scores
 from workers.jobs.gate import Gate

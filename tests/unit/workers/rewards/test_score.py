@@ -11,7 +11,8 @@ import pytest
 
 from penstock.config import Config, RewardConfig
 from penstock.errors import ConfigError, RewardError
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.system.user_imports import named
 from workers.jobs.environments import allowed_environments
 from workers.rewards.allowed import allowed_rewards

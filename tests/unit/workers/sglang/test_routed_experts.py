@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config import Config
 from penstock.errors import ConfigError, EngineError
-from penstock.protocol.messages import Sample
+from penstock.protocol.records.sample import Sample
 from tests.unit.workers.jobs.test_generate import JOB, Echo, ScriptedEngine, make, segment
 from workers.engine import ROUTED_EXPERTS, Rows, Segment
 from workers.jobs.partial import partial_from_bytes, partial_to_bytes

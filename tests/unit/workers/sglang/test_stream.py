@@ -9,7 +9,8 @@ import pytest
 
 from penstock.config import EngineConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PayloadError
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from tests.unit.workers.jobs.test_generate import EOS, JOB, Letters, ScriptedEngine, make, segment
 from workers.engine import Segment
 from workers.jobs.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from workers.jobs.gate import Gate
 from workers.sglang.engine import SglangEngine
 from workers.weights.apply import apply_publication

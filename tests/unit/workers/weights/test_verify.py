@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PublishError
-from penstock.protocol.messages import Publication
+from penstock.protocol.records.publication import Publication
 from penstock.system.checksum import file_xxh3
 from workers.weights.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
 

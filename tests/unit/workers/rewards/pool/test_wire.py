@@ -6,7 +6,8 @@ import pytest
 
 from penstock.config import RewardConfig
 from penstock.errors import ProtocolError
-from penstock.protocol.messages import Job, Sample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from workers.rewards.pool.wire import TooLarge, Verdict, sample_from_json, sample_to_json
 
 

@@ -7,7 +7,7 @@ import pytest
 from buffer.records import Records
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
-from penstock.protocol.messages import SampleMeta
+from penstock.protocol.records.sample_meta import SampleMeta
 from tests.integration import play
 
 KEYS = Keys("run")

@@ -1,4 +1,4 @@
-"""Records: what is written is read back, and nothing else is."""
+"""Records of all kinds: what is written is read back, and nothing else is."""
 
 from typing import Any
 
@@ -6,8 +6,13 @@ import msgpack
 import pytest
 
 from penstock.errors import ProtocolError
-from penstock.protocol import messages
-from penstock.protocol.messages import Job, Manifest, Publication, Sample, SampleMeta, iter_metas, pack, unpack
+from penstock.protocol.records import codec
+from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from tests.integration.play import manifest, meta
 
 
@@ -46,11 +51,11 @@ def test_bytes_that_penstock_never_wrote_are_refused(data: bytes) -> None:
 
 
 def test_a_record_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_RECORD_BYTES", 10)
+    monkeypatch.setattr(codec, "MAX_RECORD_BYTES", 10)
     with pytest.raises(ProtocolError, match="thing has 21 bytes"):
         unpack(pack("x" * 20), "thing")
-    monkeypatch.setattr(messages, "MAX_RECORD_BYTES", 1000)
-    monkeypatch.setattr(messages, "MAX_TEXT_BYTES", 10)
+    monkeypatch.setattr(codec, "MAX_RECORD_BYTES", 1000)
+    monkeypatch.setattr(codec, "MAX_TEXT_BYTES", 10)
     with pytest.raises(ProtocolError, match="thing is not a record"):
         unpack(pack("x" * 20), "thing")
 

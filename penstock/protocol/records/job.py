@@ -1,0 +1,58 @@
+"""A job: what a producer admits, and a worker answers."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.names import MAX_ANSWERS
+from penstock.protocol.records.field_checks import bounds
+from penstock.protocol.records.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Record):
+    """One prompt to be answered ``n`` times."""
+
+    #: ``DATASET/EPOCH/INDEX``; deterministic, so that admitting twice is seen.
+    id: str
+    #: Answers wanted; sample ids are ``ID/k`` with 0 <= k < n.
+    n: int = field(metadata=bounds(1, MAX_ANSWERS))
+    #: The prompt as text, template applied; or None where ``prompt_ids`` is given.
+    prompt: str | None = None
+    #: The prompt as token ids.
+    prompt_ids: list[int] | None = None
+    #: What the reward compares with, as text; a label of another type as JSON.
+    label: str = ""
+    #: Handed through to rewards and environments.
+    metadata: dict[str, Any] = field(default_factory=dict)
+    #: SGLang names: max_new_tokens, temperature, stop, stop_token_ids, ignore_eos, ...
+    sampling: dict[str, Any] = field(default_factory=dict)
+    #: Home lane: train, eval or score.
+    lane: str = "train"
+    #: Version at admission; no engine with an older one may start it (T12).
+    not_before: int = 0
+    #: A built-in name, or an import path ``module:callable`` that the worker's configuration names too; None takes the
+    #: run's reward.
+    reward: str | None = None
+    #: Import path of an environment that the worker's configuration names too; None: a single turn.
+    environment: str | None = None
+    #: Answers that are given, as text or token ids: those of samples 0, 1, ... The rest of the ``n`` are drawn.
+    answers: list[Any] = field(default_factory=list)
+    #: The label where it is not text: a number, list or map as the dataset has it; None: ``label`` is all.
+    label_value: Any = None
+
+    @property
+    def raw_label(self) -> Any:
+        """The label with the type that it has in the dataset."""
+        return self.label if self.label_value is None else self.label_value
+
+    @property
+    def dataset(self) -> str:
+        return self.id.rsplit("/", 2)[0]
+
+    @property
+    def epoch(self) -> int:
+        return int(self.id.rsplit("/", 2)[1])
+
+    @property
+    def index(self) -> int:
+        return int(self.id.rsplit("/", 2)[2])

@@ -1,0 +1,74 @@
+"""What a record is: a frozen dataclass that travels as a map of its fields, each of which is checked on its way in."""
+
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import cache
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from penstock.errors import ProtocolError
+from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.field_checks import checks_of
+from penstock.words import shown
+
+T = TypeVar("T", bound="Record")
+
+
+class Record:
+    """A frozen dataclass that travels as a msgpack map of its fields. Unknown fields are refused."""
+
+    __slots__ = ()
+
+    def to_map(self) -> dict[str, Any]:
+        """Fields by name; those that hold their default are left out, as ``from_map`` puts them back."""
+        # Not asdict: it copies what is nested, which takes a manifest of 512 rows from 1 to 19 ms.
+        known, values = defaults_of(type(self)), values_of(type(self))  # type: ignore[arg-type]
+        return {
+            name: value
+            for (name, default), value in zip(known, values(self), strict=True)
+            if value != default or default is MISSING
+        }
+
+    def to_bytes(self) -> bytes:
+        return pack(self.to_map())
+
+    @classmethod
+    def from_map(cls: type[T], value: Any, what: str = "") -> T:
+        return build(cls, value, what or cls.__name__)
+
+    @classmethod
+    def from_bytes(cls: type[T], data: bytes, what: str = "") -> T:
+        return cls.from_map(unpack(data, what or cls.__name__), what)
+
+
+@cache
+def values_of(cls: type[Record]) -> Callable[[Any], tuple[Any, ...]]:
+    """What reads all fields of a record at once."""
+    names = [name for name, _ in defaults_of(cls)]  # type: ignore[arg-type]
+    return attrgetter(*names) if len(names) > 1 else lambda record: (getattr(record, names[0]),)
+
+
+@cache
+def defaults_of(cls: type[Record]) -> tuple[tuple[str, Any], ...]:
+    """(name, default) of each field; MISSING where there is none."""
+    return tuple(
+        (f.name, f.default_factory() if f.default_factory is not MISSING else f.default)
+        for f in fields(cls)  # type: ignore[arg-type]
+    )
+
+
+def build(cls: type[T], value: Any, what: str) -> T:
+    """A record out of a map of its fields; raises ProtocolError that names ``what``."""
+    if not isinstance(value, dict):
+        raise ProtocolError(f"{what} is not a map of fields.")
+    for name, check in checks_of(cls).items():  # type: ignore[arg-type]
+        if name in value and not check(value[name]):
+            raise ProtocolError(f"{what} has a field {name} that it cannot have: {shown(value[name])}.")
+    try:
+        return cls(**value)
+    except TypeError as exc:
+        if unknown := value.keys() - {name for name, _ in defaults_of(cls)}:  # type: ignore[arg-type]
+            raise ProtocolError(
+                f"{what} has fields that this version of penstock does not know: {sorted(unknown)}."
+            ) from exc
+        raise ProtocolError(f"{what} lacks a field: {exc}.") from exc

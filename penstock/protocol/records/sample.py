@@ -1,0 +1,71 @@
+"""A sample: one answer, while a worker makes it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock.errors import ProtocolError
+from penstock.protocol.records.job import Job
+
+#: Logprobs after temperature, or before it.
+LogprobKind = Literal["scaled", "original"]
+
+
+@dataclass(slots=True)
+class Sample:
+    """One answer, while a worker makes it; rewards and environments are given this.
+
+    All arrays have one entry per token of the whole sequence, prompt included (L).
+    """
+
+    job: Job
+    k: int
+    #: [L] prompt and everything after it, as the engine saw and returned it.
+    tokens: list[int] = field(default_factory=list)
+    #: [L] log-probability with which the engine drew the token; 0 where nothing was drawn (T6).
+    logprobs: list[float] = field(default_factory=list)
+    #: [L] 1 on tokens that the policy drew.
+    generated: list[int] = field(default_factory=list)
+    #: [L] 1 on tokens to train.
+    loss_mask: list[int] = field(default_factory=list)
+    #: [L] weight version the token was drawn with; -1 where nothing was drawn (T8).
+    versions: list[int] = field(default_factory=list)
+    prompt_length: int = 0
+    #: pending | completed | truncated | aborted | failed | given
+    status: str = "pending"
+    #: stop | length | abort, as the engine said; given.
+    finish_reason: str = ""
+    #: All generated text, special tokens left out.
+    text: str = ""
+    #: Generated text of each turn; ``text`` is their concatenation.
+    turns: list[str] = field(default_factory=list)
+    reward: float | None = None
+    #: What the reward returned beside the number.
+    reward_info: dict[str, Any] = field(default_factory=dict)
+    #: Name -> numpy array beside the tokens (routed experts, images), stored in a key of its own; see sides.py.
+    sides: dict[str, Any] = field(default_factory=dict)
+    num_turns: int = 1
+    num_aborts: int = 0
+    cached_tokens: int = 0
+    #: Drawn tokens whose version stands for the oldest that may have drawn them; of the others it is proven (T6).
+    num_unproven: int = 0
+    started_s: float = 0.0
+    generate_s: float = 0.0
+    reward_s: float = 0.0
+
+    @property
+    def id(self) -> str:
+        return f"{self.job.id}/{self.k}"
+
+    def append(
+        self, tokens: list[int], *, version: int = -1, logprobs: list[float] | None = None, loss: bool = True
+    ) -> None:
+        """Append drawn tokens (``logprobs`` given, one version) or given ones (prompt, observation: mask 0)."""
+        drawn = logprobs is not None
+        if drawn and len(logprobs or []) != len(tokens):
+            raise ProtocolError(f"sample {self.id}: {len(logprobs or [])} logprobs for {len(tokens)} tokens.")
+        count = len(tokens)
+        self.tokens.extend(tokens)
+        self.logprobs.extend(logprobs if logprobs is not None else [0.0] * count)
+        self.generated.extend([1 if drawn else 0] * count)
+        self.loss_mask.extend([1 if drawn and loss else 0] * count)
+        self.versions.extend([version if drawn else -1] * count)
