@@ -20,7 +20,6 @@ from buffer.sizes import TooLarge, take
 from buffer.state import State
 from buffer.subscription import Subscription
 from penstock.config.subscription import MAX_BATCH_SAMPLES
-from penstock.errors import LeadershipLost
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import MAX_RECORD_BYTES
@@ -121,8 +120,6 @@ class Cutter:
                 self._state.used(sub, planned.groups, manifest.n)
                 self._state.drop_rejects(sub)
                 return ""
-            case "leader":
-                raise LeadershipLost("Another buffer leads; this one stops changing anything.")
             case "group":
                 # It was cancelled, or used by a leader before us: look at it anew.
                 log.info("%s: group %s is %s; reading it again", sub.name, answer.job, answer.why)
@@ -306,8 +303,7 @@ class Cutter:
         taken = (pool.next_place(first), int(unfinished[0][1]) if unfinished else None, admitted + 1, *held)
         places = (min(place for place in taken if place is not None) - first) // size * size
         call = scripts.skip(self._keys, self._lead, sub.name, revision=self._state.revision, place=first, places=places)
-        if run(self._client, call).outcome == "leader":
-            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        run(self._client, call)
         log.warning(
             "%s: nothing is left of %d places in the order of admission; going on behind them", sub.name, places
         )
@@ -382,10 +378,7 @@ class Cutter:
             completed=end.completed,
             lanes=limits.lanes(sub),
         )
-        done = run(self._client, call)
-        if done < 0:
-            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
-        if not done:
+        if not run(self._client, call):
             return _AGAIN
         sub.position.ended = n
         log.info("%s: the data has ended, and batch %d never comes", sub.name, n)
@@ -410,7 +403,5 @@ class Cutter:
         groups = min(max(1, math.ceil(missing / max(each, 1))), MAX_BATCH_SAMPLES)
         counted = [name for name, one in self._state.subs.items() if one.account == sub.account]
         owed = run(self._client, scripts.grant(self._keys, self._lead, sub.name, groups, completed, counted))
-        if owed < 0:
-            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
         if owed:
             log.info("%s: %d groups are owed to batch %d", sub.name, owed, sub.position.cut + 1)

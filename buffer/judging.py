@@ -8,7 +8,6 @@ from dataclasses import replace
 from buffer.filters import Filters, Verdict
 from buffer.group import Group
 from buffer.subscription import Subscription
-from penstock.errors import LeadershipLost
 from penstock.protocol import scripts
 from penstock.protocol.groups import CompletedGroup
 from penstock.protocol.keys import Keys
@@ -78,8 +77,7 @@ class Judge:
         if not told:
             return
         told = _bounded(sub, told)
-        if run(self._client, scripts.judge(self._keys, self._lead, sub.name, told)) < 0:
-            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        run(self._client, scripts.judge(self._keys, self._lead, sub.name, told))
         position = sub.position
         for one in told:
             position.filter_raised += one.raised

@@ -10,7 +10,6 @@ Training with fewer favours short answers: how many groups and samples that conc
 import logging
 
 from penstock.config import RolloutConfig
-from penstock.errors import LeadershipLost
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import Late, Leadership, run
@@ -55,8 +54,6 @@ class PartialGroups:
                 done = run(self._client, scripts.close(self._keys, self._lead, one.job, self._config.min_group))
             case "drop":
                 done = run(self._client, scripts.expire(self._keys, self._lead, one.job))
-        if done < 0:
-            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
         if done:
             what = f"is trained with {done} samples" if self._config.on_group_timeout == "train" else "is dropped"
             log.info("group %s %s of %d after %.0f s", one.job, what, one.wanted, one.age_s)

@@ -8,7 +8,6 @@ from buffer.group import Group
 from buffer.payload_servers import PayloadServers, keys_of
 from buffer.state import State
 from buffer.subscription import Subscription
-from penstock.errors import LeadershipLost
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import unpack
@@ -81,8 +80,6 @@ class Retirement:
                 self._keys, self._lead, name, revision=self._state.revision, absent_ms=int(keep_s * 1000)
             )
             answer = run(self._client, call)
-            if answer.outcome == "leader":
-                raise LeadershipLost("Another buffer leads; this one stops changing anything.")
             if answer.outcome == "parked":
                 log.warning("%s: its trainer has been gone for %g s; nobody waits for it any more", name, keep_s)
                 self._state.refresh()
@@ -108,9 +105,7 @@ class Retirement:
             evict=evict,
         )
         sealed = run(self._client, call)
-        if sealed == "leader":
-            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
-        if isinstance(sealed, str):
+        if sealed is None:
             self._state.refresh()
             return 0
         self._state.forget(sealed)
@@ -139,10 +134,7 @@ class Retirement:
             jobs = [job for job, _ in sizes]
         gone = 0
         for start in range(0, len(sizes), CHUNK):
-            swept = run(self._client, scripts.sweep(self._keys, self._lead, sizes[start : start + CHUNK]))
-            if swept < 0:
-                raise LeadershipLost("Another buffer leads; this one stops changing anything.")
-            gone += swept
+            gone += run(self._client, scripts.sweep(self._keys, self._lead, sizes[start : start + CHUNK]))
         self._state.forget(jobs)
         for job in jobs:
             self._state.records.forget(job)

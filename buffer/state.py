@@ -13,7 +13,7 @@ from buffer.payload_servers import PayloadServers, keys_of
 from buffer.records import Records
 from buffer.spent import Spent
 from buffer.subscription import Subscription, parse
-from penstock.errors import LeadershipLost, ProtocolError
+from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.sample_meta import SampleMeta
@@ -282,8 +282,7 @@ class State:
         if not groups:
             return
         lost = {group.job: sorted(group.lost) for group in groups if group.lost}
-        if run(self._client, scripts.keep(self._keys, self._lead, [(g.job, g.kept) for g in groups], lost)) < 0:
-            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        run(self._client, scripts.keep(self._keys, self._lead, [(g.job, g.kept) for g in groups], lost))
 
     def _place(self, group: Group) -> None:
         """Into the pools of those who want it; into ``spent`` when nobody will."""
@@ -314,8 +313,7 @@ class State:
             return
         jobs = [group.job for group in groups]
         aged = [(group.n, group.generated) for group in groups] if reason in AGED else []
-        if run(self._client, scripts.dispose(self._keys, self._lead, sub.name, reason, jobs, aged)) < 0:
-            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        run(self._client, scripts.dispose(self._keys, self._lead, sub.name, reason, jobs, aged))
         log.info("%s: %d groups dropped as %s", sub.name, len(groups), reason)
         sub.position.dropped[reason] = sub.position.dropped.get(reason, 0) + len(groups)
         sub.position.aged_samples += sum(samples for samples, _ in aged)

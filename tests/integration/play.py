@@ -167,7 +167,7 @@ def rewind(client: redis.Redis, keys: Keys, n: int, *, gen: int = 0) -> scripts.
 
 def seal(
     client: redis.Redis, keys: Keys, leader: Leadership, jobs: Sequence[str], subs: Sequence[str] = ("actor",)
-) -> str | list[str]:
+) -> list[str] | None:
     return run(client, scripts.seal(keys, leader, revision=revision(client, keys), subs=subs, jobs=jobs))
 
 

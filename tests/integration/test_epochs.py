@@ -12,7 +12,7 @@ import redis
 from consumers.grpo.main import Reference
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.errors import ConfigError, DataEnded
+from penstock.errors import ConfigError, DataEnded, LeadershipLost
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
@@ -275,7 +275,8 @@ def test_T15_no_batch_is_concluded_while_anything_is_under_way(client: redis.Red
     assert conclude() == 0, "one runs"
     play.commit(client, keys, held, [0, 1])
     assert conclude() == 0, "one was completed since"
-    assert conclude(completed=1, lead=scripts.Leadership(leader.epoch, "another")) == -1
+    with pytest.raises(LeadershipLost):
+        conclude(completed=1, lead=scripts.Leadership(leader.epoch, "another"))
     assert conclude(completed=1, end=2) == 0, "the data was made longer"
     assert conclude(completed=1) == 1
     assert client.hget(keys.sub("actor"), "ended") == b"1"

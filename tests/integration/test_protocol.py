@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from penstock.errors import PublishError, QueueFull
+from penstock.errors import LeadershipLost, PublishError, QueueFull
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run
@@ -351,12 +351,22 @@ def test_deposed_leader_changes_nothing(client: redis.Redis, keys: Keys) -> None
     new = play.lead(client, keys, "b")
     play.keep(client, keys, new, jobs)
     before = client.hgetall(keys.group(jobs[0]))
-    assert play.keep(client, keys, old, jobs) == -1
-    assert play.cut(client, keys, old, 1, jobs).outcome == "leader"
-    assert run(client, scripts.dispose(keys, old, "actor", "stale", jobs)) == -1
-    assert play.seal(client, keys, old, jobs) == "leader"
-    assert run(client, scripts.sweep(keys, old, [(jobs[0], 2)])) == -1
-    assert run(client, scripts.close(keys, old, jobs[0])) == -1
+    revision = play.revision(client, keys)
+    refused = [
+        lambda: play.keep(client, keys, old, jobs),
+        lambda: play.cut(client, keys, old, 1, jobs),
+        lambda: run(client, scripts.dispose(keys, old, "actor", "stale", jobs)),
+        lambda: run(client, scripts.judge(keys, old, "actor", [scripts.Judged(jobs[0], "bad", False, 2, 0.0)])),
+        lambda: play.seal(client, keys, old, jobs),
+        lambda: run(client, scripts.park(keys, old, "actor", revision=revision, absent_ms=1)),
+        lambda: run(client, scripts.grant(keys, old, "actor", 1, 0, ["actor"])),
+        lambda: run(client, scripts.sweep(keys, old, [(jobs[0], 2)])),
+        lambda: run(client, scripts.close(keys, old, jobs[0])),
+        lambda: run(client, scripts.expire(keys, old, jobs[0])),
+    ]
+    for verb in refused:
+        with pytest.raises(LeadershipLost):
+            verb()
     assert client.hgetall(keys.group(jobs[0])) == before
 
 

@@ -3,12 +3,13 @@
 -- ARGV: prefix, epoch, token, sub, revision of subs, n, manifest, digest, places it consumes at the gate,
 --       version field of clock ('' for none), version it was planned at, oldest version allowed (-1: any),
 --       groups that a version consumes from now on ('': as before), then jobs
--- Returns: {'cut'} | {'already'} | {'leader'} | {'subs'} | {'order', cut} | {'clock', version} | {'group', job, why}
+-- Returns: {'cut'} | {'already'} | {'subs'} | {'order', cut} | {'clock', version} | {'group', job, why}, or -1 when the
+--          leadership is lost
 -- Atomic because every group must be ready, kept, unused up to its limit and inside the bound in the instant in
 -- which the batch comes to be; nothing is written unless all are (I5, I6).
 local prefix, sub, n = ARGV[1], ARGV[4], tonumber(ARGV[6])
 freeing(prefix) -- a cut leads to retirement, which is what empties a full Redis
-if not leads(KEYS[1], ARGV[2], ARGV[3]) then return {'leader'} end
+if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
 if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[5] then return {'subs'} end
 local s = redis.call('HMGET', KEYS[3], 'cut', 'reuse', 'cum', 'restored')
 local cut, reuse = tonumber(s[1] or 0), tonumber(s[2] or 1)

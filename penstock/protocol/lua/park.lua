@@ -1,13 +1,14 @@
 -- park: a subscription whose owner has been gone for longer than its retention holds up nobody any more (leader).
 -- KEYS: leader, subs, sub:NAME, batches:NAME, owner:NAME
 -- ARGV: prefix, epoch, token, revision of subs, name, longest absence in ms
--- Returns: {'parked', groups given back} | {'present'} | {'parked already'} | {'contact'} | {'leader'} | {'subs'}
+-- Returns: {'parked', groups given back} | {'present'} | {'parked already'} | {'contact'} | {'subs'}, or -1 when the
+--          leadership is lost
 -- Atomic because an owner that comes back meanwhile keeps everything. What a member of a pool had cut and not
 -- committed goes to the others, and a later commit of it is refused (gen): each group is used once (I5).
 local BACK_MS, GAP_MS = 15000, 2000
 local prefix, absent = ARGV[1], tonumber(ARGV[6])
 freeing(prefix)
-if not leads(KEYS[1], ARGV[2], ARGV[3]) then return {'leader'} end
+if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
 if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[4] then return {'subs'} end
 -- a trainer that could not renew for an outage is back within this time
 local grace = math.min(absent, BACK_MS)

@@ -2,13 +2,13 @@
 -- KEYS: leader, subs, ready, then sub:NAME of every live subscription
 -- ARGV: prefix, epoch, token, revision of subs, number of subscriptions,
 --       those that may lose what they have no checkpoint past (0|1 each, in one word), their names, then jobs
--- Returns: list of jobs sealed, or 'leader' | 'subs'
+-- Returns: list of jobs sealed, 'subs', or -1 when the leadership is lost
 -- Atomic because a subscription that joins, or a rewind, must not race with retirement: every use must be final
 -- and every batch that holds the group must lie below its subscription's checkpoint. A group of a lane that nobody
 -- subscribed to waits for somebody who does.
 local prefix = ARGV[1]
 freeing(prefix)
-if not leads(KEYS[1], ARGV[2], ARGV[3]) then return 'leader' end
+if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
 if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[4] then return 'subs' end
 local num = tonumber(ARGV[5])
 local subs = {}

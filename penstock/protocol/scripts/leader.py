@@ -1,12 +1,15 @@
-"""Verbs of the buffer's leader."""
+"""Verbs of the buffer's leader. Those that take a ``Leadership`` raise LeadershipLost where it is lost."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from penstock.errors import LeadershipLost
 from penstock.names import LANES
 from penstock.protocol.keys import Keys
 from penstock.redis.call import Call, Value, numbers, script, text, texts, version_field
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,19 @@ class Leadership:
 
     epoch: int
     token: str
+
+
+def _call(
+    verb: str, keys: Keys, lead: Leadership, names: Sequence[str], args: Sequence[Value], parse: Callable[[Any], T]
+) -> Call[T]:
+    """A verb that only the leader may send: it answers anybody else -1, and has changed nothing then."""
+
+    def read(answer: Any) -> T:
+        if answer == -1:
+            raise LeadershipLost("Another buffer leads; this one stops changing anything.")
+        return parse(answer)
+
+    return Call(script(verb), [keys.leader, *names], [keys.prefix, lead.epoch, lead.token, *args], read)
 
 
 def lead(keys: Keys, token: str, lease_ms: int) -> Call[int]:
@@ -29,10 +45,10 @@ def resign(keys: Keys, lead: Leadership) -> Call[bool]:
 def keep(
     keys: Keys, lead: Leadership, kept: Iterable[tuple[str, int]], lost: Mapping[str, Iterable[int]] | None = None
 ) -> Call[int]:
-    """Payloads of these groups (job, n) are permanent, but for k in ``lost``. -1: leadership lost."""
+    """Payloads of these groups (job, n) are permanent, but for k in ``lost``; how many of them were still ready."""
     gone = lost or {}
     flat: list[Value] = [part for job, n in kept for part in (job, n, ",".join(map(str, gone.get(job, ()))))]
-    return Call(script("keep"), [keys.leader], [keys.prefix, lead.epoch, lead.token, *flat], int)
+    return _call("keep", keys, lead, [], flat, int)
 
 
 def persist(payload_keys: Sequence[str]) -> Call[list[bool]]:
@@ -42,7 +58,7 @@ def persist(payload_keys: Sequence[str]) -> Call[list[bool]]:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Outcome of skip: ``skipped``, or ``leader`` | ``subs`` | ``moved``; places skipped so far."""
+    """Outcome of skip: ``skipped``, or ``subs`` | ``moved``; places skipped so far."""
 
     outcome: str
     skipped: int
@@ -50,14 +66,13 @@ class Skipped:
 
 def skip(keys: Keys, lead: Leadership, sub: str, *, revision: int, place: int, places: int) -> Call[Skipped]:
     """Pass over ``places`` of the order of admission from ``place`` on, which hold nothing any more."""
-    args: list[Value] = [keys.prefix, lead.epoch, lead.token, revision, place, places]
-    names = [keys.leader, keys.subs, keys.sub(sub)]
-    return Call(script("skip"), names, args, lambda answer: Skipped(text(answer[0]), int(answer[1])))
+    names = [keys.subs, keys.sub(sub)]
+    return _call("skip", keys, lead, names, [revision, place, places], lambda a: Skipped(text(a[0]), int(a[1])))
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Outcome of cut: cut, already, leader, subs, order, clock; or ``group`` with the job and why."""
+    """Outcome of cut: cut, already, subs, order, clock; or ``group`` with the job and why."""
 
     outcome: str
     job: str = ""
@@ -89,9 +104,9 @@ def cut(
         return Cut(*texts(answer)) if text(answer[0]) == "group" else Cut(text(answer[0]))
 
     field = version_field(model) if model else ""
-    head: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, revision, n, manifest, digest, consumes]
+    head: list[Value] = [sub, revision, n, manifest, digest, consumes]
     args = [*head, field, version, oldest_allowed, "" if gb is None else gb, *jobs]
-    return Call(script("cut"), [keys.leader, keys.subs, keys.sub(sub), keys.batches(sub), keys.clock], args, parse)
+    return _call("cut", keys, lead, [keys.subs, keys.sub(sub), keys.batches(sub), keys.clock], args, parse)
 
 
 #: Why a subscription will never use a group: reason -> value of its ``u`` field.
@@ -105,15 +120,14 @@ DISPOSALS = {
 def dispose(
     keys: Keys, lead: Leadership, sub: str, reason: str, jobs: Sequence[str], aged: Sequence[tuple[int, int]] = ()
 ) -> Call[int]:
-    """A subscription gives up these groups unused; their places at the gate are free. -1: leadership lost.
+    """A subscription gives up these groups unused; their places at the gate are free; how many.
 
     Args:
         aged: (samples, generated tokens) of each, where they are given up for their age; empty: for another reason.
     """
     sizes = aged or [(0, 0)] * len(jobs)
     groups = [value for job, (samples, tokens) in zip(jobs, sizes, strict=True) for value in (job, samples, tokens)]
-    args: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, reason, DISPOSALS[reason], *groups]
-    return Call(script("dispose"), [keys.leader, keys.sub(sub)], args, int)
+    return _call("dispose", keys, lead, [keys.sub(sub)], [sub, reason, DISPOSALS[reason], *groups], int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +144,11 @@ class Judged:
 
 
 def judge(keys: Keys, lead: Leadership, sub: str, groups: Iterable[Judged]) -> Call[int]:
-    """Drop groups that filters rejected, with a ledger by reason; how many were dropped. -1: leadership lost."""
-    args: list[Value] = [keys.prefix, lead.epoch, lead.token, sub, DISPOSALS["filtered"]]
+    """Drop groups that filters rejected, with a ledger by reason; how many were dropped."""
+    args: list[Value] = [sub, DISPOSALS["filtered"]]
     for one in groups:
         args += [one.job, one.reason, int(not one.reason), int(one.raised), one.num_samples, repr(one.reward)]
-    return Call(script("judge"), [keys.leader, keys.sub(sub)], args, int)
+    return _call("judge", keys, lead, [keys.sub(sub)], args, int)
 
 
 def room(keys: Keys, gates: Sequence[Sequence[str]]) -> Call[dict[str, tuple[int, int]]]:
@@ -170,15 +184,14 @@ def late(keys: Keys, age_ms: int, most: int) -> Call[list[Late]]:
 
 
 def close(keys: Keys, lead: Leadership, job: str, fewest: int = 1) -> Call[int]:
-    """Make a begun group ready with the samples it has. 0: fewer than ``fewest``; -1: leadership lost."""
-    names = [keys.leader, keys.group(job), keys.ready, keys.inflight, keys.samples, keys.delayed, keys.bodies]
-    return Call(script("close"), names, [keys.prefix, lead.epoch, lead.token, job, fewest], int)
+    """Make a begun group ready with the samples it has; how many. 0: fewer than ``fewest``."""
+    names = [keys.group(job), keys.ready, keys.inflight, keys.samples, keys.delayed, keys.bodies]
+    return _call("close", keys, lead, names, [job, fewest], int)
 
 
 def expire(keys: Keys, lead: Leadership, job: str) -> Call[int]:
-    """Drop a begun group that took too long. 0: it is complete, buried or gone by now; -1: leadership lost."""
-    names = [keys.leader, keys.group(job), keys.inflight, keys.delayed, keys.bodies]
-    return Call(script("expire"), names, [keys.prefix, lead.epoch, lead.token, job], int)
+    """Drop a begun group that took too long. 0: it is complete, buried or gone by now."""
+    return _call("expire", keys, lead, [keys.group(job), keys.inflight, keys.delayed, keys.bodies], [job], int)
 
 
 def rolled_back(keys: Keys, lost: Mapping[str, int]) -> Call[int]:
@@ -195,18 +208,18 @@ def seal(
     subs: Sequence[str],
     jobs: Sequence[str],
     evict: Collection[str] = (),
-) -> Call[str | list[str]]:
-    """Retire groups that every subscription is done with; the jobs sealed, or ``leader`` | ``subs``.
+) -> Call[list[str] | None]:
+    """Retire groups that every subscription is done with; the jobs sealed, or None where the subscriptions changed.
 
     ``evict``: subscriptions that may lose what they committed and have no checkpoint past.
     """
 
-    def parse(answer: Any) -> str | list[str]:
-        return text(answer) if isinstance(answer, (bytes, str)) else texts(answer)
+    def parse(answer: Any) -> list[str] | None:
+        return texts(answer) if isinstance(answer, list) else None
 
     flags = "".join("1" if sub in evict else "0" for sub in subs)
-    args: list[Value] = [keys.prefix, lead.epoch, lead.token, revision, len(subs), flags, *subs, *jobs]
-    return Call(script("seal"), [keys.leader, keys.subs, keys.ready, *map(keys.sub, subs)], args, parse)
+    names = [keys.subs, keys.ready, *map(keys.sub, subs)]
+    return _call("seal", keys, lead, names, [revision, len(subs), flags, *subs, *jobs], parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,21 +232,23 @@ class Parked:
 
 def park(keys: Keys, lead: Leadership, sub: str, *, revision: int, absent_ms: int) -> Call[Parked]:
     """A subscription whose owner has been gone for longer than ``absent_ms`` holds up nobody any more."""
-    names = [keys.leader, keys.subs, keys.sub(sub), keys.batches(sub), keys.owner(sub)]
-    args: list[Value] = [keys.prefix, lead.epoch, lead.token, revision, sub, absent_ms]
-    return Call(script("park"), names, args, lambda a: Parked(text(a[0]), *(int(v) for v in a[1:])))
+
+    def parse(answer: Any) -> Parked:
+        return Parked(text(answer[0]), *(int(v) for v in answer[1:]))
+
+    names = [keys.subs, keys.sub(sub), keys.batches(sub), keys.owner(sub)]
+    return _call("park", keys, lead, names, [revision, sub, absent_ms], parse)
 
 
 def grant(keys: Keys, lead: Leadership, sub: str, groups: int, completed: int, counted: Sequence[str]) -> Call[int]:
     """Owe ``groups`` to the batch that ``sub`` asks for, if the gate of ``counted`` is closed and nothing is in flight.
 
     ``completed``: groups that the run had completed when ``groups`` was reckoned. Groups owed now; 0: none were
-    granted; -1: leadership lost.
+    granted.
     """
-    names = [keys.leader, keys.subs, keys.sub(sub), keys.delayed, keys.counters]
+    names = [keys.subs, keys.sub(sub), keys.delayed, keys.counters]
     lanes = [keys.jobs(lane) for lane in ("train", "resume", "suspect")]
-    args: list[Value] = [keys.prefix, lead.epoch, lead.token, groups, completed]
-    return Call(script("grant"), [*names, *lanes, *map(keys.sub, counted)], args, int)
+    return _call("grant", keys, lead, [*names, *lanes, *map(keys.sub, counted)], [groups, completed], int)
 
 
 def conclude(
@@ -241,17 +256,16 @@ def conclude(
 ) -> Call[int]:
     """Batch ``n`` of ``sub`` never comes: the data ended at position ``end``, and nothing of ``lanes`` is under way.
 
-    ``completed``: groups that the run had completed when that was seen. 1: concluded; 0: something moved meanwhile;
-    -1: leadership lost.
+    ``completed``: groups that the run had completed when that was seen. 1: concluded; 0: something moved meanwhile.
     """
-    names = [keys.leader, keys.source, keys.sub(sub), keys.delayed, keys.counters, *map(keys.jobs, lanes)]
-    return Call(script("conclude"), names, [keys.prefix, lead.epoch, lead.token, n, end, completed], int)
+    names = [keys.source, keys.sub(sub), keys.delayed, keys.counters, *map(keys.jobs, lanes)]
+    return _call("conclude", keys, lead, names, [n, end, completed], int)
 
 
 def sweep(keys: Keys, lead: Leadership, groups: Iterable[tuple[str, int]]) -> Call[int]:
-    """Delete sealed groups (job, n) whose payloads are unlinked. -1: leadership lost."""
+    """Delete sealed groups (job, n) whose payloads are unlinked; how many."""
     flat: list[Value] = [part for pair in groups for part in pair]
-    return Call(script("sweep"), [keys.leader], [keys.prefix, lead.epoch, lead.token, *flat], int)
+    return _call("sweep", keys, lead, [], flat, int)
 
 
 def tidy(keys: Keys, records: str, stale: Iterable[tuple[str, bytes]], *, consumers: bool = False) -> Call[int]:
