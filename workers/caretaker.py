@@ -154,7 +154,7 @@ class Caretaker:
             self._waiting.for_(f"its engine to be started again{last}")
         await self._updates.pause(wait_s)
 
-    async def makes_sure(self) -> bool:
+    async def make_sure(self) -> bool:
         """Before an engine that has finished nothing takes a suspect, where there is nothing else to take.
 
         On a publication on which engines have finished jobs it draws tokens of nobody's first; where none has, a death

@@ -64,6 +64,7 @@ class Services:
     environments: Environments
     tokenizer: Tokenizer
     commits: Commits
+    endings: Endings
     #: Bounds the samples that are generated at once.
     slots: asyncio.Semaphore
     #: Set by whoever sees the engine die first; the engine task restarts it.
@@ -85,7 +86,6 @@ class Services:
     #: Set whenever a sample was drawn or a job has ended: there may be room for another.
     room: asyncio.Event = field(default_factory=asyncio.Event)
     tally: Tally = field(default_factory=Tally)
-    endings: Endings = field(default_factory=Endings)
     repeats: Repeats = field(default_factory=Repeats)
     #: Set where others wait for what presence shows.
     show: asyncio.Event = field(default_factory=asyncio.Event)

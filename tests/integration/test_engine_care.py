@@ -59,7 +59,7 @@ async def test_I9_an_external_engine_that_was_away_has_the_newest_weights_before
         fake.die()
         await until(lambda: presence(client, keys)["state"] == "engine away")
         await until(lambda: f"the engine at {fake.url} to answer again" in waits_of(client, keys, "engine"))
-        await until(lambda: not worker._held, "for jobs that wait for an engine that is away to be handed back")
+        await until(lambda: not worker.held, "for jobs that wait for an engine that is away to be handed back")
         assert presence(client, keys)["why"] == "", "an engine that is away is no crash loop"
         publish(client, keys, publications[2])
         fake.controls.clear()

@@ -112,8 +112,8 @@ async def test_I4_a_request_that_dies_in_its_stream_is_gone_on_with_from_what_wa
     async with working(config(checkpoint_tokens=1000)) as worker:
         await until(lambda: worker.services.num_running == 2 and fake.num_streamed == 2)
         prompt = [IDS["a"], IDS["0"], IDS["="]]
-        held = worker._held[jobs[0]]
-        await until(lambda: all(len(sample.tokens) == 6 for sample in held._samples.values()))
+        held = worker.held[jobs[0]]
+        await until(lambda: all(len(sample.tokens) == 6 for sample in held.samples.values()))
         fake.die()
         fake.open.set()
         await until(all_in(client, keys, jobs, "ready"))

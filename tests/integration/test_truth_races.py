@@ -148,7 +148,7 @@ class Rewinding:
 
 
 def running(worker: Worker) -> list[Sample]:
-    return [sample for held in worker._held.values() for sample in held._samples.values()]
+    return [sample for held in worker.held.values() for sample in held.samples.values()]
 
 
 def num_whole(worker: Worker, version: int, jobs: list[Job]) -> int:

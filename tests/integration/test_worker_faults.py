@@ -130,7 +130,7 @@ async def test_a_poison_job_is_buried_and_the_innocents_beside_it_finish(
     async with working(config(rollout={"n": 1})) as worker, tended(client, keys):
 
         def suspects() -> int:
-            return sum(held.lease.lane == "suspect" for held in worker._held.values())
+            return sum(held.lease.lane == "suspect" for held in worker.held.values())
 
         def buried() -> bool:
             nonlocal most_suspects
@@ -312,7 +312,7 @@ async def test_never_more_samples_at_the_engine_than_slots_and_no_more_leased_th
     async with working(config(rollout={"n": 3})) as worker:
         await until(lambda: fake.num_running == 8)
         assert play.counter(client, keys, "admitted") == 12
-        assert 8 <= worker._num_undrawn <= 8 + 2, "one job may stick out, by less than its size"
+        assert 8 <= worker.held.num_undrawn <= 8 + 2, "one job may stick out, by less than its size"
         fake.open.set()
         await until(all_in(client, keys, jobs, "ready"))
     assert fake.peak == 8
@@ -325,8 +325,8 @@ async def test_an_idle_worker_takes_a_job_when_it_comes_and_a_full_one_when_a_sl
     first = admit(client, keys, [job(0)])
     async with working(config()):
         await until(all_in(client, keys, first, "ready"))
-        monkeypatch.setattr("workers.main.WAKE_S", 3600.0)
-        monkeypatch.setattr("workers.main.LOOK_S", 3600.0)
+        monkeypatch.setattr("workers.jobs.intake.WAKE_S", 3600.0)
+        monkeypatch.setattr("workers.jobs.intake.LOOK_S", 3600.0)
         for i in range(1, 4):
             await until(lambda: any(one["cmd"] == "blpop" and "b" in one["flags"] for one in client.client_list()))
             fake.open.clear()
@@ -449,10 +449,10 @@ async def test_I3_a_lease_that_was_taken_over_stops_its_samples_and_writes_nothi
     fake.open.clear()
     async with working(config()) as worker:
         await until(lambda: fake.num_running == 2)
-        held = worker._held[jobs[0]]
+        held = worker.held[jobs[0]]
         run(client, scripts.release(keys, jobs[0], held.lease.token))
         client.sadd(keys.paused, "resume")
-        await until(lambda: not worker._held)
+        await until(lambda: not worker.held)
         assert fake.num_running == 0, "the engine was told to stop"
         assert worker.services.tally.lost_leases == 1
         assert list(client.scan_iter(match=keys.of("p*").replace("{", "[{]"))) == [keys.paused.encode()]
@@ -470,9 +470,9 @@ async def test_a_job_leased_anew_ends_the_lease_before_it(
     fake.open.clear()
     async with working(config(worker={"heartbeat_s": 50, "lease_s": 100})) as worker:
         await until(lambda: fake.num_running == 2)
-        before = worker._held[jobs[0]]
+        before = worker.held[jobs[0]]
         run(client, scripts.release(keys, jobs[0], before.lease.token))
-        await until(lambda: worker._held.get(jobs[0]) not in (None, before))
+        await until(lambda: worker.held.get(jobs[0]) not in (None, before))
         await until(lambda: before.task.done() and fake.num_running == 2)
         fake.open.set()
         await until(all_in(client, keys, jobs, "ready"))
@@ -664,7 +664,7 @@ async def test_T12_jobs_held_through_a_restart_with_older_weights_are_handed_bac
         worker.updates.newest = worker.updates.loaded = None
         worker.updates._last = "2-0"
         fake.die()
-        await until(lambda: fake.deaths == 1 and not worker._held)
+        await until(lambda: fake.deaths == 1 and not worker.held)
         await until(lambda: not worker.services.engine_lost.is_set())
         assert fake.num_running == 0
         assert fake.asked.total() == 8

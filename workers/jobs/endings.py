@@ -1,25 +1,31 @@
 """How the jobs of this worker came to their end, for the share that dies of what the user gave (user_failures.py)."""
 
-from penstock.protocol import scripts
+from penstock.config import Config
+from penstock.protocol import score_jobs, scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import Call
-from penstock.protocol.user_failures import digit_of
+from penstock.protocol.user_failures import REFUSAL, digit_of
 
 #: Most characters of a name, and of last words.
 MAX_NAME, MAX_WORDS = 200, 1000
 
 
 class Endings:
-    """Noted one by one, told together with the worker's presence."""
+    """Noted one by one, sent together with the worker's presence."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
+        self._reward = config.reward.function
+        self._datasets = {one.name for one in (*config.data.train, *config.data.eval)}
         self._digits: dict[str, str] = {}
         self._words: dict[str, str] = {}
 
-    def note(self, job: Job, reward: str, outcome: str = "", words: str = "") -> None:
+    def note(self, job: Job, outcome: str = "", words: str = "") -> None:
         """One job ended: ``outcome`` and last ``words`` of its burial, or '' where it is complete."""
-        kind = f"dataset {job.dataset} with reward {(job.reward or reward)[:MAX_NAME]}"
+        # What a program asks for by itself is refused to it, and is no reason to stop the producer.
+        if job.lane == score_jobs.LANE or (outcome == REFUSAL and job.dataset not in self._datasets):
+            return
+        kind = f"dataset {job.dataset} with reward {(job.reward or self._reward)[:MAX_NAME]}"
         if job.environment:
             kind += f" and environment {job.environment[:MAX_NAME]}"
         digit = digit_of(outcome)
@@ -28,7 +34,7 @@ class Endings:
             self._words[kind] = words[-MAX_WORDS:]
 
     def take(self, keys: Keys, window: int) -> Call[int] | None:
-        """The verb that tells what was noted since; None where nothing was."""
+        """The verb that records what was noted since the last call; None where nothing was."""
         if not self._digits:
             return None
         kinds = [(kind, digits, self._words.get(kind, "")) for kind, digits in self._digits.items()]

@@ -20,24 +20,20 @@ from typing import Any
 from penstock.errors import (
     ConfigError,
     EngineDied,
-    EngineError,
     EngineRefused,
-    EnvironmentRaised,
-    EnvironmentTimeout,
     LeaseLost,
     PayloadError,
     PenstockError,
     ProtocolError,
     QueueFull,
     ReplicaDied,
-    RewardError,
 )
 from penstock.protocol import score_jobs, scripts
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Committed, RawLease
-from penstock.protocol.user_failures import OUTCOMES, REFUSAL
-from penstock.words import said, trace_of
+from penstock.words import said
+from workers.jobs.charge import Charge
 from workers.jobs.generate import generate_sample, sampling_for
 from workers.jobs.given import STATUS as GIVEN
 from workers.jobs.given import check_answers, give_sample
@@ -80,7 +76,8 @@ class HeldJob:
         self._missing: list[int] = []
         #: k of samples that wait for a slot or are being generated.
         self._undrawn: set[int] = set()
-        self._samples: dict[int, Sample] = {}
+        #: Those that are being made, or are made and not committed, by k.
+        self.samples: dict[int, Sample] = {}
         self._prefixes: dict[int, Prefix] = {}
         #: Commits on their way, with their k.
         self._writes: dict[asyncio.Future[Committed], int] = {}
@@ -162,40 +159,21 @@ class HeldJob:
             self._undrawn.clear()
         self._ending = True
         if self.lost or isinstance(failure, LeaseLost):
-            self._is_lost()
+            self._note_loss()
             return
         try:
-            await (self._hand_back() if failure is None else self._end(failure))
+            await (self._hand_back() if failure is None else self._charge(failure))
         except LeaseLost:
-            self._is_lost()
+            self._note_loss()
 
-    def _is_lost(self) -> None:
+    async def _charge(self, failure: Exception) -> None:
+        job = None if self._refused is not None else self._job
+        await Charge(self._services, self.lease, job, self._keep_prefixes).make(failure)
+
+    def _note_loss(self) -> None:
         self.lost = True
         self._services.tally.lost_leases += 1
         log.warning("lost the lease of job %s; nothing of it is written any more", self.job)
-
-    async def _end(self, failure: Exception) -> None:
-        detail = trace_of(failure)
-        match failure:
-            case EngineDied():
-                services = self._services
-                died = services.present() if isinstance(failure, ReplicaDied) else services.died
-                await self._crash(str(failure), *died)
-            case ConfigError() | ProtocolError() | EngineRefused():
-                await self._fail(failure, "refused", str(failure), permanent=True)
-            case RewardError():
-                await self._fail(failure, failure.outcome, detail)
-            case EngineError():
-                await self._fail(failure, "engine_error", str(failure))
-            case EnvironmentRaised():
-                await self._fail(failure, "environment_raised", detail)
-            case EnvironmentTimeout():
-                await self._fail(failure, "environment_timeout", str(failure))
-            case PayloadError():
-                await self._fail(failure, "payload_error", str(failure))
-            case _:
-                # A defect of ours, or a sample that a user's code has changed: the job keeps the traceback.
-                await self._fail(failure, "raised", detail)
 
     async def _work(self) -> None:
         if self._refused is not None:
@@ -233,7 +211,7 @@ class HeldJob:
 
     async def _sample(self, sample: Sample) -> None:
         services = self._services
-        self._samples[sample.k] = sample
+        self.samples[sample.k] = sample
         prefix = self._prefixes[sample.k] = Prefix(services, self.lease.token, sample, self._temperature)
         resumed = sum(sample.generated)
         try:
@@ -309,72 +287,18 @@ class HeldJob:
         temperature, kind = (1.0, "scaled") if sample.status == GIVEN else drawn
         write = services.commits.submit(self.job, self.lease.token, [sample], temperature, kind)
         self._writes[write] = sample.k
-        self._is_committed(write, await asyncio.shield(write))
+        self._note_commit(write, await asyncio.shield(write))
 
-    def _is_committed(self, write: "asyncio.Future[Committed]", done: Committed) -> None:
+    def _note_commit(self, write: "asyncio.Future[Committed]", done: Committed) -> None:
         k = self._writes.pop(write)
         if done.outcome == "lost":
             raise LeaseLost(f"job {self.job}")
-        self._samples.pop(k, None)
+        self.samples.pop(k, None)
         self._missing.remove(k)
         self._services.tally.committed_samples += 1
         if not self._missing:
             self._services.tally.committed_groups += 1
-            self._note_end()
-
-    def _note_end(self, reason: str = "", words: str = "") -> None:
-        if self._refused is None and self._job.lane != score_jobs.LANE:
-            config = self._services.config
-            # What a program asks for by itself is refused to it, and is no reason to stop the producer.
-            ours = any(one.name == self._job.dataset for one in (*config.data.train, *config.data.eval))
-            if ours or reason != REFUSAL:
-                self._services.endings.note(self._job, config.reward.function, reason, words)
-
-    async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
-        config = self._services.config.worker
-        self._services.tally.failures[reason] += 1
-        # Arrays that contradict each other are not gone on from.
-        if not permanent and reason != "payload_error":
-            await self._keep_prefixes()
-        went = await self._services.control.call(
-            scripts.fail(
-                self._services.keys,
-                self.job,
-                self.lease.token,
-                self._services.worker,
-                reason=reason,
-                detail=detail,
-                max_attempts=0 if permanent else config.max_attempts,
-                retry_ms=int(config.retry_s * 1000),
-                max_retry_ms=int(config.max_retry_s * 1000),
-            )
-        )
-        last = (detail.strip().splitlines() or [""])[-1]
-        if went == "dead":
-            self._note_end(reason, last)
-        message = f"job {self.job} failed as {reason} and is {went} now: {last[:1000]}"
-        if reason in OUTCOMES or reason == "raised":
-            self._services.repeats.warn(failure, message, f"{reason} {went}")
-        else:
-            log.warning("%s", message)
-
-    async def _crash(self, detail: str, publication: str, engine: str, sure: bool) -> None:
-        await self._keep_prefixes()
-        services = self._services
-        call = scripts.crash(
-            services.keys,
-            self.job,
-            self.lease.token,
-            services.worker,
-            detail,
-            model=services.config.model.name,
-            publication=publication,
-            engine=engine,
-            sure=sure,
-        )
-        went = await services.control.call(call)
-        services.tally.crashes[went] += 1
-        log.warning("the engine died under job %s, which is %s now", self.job, went)
+            self._services.endings.note(self._job)
 
     async def _hand_back(self) -> None:
         await self._keep_prefixes()
@@ -385,7 +309,7 @@ class HeldJob:
     async def _keep_prefixes(self) -> None:
         """Keep what was drawn and is not committed. Where Redis is full it is lost, and said."""
         await self._settle()
-        for k, sample in list(self._samples.items()):
+        for k, sample in list(self.samples.items()):
             try:
                 if any(sample.generated):
                     await self._prefixes[k].keep_all()
@@ -403,7 +327,7 @@ class HeldJob:
         await asyncio.wait(self._writes, timeout=SETTLE_S)
         for write in list(self._writes):
             if write.done() and not write.cancelled() and write.exception() is None:
-                self._is_committed(write, write.result())
+                self._note_commit(write, write.result())
             write.cancel()
         self._writes.clear()
 

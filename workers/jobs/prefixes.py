@@ -118,7 +118,7 @@ class Prefix:
         )
         answer = await services.control.call(call)
         if answer == "kept":
-            self._is_kept(self._num_bytes + len(record), versions)
+            self._note_kept(self._num_bytes + len(record), versions)
         elif answer == "other":
             return await self._write_whole()
         elif answer == "full":
@@ -136,10 +136,10 @@ class Prefix:
         call = scripts.checkpoint(services.keys, sample.job.id, self._token, sample.k, record, PARTIAL_TTL_S)
         kept = await services.control.call(call)
         if kept:
-            self._is_kept(len(record), versions)
+            self._note_kept(len(record), versions)
         return kept
 
-    def _is_kept(self, num_bytes: int, versions: list[int]) -> None:
+    def _note_kept(self, num_bytes: int, versions: list[int]) -> None:
         self._services.tally.checkpoints += 1
         self._services.tally.checkpoint_bytes += max(0, num_bytes - self._num_bytes)
         self._num_bytes, self._claimed = num_bytes, versions

@@ -1,0 +1,116 @@
+"""What a job that failed here is charged with: a try (fail), its burial (refused), or a death of the engine (crash)."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from penstock.errors import (
+    ConfigError,
+    EngineDied,
+    EngineError,
+    EngineRefused,
+    EnvironmentRaised,
+    EnvironmentTimeout,
+    PayloadError,
+    ProtocolError,
+    ReplicaDied,
+    RewardError,
+)
+from penstock.protocol import scripts
+from penstock.protocol.records.job import Job
+from penstock.protocol.scripts import RawLease
+from penstock.protocol.user_failures import OUTCOMES
+from penstock.words import trace_of
+from workers.services import Services
+
+log = logging.getLogger(__name__)
+
+
+class Charge:
+    """Of one leased job. Whatever it is charged with, the lease is over afterwards.
+
+    Args:
+        job: its record; None where that is refused.
+        keep_prefixes: keeps what was drawn for whoever has the job next.
+    """
+
+    def __init__(
+        self, services: Services, lease: RawLease, job: Job | None, keep_prefixes: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._services = services
+        self._lease = lease
+        self._job = job
+        self._keep_prefixes = keep_prefixes
+
+    async def make(self, failure: Exception) -> None:
+        """Charge the job with what ended it. Blocks for the commits on their way and two round trips.
+
+        Raises:
+            LeaseLost: the job was another's by then.
+        """
+        detail = trace_of(failure)
+        match failure:
+            case EngineDied():
+                services = self._services
+                died = services.present() if isinstance(failure, ReplicaDied) else services.died
+                await self._crash(str(failure), *died)
+            case ConfigError() | ProtocolError() | EngineRefused():
+                await self._fail(failure, "refused", str(failure), permanent=True)
+            case RewardError():
+                await self._fail(failure, failure.outcome, detail)
+            case EngineError():
+                await self._fail(failure, "engine_error", str(failure))
+            case EnvironmentRaised():
+                await self._fail(failure, "environment_raised", detail)
+            case EnvironmentTimeout():
+                await self._fail(failure, "environment_timeout", str(failure))
+            case PayloadError():
+                await self._fail(failure, "payload_error", str(failure))
+            case _:
+                # A defect of ours, or a sample that a user's code has changed: the job keeps the traceback.
+                await self._fail(failure, "raised", detail)
+
+    async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
+        services, config, job = self._services, self._services.config.worker, self._lease.job
+        services.tally.failures[reason] += 1
+        # Arrays that contradict each other are not gone on from.
+        if not permanent and reason != "payload_error":
+            await self._keep_prefixes()
+        went = await services.control.call(
+            scripts.fail(
+                services.keys,
+                job,
+                self._lease.token,
+                services.worker,
+                reason=reason,
+                detail=detail,
+                max_attempts=0 if permanent else config.max_attempts,
+                retry_ms=int(config.retry_s * 1000),
+                max_retry_ms=int(config.max_retry_s * 1000),
+            )
+        )
+        last = (detail.strip().splitlines() or [""])[-1]
+        if went == "dead" and self._job is not None:
+            services.endings.note(self._job, reason, last)
+        message = f"job {job} failed as {reason} and is {went} now: {last[:1000]}"
+        if reason in OUTCOMES or reason == "raised":
+            services.repeats.warn(failure, message, f"{reason} {went}")
+        else:
+            log.warning("%s", message)
+
+    async def _crash(self, detail: str, publication: str, engine: str, sure: bool) -> None:
+        await self._keep_prefixes()
+        services, job = self._services, self._lease.job
+        call = scripts.crash(
+            services.keys,
+            job,
+            self._lease.token,
+            services.worker,
+            detail,
+            model=services.config.model.name,
+            publication=publication,
+            engine=engine,
+            sure=sure,
+        )
+        went = await services.control.call(call)
+        services.tally.crashes[went] += 1
+        log.warning("the engine died under job %s, which is %s now", job, went)

@@ -1,0 +1,91 @@
+"""All jobs that one worker holds: taken at their lease, forgotten at their end, stopped when another has the lease."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from penstock.protocol.scripts import RawLease
+from workers.jobs.heartbeat import Lease
+from workers.jobs.held_job import HeldJob
+from workers.services import Services
+
+
+class HeldJobs(Mapping[str, HeldJob]):
+    """Job id -> the job, from its lease to its end. Make it in the worker's event loop, which alone changes it."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._jobs: dict[str, HeldJob] = {}
+        #: Raises what ended a job other than by its own account; never done otherwise.
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: Leases that were another's at the last beat, while something that may have ended them was on its way.
+        self._doubtful: set[Lease] = set()
+
+    def __getitem__(self, job: str) -> HeldJob:
+        return self._jobs[job]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._jobs)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def num_undrawn(self) -> int:
+        """Samples that wait for a slot or are being generated."""
+        return sum(held.num_undrawn for held in self.values())
+
+    @property
+    def num_open(self) -> int:
+        """Samples that are not committed."""
+        return sum(held.num_open for held in self.values())
+
+    @property
+    def num_suspects(self) -> int:
+        """Jobs of the lane ``suspect``."""
+        return sum(held.lease.lane == "suspect" for held in self.values())
+
+    def take(self, lease: RawLease) -> None:
+        """Begin to work on a job that was leased."""
+        held = HeldJob(self._services, lease)
+        before = self._jobs.get(held.job)
+        if before is not None:
+            # Leased anew, so the lease we had is over.
+            before.lose()
+        self._jobs[held.job] = held
+        held.start().add_done_callback(partial(self._forget, held))
+
+    def _forget(self, held: HeldJob, task: "asyncio.Task[None]") -> None:
+        if self._jobs.get(held.job) is held:
+            del self._jobs[held.job]
+        self._services.room.set()
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None and not self.failed.done():
+            self.failed.set_exception(failure)
+
+    def leases(self) -> list[Lease]:
+        """What is ours as far as is known. Safe in another thread."""
+        return [(job, held.lease.token) for job, held in list(self._jobs.items()) if not held.lost]
+
+    def lose(self, gone: set[Lease]) -> None:
+        """Stop what was leased to somebody else meanwhile.
+
+        Args:
+            gone: all leases that were another's at this beat.
+        """
+        for job, token in gone:
+            held = self._jobs.get(job)
+            # A commit on its way may have ended the lease by itself: its answer says so, or the next beat.
+            if held and held.lease.token == token and (not held.is_ending or (job, token) in self._doubtful):
+                held.lose()
+        self._doubtful = gone
+
+    def release(self) -> None:
+        """Hand every job back without a charge; returns at once."""
+        for held in list(self.values()):
+            held.release()
+
+    async def ended(self) -> None:
+        """Wait until none is held."""
+        while tasks := [held.task for held in self.values() if held.task is not None]:
+            await asyncio.wait(tasks)

@@ -1,0 +1,161 @@
+"""What a worker leases, and when: as much as its slots, its engine and the lanes allow, else asleep on ``wake``."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.errors import QueueFull
+from penstock.names import LANES
+from penstock.protocol import scripts
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import AsyncControl
+from penstock.system.tokens import new_token
+from workers.jobs.held_jobs import HeldJobs
+from workers.services import Services
+
+log = logging.getLogger(__name__)
+
+#: Longest sleep on the list of wake-ups: a wake-up that another worker took costs at most so long.
+WAKE_S = 1.0
+
+#: Longest sleep until a slot or the engine is looked at.
+LOOK_S = 0.1
+
+#: Samples that may be drawn and not committed (rewards, a full Redis), in slots.
+MAX_OPEN = 4
+
+
+class Intake:
+    """Leases jobs for one worker: ``run`` until it drains.
+
+    Args:
+        held: takes what is leased.
+        waker: a connection of its own, for it blocks on the list of wake-ups.
+        draining: once set nothing is leased any more.
+        make_sure: ``Caretaker.make_sure``, asked before a suspect is taken.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        held: HeldJobs,
+        *,
+        waker: AsyncControl,
+        waiting: Waiting,
+        draining: asyncio.Event,
+        make_sure: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._services = services
+        self._held = held
+        self._waker = waker
+        self._waiting = waiting
+        self._draining = draining
+        self._make_sure = make_sure
+        self._leasing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Lease as much as fits, sleep on ``wake`` when there is nothing; returns when the worker drains."""
+        control, waiting = self._services.control, self._waiting
+        losses = control.losses
+        stop = asyncio.create_task(self._draining.wait())
+        while not self._draining.is_set():
+            if losses != control.losses:
+                losses = control.losses
+                await self.sweep_own()
+            try:
+                took = await self._lease()
+            except QueueFull as exc:
+                waiting.for_(str(exc))
+                await asyncio.wait({stop}, timeout=WAKE_S)
+                continue
+            if took:
+                waiting.end()
+                continue
+            waiting.for_(self._why_idle())
+            await self._until_worth_a_look(stop)
+        waiting.end()
+
+    async def settled(self) -> None:
+        """Wait until a lease on its way has arrived."""
+        async with self._leasing:
+            pass
+
+    async def sweep_own(self) -> None:
+        """A lease whose reply was lost belongs to us without our knowing: hand it back."""
+        services = self._services
+        async with self._leasing:
+            known = [job for job, held in self._held.items() if not held.lost]
+            for lane in LANES:
+                for job in await services.control.call(scripts.abandon(services.keys, lane, services.worker, known)):
+                    log.warning("the lease of job %s came back to the queue: its reply was lost", job)
+
+    async def _until_worth_a_look(self, stop: "asyncio.Task[Any]") -> None:
+        services = self._services
+        services.room.clear()
+        if self._has_room():
+            look = asyncio.create_task(
+                self._waker.do(lambda client: client.blpop([services.keys.wake], timeout=WAKE_S)), name="wake"
+            )
+        else:
+            look = asyncio.create_task(services.room.wait(), name="room")
+        # Not WAKE_S again: a read that is cancelled costs its connection.
+        timeout = None if look.get_name() == "wake" else LOOK_S
+        await asyncio.wait({look, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        look.cancel()
+        # One that died of a defect takes the process down.
+        await asyncio.wait({look})
+        if not look.cancelled():
+            look.result()
+
+    def _has_room(self) -> bool:
+        services, slots = self._services, self._services.config.worker.slots
+        return (
+            self._held.num_undrawn < slots
+            and self._held.num_open < MAX_OPEN * slots
+            and services.engine.version >= 0
+            and not services.engine_lost.is_set()
+            and not services.engine.offloaded
+        )
+
+    def _why_idle(self) -> str:
+        services, engine = self._services, self._services.engine
+        if services.crash_loop:
+            return "its engine, which is in a crash loop"
+        if services.engine_lost.is_set():
+            return "its engine to be restarted"
+        if engine.version < 0:
+            return f"the first publication of model {services.config.model.name}, by the trainer"
+        if services.gate.reason:
+            return services.gate.reason
+        if self._held:
+            return ""
+        return f"jobs that an engine of version {engine.version} may start, from the producer"
+
+    async def _lease(self) -> int:
+        services, held = self._services, self._held
+        async with self._leasing:
+            if self._draining.is_set() or not self._has_room():
+                return 0
+            suspects = held.num_suspects
+            most = max(1, (services.config.worker.slots - held.num_undrawn) // services.config.rollout.n)
+            # An engine that has finished nothing yet takes what is no suspect first: it could not say who is to blame.
+            leases = await self._lease_up_to(most, max(0, 1 - suspects) if services.is_sure else 0)
+            if not leases and not held and not services.is_sure and await self._make_sure():
+                leases = await self._lease_up_to(most, 1)
+            for lease in leases:
+                held.take(lease)
+            return len(leases)
+
+    async def _lease_up_to(self, most: int, suspects: int) -> list[scripts.RawLease]:
+        services = self._services
+        call = scripts.lease(
+            services.keys,
+            services.worker,
+            new_token(),
+            most=most,
+            version=services.engine.version,
+            suspects=suspects,
+            highest=services.highest,
+        )
+        return await services.control.call(call)
