@@ -1,0 +1,196 @@
+"""Where a worker writes payloads: the live payload servers of its run, or the control Redis where there are none.
+
+live, answers, has room ──> written to
+  ├ silent: its share goes to the others; asked again after a pause, which doubles
+  └ full: its share waits
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from penstock.config import RedisConfig
+from penstock.config.load import redact
+from penstock.errors import QueueUnavailable
+from penstock.payloads import servers as payload_servers
+from penstock.payloads.folder import PayloadFolder
+from penstock.protocol.keys import CONTROL, Keys
+from penstock.redis.control import PASSING, AsyncControl, Client
+from penstock.redis.refusals import passing
+
+log = logging.getLogger(__name__)
+
+#: How long a look at a server's memory holds.
+LOOK_S = 1.0
+#: Share of maxmemory above which nothing is written: the buffer and the trainers need the rest to make room.
+FULL = 0.85
+#: How long a payload server may stay silent before samples go to another one; it is asked again after a pause, which
+#: doubles.
+SILENT_S, AWAY_S, LONGEST_AWAY_S = 2.0, 2.0, 60.0
+
+
+class PayloadStores:
+    """The servers of one worker, by name.
+
+    Args:
+        control: the control Redis of this worker, which is one of them.
+        ttl_s: payloads that nobody commits expire after this many seconds.
+    """
+
+    def __init__(self, config: RedisConfig, keys: Keys, control: AsyncControl, ttl_s: int) -> None:
+        self._config = config
+        self._keys = keys
+        self._control = control
+        self._ttl_s = ttl_s
+        self._servers = {name: _connect(url) for name, url in config.payload_servers.items()}
+        #: Those that are written to now.
+        self.names = list(self._servers) or [CONTROL]
+        self._servers[CONTROL] = control
+        self._memory = {name: _Memory(server) for name, server in self._servers.items()}
+        #: Servers that do not answer -> (not asked before then (monotonic), pause after that).
+        self._away: dict[str, tuple[float, float]] = {}
+        self._directory = payload_servers.Directory(rev=-1)
+
+    async def look(self) -> None:
+        """See which payload servers there are by now. One round trip where nothing changed."""
+        rev = int(await self._control.do(lambda client: client.hget(self._keys.servers, "rev")) or 0)
+        if self._directory.rev < 0:
+            for call in payload_servers.seeds(self._keys, self._config):
+                await self._control.call(call)
+        elif rev == self._directory.rev:
+            return
+        raw = await self._control.do(lambda client: client.hgetall(self._keys.servers))
+        directory = payload_servers.parse(raw)
+        for name in directory.live:
+            if name not in self._servers:
+                self._servers[name] = _connect(directory.url(name, self._config))
+                self._memory[name] = _Memory(self._servers[name])
+        names = directory.live or [CONTROL]
+        if names != sorted(self.names):
+            log.info("payloads go to %s from now on", ", ".join(names))
+        self._directory, self.names = directory, names
+
+    @property
+    def rev(self) -> int:
+        """Revision of the directory as it was last seen; 0 before."""
+        return max(0, self._directory.rev)
+
+    def choose(self, sample_id: str) -> str:
+        """The server for a sample's payload, by rendezvous hash among those that are written to and answer."""
+        return choose_server(sample_id, [name for name in self.names if not self.is_away(name)] or self.names)
+
+    def is_away(self, server: str) -> bool:
+        """Whether it did not answer, and is not asked yet again."""
+        return server in self._away and time.monotonic() < self._away[server][0]
+
+    def silent(self, servers: Collection[str]) -> list[str]:
+        """Those of ``servers`` that have not answered since they fell silent."""
+        return [name for name in self._away if name in servers]
+
+    async def is_full(self, server: str) -> bool:
+        """Whether it takes nothing now, for want of room or because it does not answer."""
+        if self.is_away(server):
+            return True
+        try:
+            return await self._memory[server].is_full()
+        except QueueUnavailable as exc:
+            if server == CONTROL:
+                raise
+            self._set_aside(server, exc)
+            return True
+
+    async def put(self, server: str, pairs: Sequence[tuple[str, bytes]]) -> list[Any] | None:
+        """Write (key, bytes) where there is no such key; what the server answers to each, its errors included.
+
+        None: it does not answer, and is set aside. The control Redis is waited for.
+        """
+        try:
+            answers = await self._servers[server].do(lambda client: _put_all(client, pairs, self._ttl_s))
+        except QueueUnavailable as exc:
+            if server == CONTROL:
+                raise
+            self._set_aside(server, exc)
+            return None
+        self._away.pop(server, None)
+        return answers
+
+    def _set_aside(self, server: str, exc: QueueUnavailable) -> None:
+        """What was for a server that does not answer goes to another one, and it is asked again later."""
+        pause_s = self._away[server][1] if server in self._away else AWAY_S
+        self._away[server] = (time.monotonic() + pause_s, min(2 * pause_s, LONGEST_AWAY_S))
+        log.warning(
+            "payload server %s does not answer; finished samples go to others for %g s: %s", server, pause_s, exc
+        )
+
+    async def close(self) -> None:
+        """Close all but the control Redis."""
+        for name, server in self._servers.items():
+            if name != CONTROL:
+                await server.close()
+
+
+def choose_server(sample_id: str, servers: Sequence[str]) -> str:
+    """Rendezvous hash (Thaler and Ravishankar 1998): a server that joins or leaves moves only its own share."""
+    if len(servers) == 1:
+        return servers[0]
+    return max(servers, key=lambda name: hashlib.blake2b(f"{name}\0{sample_id}".encode(), digest_size=8).digest())
+
+
+def answers_of(answers: list[Any]) -> list[Any]:
+    """``answers`` of a pipeline; raises the one by which a server that loads or takes no writes refuses them all.
+
+    That passes, and all is sent again.
+    """
+    for answer in answers:
+        if isinstance(answer, PASSING):
+            raise answer
+        if (refusal := passing(answer)) is not None:
+            raise refusal
+    return answers
+
+
+def _connect(url: str) -> AsyncControl:
+    """A payload server, which others may stand in for."""
+    return AsyncControl(url, patience_s=SILENT_S)
+
+
+class _Memory:
+    """Whether a server has room, looked up at most once per ``LOOK_S``."""
+
+    def __init__(self, control: AsyncControl) -> None:
+        self._control = control
+        self._looked = 0.0
+        self._full = False
+
+    async def is_full(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked >= LOOK_S:
+            full = await self._control.do(_has_no_room)
+            if full and not self._full:
+                log.warning("finished samples are kept here: %s has no room for them", redact(self._control.url))
+            self._full, self._looked = full, now
+        return self._full
+
+
+async def _has_no_room(client: Client) -> bool:
+    if isinstance(client, PayloadFolder):
+        return await asyncio.to_thread(client.is_full)
+    info = await client.info("memory")
+    return bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]
+
+
+async def _put_all(client: Client, pairs: Sequence[tuple[str, bytes]], ttl_s: int) -> list[Any]:
+    """- -> written: SET NX EX of each; an error of one stands in its place.
+
+    In a folder: a file of each. On a server no script: a plain SET keeps the very bytes that came in, a script copies
+    them twice. The key carries the lease's token, so saying it twice writes the same bytes, or nothing.
+    """
+    if isinstance(client, PayloadFolder):
+        return list(await asyncio.to_thread(client.put, pairs))
+    pipe = client.pipeline(transaction=False)
+    for key, data in pairs:
+        pipe.set(key, data, nx=True, ex=ttl_s)
+    return answers_of(await pipe.execute(raise_on_error=False))

@@ -1,0 +1,85 @@
+"""One write: finished samples of one job, from the arrays in hand to the bytes and records that are sent."""
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from penstock import payloads
+from penstock.errors import PayloadError
+from penstock.payloads import sides
+from penstock.protocol import score_jobs
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample_meta import MAX_META_BYTES, SampleMeta
+from penstock.protocol.scripts import Committed
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """Samples of one job on their way."""
+
+    job: str
+    #: Of the lease.
+    token: str
+    done: "asyncio.Future[Committed]"
+    samples: Sequence[Sample]
+    temperature: float
+    kind: str
+    #: Payload server that has, or is to have, its payloads.
+    server: str = ""
+    #: (k, oldest version, metadata record) of each.
+    records: list[tuple[int, int, bytes]] = field(default_factory=list)
+    #: Server -> (key, bytes) of what is not written yet; all samples of a write lie in one value, side arrays in more.
+    payloads: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(data) for pairs in self.payloads.values() for _, data in pairs)
+
+    def pack(self, server: str, keys: Keys, *, worker: str, wanted: Sequence[str]) -> None:
+        """Make its payloads for ``server``, and the records that name it; again where another one is to have them.
+
+        Args:
+            worker: recorded with each sample.
+            wanted: side arrays that the run asks for.
+
+        Raises:
+            PayloadError: a sample's arrays contradict each other, or a side array that was asked for is not there.
+        """
+        samples = self.samples
+        data, metas = payloads.pack(
+            samples,
+            token=self.token,
+            server=server,
+            worker=worker,
+            temperature=self.temperature,
+            logprob_kind=self.kind,
+        )
+        self.payloads = {server: [(keys.payload(samples[0].id, self.token), data)]}
+        metas = [self._pack_sides(sample, meta, keys, wanted) for sample, meta in zip(samples, metas, strict=True)]
+        self.records = [
+            (meta.k, meta.oldest, _bounded(sample, meta)) for sample, meta in zip(samples, metas, strict=True)
+        ]
+        self.server = server
+
+    def _pack_sides(self, sample: Sample, meta: SampleMeta, keys: Keys, wanted: Sequence[str]) -> SampleMeta:
+        """Have the side arrays of a sample written beside its payload; the record that names them."""
+        # A sequence that is scored is no sample of the run.
+        if sample.job.lane == score_jobs.LANE:
+            wanted = ()
+        if not sample.sides and not wanted:
+            return meta
+        arrays = sides.pack_all(sample.sides, sample.id, wanted)
+        self.payloads[meta.server] += [(keys.side(sample.id, self.token, name), data) for name, data in arrays.items()]
+        return replace(meta, sides=[[name, len(data), zlib.crc32(data)] for name, data in arrays.items()])
+
+
+def _bounded(sample: Sample, meta: SampleMeta) -> bytes:
+    """The record of a sample, which every reader must be able to take. Raises PayloadError."""
+    data = meta.to_bytes()
+    if len(data) > MAX_META_BYTES:
+        raise PayloadError(
+            f"sample {sample.id}: its record has {len(data):,} bytes, more than the {MAX_META_BYTES:,} of one."
+        )
+    return data
