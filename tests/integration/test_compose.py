@@ -1,5 +1,6 @@
 """docker-compose.yml and the Dockerfile, held without Docker: schema, commands, ports and names against the package."""
 
+import contextlib
 import re
 import shlex
 import subprocess
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import typer
 import yaml
 from compose_pydantic import ComposeSpecification
 
 from console.cli import main as cli
 from penstock.config.load import load_config
+from penstock.errors import QueueUnavailable
 from penstock.redis.connect import connect
 from penstock.redis.server import find_binary
 from tests.integration.parts import until
@@ -106,6 +109,12 @@ def test_data_of_prepare_reach_the_parts(services: dict[str, dict[str, Any]]) ->
         assert set(data) <= set(services[name]["volumes"]), name
 
 
+def connected(url: str) -> redis.Redis | None:
+    with contextlib.suppress(QueueUnavailable):
+        return connect(url)
+    return None
+
+
 def test_the_redis_of_the_containers_is_one_that_penstock_takes(
     services: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -119,8 +128,7 @@ def test_the_redis_of_the_containers_is_one_that_penstock_takes(
     argv = [str(find_binary()), *options, "--port", "0", "--unixsocket", str(socket), "--dir", str(tmp_path)]
     server = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
     try:
-        until(socket.exists, "Redis to listen")
-        with connect(f"unix://{socket}") as client:
+        with until(lambda: connected(f"unix://{socket}"), "Redis to answer") as client:
             assert client.info("persistence")["aof_enabled"] == 1
     finally:
         server.kill()

@@ -102,7 +102,7 @@ async def test_an_external_engine_serves_on_whatever_it_is_given(
         publish(client, keys, broken)
         client.hset(keys.clock, "version:policy", 1)
         await until(lambda: "shape" in waits_of(client, keys, "weights"))
-        assert presence(client, keys)["state"] == "cannot load"
+        await until(lambda: presence(client, keys)["state"] == "cannot load")
         good += admit(client, keys, [job(3, sampling=SHORT)])
         await until(all_in(client, keys, good, "ready"))
 
