@@ -15,7 +15,7 @@ COPY producer producer
 COPY workers workers
 COPY buffer buffer
 COPY consumers consumers
-RUN pip install --no-cache-dir -e .
+RUN pip install --no-cache-dir -e '.[all]'
 COPY examples examples
 ENV PYTHONUNBUFFERED=1
 ENTRYPOINT ["penstock"]

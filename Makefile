@@ -8,7 +8,7 @@ ARGS ?=
 # Tests of one engine stay together (tests/conftest.py).
 TEST_PROCESSES ?= 4
 
-.PHONY: setup venv engine adapters run several test unit model check reference bench clean help
+.PHONY: setup venv engine adapters run several test unit model check reference release bench clean help
 
 help:
 	@echo "make setup      .venv, and .engine with SGLang on CPU"
@@ -21,6 +21,7 @@ help:
 	@echo "make adapters   the environment of verl and TRL, for the tests of their adapters"
 	@echo "make bench      benchmarks (ARGS=NAME)"
 	@echo "make reference  docs/configuration.md, from the models"
+	@echo "make release    the wheel, tried in a clean environment: what it brings works, and has the changelog's version"
 	@echo "make clean      removes environments, runs and caches"
 
 # Both side by side: the one downloads while the other unpacks.
@@ -63,7 +64,7 @@ unit: venv
 	@.venv/bin/pytest tests/unit -q $(ARGS)
 
 test: setup
-	@.venv/bin/pytest tests -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
+	@.venv/bin/pytest tests --ignore tests/release -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 # 20,000 random histories of the buffer against its reference model (about half an hour).
 model: venv
@@ -78,6 +79,10 @@ check: venv
 # docs/configuration.md, from the models.
 reference: venv
 	@.venv/bin/python -m console.config_reference docs/configuration.md
+
+# The wheel in a clean environment without extras: half a minute of installing.
+release: venv
+	@.venv/bin/pytest tests/release -q $(ARGS)
 
 bench: setup .bench/.ready
 	@.venv/bin/python -m benchmarks $(ARGS)

@@ -112,10 +112,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name == _LAZY[name]:
             raise
-        raise ModuleNotFoundError(
-            f"penstock.{name} needs the package {exc.name}, which this environment does not have: install it there.",
-            name=exc.name,
-        ) from exc
+        from penstock.system.extras import needed
+
+        raise ModuleNotFoundError(f"penstock.{name} needs {needed(exc.name)}", name=exc.name) from exc
     return getattr(module, name)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.records.codec import MAX_TEXT_BYTES, pack, unpack
+from penstock.system.extras import check_installed
 
 #: Most bytes of one line; a record takes texts of half as much.
 MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES
@@ -98,10 +99,9 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _read_parquet(path: Path, config: DatasetConfig) -> Iterator[dict[str, Any]]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as exc:
-        raise ConfigError(f"dataset {config.name}: parquet needs pyarrow; pip install 'penstock[parquet]'.") from exc
+    check_installed("pyarrow", f"dataset {config.name}: parquet")
+    import pyarrow.parquet as parquet
+
     try:
         yield from parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as exc:

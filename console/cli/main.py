@@ -22,6 +22,7 @@ from console.cli.part import run_part
 from console.cli.usage import UsageMistake, overrides_of, sentence
 from console.terminal import flush, hush, reader_left
 from penstock.errors import ConfigError, PenstockError, QueueUnavailable
+from penstock.system.extras import is_extra, needed
 
 if TYPE_CHECKING:
     from penstock.config import Config
@@ -193,6 +194,10 @@ def _run(arguments: list[str] | None) -> int:
         return _fail(exc, EXIT_CONFIG)
     except PenstockError as exc:
         return _fail(exc, EXIT_ERROR)
+    except ModuleNotFoundError as exc:
+        if not is_extra(exc):
+            raise
+        return _fail(exc, EXIT_CONFIG, f"this part needs {needed(exc.name or '')}")
     except UsageMistake as exc:
         return _fail(exc, EXIT_CONFIG, sentence(exc))
     except OSError as exc:

@@ -10,7 +10,7 @@ import redis
 
 from console.launch.live import Live
 from console.launch.preflight import engine_version
-from console.launch.report import draw, read_rows, setup_versions, summarize, write_summary
+from console.launch.report import Rows, draw, read_rows, setup_versions, summarize, write_summary
 from penstock.config import Config
 from penstock.errors import DiskFull, ProtocolError
 from penstock.protocol import user_failures
@@ -18,6 +18,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import unpack
 from penstock.redis.connect import connect, translate
 from penstock.system.disk import append, is_full
+from penstock.system.extras import is_installed, needed
 from penstock.system.run_folder import RunFolder
 
 #: Longest wait for an answer: whoever looks must not hold up the launcher for long.
@@ -85,7 +86,7 @@ class Observer:
             return False
 
     def report(self, seconds: float) -> None:
-        """Write ``summary.json`` and ``run.png``, and show the summary.
+        """Write ``summary.json`` and, with matplotlib, ``run.png``, and show the summary.
 
         Raises:
             QueueUnavailable: Redis does not answer.
@@ -109,10 +110,18 @@ class Observer:
             raise translate(exc, self.url) from exc
         summary["data_ended"] = self.data_ended()
         write_summary(summary, self.folder.path / "summary.json")
-        draw(self.config, rows, self.folder.path / "run.png")
+        picture = self._draw(rows)
         shown = {key: value for key, value in summary.items() if key not in ("run", "setup", "engine")}
         self.live.event("  ".join(f"{key} {value}" for key, value in shown.items()))
-        self.live.event(f"summary.json, run.png, config.yaml and logs are in {self.folder.path}")
+        self.live.event(f"summary.json, {picture}config.yaml and logs are in {self.folder.path}")
+
+    def _draw(self, rows: Rows) -> str:
+        """Draw the picture of the run; how it is called among the files, or '' without what draws it."""
+        if not is_installed("matplotlib"):
+            self.live.event(f"run.png is not drawn: it needs {needed('matplotlib')}")
+            return ""
+        draw(self.config, rows, self.folder.path / "run.png")
+        return "run.png, "
 
     def _last_evaluation(self) -> dict[str, Any] | None:
         path = self.folder.path / "eval.jsonl"

@@ -13,8 +13,10 @@ from penstock.errors import ConfigError
 from penstock.payloads.folder import PayloadFolder
 from penstock.protocol.keys import Keys
 from penstock.redis.connect import connect
+from penstock.system.extras import check_installed
 from penstock.system.own_packages import check_ours
 from penstock.system.user_imports import check_user_code
+from workers.rewards.allowed import allowed_rewards
 
 _BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"
 #: Files of prompts that are read twice for the sake of an early sentence.
@@ -38,6 +40,7 @@ def check(config: Config, *, trains: bool = True) -> None:
         )
     for package in PACKAGES:
         check_ours(package)
+    check_extras(config, trains=trains)
     check_rollouts(config)
     if trains:
         check_groups(config)
@@ -58,6 +61,18 @@ def check(config: Config, *, trains: bool = True) -> None:
     if config.engine.url is None:
         check_engine(config.engine.python)
         check_engine_arguments(config)
+
+
+def check_extras(config: Config, *, trains: bool) -> None:
+    """Refuse a run whose parts need what is not installed here."""
+    check_installed("transformers", "a worker")
+    if trains:
+        for package in ("torch", "safetensors"):
+            check_installed(package, "the reference trainer")
+    if config.reward.pool.kind == "rq":
+        check_installed("rq", "reward.pool.kind rq")
+    if "math_verify" in allowed_rewards(config):
+        check_installed("math_verify", "reward math_verify")
 
 
 def check_data(config: Config) -> None:

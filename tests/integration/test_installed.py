@@ -1,5 +1,6 @@
 """The wheel, installed: what a user's script and their type checker see of it."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -22,10 +23,8 @@ with Trainer(run="digits") as trainer:
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that has the wheel, and what penstock needs from ours."""
-    folder = tmp_path_factory.mktemp("installed")
+def build_wheel(folder: Path) -> Path:
+    """Penstock's wheel, made in ``folder``."""
     source = folder / "source"
     source.mkdir()
     for name in (*PACKAGES, "pyproject.toml", "README.md", "LICENSE"):
@@ -33,9 +32,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy(ROOT / name, source / name)
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", "dist", "./source"]
     subprocess.run(build, cwd=folder, check=True, timeout=120)
+    (wheel,) = (folder / "dist").glob("penstock-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that has the wheel, and what penstock needs from ours."""
+    folder = tmp_path_factory.mktemp("installed")
+    wheel = build_wheel(folder)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "venv"], cwd=folder, check=True, timeout=120)
     (site,) = (folder / "venv").glob("lib/python3*/site-packages")
-    (wheel,) = (folder / "dist").glob("penstock-*.whl")
     zipfile.ZipFile(wheel).extractall(site)
     (site / "ours.pth").write_text(sysconfig.get_path("purelib"))
     return folder / "venv" / "bin" / "python"
@@ -49,6 +56,14 @@ def test_the_wheel_has_all_that_is_no_code(installed: Path) -> None:
     assert "lease.lua" in lua
     assert {path.name for path in (site / "penstock" / "protocol" / "lua").glob("*.lua")} == lua
     assert (site / "workers" / "engine_env" / "install.sh").is_file()
+
+
+def test_the_wheel_has_the_version_of_the_changelog(installed: Path) -> None:
+    found = re.search(r"^## \[(\d[^]]*)]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert found is not None
+    (wheel,) = (installed.parents[2] / "dist").glob("penstock-*.whl")
+    assert wheel.name.split("-")[1] == found[1]
 
 
 def test_a_type_checker_outside_the_repository_knows_the_public_names(installed: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Self
 from penstock.config import Config
 from penstock.config.load import ENV_PREFIX
 from penstock.errors import ConfigError
+from penstock.system.extras import check_installed
 from penstock.system.processes import python_environment
 from workers.fleet.keeper import VARIABLE
 from workers.fleet.kept import Kept, Spec, Status
@@ -83,10 +84,9 @@ class RayLauncher:
     """Starts processes as actors; they end with this process, which is Ray's driver."""
 
     def __init__(self, config: Config) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise ConfigError("fleet.launcher ray needs Ray: pip install 'penstock[ray]'.") from None
+        check_installed("ray", "fleet.launcher ray")
+        import ray
+
         self._ray: Any = ray
         self._timeout_s = config.fleet.placement_timeout_s
         self._wanted_hosts = [node.host for node in config.fleet.nodes]

@@ -1,15 +1,12 @@
 """Which rewards a job may name, and the user's own by name."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import find
-
-if TYPE_CHECKING:
-    pass
 
 
 def allowed_rewards(config: Config) -> frozenset[str]:

@@ -11,7 +11,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import RewardConfig
@@ -19,6 +19,7 @@ from penstock.config.code_names import REWARDS
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
+from penstock.system.extras import check_installed
 from penstock.system.user_code import bounded
 from penstock.words import said, shown
 from workers.jobs.repeats import Repeats
@@ -45,14 +46,16 @@ class Rewards:
             A job travels through Redis, and whoever writes there must not choose what is imported here.
 
     Raises:
-        ConfigError: the run's reward, or one of ``allowed``, is not there.
+        ConfigError: the run's reward, or one of ``allowed``, is not there, or needs what is not installed.
     """
 
-    def __init__(self, config: RewardConfig, checks: "Checks | None" = None, allowed: Iterable[str] = ()) -> None:
+    def __init__(self, config: RewardConfig, checks: "Checks | None" = None, allowed: Collection[str] = ()) -> None:
         self.config = config
         self.checks = checks
         self._verifier: MathVerifier | None = None
         self._repeats = Repeats()
+        if checks is None and "math_verify" in (config.function, *allowed):
+            check_installed("math_verify", "reward math_verify")
         names = dict.fromkeys((config.function, *allowed, *(REWARDS if checks is None else ("exact_match",))))
         self._functions = {name: self._load(name) for name in names}
 
@@ -126,6 +129,7 @@ class Rewards:
 
     async def _math_verify(self, sample: Sample) -> dict[str, Any]:
         if self._verifier is None:
+            check_installed("math_verify", "reward math_verify")
             self._verifier = MathVerifier(self.config.processes, cpu_s=self.config.check_cpu_s)
         verdict = await self._verifier.verify(sample.job.label, sample.text)
         return {self.config.key: float(verdict.correct), **({"out_of_time": True} if verdict.out_of_time else {})}

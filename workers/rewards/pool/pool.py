@@ -28,6 +28,7 @@ from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect, connect_blocking
 from penstock.redis.control import PASSING, Client, Control
 from penstock.system.backoff import pause_s
+from penstock.system.extras import check_installed
 from penstock.system.processes import die_with_parent
 from penstock.system.tokens import new_token
 from workers.rewards.allowed import allowed_rewards, import_reward
@@ -59,6 +60,7 @@ def load_rewards(config: Config) -> dict[str, Function | None]:
             "name rewards of jobs in reward.pool.functions."
         )
     if "math_verify" in names:
+        check_installed("math_verify", "reward math_verify")
         import math_verify  # noqa: F401
 
         logging.getLogger("math_verify").setLevel(logging.ERROR)

@@ -1,0 +1,49 @@
+"""Packages that only some machines need: each comes with an extra of penstock, and what needs it names the extra."""
+
+from importlib.util import find_spec
+
+from penstock.errors import ConfigError
+
+#: Package, as it is imported -> the extra that brings it. pyproject.toml has the same ones (a test).
+EXTRAS = {
+    "checkpoint_engine": "checkpoint-engine",
+    "math_verify": "rewards",
+    "matplotlib": "plots",
+    "pyarrow": "parquet",
+    "ray": "ray",
+    "rq": "rewards",
+    "safetensors": "trainer",
+    "torch": "trainer",
+    "transformers": "worker",
+}
+
+
+def is_installed(package: str) -> bool:
+    """Whether ``package`` can be imported here. Does not import it."""
+    return find_spec(package) is not None
+
+
+def check_installed(package: str, what: str) -> None:
+    """Raise ConfigError where ``package`` is not installed here. Does not import it.
+
+    Args:
+        what: what needs it, at the beginning of the sentence.
+    """
+    if not is_installed(package):
+        raise ConfigError(f"{what} needs {needed(package)}")
+
+
+def needed(module: str) -> str:
+    """The end of a sentence that says what is not installed, and how to install it.
+
+    Args:
+        module: what could not be imported; its package is named.
+    """
+    package = module.partition(".")[0]
+    source = f"'penstock[{EXTRAS[package]}]'" if package in EXTRAS else package
+    return f"{package}, which is not installed here: pip install {source}."
+
+
+def is_extra(exc: ModuleNotFoundError) -> bool:
+    """Whether what could not be imported is a package of an extra."""
+    return (exc.name or "").partition(".")[0] in EXTRAS

@@ -1,0 +1,74 @@
+"""What is not installed is named with its extra, and the floor, the buffer, the producer and the console need none."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from penstock.errors import ConfigError
+from penstock.system.extras import EXTRAS, check_installed, needed
+
+ROOT = Path(__file__).parents[4]
+#: Imported as another name than it is installed by.
+NAMES = {"math_verify": "math-verify", "checkpoint_engine": "checkpoint-engine"}
+
+BLOCKED = f"""
+import sys
+for package in {sorted(EXTRAS)!r}:
+    sys.modules[package] = None
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` where no extra is installed."""
+    return subprocess.run([sys.executable, "-c", BLOCKED + code], capture_output=True, text=True, check=False)
+
+
+def test_each_package_is_in_the_extra_that_is_named() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for package, extra in EXTRAS.items():
+        brought = {Requirement(one).name for one in project["optional-dependencies"][extra]}
+        assert NAMES.get(package, package) in brought
+
+
+def test_all_has_every_extra_that_needs_no_gpu() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (everything,) = map(Requirement, extras["all"])
+    assert everything.extras == extras.keys() - {"all", "dev", "bench", "checkpoint-engine"}
+
+
+def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_installed("torch", "this test")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"^this test needs torch, .*: pip install 'penstock\[trainer\]'\.$"):
+        check_installed("torch", "this test")
+    assert needed("other.part") == "other, which is not installed here: pip install other."
+
+
+def test_queue_buffer_producer_and_console_need_no_extra() -> None:
+    parts = "buffer.main, producer.main, workers.fleet.main, penstock.redis.server"
+    done = run(f"import {parts}, console.cli.main, console.launch.run, penstock; penstock.Config, penstock.Job")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_name_of_the_facade_names_the_extra() -> None:
+    done = run("from penstock import RolloutDataset")
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: penstock.RolloutDataset needs torch, which is not installed here: "
+        "pip install 'penstock[trainer]'."
+    )
+
+
+def test_a_part_on_the_command_line_names_the_extra_in_one_line() -> None:
+    done = run("""
+import console.cli.main as cli
+cli.app = lambda *_, **__: __import__("torch")
+cli.main([])
+""")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "penstock: this part needs torch, which is not installed here: pip install 'penstock[trainer]'.\n"
+    )
