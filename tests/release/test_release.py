@@ -6,13 +6,12 @@ Installs from the package index.
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.integration.parts import until
 from tests.integration.test_installed import build_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,11 +56,7 @@ def test_the_version_is_that_of_the_changelog(binaries: Path) -> None:
 
 def test_queue_buffer_and_producer_need_no_extra(binaries: Path, node: Path) -> None:
     with _started(binaries, node, "redis", "buffer", "producer"):
-        waits = _waits(binaries, node)
-        end = time.monotonic() + PATIENCE_S
-        while not {"buffer", "producer"} <= {wait.partition(":")[0] for wait in waits}:
-            assert time.monotonic() < end, waits
-            waits = _waits(binaries, node)
+        until(lambda: _parts(binaries, node) == {"buffer", "producer"}, "buffer and producer", PATIENCE_S)
 
 
 @pytest.mark.parametrize(("part", "extra"), [("trainer", "trainer"), ("worker", "worker"), ("verifiers", "rewards")])
@@ -96,7 +91,8 @@ class _started(ExitStack):
             self.callback(process.terminate)
 
 
-def _waits(binaries: Path, node: Path) -> Iterator[str]:
-    command = [binaries / "penstock", "status", "light", "--json"]
+def _parts(binaries: Path, node: Path) -> set[str]:
+    """Parts that the run shows."""
+    command = [binaries / "penstock", "status", "--json"]
     said = subprocess.run(command, cwd=node, capture_output=True, text=True, timeout=60, check=False)
-    return json.loads(said.stdout)["waits"] if said.returncode == 0 else []
+    return {part["part"] for part in json.loads(said.stdout)["parts"]} if said.returncode == 0 else set()
