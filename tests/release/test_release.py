@@ -59,10 +59,13 @@ def test_queue_buffer_and_producer_need_no_extra(binaries: Path, node: Path) -> 
         until(lambda: _parts(binaries, node) == {"buffer", "producer"}, "buffer and producer", PATIENCE_S)
 
 
-@pytest.mark.parametrize(("part", "extra"), [("trainer", "trainer"), ("worker", "worker"), ("verifiers", "rewards")])
+@pytest.mark.parametrize(
+    ("part", "extra"),
+    [("trainer", "trainer"), ("worker", "worker"), ("verifiers --reward.pool.kind=rq", "rewards")],
+)
 def test_a_part_that_needs_an_extra_names_it(binaries: Path, node: Path, part: str, extra: str) -> None:
     with _started(binaries, node, "redis"):
-        command = [binaries / "penstock", part, "--config", "run.yaml", "--reward.pool.kind=rq"]
+        command = [binaries / "penstock", *part.split(), "--config", "run.yaml"]
         said = subprocess.run(command, cwd=node, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     assert said.returncode == 2, said.stderr
