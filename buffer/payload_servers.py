@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from penstock.addresses import is_folder
 from penstock.config import RedisConfig
 from penstock.config.load import redact
 from penstock.errors import QueueUnavailable
 from penstock.payloads import servers as payload_servers
-from penstock.payloads.folder import PayloadFolder
+from penstock.payloads.redis_store import PayloadRedis
 from penstock.payloads.servers import Directory, read
+from penstock.payloads.store import PayloadStore, open_store
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.sample_meta import SampleMeta, stored
-from penstock.protocol.scripts import persist, run
-from penstock.redis import connect
 from penstock.redis.control import PASSING, Client
 
 T = TypeVar("T")
@@ -47,31 +45,33 @@ class Away:
 
 
 class PayloadServers:
-    """Clients by server name. The buffer sends keys, never payload bytes. Nothing is asked before its first use."""
+    """Stores by server name. The buffer sends keys, never payload bytes. Nothing is asked before its first use."""
 
     def __init__(self, config: RedisConfig, control: Client, keys: Keys | None = None) -> None:
-        self._clients: dict[str, Client] = {CONTROL: control}
         self._config = config
         self._control = control
         self._keys = keys
         self._directory = Directory(rev=-1)
         self._lost: frozenset[str] = frozenset()
         self._away: dict[str, Away] = {}
-        for name, url in config.payload_servers.items():
-            if is_folder(url):
-                self._clients[name] = PayloadFolder(url)
+        self._stores = {name: open_store(url, timeout_s=ANSWER_S) for name, url in config.payload_servers.items()}
+        self._stores[CONTROL] = PayloadRedis(control, config.url or "")
+        #: Those that have said that they will do.
+        self._in_use = {CONTROL}
 
-    def client(self, server: str) -> Client:
+    def _store(self, server: str) -> PayloadStore:
         """Blocks at its first use. Raises ProtocolError for a server that neither the configuration nor the run names.
 
-        Raises also what ``connect`` does: one that refuses us is a mistake, and waiting would change nothing.
+        Raises also what ``check`` does: one that refuses us is a mistake, and waiting would change nothing.
         """
-        if server not in self._clients:
+        if server not in self._stores:
             if server not in self._directory.servers and self._keys:
                 self._directory = read(self._control, self._keys)
-            url = self._directory.url(server, self._config)
-            self._clients[server] = PayloadFolder(url) if is_folder(url) else connect.connect(url, timeout_s=ANSWER_S)
-        return self._clients[server]
+            self._stores[server] = open_store(self._directory.url(server, self._config), timeout_s=ANSWER_S)
+        if server not in self._in_use:
+            self._stores[server].check()
+            self._in_use.add(server)
+        return self._stores[server]
 
     def look(self) -> None:
         """See which servers are lost, and whether those in use answer. Blocks.
@@ -79,9 +79,8 @@ class PayloadServers:
         At most ``ANSWER_S`` for each server that does not answer, and a tenth of the time at most.
         """
         self._read_directory()
-        for server in sorted((self._clients.keys() | self._away.keys()) - self._lost - {CONTROL}):
-            if not isinstance(self._clients.get(server), PayloadFolder):
-                self._try(server, partial(self._ping, server))
+        for server in sorted((self._in_use | self._away.keys()) - self._lost - {CONTROL}):
+            self._try(server, partial(self._ping, server))
         self._lose_patience()
 
     @property
@@ -89,8 +88,8 @@ class PayloadServers:
         """Servers that are lost, and that do not answer, as far as is known."""
         return self._lost, frozenset(self._away)
 
-    def _ping(self, server: str) -> object:
-        return self.client(server).ping()
+    def _ping(self, server: str) -> None:
+        self._store(server).ping()
 
     def _read_directory(self) -> None:
         if self._keys is None:
@@ -165,12 +164,7 @@ class PayloadServers:
         if server in self._lost:
             return [False] * len(names)
 
-        return self._try(server, partial(self._ask_to_keep, server, names)) or [None] * len(names)
-
-    def _ask_to_keep(self, server: str, names: list[str]) -> list[bool]:
-        client = self.client(server)
-        kept: list[bool] = client.keep(names) if isinstance(client, PayloadFolder) else run(client, persist(names))
-        return kept
+        return self._try(server, lambda: self._store(server).keep(names)) or [None] * len(names)
 
     def unlink(self, keys: Sequence[tuple[str, str]]) -> set[str]:
         """Free (server, key) payloads; keys that are gone do not matter. Blocks. Returns servers that do not answer."""
@@ -184,17 +178,16 @@ class PayloadServers:
         return silent
 
     def _unlink(self, server: str, names: list[str]) -> bool:
-        self.client(server).unlink(*names)
+        self._store(server).unlink(names)
         return True
 
     def expire(self, prefix: str, ttl_s: float) -> int:
-        """Remove from folders what nobody committed in time, which servers do by themselves; how many. Blocks."""
-        folders = [client for client in self._clients.values() if isinstance(client, PayloadFolder)]
-        return sum(folder.expire(prefix, ttl_s) for folder in folders)
+        """Remove what nobody committed in ``ttl_s``, where that does not happen by itself; how many. Blocks."""
+        return sum(store.expire(prefix, ttl_s) for store in self._stores.values())
 
     def close(self) -> None:
-        for client in self._clients.values():
-            client.close()
+        for store in self._stores.values():
+            store.close()
 
 
 def keys_of(keys: Keys, job: str, record: SampleMeta) -> list[tuple[str, str]]:

@@ -38,20 +38,16 @@ def ls(
 def _row(server: Any) -> dict[str, Any]:
     import redis as redis_
 
-    from penstock.addresses import is_folder
     from penstock.config.load import redact
     from penstock.errors import PenstockError
-    from penstock.payloads.folder import PayloadFolder
-    from penstock.redis.connect import connect
+    from penstock.payloads.store import open_store
 
     row = {"name": server.name, "state": server.state, "url": redact(server.url), "answers": "yes"}
     try:
-        if is_folder(server.url):
-            used, total = PayloadFolder(server.url).usage()
-            return row | {"used_mb": used // 2**20, "max_mb": total // 2**20}
-        with connect(server.url, timeout_s=2.0) as store:
-            info: Any = store.info("memory")
-        return row | {"used_mb": info["used_memory"] // 2**20, "max_mb": info["maxmemory"] // 2**20}
+        with contextlib.closing(open_store(server.url, timeout_s=2.0)) as store:
+            store.check()
+            used, total = store.usage()
+        return row | {"used_mb": used // 2**20, "max_mb": total // 2**20}
     except (PenstockError, redis_.RedisError) as exc:
         return row | {"answers": redact(str(exc))}
 
@@ -67,10 +63,11 @@ def add(
     """Let workers write to one more server; one that was drained is taken back."""
     from penstock.config.redis import check_store_url
     from penstock.payloads import servers as payload_servers
-    from penstock.redis.control import Control
+    from penstock.payloads.store import open_store
 
     try:
-        Control(check_store_url(url), patience_s=0).close()
+        with contextlib.closing(open_store(check_store_url(url))) as store:
+            store.check()
     except ValueError as exc:
         raise ConfigError(f"The URL {exc}.") from exc
     target = Target(run, redis, directory)
@@ -88,15 +85,16 @@ def drain(
 ) -> None:
     """Write to a server no more, and wait until all that lies there is trained and freed. It may be stopped then."""
     from penstock.payloads import servers as payload_servers
-    from penstock.redis.control import Control
+    from penstock.payloads.store import open_store
 
     target = Target(run, redis, directory)
     server = payload_servers.set_state(target.client, target.keys, name, "draining")
     typer.echo(f"Payload server {name} is draining; what lies there is still read.")
     said = ""
-    with contextlib.closing(Control(server.url, patience_s=0)) as store:
+    with contextlib.closing(open_store(server.url)) as store:
+        store.check()
         while wait:
-            state = payload_servers.drain(target.client, store.client, target.keys, server)
+            state = payload_servers.drain(target.client, store, target.keys, server)
             if state.done:
                 payload_servers.set_state(target.client, target.keys, name, "drained")
                 typer.echo(f"Payload server {name} is empty and may be stopped.")

@@ -1,21 +1,20 @@
 """What an earlier start of a run left in its Redis and payload stores."""
 
+import contextlib
+
 import redis
 
 from console.launch.live import Live
-from penstock.addresses import is_folder
 from penstock.config import Config
 from penstock.errors import ConfigError
-from penstock.payloads.folder import PayloadFolder
 from penstock.payloads.servers import read
+from penstock.payloads.store import open_store
 from penstock.protocol.keys import Keys
-from penstock.redis.connect import connect
-from penstock.redis.server import delete_run, holds_run
+from penstock.redis.scan import delete_keys, holds_keys
 
 
 def clear_keys(config: Config, client: redis.Redis, live: Live) -> None:
     """Delete it all, on the servers that the configuration names. Blocks."""
-    assert config.redis.url is not None
     keys, stores = Keys(config.run), config.redis.payload_servers
     # What Redis names is where somebody said that payloads lie: nothing is deleted on its word.
     for name in sorted(read(client, keys).servers.keys() - stores):
@@ -23,17 +22,16 @@ def clear_keys(config: Config, client: redis.Redis, live: Live) -> None:
             f"payload server {name} is not in redis.payload_servers, so what the old run left there stays: delete "
             f"it by hand, or name it there for `--fresh`"
         )
-    for url in (*stores.values(), config.redis.url):
-        if is_folder(url):
-            PayloadFolder(url).delete(keys.prefix)
-            continue
-        with connect(url) as store:
-            delete_run(store, keys.prefix)
+    for url in stores.values():
+        with contextlib.closing(open_store(url)) as store:
+            store.check()
+            store.delete(keys.prefix)
+    delete_keys(client, keys.prefix)
 
 
 def refuse_another_run(config: Config, client: redis.Redis) -> None:
     """Raise ConfigError where Redis holds a run of this name that the run's folder knows nothing of."""
-    if holds_run(client, Keys(config.run).prefix):
+    if holds_keys(client, Keys(config.run).prefix):
         raise ConfigError(
             f"Redis already holds a run {config.run}, and {config.run_dir} does not: "
             "choose another --run=NAME, or delete it with --fresh."

@@ -1,16 +1,16 @@
 """What can be known to fail before anything is started: each a ConfigError, and nothing is left behind."""
 
+import contextlib
 import shutil
 import subprocess
 from pathlib import Path
 
 from console.launch.trainable import check_device, check_groups, check_rollouts
-from penstock.addresses import is_folder
 from penstock.config import Config
 from penstock.config.dataset_path import parse_path
 from penstock.config.load import check_files, redact
 from penstock.errors import ConfigError
-from penstock.payloads.folder import PayloadFolder
+from penstock.payloads.store import open_store
 from penstock.protocol.keys import Keys
 from penstock.redis.connect import connect
 from penstock.system.extras import check_installed
@@ -51,11 +51,12 @@ def check(config: Config, *, trains: bool = True) -> None:
         check_data(config)
     elif not Path(config.prepare[0]).is_file():
         raise ConfigError(f"prepare: there is no script {config.prepare[0]}; correct the path, or remove the key.")
-    for url in filter(None, [config.redis.url, *config.redis.payload_servers.values()]):
-        if is_folder(url):
-            PayloadFolder(url).claim(Keys(config.run).prefix)
-        else:
-            connect(url).close()
+    if config.redis.url is not None:
+        connect(config.redis.url).close()
+    for url in config.redis.payload_servers.values():
+        with contextlib.closing(open_store(url)) as store:
+            store.check()
+            store.claim(Keys(config.run).prefix)
     if config.prepare is None:
         check_user_code(config)
     if config.engine.url is None:

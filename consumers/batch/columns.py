@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -141,7 +142,8 @@ class RedisColumns:
         for server, rows in by_server.items():
             for start in range(0, len(rows), CHUNK):
                 part = {row: values[row] for row in rows[start : start + CHUNK]}
-                other = self._servers.control(server).call(scripts.write_column(key, self._ttl_s, part))
+                call = scripts.write_column(key, self._ttl_s, part)
+                other = self._servers.on_columns(server, partial(scripts.run, call=call))
                 if other:
                     raise ProtocolError(
                         f"Column {name!r} of batch {self._n} holds another value for sample "
@@ -229,7 +231,7 @@ class RedisColumns:
         def ask(client: Client) -> Any:
             return client.hmget(key, rows)
 
-        values = self._servers.control(server).do(ask)
+        values = self._servers.on_columns(server, ask)
         return {row: bytes(value) for row, value in zip(rows, values, strict=True) if value is not None}
 
     def _newest_gen(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Payload bytes from their servers: a rank reads its own rows, one MGET per server and chunk, or files of a folder.
+"""Payload bytes from their servers: a rank reads its own rows, chunk by chunk.
 
 Where samples share a key and all of them are this rank's, the key is read whole; else only the rank's ranges of it.
 """
@@ -13,12 +13,13 @@ from typing import TypeVar
 from penstock.config import RedisConfig
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.payloads import servers as payload_servers
-from penstock.payloads.folder import PayloadFolder
+from penstock.payloads.redis_store import PayloadRedis
 from penstock.payloads.servers import Directory
+from penstock.payloads.store import PayloadStore, open_store
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.waits import Waiting
-from penstock.redis.control import Client, Control
+from penstock.redis.control import Client, Control, until_answered
 
 #: Most payload bytes asked for at once: an answer that fits the caches costs both sides half of one of 16 MB.
 CHUNK_BYTES = 2 * 1024 * 1024
@@ -45,7 +46,8 @@ class PayloadReader:
             raise ConfigError("redis.url is not set.")
         self._config = config
         self._keys = keys
-        self._controls = {CONTROL: Control(config.url)}
+        self._control = Control(config.url)
+        self._stores: dict[str, PayloadStore] = {CONTROL: PayloadRedis(self._control.client, config.url)}
         self._waiting = waiting
         self._lost: frozenset[str] = frozenset()
         #: When the directory is looked at again (monotonic).
@@ -62,24 +64,30 @@ class PayloadReader:
         for server in {server for server, _ in by_key}:
             stored = [_Stored(name, rows) for (of, name), rows in by_key.items() if of == server]
             for chunk in _chunks([one for one in stored if one.whole]):
-                gone: list[bytes | None] = [None] * len(chunk)
-                values = self._ask(server, partial(_mget, [one.name for one in chunk]), gone)
+                names = [one.name for one in chunk]
+                values = self._ask(server, lambda store, names: store.read(names), names)
                 for one, value in zip(chunk, values, strict=True):
                     found.update(one.cut(value))
             for chunk in _chunks([one for one in stored if not one.whole]):
-                nothing: dict[str, Bytes | None] = {row.sample: None for one in chunk for row in one.rows}
-                found.update(self._ask(server, partial(_ranges, chunk), nothing))
+                parts = [(one.name, row) for one in chunk for row in one.rows]
+                ranges = [(name, row.shared[1], row.num_bytes) for name, row in parts]
+                values = self._ask(server, lambda store, ranges: store.read_ranges(ranges), ranges)
+                found.update((row.sample, value) for (_, row), value in zip(parts, values, strict=True))
         return found
 
-    def _ask(self, server: str, work: Callable[[Client], T], nothing: T) -> T:
-        """The answer of a server; ``nothing`` where it is lost. Blocks until it is the one or the other."""
+    def _ask(
+        self, server: str, read: Callable[[PayloadStore, Sequence[T]], list[bytes | None]], wanted: Sequence[T]
+    ) -> list[bytes | None]:
+        """What a server has of ``wanted``, nothing where it is lost. Blocks until it is the one or the other."""
+        nothing: list[bytes | None] = [None] * len(wanted)
         if server in self._lost:
             # It may have been taken back by now.
             self._look_at = 0.0
             if self._is_lost(server):
                 return nothing
         try:
-            return self.control(server).do(work)
+            store = self._store(server)
+            return self._until_answered(server, lambda: read(store, wanted))
         except QueueUnavailable:
             if server not in self._lost:
                 raise
@@ -88,6 +96,11 @@ class PayloadReader:
         finally:
             if self._waiting is not None:
                 self._waiting.end()
+
+    def _until_answered(self, server: str, work: Callable[[], T]) -> T:
+        if server == CONTROL:
+            return self._control.do(lambda _: work())
+        return until_answered(work, self._stores[server].url, stopped=partial(self._is_lost, server))
 
     def _is_lost(self, server: str) -> bool:
         """Asked while a server does not answer: says so, and whether anybody has given it up. May block."""
@@ -98,7 +111,7 @@ class PayloadReader:
             )
         if self._keys is not None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
-            directory = self._controls[CONTROL].do(partial(payload_servers.read, keys=self._keys))
+            directory = self._control.do(partial(payload_servers.read, keys=self._keys))
             self._lost = frozenset(directory.lost)
         return server in self._lost
 
@@ -110,27 +123,32 @@ class PayloadReader:
             if any(side[0] == name for side in row.sides):
                 key = keys.side(row.sample, row.token, name)
                 # One by one: each may be hundreds of megabytes.
-                found[row.sample] = self._ask(row.server, partial(_get, key), None)
+                (found[row.sample],) = self._ask(row.server, lambda store, keys: store.read(keys), [key])
         return found
 
-    def control(self, server: str) -> Control:
-        """Connection to a payload server by name; ProtocolError for one that nobody names. Blocks at its first use."""
-        if server not in self._controls:
+    def _store(self, server: str) -> PayloadStore:
+        """A payload server by name; ProtocolError for one that nobody names. Blocks at its first use."""
+        if server not in self._stores:
             keys = None if server in self._config.payload_servers else self._keys
-            directory = self._controls[CONTROL].do(partial(payload_servers.read, keys=keys)) if keys else Directory()
-            url = directory.url(server, self._config)
-            self._controls[server] = Control(url, stopped=partial(self._is_lost, server), check=False)
-        return self._controls[server]
+            directory = self._control.do(partial(payload_servers.read, keys=keys)) if keys else Directory()
+            self._stores[server] = open_store(directory.url(server, self._config))
+        return self._stores[server]
 
     def column_home(self, server: str) -> str:
-        """Server that has the columns of rows whose payloads are on ``server``: folders keep payloads alone."""
+        """Server that has the columns of rows whose payloads are on ``server``."""
         if server in self._lost:
             return CONTROL
-        return CONTROL if isinstance(self.control(server).client, PayloadFolder) else server
+        return server if self._store(server).columns is not None else CONTROL
+
+    def on_columns(self, home: str, work: Callable[[Client], T]) -> T:
+        """Do idempotent ``work`` on a ``column_home``. Blocks until it answers; QueueUnavailable where it is lost."""
+        client = self._store(home).columns
+        assert client is not None, f"{home} is no column_home"
+        return self._until_answered(home, lambda: work(client))
 
     def close(self) -> None:
-        for control in self._controls.values():
-            control.close()
+        for store in self._stores.values():
+            store.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,28 +174,6 @@ class _Stored:
             return [(row.sample, value) for row in self.rows]
         view = memoryview(value)
         return [(row.sample, view[row.shared[1] : row.shared[1] + row.num_bytes]) for row in self.rows]
-
-
-def _mget(names: list[str], client: Client) -> list[bytes | None]:
-    if isinstance(client, PayloadFolder):
-        return [client.read(name) for name in names]
-    return list(client.mget(names))
-
-
-def _get(key: str, client: Client) -> bytes | None:
-    value: bytes | None = client.read(key) if isinstance(client, PayloadFolder) else client.get(key)
-    return value
-
-
-def _ranges(chunk: Sequence[_Stored], client: Client) -> dict[str, Bytes | None]:
-    """Bytes by sample id, each range asked for by itself; a key that is gone has only empty ranges."""
-    rows = [(one.name, row) for one in chunk for row in one.rows]
-    if isinstance(client, PayloadFolder):
-        return {row.sample: client.read(name, row.shared[1], row.num_bytes) or None for name, row in rows}
-    pipe = client.pipeline(transaction=False)
-    for name, row in rows:
-        pipe.getrange(name, row.shared[1], row.shared[1] + row.num_bytes - 1)
-    return {row.sample: value or None for (_, row), value in zip(rows, pipe.execute(), strict=True)}
 
 
 def _chunks(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:

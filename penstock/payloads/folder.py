@@ -56,11 +56,14 @@ log = logging.getLogger(__name__)
 
 
 class PayloadFolder:
-    """One shared folder of payloads. All methods block for the file system alone; safe to use from several threads.
+    """One shared folder of payloads; see ``PayloadStore``. Blocks for the file system alone. Thread-safe.
 
     Args:
         url: ``file:///FOLDER``; it is made when it is not there (ConfigError where that fails).
     """
+
+    #: Columns need a Redis.
+    columns = None
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -78,8 +81,6 @@ class PayloadFolder:
         #: Files to be unlinked; None ends the thread that does it.
         self._freed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._freeing: threading.Thread | None = None
-
-    # --- worker -----------------------------------------------------------------------------------------------------
 
     def put(self, pairs: Sequence[tuple[str, bytes]]) -> list[QueueFull | None]:
         """Write (key, bytes) that nobody has committed yet; again with the same: nothing changes.
@@ -133,13 +134,19 @@ class PayloadFolder:
         with self._answering():
             _claim(self._run(prefix))
 
+    def check(self) -> None:
+        """It was made when it was opened, which is all that can be known."""
+
+    def ping(self) -> None:
+        """See whether the file system answers; a folder that is not there is one without payloads."""
+        with self._answering(), suppress(FileNotFoundError):
+            os.stat(self.path)
+
     def is_full(self) -> bool:
         """Is there hardly any room left?"""
         with self._answering():
             found = os.statvfs(self.path)
         return found.f_bavail < (1 - FULL_SHARE) * found.f_blocks
-
-    # --- leader -----------------------------------------------------------------------------------------------------
 
     def keep(self, names: Sequence[str]) -> list[bool]:
         """Make committed payloads permanent; False where one is gone.
@@ -168,7 +175,7 @@ class PayloadFolder:
                 "give it to this machine too, at the same path or as redis.payload_servers.NAME of its own."
             )
 
-    def unlink(self, *names: str) -> None:
+    def unlink(self, names: Sequence[str]) -> None:
         """Free payloads; what is gone does not matter. They are gone at once, and their bytes soon.
 
         A file whose bytes are on their way to the disk is not deleted before they are there: a thread waits for that.
@@ -220,21 +227,30 @@ class PayloadFolder:
                         gone += 1
         return gone
 
-    # --- trainer ----------------------------------------------------------------------------------------------------
-
-    def read(self, name: str, begin: int = 0, num_bytes: int = -1) -> bytes | None:
-        """Bytes of a payload, or of a range of it; None where it is gone.
+    def read(self, names: Sequence[str]) -> list[bytes | None]:
+        """Payloads in the order of ``names``; None where one is gone.
 
         Raises:
             ConfigError: as of ``keep``.
         """
+        return [self._read(name) for name in names]
+
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
+        """(key, first byte, number of bytes) each; None where the payload is gone, or ends before it.
+
+        Raises:
+            ConfigError: as of ``keep``.
+        """
+        return [self._read(*one) or None for one in ranges]
+
+    def _read(self, name: str, begin: int = 0, num_bytes: int = -1) -> bytes | None:
         with self._answering():
-            data = self._read(self._file(name), begin, num_bytes)
+            data = self._read_file(self._file(name), begin, num_bytes)
         if data is None:
             self._check_shared(name)
         return data
 
-    def _read(self, path: str, begin: int, num_bytes: int) -> bytes | None:
+    def _read_file(self, path: str, begin: int, num_bytes: int) -> bytes | None:
         # In this order: the leader may rename it between the two looks.
         for file in (path, path + PENDING, path):
             with suppress(FileNotFoundError):
@@ -244,8 +260,6 @@ class PayloadFolder:
                 finally:
                     os.close(opened)
         return None
-
-    # --- operator ---------------------------------------------------------------------------------------------------
 
     def names(self, prefix: str) -> Iterator[tuple[str, bool]]:
         """(key, is it permanent) of all payloads of a run; ``prefix`` is that of its keys."""
@@ -292,8 +306,6 @@ class PayloadFolder:
         if self._syncer is not None and self._dirty.is_set():
             self._sync()
 
-    # --- files ------------------------------------------------------------------------------------------------------
-
     def _run(self, name: str) -> Path:
         """Folder of the run that a key belongs to: its name stands in braces."""
         return self.path / name[name.index("{") + 1 : name.index("}")]
@@ -315,8 +327,6 @@ class PayloadFolder:
             yield
         except OSError as exc:
             raise NoAnswer(f"the folder of payloads {self.path} does not answer: {exc}") from exc
-
-    # --- to the disk ------------------------------------------------------------------------------------------------
 
     def _sync_soon(self) -> None:
         self._dirty.set()

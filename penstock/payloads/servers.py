@@ -9,7 +9,6 @@ chosen by rendezvous hash of the sample's id among the live ones; without any, p
 a process's own configuration gives a URL for a name, that one is used: machines may reach a server by other ways.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 from penstock.config import RedisConfig
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import check_name
-from penstock.payloads.folder import PayloadFolder
+from penstock.payloads.store import PayloadStore
 from penstock.protocol import scripts
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.codec import pack, unpack
@@ -154,7 +153,7 @@ class Drain:
         return " and ".join(parts)
 
 
-def drain(client: Client, store: Client, keys: Keys, server: Server) -> Drain:
+def drain(client: Client, store: PayloadStore, keys: Keys, server: Server) -> Drain:
     """Look at a server that is draining. Blocks for a scan of its keys (about 10 us each).
 
     Args:
@@ -170,7 +169,7 @@ def drain(client: Client, store: Client, keys: Keys, server: Server) -> Drain:
         if fresh and int(record.get("servers_rev", 0)) < server.rev:
             writers.append(name.decode())
     found: Counter[str] = Counter()
-    names = _kept(store, keys)
+    names = store.names(keys.prefix)
     while batch := list(islice(names, 1000)):
         found.update(_sort(client, keys, batch))
     return Drain(found["kept"] + found["held"] + found["buried"], found["orphan"], sorted(writers), found["buried"])
@@ -179,20 +178,6 @@ def drain(client: Client, store: Client, keys: Keys, server: Server) -> Drain:
 def _now(client: Client) -> float:
     seconds, micros = client.time()
     return float(seconds) + float(micros) / 1e6
-
-
-def _kept(store: Client, keys: Keys) -> Iterator[tuple[str, bool]]:
-    """(key, is it permanent) of all that lies on a server."""
-    if isinstance(store, PayloadFolder):
-        yield from store.names(keys.prefix)
-        return
-    pattern = re.sub(r"([*?\[\]{}\\])", r"\\\1", keys.prefix) + "*"
-    found = iter(store.scan_iter(match=pattern, count=1000))
-    while batch := list(islice(found, 1000)):
-        pipe = store.pipeline(transaction=False)
-        for key in batch:
-            pipe.pttl(key)
-        yield from ((key.decode(), ttl == -1) for key, ttl in zip(batch, pipe.execute(), strict=True) if ttl >= -1)
 
 
 def _sort(client: Client, keys: Keys, found: list[tuple[str, bool]]) -> Iterator[str]:

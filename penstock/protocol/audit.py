@@ -5,7 +5,6 @@
 (c) every id below the source's position is done or live, by the bitmaps
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +16,7 @@ from penstock.protocol.missing_jobs import missing_jobs
 from penstock.protocol.records.sample_meta import iter_metas
 from penstock.protocol.scripts import Recount, run
 from penstock.redis.control import Client
+from penstock.redis.scan import scan_keys
 
 #: Differences told in full.
 SHOWN = 20
@@ -73,12 +73,7 @@ def audit(client: Client, keys: Keys) -> AuditReport:
 def scan_groups(client: Client, keys: Keys) -> Iterator[str]:
     """Ids of all jobs that have a group, each at least once, in no order."""
     prefix = keys.group("")
-    return (key.removeprefix(prefix) for key in _scan(client, prefix))
-
-
-def _scan(client: Client, prefix: str) -> Iterator[str]:
-    pattern = re.sub(r"([*?\[\]{}\\])", r"\\\1", prefix) + "*"
-    return (key.decode() for key in client.scan_iter(match=pattern, count=1000))
+    return (key.removeprefix(prefix) for key in scan_keys(client, prefix))
 
 
 def _check_groups(client: Client, keys: Keys, report: AuditReport) -> dict[str, set[int]]:
@@ -112,7 +107,7 @@ def _check_source(client: Client, keys: Keys, report: AuditReport, live: dict[st
     once; jobs admitted meanwhile may count or not, so the sum lies between the admissions before and after.
     """
     prefix = keys.of("done:")
-    found = live.keys() | {key.removeprefix(prefix) for key in _scan(client, prefix)}
+    found = live.keys() | {key.removeprefix(prefix) for key in scan_keys(client, prefix)}
     counted = 0
     known: dict[str, set[int]] = {}
     for dataset in found:
@@ -123,7 +118,7 @@ def _check_source(client: Client, keys: Keys, report: AuditReport, live: dict[st
     missing, extra = report.recount.admitted - counted, counted - after
     if missing > 0:
         report.lost += missing
-        named = missing_jobs(client, keys, partial(_scan, client), known, missing)
+        named = missing_jobs(client, keys, partial(scan_keys, client), known, missing)
         report.missing = named[:SHOWN]
         report.tell("source", f"{missing} admitted jobs are neither done nor live: {_names(report.missing, missing)}")
     if extra > 0:

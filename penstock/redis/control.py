@@ -14,12 +14,10 @@ import redis
 import redis.asyncio
 from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError
 
-from penstock.addresses import is_folder
 from penstock.errors import PenstockError, QueueRefused, QueueUnavailable
-from penstock.payloads.folder import PayloadFolder
 from penstock.redis import connect
 from penstock.redis.call import Call, run, run_async
-from penstock.redis.refusals import DiskRefused
+from penstock.redis.refusals import DiskRefused, passing
 from penstock.system.backoff import pause_s
 
 T = TypeVar("T")
@@ -80,8 +78,8 @@ class Control:
         self.url = url
         self.patience_s = patience_s
         self.stopped = stopped
-        self.client: Client = PayloadFolder(url) if is_folder(url) else connect.connect(url, check=False)
-        if check and not is_folder(url):
+        self.client: Client = connect.connect(url, check=False)
+        if check:
             self._ask()
 
     def _ask(self) -> None:
@@ -105,17 +103,28 @@ class Control:
 
     def do(self, work: Callable[[Client], T]) -> T:
         """Do idempotent ``work`` until Redis answers it. Blocks. Raises QueueFull."""
-        patience = _Patience(self.url, self.patience_s, self.stopped)
-        while True:
-            try:
-                return work(self.client)
-            except OutOfMemoryError as exc:
-                raise connect.translate(exc, self.url) from exc
-            except PASSING as exc:
-                time.sleep(patience.next_wait(exc))
+        return until_answered(lambda: work(self.client), self.url, patience_s=self.patience_s, stopped=self.stopped)
 
     def close(self) -> None:
         self.client.close()
+
+
+def until_answered(
+    work: Callable[[], T],
+    url: str,
+    *,
+    patience_s: float = float("inf"),
+    stopped: Callable[[], bool] = lambda: False,
+) -> T:
+    """Do idempotent ``work`` until the server at ``url`` answers it. Blocks; errors and arguments as ``Control``."""
+    patience = _Patience(url, patience_s, stopped)
+    while True:
+        try:
+            return work()
+        except OutOfMemoryError as exc:
+            raise connect.translate(exc, url) from exc
+        except PASSING as exc:
+            time.sleep(patience.next_wait(exc))
 
 
 def _times_cancelled() -> int:
@@ -139,7 +148,7 @@ class AsyncControl:
     def __init__(self, url: str, *, patience_s: float = float("inf"), block_s: float = 0.0) -> None:
         self.url = url
         self.patience_s = patience_s
-        self.client: Client = PayloadFolder(url) if is_folder(url) else connect.connect_async(url, block_s=block_s)
+        self.client: Client = connect.connect_async(url, block_s=block_s)
         #: Times the connection was lost; who holds leases looks for what a dead socket swallowed.
         self.losses = 0
 
@@ -153,21 +162,40 @@ class AsyncControl:
 
     async def do(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Do idempotent ``work`` until Redis answers it."""
-        patience = _Patience(self.url, self.patience_s)
-        asked = _times_cancelled()
-        while True:
-            try:
-                done = await work(self.client)
-            except PASSING as exc:
-                self.losses += 1
-                _end_if_cancelled(asked)
-                await asyncio.sleep(patience.next_wait(exc))
-            else:
-                _end_if_cancelled(asked)
-                return done
+        return await until_answered_async(
+            lambda: work(self.client), self.url, patience_s=self.patience_s, on_loss=self._count_loss
+        )
+
+    def _count_loss(self) -> None:
+        self.losses += 1
 
     async def close(self) -> None:
-        if isinstance(self.client, PayloadFolder):
-            await asyncio.to_thread(self.client.close)
+        await connect.close_async(self.client)
+
+
+async def until_answered_async(
+    work: Callable[[], Awaitable[T]], url: str, *, patience_s: float, on_loss: Callable[[], None] = lambda: None
+) -> T:
+    """Do idempotent ``work`` until the server at ``url`` answers it; ``on_loss`` is called each time it does not."""
+    patience = _Patience(url, patience_s)
+    asked = _times_cancelled()
+    while True:
+        try:
+            done = await work()
+        except PASSING as exc:
+            on_loss()
+            _end_if_cancelled(asked)
+            await asyncio.sleep(patience.next_wait(exc))
         else:
-            await connect.close_async(self.client)
+            _end_if_cancelled(asked)
+            return done
+
+
+def raise_passing(answers: list[Any]) -> list[Any]:
+    """Answers of a pipeline as they are. A server that loads or takes no writes says so in each: that is raised."""
+    for answer in answers:
+        if isinstance(answer, PASSING):
+            raise answer
+        if (refusal := passing(answer)) is not None:
+            raise refusal
+    return answers

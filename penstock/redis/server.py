@@ -15,12 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
-
-import redis
 
 from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
@@ -335,21 +332,3 @@ def _port_in_use(port: int) -> bool:
 
 def _in_use(port: int) -> ConfigError:
     return ConfigError(f"redis.port: port {port} is in use; choose another one, or 0 for a free one.")
-
-
-def holds_run(client: redis.Redis, prefix: str) -> bool:
-    """Whether any key begins with ``prefix``."""
-    return next(iter(_scan(client, prefix)), None) is not None
-
-
-def delete_run(client: redis.Redis, prefix: str) -> int:
-    """Delete every key of a run; returns how many. Blocks for as long as a SCAN over the server takes."""
-    count = 0
-    keys = _scan(client, prefix)
-    while batch := list(islice(keys, 500)):
-        count += int(client.unlink(*batch))
-    return count
-
-
-def _scan(client: redis.Redis, prefix: str) -> Iterator[bytes]:
-    return iter(client.scan_iter(match=re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "*", count=1000))

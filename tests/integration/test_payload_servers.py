@@ -17,15 +17,13 @@ from penstock.config import Config, ModelConfig, RedisConfig
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.folder import PayloadFolder
-from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
-from tests.integration import play, worker_play
+from tests.integration import worker_play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.parts import buffering, producing, waits
 from tests.integration.worker_play import working
@@ -146,37 +144,6 @@ async def test_I4_a_server_is_added_and_another_drained_under_load_and_nothing_i
     assert rows["p2"]["answers"] == "yes"
     assert (rows["p1"]["answers"] == "yes") == (folder == 0), "a folder that is gone is made anew, and is empty"
     assert audit(client, keys).ok
-
-
-def test_a_drain_ends_when_nobody_writes_there_and_nothing_is_left_that_anybody_reads(
-    client: redis.Redis, keys: Keys, stores: list[RedisServer]
-) -> None:
-    with connect(stores[0].url) as store:
-        payload_servers.add(client, keys, "p1", stores[0].url)
-        server = payload_servers.set_state(client, keys, "p1", "draining")
-        play.admit(client, keys, [play.job(i) for i in range(2)])
-        held, other = play.lease(client, keys, most=2)
-        now = float(client.time()[0])
-        client.hset(keys.workers, "unaware", pack({"at": now, "servers_rev": server.rev - 1}))
-        client.hset(keys.workers, "aware", pack({"at": now, "servers_rev": server.rev}))
-        client.hset(keys.workers, "gone", pack({"at": now - 60}))
-        # One that is kept, one on its way to its commit, one of a lease that was lost, and what is no payload.
-        store.set(keys.payload("d/0/9/0", "t"), b"x")
-        store.set(keys.payload(f"{held.job}/0", held.token), b"x", ex=600)
-        store.set(keys.payload(f"{other.job}/0", "lost"), b"x", ex=600)
-        store.set(keys.side(f"{other.job}/0", "lost", "experts"), b"x", ex=600)
-        seen = payload_servers.drain(client, store, keys, server)
-        assert (seen.left, seen.orphans, seen.writers) == (2, 2, ["unaware"])
-        assert seen.words() == "workers unaware to stop writing there and 2 payloads to be trained and freed"
-        play.commit(client, keys, held, [0])
-        assert payload_servers.drain(client, store, keys, server).left == 2, "committed, and not made permanent yet"
-        store.delete(keys.payload("d/0/9/0", "t"), keys.payload(f"{held.job}/0", held.token))
-        client.hdel(keys.workers, "unaware")
-        assert payload_servers.drain(client, store, keys, server).done
-        store.set(keys.payload(f"{held.job}/0", held.token), b"x", ex=600)
-        run(client, scripts.fail(keys, held.job, held.token, "w1", reason="r", detail="", max_attempts=0, retry_ms=1))
-        seen = payload_servers.drain(client, store, keys, server)
-        assert seen.words().endswith("(1 of them of buried jobs: requeue or cancel these)")
 
 
 def test_a_server_of_the_configuration_that_was_drained_stays_so_when_a_part_starts_again(

@@ -18,12 +18,11 @@ from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.redis import server as redis_server
 from penstock.redis.connect import check_async, connect, connect_async, connect_blocking, translate
+from penstock.redis.scan import delete_keys, holds_keys
 from penstock.redis.server import (
     PASSWORD_FILE,
     RedisServer,
-    delete_run,
     find_binary,
-    holds_run,
     kept_password,
     read_address,
     with_url,
@@ -222,11 +221,11 @@ def test_only_the_keys_of_the_run_are_deleted(server: RedisServer) -> None:
     with connect(server.url) as client:
         for key in ("penstock:{a}:x", "penstock:{a}:y", "penstock:{ab}:x", "other"):
             client.set(key, 1)
-        assert holds_run(client, "penstock:{a}:")
+        assert holds_keys(client, "penstock:{a}:")
 
-        assert delete_run(client, "penstock:{a}:") == 2
+        assert delete_keys(client, "penstock:{a}:") == 2
 
-        assert not holds_run(client, "penstock:{a}:")
+        assert not holds_keys(client, "penstock:{a}:")
         assert sorted(client.keys()) == [b"other", b"penstock:{ab}:x"]
 
 

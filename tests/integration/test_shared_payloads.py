@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.batch import fetch
 from consumers.trainer import Trainer
 from penstock import payloads
 from penstock.config import Config
+from penstock.payloads.redis_store import PayloadRedis
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
@@ -37,20 +37,15 @@ def config(redis_server: RedisServer, keys: Keys, tmp_path: Path) -> Config:
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Payload bytes that came by whole keys and by ranges."""
     num_bytes = {"whole": 0, "ranges": 0}
-    mget, ranges = fetch._mget, fetch._ranges
+    for verb, kind in (("read", "whole"), ("read_ranges", "ranges")):
+        original = getattr(PayloadRedis, verb)
 
-    def whole(names: list[str], client: Any) -> list[bytes | None]:
-        values = mget(names, client)
-        num_bytes["whole"] += sum(len(value or b"") for value in values)
-        return values
+        def counted(store: PayloadRedis, wanted: Any, *, original: Any = original, kind: str = kind) -> Any:
+            values = original(store, wanted)
+            num_bytes[kind] += sum(len(value or b"") for value in values)
+            return values
 
-    def parts(chunk: Any, client: Any) -> Any:
-        values = ranges(chunk, client)
-        num_bytes["ranges"] += sum(len(value or b"") for value in values.values())
-        return values
-
-    monkeypatch.setattr(fetch, "_mget", whole)
-    monkeypatch.setattr(fetch, "_ranges", parts)
+        monkeypatch.setattr(PayloadRedis, verb, counted)
     return num_bytes
 
 

@@ -14,10 +14,10 @@ import pytest
 import redis
 
 from consumers import subscriber
-from consumers.batch import fetch
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, OwnershipLost, ProtocolError, PublishError, WaitTimeout
+from penstock.payloads.redis_store import PayloadRedis
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
@@ -455,15 +455,15 @@ def test_I3_a_trainer_that_lost_its_subscription_changes_nothing(
 
 @pytest.fixture
 def read_keys(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Payload keys of every MGET of this process's trainers."""
+    """Payload keys that this process's trainers read together."""
     asked: list[list[str]] = []
-    mget = fetch._mget
+    read = PayloadRedis.read
 
-    def count(names: list[str], client: Any) -> list[bytes | None]:
+    def count(store: PayloadRedis, names: list[str]) -> list[bytes | None]:
         asked.append(names)
-        return mget(names, client)
+        return read(store, names)
 
-    monkeypatch.setattr(fetch, "_mget", count)
+    monkeypatch.setattr(PayloadRedis, "read", count)
     return asked
 
 

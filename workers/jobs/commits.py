@@ -21,8 +21,8 @@ from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Call, Committed
 from penstock.protocol.waits import MOMENT_S, Waiting
-from penstock.redis.control import AsyncControl, Client
-from workers.jobs.payload_stores import PayloadStores, answers_of
+from penstock.redis.control import AsyncControl, Client, raise_passing
+from workers.jobs.payload_stores import PayloadStores
 from workers.jobs.write import Write
 
 log = logging.getLogger(__name__)
@@ -177,9 +177,10 @@ class Commits:
             return
         rest = iter(answers)
         for write in writes:
-            # Each is looked at: what is not for want of room is an error.
-            full = [_found_no_room(answer, "payload") for answer in islice(rest, len(write.payloads[server]))]
-            if not any(full):
+            refusals = [refusal for refusal in islice(rest, len(write.payloads[server])) if refusal is not None]
+            for refusal in refusals:
+                _tell_kept(refusal)
+            if not refusals:
                 del write.payloads[server]
 
     async def _commit(self, writes: list[Write]) -> list[Write]:
@@ -194,7 +195,7 @@ class Commits:
         answers = await self._control.do(lambda client: _call_all(client, calls))
         refused = []
         for call, answer, together in zip(calls, answers, leases.values(), strict=True):
-            if _found_no_room(answer, "commit"):
+            if _found_no_room(answer):
                 refused += together
                 continue
             for write in together:
@@ -226,19 +227,19 @@ async def _call_all(client: Client, calls: Sequence[Call[Any]]) -> list[Any]:
         pipe = client.pipeline(transaction=False)
         for call in calls:
             pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.args)
-        answers = answers_of(await pipe.execute(raise_on_error=False))
+        answers = raise_passing(await pipe.execute(raise_on_error=False))
         if not any(isinstance(answer, NoScriptError) for answer in answers):
             return answers
         await client.script_load(calls[0].script.text)
 
 
-def _found_no_room(answer: Any, verb: str) -> bool:
-    if not isinstance(answer, Exception):
-        return False
-    translated = answer if isinstance(answer, QueueFull) else scripts.translate(answer, verb)
-    if isinstance(translated, QueueFull):
-        log.warning("a finished sample is kept here: %s", translated)
+def _found_no_room(answer: Any) -> bool:
+    refusal = scripts.translate(answer, "commit") if isinstance(answer, Exception) else None
+    if isinstance(refusal, QueueFull):
+        _tell_kept(refusal)
         return True
-    if verb == "payload":
-        raise answer
     return False
+
+
+def _tell_kept(refusal: QueueFull) -> None:
+    log.warning("a finished sample is kept here: %s", refusal)

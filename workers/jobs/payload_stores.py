@@ -5,28 +5,23 @@ live, answers, has room ──> written to
   └ full: its share waits
 """
 
-import asyncio
 import hashlib
 import logging
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from penstock.config import RedisConfig
 from penstock.config.load import redact
-from penstock.errors import QueueUnavailable
+from penstock.errors import QueueFull, QueueUnavailable
 from penstock.payloads import servers as payload_servers
-from penstock.payloads.folder import PayloadFolder
+from penstock.payloads.async_store import AsyncPayloadRedis, AsyncPayloadStore, open_async_store
 from penstock.protocol.keys import CONTROL, Keys
-from penstock.redis.control import PASSING, AsyncControl, Client
-from penstock.redis.refusals import passing
+from penstock.redis.control import AsyncControl
 
 log = logging.getLogger(__name__)
 
 #: How long a look at a server's memory holds.
 LOOK_S = 1.0
-#: Share of maxmemory above which nothing is written: the buffer and the trainers need the rest to make room.
-FULL = 0.85
 #: How long a payload server may stay silent before samples go to another one; it is asked again after a pause, which
 #: doubles.
 SILENT_S, AWAY_S, LONGEST_AWAY_S = 2.0, 2.0, 60.0
@@ -45,11 +40,11 @@ class PayloadStores:
         self._keys = keys
         self._control = control
         self._ttl_s = ttl_s
-        self._servers = {name: _connect(url) for name, url in config.payload_servers.items()}
+        self._servers = {name: _open(url) for name, url in config.payload_servers.items()}
         #: Those that are written to now.
         self.names = list(self._servers) or [CONTROL]
-        self._servers[CONTROL] = control
-        self._memory = {name: _Memory(server) for name, server in self._servers.items()}
+        self._servers[CONTROL] = AsyncPayloadRedis(control)
+        self._room = {name: _Room(server) for name, server in self._servers.items()}
         #: Servers that do not answer -> (not asked before then (monotonic), pause after that).
         self._away: dict[str, tuple[float, float]] = {}
         self._directory = payload_servers.Directory(rev=-1)
@@ -66,8 +61,8 @@ class PayloadStores:
         directory = payload_servers.parse(raw)
         for name in directory.live:
             if name not in self._servers:
-                self._servers[name] = _connect(directory.url(name, self._config))
-                self._memory[name] = _Memory(self._servers[name])
+                self._servers[name] = _open(directory.url(name, self._config))
+                self._room[name] = _Room(self._servers[name])
         names = directory.live or [CONTROL]
         if names != sorted(self.names):
             log.info("payloads go to %s from now on", ", ".join(names))
@@ -95,20 +90,20 @@ class PayloadStores:
         if self.is_away(server):
             return True
         try:
-            return await self._memory[server].is_full()
+            return await self._room[server].is_full()
         except QueueUnavailable as exc:
             if server == CONTROL:
                 raise
             self._set_aside(server, exc)
             return True
 
-    async def put(self, server: str, pairs: Sequence[tuple[str, bytes]]) -> list[Any] | None:
-        """Write (key, bytes) where there is no such key; what the server answers to each, its errors included.
+    async def put(self, server: str, pairs: Sequence[tuple[str, bytes]]) -> list[QueueFull | None] | None:
+        """Write (key, bytes) where there is no such key: for each None, or that it found no room.
 
-        None: it does not answer, and is set aside. The control Redis is waited for.
+        None instead of all: it does not answer, and is set aside. The control Redis is waited for.
         """
         try:
-            answers = await self._servers[server].do(lambda client: _put_all(client, pairs, self._ttl_s))
+            answers = await self._servers[server].put(pairs, self._ttl_s)
         except QueueUnavailable as exc:
             if server == CONTROL:
                 raise
@@ -139,58 +134,24 @@ def choose_server(sample_id: str, servers: Sequence[str]) -> str:
     return max(servers, key=lambda name: hashlib.blake2b(f"{name}\0{sample_id}".encode(), digest_size=8).digest())
 
 
-def answers_of(answers: list[Any]) -> list[Any]:
-    """``answers`` of a pipeline; raises the one by which a server that loads or takes no writes refuses them all.
-
-    That passes, and all is sent again.
-    """
-    for answer in answers:
-        if isinstance(answer, PASSING):
-            raise answer
-        if (refusal := passing(answer)) is not None:
-            raise refusal
-    return answers
-
-
-def _connect(url: str) -> AsyncControl:
+def _open(url: str) -> AsyncPayloadStore:
     """A payload server, which others may stand in for."""
-    return AsyncControl(url, patience_s=SILENT_S)
+    return open_async_store(url, patience_s=SILENT_S)
 
 
-class _Memory:
+class _Room:
     """Whether a server has room, looked up at most once per ``LOOK_S``."""
 
-    def __init__(self, control: AsyncControl) -> None:
-        self._control = control
+    def __init__(self, store: AsyncPayloadStore) -> None:
+        self._store = store
         self._looked = 0.0
         self._full = False
 
     async def is_full(self) -> bool:
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
-            full = await self._control.do(_has_no_room)
+            full = await self._store.is_full()
             if full and not self._full:
-                log.warning("finished samples are kept here: %s has no room for them", redact(self._control.url))
+                log.warning("finished samples are kept here: %s has no room for them", redact(self._store.url))
             self._full, self._looked = full, now
         return self._full
-
-
-async def _has_no_room(client: Client) -> bool:
-    if isinstance(client, PayloadFolder):
-        return await asyncio.to_thread(client.is_full)
-    info = await client.info("memory")
-    return bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]
-
-
-async def _put_all(client: Client, pairs: Sequence[tuple[str, bytes]], ttl_s: int) -> list[Any]:
-    """- -> written: SET NX EX of each; an error of one stands in its place.
-
-    In a folder: a file of each. On a server no script: a plain SET keeps the very bytes that came in, a script copies
-    them twice. The key carries the lease's token, so saying it twice writes the same bytes, or nothing.
-    """
-    if isinstance(client, PayloadFolder):
-        return list(await asyncio.to_thread(client.put, pairs))
-    pipe = client.pipeline(transaction=False)
-    for key, data in pairs:
-        pipe.set(key, data, nx=True, ex=ttl_s)
-    return answers_of(await pipe.execute(raise_on_error=False))

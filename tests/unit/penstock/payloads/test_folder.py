@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as NoAnswer
 
-from consumers.batch.fetch import PayloadReader
-from penstock.config import RedisConfig
 from penstock.errors import ConfigError, QueueFull
 from penstock.payloads.folder import MARK, PARTS, PayloadFolder
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.manifest import Row
 
 KEYS = Keys("run")
 NAME = KEYS.payload("d a/0/7/3", "t.1")
@@ -31,30 +28,16 @@ def files(folder: PayloadFolder) -> list[Path]:
     return sorted(path for path in folder.path.rglob("*") if path.is_file() and path.name != MARK)
 
 
-def test_a_payload_is_written_kept_read_and_freed(folder: PayloadFolder, tmp_path: Path) -> None:
+def test_a_payload_is_a_file_that_nobody_else_reads_and_its_bytes_go(folder: PayloadFolder, tmp_path: Path) -> None:
     assert folder.path == tmp_path / "a folder"
     assert folder.put([(NAME, b"abcdef")]) == [None]
-    assert list(folder.names(KEYS.prefix)) == [(NAME, False)]
-    assert folder.read(NAME) == b"abcdef", "it may be read before the leader has seen it"
-    assert folder.keep([NAME, KEYS.payload("d/0/8/0", "t")]) == [True, False]
-    assert folder.keep([NAME]) == [True], "again"
-    assert list(folder.names(KEYS.prefix)) == [(NAME, True)]
-    assert (folder.read(NAME, 2, 3), folder.read(NAME, 6, 3)) == (b"cde", b"")
-    assert files(folder)[0].stat().st_mode & 0o777 == 0o600
-    folder.unlink(NAME, NAME)
-    assert folder.read(NAME) is None
+    (file,) = files(folder)
+    assert file.stat().st_mode & 0o777 == 0o600
+    folder.keep([NAME])
+    folder.unlink([NAME])
     folder.close()
     assert files(folder) == []
-
-
-def test_I3_another_leases_bytes_are_another_file(folder: PayloadFolder) -> None:
-    late = KEYS.payload("d/0/7/3", "t.2")
-    folder.put([(NAME, b"mine")])
-    folder.keep([NAME])
-    folder.put([(late, b"late"), (NAME, b"mine")])
-    assert (folder.read(NAME), folder.read(late)) == (b"mine", b"late")
-    folder.unlink(NAME)
-    assert folder.read(NAME) is None, "nothing is left of what was said twice"
+    assert not folder.is_full()
 
 
 def test_I4_what_is_not_whole_is_not_there(folder: PayloadFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,14 +97,14 @@ def test_a_full_folder_is_told_from_one_that_does_not_answer(
     assert sorted(folder.names(KEYS.prefix)) == [(names[0], False), (names[2], False)]
 
 
-@pytest.mark.parametrize("look", [lambda folder: folder.keep([NAME]), lambda folder: folder.read(NAME)])
+@pytest.mark.parametrize("look", [lambda folder: folder.keep([NAME]), lambda folder: folder.read([NAME])])
 def test_a_machine_that_was_given_another_folder_says_so(
     folder: PayloadFolder, look: Callable[[PayloadFolder], Any]
 ) -> None:
     with pytest.raises(ConfigError, match=r"but here that folder has no run: give it to this machine too"):
         look(folder)
     folder.put([(KEYS.payload("d/0/1/0", "t"), b"x")])
-    assert not look(folder) or look(folder) == [False], "one payload that is gone is that, and no more"
+    assert look(folder) in ([False], [None]), "one payload that is gone is that, and no more"
 
 
 def test_a_reader_never_misses_a_payload_that_is_being_kept(folder: PayloadFolder) -> None:
@@ -131,45 +114,9 @@ def test_a_reader_never_misses_a_payload_that_is_being_kept(folder: PayloadFolde
     keeper.start()
     try:
         for name in names:
-            assert folder.read(name) == b"x"
+            assert folder.read([name]) == [b"x"]
     finally:
         keeper.join()
-
-
-def test_a_rank_reads_only_its_ranges_of_a_shared_file(folder: PayloadFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.redis.connect.connect", lambda url, **_: None)
-    monkeypatch.setattr("penstock.redis.connect.ask", lambda client, url: None)
-    reader = PayloadReader(RedisConfig(url="redis://h:1", payload_servers={"f": folder.url}))
-    rows = [
-        Row("d/0/7", k, "t", "f", 0, 2, 1, 0, 1, 1, 1, 1, 1, 0.0, "completed", shared=[0, 2 * k, 6]) for k in range(3)
-    ]
-    folder.put([(KEYS.payload("d/0/7/0", "t"), b"aabbcc")])
-    assert {k: bytes(v or b"") for k, v in reader.read(KEYS, rows).items()} == {
-        "d/0/7/0": b"aa", "d/0/7/1": b"bb", "d/0/7/2": b"cc",
-    }  # fmt: skip
-    assert reader.read(KEYS, rows[1:2]) == {"d/0/7/1": b"bb"}
-    folder.unlink(KEYS.payload("d/0/7/0", "t"))
-    assert list(reader.read(KEYS, rows).values()) == [None] * 3
-    assert reader.read(KEYS, rows[1:2]) == {"d/0/7/1": None}
-    assert (reader.column_home("f"), reader.column_home("control")) == ("control", "control")
-
-
-def test_a_runs_files_are_deleted_and_no_other_runs(folder: PayloadFolder) -> None:
-    other = Keys("other")
-    folder.put([(NAME, b"x"), (KEYS.payload("d/0/1/0", "t"), b"x"), (other.payload("d/0/1/0", "t"), b"x")])
-    assert folder.delete(KEYS.prefix) == 2
-    assert list(folder.names(KEYS.prefix)) == []
-    assert len(list(folder.names(other.prefix))) == 1
-    used, total = folder.usage()
-    assert 0 < used < total
-    assert not folder.is_full()
-    folder.close()
-
-
-@pytest.mark.parametrize("url", ["file://relative/folder", "file:///proc/nowhere"])
-def test_a_folder_that_is_not_to_be_had_is_a_sentence(url: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be made or read"):
-        PayloadFolder(url)
 
 
 def test_a_folder_of_somebody_elses_files_takes_no_payload_and_loses_nothing(folder: PayloadFolder) -> None:

@@ -1,0 +1,125 @@
+"""A worker's side of the places where payloads lie: written there, and gone after a time unless somebody keeps them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from penstock.addresses import is_folder
+from penstock.errors import QueueFull
+from penstock.payloads.folder import PayloadFolder
+from penstock.redis.call import translate
+from penstock.redis.control import AsyncControl, Client, raise_passing, until_answered_async
+
+#: Share of maxmemory above which nothing is written: the buffer and the trainers need the rest to make room.
+FULL = 0.85
+
+T = TypeVar("T")
+Pairs = Sequence[tuple[str, bytes]]
+
+
+class AsyncPayloadStore(Protocol):
+    """One place to write payloads to; a silent one is waited for, for as long as it was opened with.
+
+    All of them raise QueueUnavailable when that time is over.
+    """
+
+    @property
+    def url(self) -> str:
+        """Its address, which may hold a password."""
+
+    async def put(self, pairs: Pairs, ttl_s: int) -> list[QueueFull | None]:
+        """Write (key, bytes) that nobody has committed yet; again with the same: nothing changes.
+
+        Args:
+            ttl_s: they are gone after so long, unless they are kept.
+
+        Returns:
+            None for each that is written, QueueFull for each that found no room.
+        """
+
+    async def is_full(self) -> bool:
+        """Is there hardly any room left?"""
+
+    async def close(self) -> None:
+        """Close the connection; what was written is safe."""
+
+
+class AsyncPayloadRedis:
+    """Writes to a Redis; see ``AsyncPayloadStore``.
+
+    Args:
+        control: the connection; its patience is this writer's.
+    """
+
+    def __init__(self, control: AsyncControl) -> None:
+        self._control = control
+        self.url = control.url
+
+    async def put(self, pairs: Pairs, ttl_s: int) -> list[QueueFull | None]:
+        return await self._control.do(partial(_put_all, pairs, ttl_s))
+
+    async def is_full(self) -> bool:
+        return await self._control.do(_has_no_room)
+
+    async def close(self) -> None:
+        await self._control.close()
+
+
+async def _put_all(pairs: Pairs, ttl_s: int, client: Client) -> list[QueueFull | None]:
+    """- -> written: SET NX EX of each.
+
+    No script: a plain SET keeps the very bytes that came in, a script copies them twice. The key carries the lease's
+    token, so saying it twice writes the same bytes, or nothing.
+    """
+    pipe = client.pipeline(transaction=False)
+    for key, data in pairs:
+        pipe.set(key, data, nx=True, ex=ttl_s)
+    return [_refusal(answer) for answer in raise_passing(await pipe.execute(raise_on_error=False))]
+
+
+def _refusal(answer: object) -> QueueFull | None:
+    """Why it was not written, for want of room; any other error is raised."""
+    if not isinstance(answer, Exception):
+        return None
+    translated = translate(answer, "payload")
+    if isinstance(translated, QueueFull):
+        return translated
+    raise answer
+
+
+async def _has_no_room(client: Client) -> bool:
+    info = await client.info("memory")
+    return bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]
+
+
+class AsyncPayloadFolder:
+    """Writes to a folder, in threads; see ``AsyncPayloadStore``. The leader removes what expires (``expire``)."""
+
+    def __init__(self, folder: PayloadFolder, patience_s: float) -> None:
+        self._folder = folder
+        self._patience_s = patience_s
+        self.url = folder.url
+
+    async def put(self, pairs: Pairs, ttl_s: int) -> list[QueueFull | None]:
+        return await self._do(partial(asyncio.to_thread, self._folder.put, pairs))
+
+    async def is_full(self) -> bool:
+        return await self._do(partial(asyncio.to_thread, self._folder.is_full))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._folder.close)
+
+    async def _do(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await until_answered_async(work, self.url, patience_s=self._patience_s)
+
+
+def open_async_store(url: str, *, patience_s: float) -> AsyncPayloadStore:
+    """The store at an address, to be written to; nobody is asked yet.
+
+    Raises:
+        ConfigError: the address cannot be read, or its folder cannot be made.
+    """
+    if is_folder(url):
+        return AsyncPayloadFolder(PayloadFolder(url), patience_s)
+    return AsyncPayloadRedis(AsyncControl(url, patience_s=patience_s))

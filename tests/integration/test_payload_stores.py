@@ -1,0 +1,234 @@
+"""What every store of payloads does, whatever is behind it: a Redis of its own, or a folder."""
+
+import contextlib
+import errno
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from consumers.batch.fetch import PayloadReader
+from penstock.config import RedisConfig
+from penstock.errors import ConfigError, QueueFull, QueueUnavailable
+from penstock.payloads import servers as payload_servers
+from penstock.payloads.async_store import AsyncPayloadStore, open_async_store
+from penstock.payloads.store import PayloadStore, open_store
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.manifest import Row
+from penstock.protocol.scripts import run
+from penstock.redis.connect import connect
+from penstock.redis.control import PASSING
+from penstock.redis.server import RedisServer
+from tests.integration import play
+from tests.integration.parts import until
+
+
+@dataclass
+class Place:
+    """One store, and what is done to it from outside."""
+
+    store: PayloadStore
+    writer: AsyncPayloadStore
+    #: Leaves no room for what is written from now on.
+    fill: Callable[[], object]
+    #: Takes it away.
+    kill: Callable[[], object]
+
+    async def put(self, *pairs: tuple[str, bytes], ttl_s: int = 600) -> list[QueueFull | None]:
+        return await self.writer.put(pairs, ttl_s)
+
+
+@contextlib.contextmanager
+def a_redis(path: Path) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
+    server = RedisServer(path)
+    with connect(server.start()) as client:
+        yield server.url, lambda: client.config_set("maxmemory", 1), server.kill
+    server.stop()
+
+
+@contextlib.contextmanager
+def a_folder(path: Path) -> Iterator[tuple[str, Callable[[], object], Callable[[], object]]]:
+    def full(file: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def kill() -> None:
+        path.rename(path.with_suffix(".gone"))
+        path.touch()
+
+    with pytest.MonkeyPatch.context() as patch:
+        yield f"file://{path}", lambda: patch.setattr(os, "write", full), kill
+
+
+@pytest.fixture(params=[a_redis, a_folder])
+async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+    with request.param(tmp_path / "a place") as (url, fill, kill):
+        made = Place(open_store(url), open_async_store(url, patience_s=0), fill, kill)
+        yield made
+        await made.writer.close()
+        made.store.close()
+
+
+@pytest.fixture
+def store(place: Place) -> PayloadStore:
+    return place.store
+
+
+def payload(keys: Keys, i: int, token: str = "t.1") -> str:
+    return keys.payload(f"d a/0/{i}/3", token)
+
+
+async def test_a_payload_is_written_kept_read_and_freed(place: Place, store: PayloadStore, keys: Keys) -> None:
+    store.check()
+    store.ping()
+    for _ in range(2):
+        store.claim(keys.prefix)
+    one, other = payload(keys, 7), payload(keys, 8)
+    assert await place.put((one, b"abcdef"), (other, b"x")) == [None, None]
+    assert sorted(store.names(keys.prefix)) == [(one, False), (other, False)]
+    assert store.read([one]) == [b"abcdef"], "it may be read before the leader has seen it"
+    for _ in range(2):
+        assert store.keep([one, payload(keys, 9)]) == [True, False]
+    assert sorted(store.names(keys.prefix)) == [(one, True), (other, False)]
+    assert store.read([other, payload(keys, 9), one]) == [b"x", None, b"abcdef"]
+    for _ in range(2):
+        store.unlink([one, one])
+    assert store.read([one, other]) == [None, b"x"]
+    assert list(store.names(keys.prefix)) == [(other, False)]
+
+
+async def test_a_range_that_is_not_there_is_told_from_one_that_is(
+    place: Place, store: PayloadStore, keys: Keys
+) -> None:
+    await place.put((payload(keys, 0), b"abcdef"))
+    wanted = [(payload(keys, 0), 2, 3), (payload(keys, 0), 0, 6), (payload(keys, 0), 6, 3), (payload(keys, 1), 0, 3)]
+    assert store.read_ranges(wanted) == [b"cde", b"abcdef", None, None]
+
+
+async def test_I3_what_is_said_twice_is_there_once_and_another_leases_bytes_are_another_payload(
+    place: Place, store: PayloadStore, keys: Keys
+) -> None:
+    mine, late = payload(keys, 7), payload(keys, 7, "t.2")
+    await place.put((mine, b"mine"))
+    store.keep([mine])
+    await place.put((late, b"late"), (mine, b"mine"))
+    assert store.read([mine, late]) == [b"mine", b"late"]
+    assert store.keep([mine]) == [True]
+    store.unlink([mine])
+    assert store.read([mine, late]) == [None, b"late"], "nothing is left of what was said twice"
+
+
+async def test_what_nobody_keeps_in_time_is_gone(place: Place, store: PayloadStore, keys: Keys) -> None:
+    kept, forgotten = payload(keys, 0), payload(keys, 1)
+    await place.put((kept, b"x"), (forgotten, b"x"), ttl_s=1)
+    store.keep([kept])
+
+    def left() -> list[tuple[str, bool]]:
+        store.expire(keys.prefix, 1.0)
+        return list(store.names(keys.prefix))
+
+    until(lambda: left() == [(kept, True)], "what is not kept to expire")
+    assert store.read([kept, forgotten]) == [b"x", None]
+
+
+async def test_a_run_is_deleted_and_no_other(place: Place, store: PayloadStore, keys: Keys) -> None:
+    longer = Keys(f"{keys.run}2")
+    await place.put((payload(keys, 0), b"x"), (payload(keys, 1), b"x"), (payload(longer, 0), b"x"))
+    store.keep([payload(keys, 0)])
+    assert store.delete(keys.prefix) == 2
+    assert store.delete(keys.prefix) == 0
+    assert list(store.names(keys.prefix)) == []
+    assert store.read([payload(longer, 0)]) == [b"x"]
+    used, total = store.usage()
+    assert used > 0
+    assert total == 0 or total > used
+
+
+async def test_a_full_store_refuses_what_finds_no_room_and_keeps_the_rest(
+    place: Place, store: PayloadStore, keys: Keys
+) -> None:
+    await place.put((payload(keys, 0), b"x"))
+    place.fill()
+    refused = await place.put((payload(keys, 1), b"x"), (payload(keys, 2), b"x"))
+    assert [type(refusal) for refusal in refused] == [QueueFull, QueueFull]
+    assert store.keep([payload(keys, 0), payload(keys, 1)]) == [True, False]
+    store.unlink([payload(keys, 0)])
+    assert list(store.names(keys.prefix)) == []
+
+
+async def test_I8_a_store_that_does_not_answer_passes(place: Place, store: PayloadStore, keys: Keys) -> None:
+    await place.put((payload(keys, 0), b"x"))
+    place.kill()
+    looks: list[Callable[[], object]] = [
+        lambda: store.keep([payload(keys, 0)]),
+        lambda: store.read([payload(keys, 0)]),
+        lambda: store.read_ranges([(payload(keys, 0), 0, 1)]),
+        lambda: store.unlink([payload(keys, 0)]),
+    ]
+    for look in looks:
+        with pytest.raises(PASSING):
+            look()
+    with pytest.raises(QueueUnavailable):
+        await place.put((payload(keys, 1), b"x"))
+
+
+@pytest.mark.parametrize("url", ["http://h:1", "file://relative/folder", "file:///proc/nowhere"])
+def test_an_address_that_cannot_be_is_a_sentence(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be (made or )?read"):
+        open_store(url)
+
+
+async def test_a_rank_reads_only_its_ranges_of_a_shared_key(
+    redis_server: RedisServer, place: Place, store: PayloadStore, keys: Keys
+) -> None:
+    reader = PayloadReader(RedisConfig(url=redis_server.url, payload_servers={"p": store.url}))
+    rows = [
+        Row("d/0/7", k, "t", "p", 0, 2, 1, 0, 1, 1, 1, 1, 1, 0.0, "completed", shared=[0, 2 * k, 6]) for k in range(3)
+    ]
+    shared = keys.payload("d/0/7/0", "t")
+    await place.put((shared, b"aabbcc"))
+    assert {k: bytes(v or b"") for k, v in reader.read(keys, rows).items()} == {
+        "d/0/7/0": b"aa", "d/0/7/1": b"bb", "d/0/7/2": b"cc",
+    }  # fmt: skip
+    assert reader.read(keys, rows[1:2]) == {"d/0/7/1": b"bb"}
+    store.unlink([shared])
+    assert list(reader.read(keys, rows).values()) == [None] * 3
+    assert reader.read(keys, rows[1:2]) == {"d/0/7/1": None}
+    assert reader.column_home("p") == ("p" if store.columns is not None else "control")
+    assert reader.column_home("control") == "control"
+    reader.close()
+
+
+async def test_a_drain_ends_when_nobody_writes_there_and_nothing_is_left_that_anybody_reads(
+    client: redis.Redis, place: Place, store: PayloadStore, keys: Keys
+) -> None:
+    payload_servers.add(client, keys, "p1", store.url)
+    server = payload_servers.set_state(client, keys, "p1", "draining")
+    play.admit(client, keys, [play.job(i) for i in range(2)])
+    held, other = play.lease(client, keys, most=2)
+    now = float(client.time()[0])
+    client.hset(keys.workers, "unaware", pack({"at": now, "servers_rev": server.rev - 1}))
+    client.hset(keys.workers, "aware", pack({"at": now, "servers_rev": server.rev}))
+    client.hset(keys.workers, "gone", pack({"at": now - 60}))
+    # One that is kept, one on its way to its commit, one of a lease that was lost, and what is no payload.
+    kept, going = keys.payload("d/0/9/0", "t"), keys.payload(f"{held.job}/0", held.token)
+    lost = [keys.payload(f"{other.job}/0", "lost"), keys.side(f"{other.job}/0", "lost", "experts")]
+    await place.put(*[(name, b"x") for name in (kept, going, *lost)])
+    store.keep([kept])
+    seen = payload_servers.drain(client, store, keys, server)
+    assert (seen.left, seen.orphans, seen.writers) == (2, 2, ["unaware"])
+    assert seen.words() == "workers unaware to stop writing there and 2 payloads to be trained and freed"
+    play.commit(client, keys, held, [0])
+    assert payload_servers.drain(client, store, keys, server).left == 2, "committed, and not made permanent yet"
+    store.unlink([kept, going])
+    client.hdel(keys.workers, "unaware")
+    assert payload_servers.drain(client, store, keys, server).done
+    await place.put((going, b"x"))
+    run(client, scripts.fail(keys, held.job, held.token, "w1", reason="r", detail="", max_attempts=0, retry_ms=1))
+    seen = payload_servers.drain(client, store, keys, server)
+    assert seen.words().endswith("(1 of them of buried jobs: requeue or cancel these)")
