@@ -30,6 +30,7 @@ from penstock.protocol.scripts import Admission, ensure_lanes
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Client, Control
+from penstock.redis.memory import is_full
 from penstock.weights.tokenizer import read_tokenizer
 from producer.dataset import Dataset, Mixture, Template, check_overlap
 
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 CHUNK = 128
 #: Longest sleep on the gate.
 GATE_S = 0.5
-#: Share of maxmemory above which nothing is admitted.
-FULL = 0.85
 
 
 class Producer:
@@ -56,7 +55,7 @@ class Producer:
         self._evals = [Dataset(one, template) for one in config.data.eval]
         _check_names([*train, *self._evals])
         check_overlap(train, self._evals)
-        self._source = Mixture(train, config.seed)
+        self.source = Mixture(train, config.seed)
         self._stop = threading.Event()
         self._control = Control(config.redis.url, stopped=self._stop.is_set)
         self._gate: Client = connect_blocking(config.redis.url, GATE_S)
@@ -64,7 +63,7 @@ class Producer:
         self._attendance = Attendance(self._control.client, self._keys, "producer")
         epochs = config.data.epochs
         #: Position behind the last prompt; None: there is none.
-        self._end = None if epochs is None else epochs * len(self._source)
+        self._end = None if epochs is None else epochs * len(self.source)
         self._version_field = scripts.version_field(config.model.name)
 
     def stop(self) -> None:
@@ -141,7 +140,7 @@ class Producer:
         )
 
     def _job_at(self, position: int) -> Job:
-        dataset, epoch, prompt = self._source.at(position)
+        dataset, epoch, prompt = self.source.at(position)
         return dataset.job(prompt, epoch, n=self._config.rollout.n, lane="train", sampling={})
 
     def _driving(self) -> tuple[int, list[list[str]]]:
@@ -172,7 +171,7 @@ class Producer:
         state = self._control.do(lambda client: client.hgetall(self._keys.source))
         last, begun = int(state.get(b"evaluated", 0)), int(state.get(b"evaluating", 0))
         if begun <= last:
-            wanted = self._wanted(version, last)
+            wanted = self.to_evaluate(version, last)
             if wanted is None:
                 return
             begun = self._control.call(scripts.swap(self._keys, "evaluating", begun, wanted))
@@ -180,7 +179,7 @@ class Producer:
         self._admit_eval(begun)
         self._control.call(scripts.swap(self._keys, "evaluated", last, begun))
 
-    def _wanted(self, version: int, last: int) -> int | None:
+    def to_evaluate(self, version: int, last: int) -> int | None:
         """The version to be evaluated next, if one is due: ``last`` was the one before, ``version`` is the newest."""
         final = int(self._control.do(lambda client: client.hget(self._keys.clock, "final")) or 0)
         if final > last:
@@ -244,24 +243,23 @@ class Producer:
             position = self._position("train")
             raise ConfigError(
                 f"data.epochs is {self._config.data.epochs}, but {position} prompts are admitted already, of "
-                f"{len(self._source)} in each pass: set it to {-(-position // len(self._source))} or more."
+                f"{len(self.source)} in each pass: set it to {-(-position // len(self.source))} or more."
             )
 
     def _check_source(self) -> None:
         """The prompts must be those that the position was counted in."""
-        mine = self._source.fingerprint(self._evals)
-        sizes = {"epoch_lines": len(self._source), "eval_jobs": sum(map(len, self._evals))}
+        mine = self.source.fingerprint(self._evals)
+        sizes = {"epoch_lines": len(self.source), "eval_jobs": sum(map(len, self._evals))}
         if self._control.call(scripts.identify(self._keys, mine, sizes)) != mine:
             raise ConfigError(
                 f"Run {self._config.run!r} was started with other prompts (or another seed or order): its position "
                 "would mean other jobs. Bring the files back, or start a run with another name."
             )
-        lengths = ",".join(f"{d.config.name}:{len(d)}" for d in self._source.datasets)
-        log.info("prompts: %s (%d per epoch)", lengths, len(self._source))
+        lengths = ",".join(f"{d.config.name}:{len(d)}" for d in self.source.datasets)
+        log.info("prompts: %s (%d per epoch)", lengths, len(self.source))
 
     def _is_full(self) -> bool:
-        info = self._control.do(lambda client: client.info("memory"))
-        return bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]
+        return is_full(self._control.do(lambda client: client.info("memory")))
 
 
 def _hmget(client: Client, key: str, fields: Sequence[str]) -> list[bytes | None]:

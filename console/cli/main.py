@@ -174,7 +174,7 @@ app.add_typer(fleet_app, name="fleet")
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of ``penstock``; always ends by SystemExit with the exit codes above."""
     try:
-        code = _run(arguments)
+        code = execute(arguments)
         flush()
     except BrokenPipeError:
         code = EXIT_PIPE
@@ -183,7 +183,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def _run(arguments: list[str] | None) -> int:
+def execute(arguments: list[str] | None) -> int:
+    """Run one command line; its exit code, errors printed."""
     try:
         return int(app(arguments, prog_name="penstock", standalone_mode=False) or 0)
     except typer.Abort:

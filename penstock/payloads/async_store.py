@@ -10,9 +10,7 @@ from penstock.errors import QueueFull
 from penstock.payloads.folder import PayloadFolder
 from penstock.redis.call import translate
 from penstock.redis.control import AsyncControl, Client, raise_passing, until_answered_async
-
-#: Share of maxmemory above which nothing is written: the buffer and the trainers need the rest to make room.
-FULL = 0.85
+from penstock.redis.memory import is_full
 
 T = TypeVar("T")
 Pairs = Sequence[tuple[str, bytes]]
@@ -90,7 +88,7 @@ def _refusal(answer: object) -> QueueFull | None:
 
 async def _has_no_room(client: Client) -> bool:
     info = await client.info("memory")
-    return bool(info["maxmemory"]) and info["used_memory"] > FULL * info["maxmemory"]
+    return is_full(info)
 
 
 class AsyncPayloadFolder:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from console.cli.main import _run
+from console.cli.main import execute
 from consumers.trainer import Trainer
 from penstock.config import ModelConfig
 from penstock.payloads import servers as payload_servers
@@ -83,7 +83,7 @@ def test_I4_I8_a_dead_payload_server_holds_back_its_own_groups_until_it_is_lost(
             held = re.compile(r"payload server p1 to answer: [1-9]\d* groups are held back")
             until(lambda: held.search(str(waits(run_.client, run_.keys))), "the wait to be told", 120)
             if not patience:
-                assert _run(["why", *target]) == 0
+                assert execute(["why", *target]) == 0
                 assert "penstock payloads lose p1" in capsys.readouterr().out
             buffer.restart()
             # A batch that was cut before may hold rows of it; who reads them waits, and nobody else.
@@ -91,13 +91,13 @@ def test_I4_I8_a_dead_payload_server_holds_back_its_own_groups_until_it_is_lost(
             parts.assert_alive()
             if not patience:
                 assert lost_in(batches) == 0
-                assert _run(["payloads", "lose", "p1", *target]) == 0
+                assert execute(["payloads", "lose", "p1", *target]) == 0
                 assert "nobody waits for it any more" in capsys.readouterr().out
             until(lambda: "p1" in payload_servers.read(run_.client, run_.keys).lost, "p1 to be lost", 120)
             batches += train(run_, trainer, 8)
             until(lambda: "p1" not in str(waits(run_.client, run_.keys)), "nobody to wait for it", 120)
             parts.assert_alive()
-            assert _run(["payloads", "ls", "--json", *target]) == 0
+            assert execute(["payloads", "ls", "--json", *target]) == 0
             rows = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)}
             assert rows == {"p1": "lost", "p2": "live"}
         assert len(run_.trained) == len(set(run_.trained))

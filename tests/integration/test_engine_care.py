@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from console.cli.main import _run
+from console.cli.main import execute
 from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
@@ -141,7 +141,7 @@ async def test_a_crash_loop_of_starts_is_a_published_state_and_ends_when_the_ope
         assert "not enough memory" in wait
         assert states(client, keys, jobs) == ["queued"]
         for command in (("workers", "ls"), ("status",), ("why",)):
-            assert _run([*command, "--run", keys.run, "--redis", redis_server.url]) == 0
+            assert execute([*command, "--run", keys.run, "--redis", redis_server.url]) == 0
             said[command[0]] = capsys.readouterr().out
         (tmp_path / "mended").touch()
         await until(all_in(client, keys, jobs, "ready"))

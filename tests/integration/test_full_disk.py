@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from console.cli.main import _run
+from console.cli.main import execute
 from consumers.trainer import Trainer
 from penstock.config import ModelConfig
 from penstock.protocol.audit import audit
@@ -65,7 +65,7 @@ def test_I4_I8_a_full_disk_under_redis_is_waited_for_by_every_part_and_by_those_
             training.start()
             for part in started:
                 part.until_says(REFUSED)
-            assert _run(["why", "--run", run_.keys.run, "--redis", server.url]) == 0
+            assert execute(["why", "--run", run_.keys.run, "--redis", server.url]) == 0
             assert "room on the disk of its append-only file" in capsys.readouterr().out
             for part in started:
                 part.restart()

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import redis
 
-from console.cli.main import _run
+from console.cli.main import execute
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
-from penstock.protocol.waits import Waiting
 from penstock.redis.server import RedisServer, write_address
 from tests.integration import play
 
@@ -25,7 +24,7 @@ class Cli:
         self.capsys = capsys
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        code = _run([*arguments, *self.target])
+        code = execute([*arguments, *self.target])
         out, err = self.capsys.readouterr()
         return code, out, err
 
@@ -60,7 +59,7 @@ def cli(
     client.hset(keys.workers, "w1", pack({"name": "w1", "at": now, "engine": "sglang 1", "version": 1, "held": 1}))
     client.hset(keys.workers, "w0", pack({"name": "w0", "at": now - 1000}))
     client.hset(keys.trainers, "actor/0", pack({"name": "actor", "rank": 0, "at": now, "step": 3}))
-    Waiting(client, keys, "producer")._write({"what": "the gate", "since": now - 5, "at": now})
+    client.hset(keys.waits, "producer", pack({"what": "the gate", "since": now - 5, "at": now}))
     return Cli(redis_server.url, keys.run, capsys)
 
 
@@ -227,7 +226,7 @@ def test_a_run_is_found_by_its_folder_and_a_wrong_one_is_a_sentence(
     folder = tmp_path / keys.run
     folder.mkdir()
     write_address(folder, redis_server.url)
-    assert _run(["status", "--directory", str(tmp_path)]) == 0
+    assert execute(["status", "--directory", str(tmp_path)]) == 0
     assert f"run {keys.run}:" in capsys.readouterr().out
     for arguments, says in (
         (["--directory", str(tmp_path / "none")], "There is no run under"),
@@ -235,5 +234,5 @@ def test_a_run_is_found_by_its_folder_and_a_wrong_one_is_a_sentence(
         (["--run", "other", "--redis", redis_server.url], "knows no run 'other'"),
         (["--run", keys.run, "--redis", "redis://127.0.0.1:1/0"], "No Redis answers at redis://127.0.0.1:1/0"),
     ):
-        assert _run(["status", *arguments]) == 2
+        assert execute(["status", *arguments]) == 2
         assert says in capsys.readouterr().err

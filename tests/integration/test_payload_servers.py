@@ -11,7 +11,7 @@ import pytest
 import redis
 import safetensors.torch
 
-from console.cli.main import _run
+from console.cli.main import execute
 from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig, RedisConfig
 from penstock.errors import ProtocolError, WaitTimeout
@@ -121,12 +121,12 @@ async def test_I4_a_server_is_added_and_another_drained_under_load_and_nothing_i
                 await asyncio.to_thread(training.train, trainer, 2)
                 assert training.servers == {"p1": 16}
 
-                assert _run(["payloads", "add", "p2", second.url, *target]) == 0
+                assert execute(["payloads", "add", "p2", second.url, *target]) == 0
                 # Its share by rendezvous hash, from when the worker has seen it.
                 while not training.servers["p2"]:
                     await asyncio.to_thread(training.train, trainer, 1)
 
-                draining = asyncio.create_task(asyncio.to_thread(_run, ["payloads", "drain", "p1", *target]))
+                draining = asyncio.create_task(asyncio.to_thread(execute, ["payloads", "drain", "p1", *target]))
                 while not draining.done():
                     await asyncio.to_thread(training.train, trainer, 1)
                 assert await draining == 0
@@ -138,7 +138,7 @@ async def test_I4_a_server_is_added_and_another_drained_under_load_and_nothing_i
     said = capsys.readouterr().out
     assert "Payload server p1 is empty and may be stopped." in said
     assert len(training.jobs) == len(set(training.jobs))
-    assert _run(["payloads", "ls", "--json", *target]) == 0
+    assert execute(["payloads", "ls", "--json", *target]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert (rows["p1"]["state"], rows["p2"]["state"]) == ("drained", "live")
     assert rows["p2"]["answers"] == "yes"
@@ -168,7 +168,7 @@ def test_mistakes_with_payload_servers_are_sentences(
     target = ["--run", keys.run, "--redis", redis_server.url]
 
     def says(*arguments: str) -> str:
-        assert _run(["payloads", *arguments, *target]) == 2
+        assert execute(["payloads", *arguments, *target]) == 2
         return capsys.readouterr().err
 
     assert "is not the address of a Redis" in says("add", "p1", "http://h:1")

@@ -74,7 +74,7 @@ def test_jobs_are_admitted_in_the_order_of_the_seed_over_several_epochs(
     drive(client, keys, groups=25)
     with running(producer := Producer(with_data(redis_server.url, keys, tmp_path))):
         until(lambda: client.xlen(keys.jobs("train")) == 25)
-    source = producer._source
+    source = producer.source
     wanted = [f"d/{epoch}/{prompt.index}" for _, epoch, prompt in map(source.at, range(25))]
     assert admitted(client, keys) == wanted
     body = Job.from_bytes(client.xrange(keys.jobs("train"))[0][1][b"body"])
@@ -117,7 +117,7 @@ def test_two_producers_at_once_admit_every_job_once_and_one_evaluation(
     with running(first := Producer(config)), running(second := Producer(config)):
         until(lambda: client.xlen(keys.jobs("train")) == 120 and client.xlen(keys.jobs("eval")) == 300)
         assert first is not second
-    source = first._source
+    source = first.source
     wanted = [f"d/{epoch}/{prompt.index}" for _, epoch, prompt in map(source.at, range(120))]
     assert admitted(client, keys) == wanted, "nothing doubled, nothing skipped"
     assert admitted(client, keys, "eval") == [f"e/1/{i}" for i in range(300)], "one version, in order"
@@ -218,14 +218,14 @@ def test_T18_producers_that_saw_different_versions_evaluate_the_one_that_was_beg
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = with_data(redis_server.url, keys, tmp_path, held_out=3)
-    wanted = Producer._wanted
+    wanted = Producer.to_evaluate
 
     def and_another_begins(producer: Producer, version: int, last: int) -> int | None:
         if not last:
             client.hset(keys.source, "evaluating", 1)
         return wanted(producer, version, last)
 
-    monkeypatch.setattr(Producer, "_wanted", and_another_begins)
+    monkeypatch.setattr(Producer, "to_evaluate", and_another_begins)
     drive(client, keys, groups=1, version=2)
     with running(Producer(config)):
         until(lambda: client.hget(keys.source, "evaluated"))

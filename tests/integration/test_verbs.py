@@ -25,7 +25,6 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import run
-from penstock.protocol.waits import Waiting
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import buffering, make_config, publish
@@ -94,12 +93,12 @@ def verb(
             record = {"name": f"worker-{index}", "at": now, "url": url, "engine": "sglang 0.5.20", "version": 1,
                       "state": "running", "held": 1, "running": 2, "slots": 64, "tokens_per_s": 10.5}  # fmt: skip
             client.hset(keys.workers, f"worker-{index}", pack(record))
-        Waiting(client, keys, "producer")._write({"what": "the gate", "since": now - 5, "at": now})
+        client.hset(keys.waits, "producer", pack({"what": "the gate", "since": now - 5, "at": now}))
 
         def say(*arguments: str) -> Said:
             capsys.readouterr()
             # As a user types it: the target may stand anywhere.
-            code = cli._run([*arguments, "--run", keys.run, "--redis", redis_server.url])
+            code = cli.execute([*arguments, "--run", keys.run, "--redis", redis_server.url])
             return (code, *capsys.readouterr())
 
         yield say

@@ -83,7 +83,7 @@ def test_exit_codes(
 
     monkeypatch.setattr(cli, "app", fail)
 
-    assert cli._run([]) == code
+    assert cli.execute([]) == code
     said = capsys.readouterr().err
     assert "hush" not in said
     assert said.count("\n") == (0 if code == 130 else 1)
@@ -132,7 +132,7 @@ def test_a_usage_mistake_is_one_sentence_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    code = cli._run(line.split())
+    code = cli.execute(line.split())
 
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
@@ -171,7 +171,7 @@ def test_a_folder_that_may_not_be_written_is_a_sentence(
 
     monkeypatch.setattr(cli, "app", fail)
 
-    assert cli._run([]) == 2
+    assert cli.execute([]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"penstock: /ro/runs: {os.strerror(errno_)}; let this user write there")
 
@@ -192,7 +192,7 @@ def test_a_pipe_that_broke_inside_is_no_reader_that_left(monkeypatch: pytest.Mon
     monkeypatch.setattr(cli, "app", fail)
 
     with pytest.raises(BrokenPipeError, match="a child's pipe"):
-        cli._run([])
+        cli.execute([])
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

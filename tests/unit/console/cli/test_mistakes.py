@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from console.cli.main import _run
+from console.cli.main import execute
 from console.launch import preflight, trainable
 from penstock.config import Config
 from penstock.config.key_hints import ABSENT, CALLED
@@ -207,7 +207,7 @@ def test_cheap_checks_come_before_slow_ones(
     for slow in ("check_engine", "check_engine_arguments"):
         monkeypatch.setattr(preflight, slow, lambda *_: pytest.fail("a slow check came first"))
 
-    code = _run(["run", "run.yaml", f"--engine.python={tmp_path / 'python'}", setting])
+    code = execute(["run", "run.yaml", f"--engine.python={tmp_path / 'python'}", setting])
 
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
