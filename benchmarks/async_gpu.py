@@ -42,7 +42,7 @@ from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.config.load import save_resolved
 from penstock.errors import WaitTimeout
-from penstock.protocol.records.codec import unpack
+from penstock.protocol.presence import read_workers
 from penstock.redis.control import Control
 
 START_TIMEOUT_S = 400.0
@@ -120,8 +120,8 @@ def await_state(control: Control, trainer: Trainer, name: str, states: set[str],
     """Until a worker shows one of ``states``; WaitTimeout with its log."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        records = [unpack(raw, "worker") for raw in control.client.hvals(trainer.keys.workers)]
-        if any(one["name"].startswith(f"{name}.") and one["state"] in states for one in records):
+        workers = read_workers(control.client, trainer.keys)
+        if any(worker.started_as == name and worker.state in states for worker in workers):
             return
         time.sleep(0.1)
     raise WaitTimeout(f"Worker {name} did not come: {(logs / f'{name}.log').read_text(errors='replace')[-3000:]}")

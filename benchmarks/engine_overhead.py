@@ -32,7 +32,7 @@ from benchmarks.random_model import Shape
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import WaitTimeout
-from penstock.protocol.records.codec import unpack
+from penstock.protocol.presence import WorkerState, read_workers
 from penstock.protocol.records.job import Job
 from penstock.redis.control import Control
 
@@ -125,8 +125,8 @@ def running_penstock(url: str, engine: RunningEngine, load: Load, batch_groups: 
 def wait_for_worker(control: Control, trainer: Trainer) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
-        records = control.client.hvals(trainer.keys.workers)
-        if any(unpack(record, "worker")["state"] == "serving" for record in records):
+        workers = read_workers(control.client, trainer.keys)
+        if any(worker.state == WorkerState.SERVING for worker in workers):
             return
         if time.monotonic() > deadline:
             log = (trainer.config.run_dir / "worker.log").read_text(errors="replace")

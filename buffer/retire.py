@@ -8,6 +8,7 @@ from buffer.group import Group
 from buffer.payload_servers import PayloadServers, keys_of
 from buffer.state import State
 from buffer.subscription import Subscription
+from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import unpack
@@ -186,6 +187,9 @@ def _place(place: bytes) -> tuple[str, str]:
 
 
 def _told_at(name: str, raw: bytes) -> float:
-    """When a record of presence or of a wait was last written (Unix time)."""
-    record = unpack(raw, f"record of {name}")
-    return float(record.get("at", 0.0)) if isinstance(record, dict) else 0.0
+    """When a record of presence or of a wait was last written (Unix time); 0 for what is no record."""
+    try:
+        record = unpack(raw, f"record of {name}")
+        return float(record["at"])
+    except (ProtocolError, LookupError, TypeError, ValueError, OverflowError):
+        return 0.0

@@ -9,7 +9,7 @@ from consumers.subscriber import Subscriber
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import unpack
+from penstock.protocol.presence import read_workers
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.staleness import Lineage
 
@@ -69,9 +69,8 @@ class Clock:
         """
         clock = self.read()
         self.check_lost(clock)
-        records = self._subscriber.control.do(lambda client: client.hvals(self._keys.workers))
-        shown = [unpack(raw, "presence of a worker") for raw in records]
-        held = [int(one["version"]) for one in shown if one.get("model", self.model) == self.model]
+        workers = self._subscriber.control.do(lambda client: read_workers(client, self._keys))
+        held = [worker.version for worker in workers]
         self._known = max([*held, *versions_in(self._weights), self.seen], default=0)
         gone = [[clock + 1, self._known]] if self._known > clock else []
         if gone:

@@ -31,7 +31,8 @@ from penstock.config.subscription import subscription_of
 from penstock.errors import ConfigError, DataEnded, ProtocolError, PublishError, RolesApart, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.memory_control import TAGS, change, check_tags, live_workers, revive, watch
+from penstock.protocol.memory_control import TAGS, change, check_tags, revive, watch
+from penstock.protocol.presence import live_workers
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.staleness import Policy
@@ -517,7 +518,8 @@ class Trainer:
 
         Blocks for a round trip.
         """
-        return live_workers(self._subscriber.control, self.keys)
+        workers = self._subscriber.control.do(lambda client: live_workers(client, self.keys))
+        return [worker.to_record() for worker in workers]
 
     def _change_memory(self, change_tags: "Callable[[set[str]], set[str]]", timeout: float) -> None:
         if not self.is_leader:

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.protocol.memory_control import MemoryWish
+from penstock.protocol.presence import EnginePresence, WorkerPresence
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest, Row
@@ -52,7 +53,9 @@ def decoders() -> dict[str, tuple[bytes, Decode]]:
     whole.append([7], version=6, logprobs=[-0.3])
     publication = Publication("policy", 3, "disk", "/w", tensors={"w": ["float32", [2]]}, checksums={"w": 2**64 - 1})
     metas = b"".join(meta(k, "token", 3).to_bytes() for k in range(3))
+    worker = WorkerPresence(name="w.1", at=1.0, engines=[EnginePresence(url="http://h:1")])
     found: dict[str, tuple[bytes, Decode]] = {
+        "presence": (pack(worker.to_record()), lambda data: WorkerPresence.from_record(unpack(data, "presence"))),
         "job": (JOB.to_bytes(), lambda data: range(Job.from_bytes(data, "job").n).index(0)),
         "meta": (meta(0, "t").to_bytes(), lambda data: SampleMeta.from_bytes(data, "meta").num_loss),
         "metas": (metas, lambda data: [one.num_loss for one in iter_metas(data, "metas")]),

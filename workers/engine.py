@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.config import EngineConfig
 from penstock.config.fleet import MemberConfig
+from penstock.protocol.presence import EnginePresence
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import LogprobKind
 
@@ -139,7 +140,7 @@ class Engine(Protocol):
     def silent(self, limit_s: float) -> list[tuple[str, float]]:
         """(name, seconds) of requests for tokens of which nothing was heard for ``limit_s``, longest first."""
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[EnginePresence]:
         """Its servers with their states, for presence; [] of one that is a single server."""
 
     def set_members(self, members: Sequence[MemberConfig]) -> None:

@@ -7,10 +7,10 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from penstock.config.load import redact
 from penstock.protocol import scripts
+from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.records.codec import pack
 from penstock.protocol.waits import Waiting
 from workers.capacity import Capacity
@@ -56,7 +56,7 @@ class Presence:
         while True:
             self._services.show.clear()
             await self._services.commits.look()
-            await self._note(pack(self.record()))
+            await self._note(pack(self.presence().to_record()))
             await self._tell_endings()
             self._tell_silence()
             with contextlib.suppress(TimeoutError):
@@ -108,57 +108,54 @@ class Presence:
         await services.control.call(scripts.note(services.keys, services.keys.workers, services.worker, record))
 
     @property
-    def state(self) -> str:
-        """starting | no weights | serving | cannot load | offloaded | restarting engine | engine away | crash loop |
-        draining
-
-        An engine away is an external one that does not answer; a crash loop is tried again now and then.
-        """
+    def state(self) -> WorkerState:
+        """What it is doing, the most telling first."""
         engine = self._services.engine
         if self._draining.is_set():
-            return "draining"
+            return WorkerState.DRAINING
         if self._services.crash_loop:
-            return "crash loop"
+            return WorkerState.CRASH_LOOP
         if self._services.engine_lost.is_set():
-            return "engine away" if engine.config.url is not None or engine.is_away else "restarting engine"
+            away = engine.config.url is not None or engine.is_away
+            return WorkerState.ENGINE_AWAY if away else WorkerState.RESTARTING_ENGINE
         if engine.offloaded:
-            return "offloaded"
+            return WorkerState.OFFLOADED
         if engine.version < 0:
-            return "no weights" if engine.info.version else "starting"
-        return "cannot load" if self._updates.cannot_load else "serving"
+            return WorkerState.NO_WEIGHTS if engine.info.version else WorkerState.STARTING
+        return WorkerState.CANNOT_LOAD if self._updates.cannot_load else WorkerState.SERVING
 
-    def record(self) -> dict[str, Any]:
+    def presence(self) -> WorkerPresence:
         """The worker as it stands."""
         services, engine, tally = self._services, self._services.engine, self._services.tally
-        return {
-            "name": services.worker,
-            "at": time.time(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "engine": f"sglang {engine.info.version}".strip() + (" (external)" if engine.config.url else ""),
-            "engine_pid": engine.pid or 0,
-            "url": redact(engine.url),
-            "version": engine.version,
-            "state": self.state,
-            "held": len(self._held),
-            "running": services.num_running,
-            "slots": services.config.worker.slots,
-            "tokens_per_s": self._tokens_per_s,
-            "capacity_tokens_per_s": self._capacity.tokens_per_s,
-            "open_samples": sum(held.num_open for held in self._held.values()),
-            "generated_tokens": tally.generated_tokens,
-            "samples": tally.committed_samples,
-            "groups": tally.committed_groups,
-            "failed": tally.failed_jobs,
-            "lost_leases": tally.lost_leases,
-            "servers_rev": services.commits.servers_rev,
-            "engine_restarts": tally.engine_restarts,
-            "external": engine.config.url is not None,
-            "why": services.crash_loop or self._updates.cannot_load or self._updates.memory.cannot_offload,
-            "ranks": engine.info.num_ranks,
-            "offloaded": sorted(engine.offloaded),
-            "unwatched": self._updates.memory.unwatched,
-            "revived_at": self._updates.memory.revived_at,
-            "metrics": self._metrics_url,
-            "engines": engine.describe(),
-        }
+        return WorkerPresence(
+            name=services.worker,
+            at=time.time(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            engine=f"sglang {engine.info.version}".strip() + (" (external)" if engine.config.url else ""),
+            engine_pid=engine.pid or 0,
+            url=redact(engine.url),
+            version=engine.version,
+            state=self.state,
+            held=len(self._held),
+            running=services.num_running,
+            slots=services.config.worker.slots,
+            tokens_per_s=self._tokens_per_s,
+            capacity_tokens_per_s=self._capacity.tokens_per_s,
+            open_samples=sum(held.num_open for held in self._held.values()),
+            generated_tokens=tally.generated_tokens,
+            samples=tally.committed_samples,
+            groups=tally.committed_groups,
+            failed=tally.failed_jobs,
+            lost_leases=tally.lost_leases,
+            servers_rev=services.commits.servers_rev,
+            engine_restarts=tally.engine_restarts,
+            external=engine.config.url is not None,
+            why=services.crash_loop or self._updates.cannot_load or self._updates.memory.cannot_offload,
+            ranks=engine.info.num_ranks,
+            offloaded=sorted(engine.offloaded),
+            unwatched=self._updates.memory.unwatched,
+            revived_at=self._updates.memory.revived_at,
+            metrics=self._metrics_url,
+            engines=engine.describe(),
+        )

@@ -99,21 +99,16 @@ def check(
 
     target = Target(run, url, directory)
     rows: list[dict[str, Any]] = []
-    for record in snapshot(target.client, target.keys)["workers"]:
-        for at in _addresses(record):
-            rows.append({"worker": record["name"], "url": at, "version": record["version"], **_ask(at)})
+    for worker in snapshot(target.client, target.keys)["workers"]:
+        for at in worker.engine_urls:
+            if at.startswith(("http://", "https://")):
+                rows.append({"worker": worker.name, "url": at, "version": worker.version, **_ask(at)})
     if as_json:
         typer.echo(json.dumps(rows))
     else:
         shown = [row | {"checksum of its weights": row["checksum"] or row["why"]} for row in rows]
         table(shown, ["worker", "url", "version", "checksum of its weights"], "engines")
     _judge(rows)
-
-
-def _addresses(record: dict[str, Any]) -> list[str]:
-    """Of a worker's engines: behind a router each has weights of its own."""
-    behind = [str(engine["url"]) for engine in record.get("engines") or []]
-    return [url for url in behind or [str(record["url"])] if url.startswith(("http://", "https://"))]
 
 
 def _judge(rows: list[dict[str, Any]]) -> None:

@@ -1,5 +1,6 @@
 """``penstock fleet``: plan a fleet of engines, run it, look at it, grow and shrink it."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -113,14 +114,16 @@ def engines(
 
     target = Target(run, redis, directory)
     present = snapshot(target.client, target.keys)["workers"]
-    mine = next((one for one in present if str(one["name"]).rsplit(".", 1)[0] == worker), None)
-    if mine is None or not mine.get("engines"):
+    mine = next((one for one in present if one.started_as == worker), None)
+    if mine is None or not mine.engines:
         raise ConfigError(
             f"There is no worker {worker} with a router; `penstock workers ls` lists those that are there."
         )
     members = read_members(target.client, target.keys, worker) or [
-        MemberConfig(url=one["url"], worker_type=one["worker_type"], bootstrap_port=one["bootstrap_port"])
-        for one in mine["engines"]
+        MemberConfig.model_validate(
+            {"url": one.url, "worker_type": one.worker_type, "bootstrap_port": one.bootstrap_port}
+        )
+        for one in mine.engines
     ]
     for url in remove or []:
         if url.rstrip("/") not in {member.url for member in members}:
@@ -133,8 +136,9 @@ def engines(
     if add or remove:
         write_members(target.client, target.keys, worker, members)
     if as_json:
-        print_json({"engines": mine["engines"], "wanted": [member.model_dump() for member in members]})
+        print_json({"engines": mine.engines, "wanted": [member.model_dump() for member in members]})
         return
-    table(mine["engines"], ["url", "worker_type", "state", "version", "why"], f"engines of {worker}")
+    rows = [asdict(engine) for engine in mine.engines]
+    table(rows, ["url", "worker_type", "state", "version", "why"], f"engines of {worker}")
     if add or remove:
         typer.echo(f"wanted: {', '.join(member.url for member in members)}")

@@ -1,6 +1,7 @@
 """The commands that look into a run: status, why, jobs, dead, workers, audit. Each prints words, or --json."""
 
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -8,6 +9,9 @@ from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument
 from console.cli.target import Target
 from console.terminal import print_json, table
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.protocol.presence import WorkerPresence
 
 #: States of a job.
 STATES = ("queued", "leased", "delayed", "dead", "ready", "retiring")
@@ -22,11 +26,12 @@ dead_app = typer.Typer(help="Buried jobs.")
 workers_app = typer.Typer(help="Workers.")
 
 
-def _whys(workers: list[dict[str, Any]]) -> None:
-    """Below the table: reasons may have many lines."""
+def _show_workers(workers: "list[WorkerPresence]", columns: list[str]) -> None:
+    table([asdict(worker) for worker in workers], columns, "workers")
+    # Below the table: reasons may have many lines.
     for worker in workers:
-        if worker.get("why"):
-            typer.echo(f"{worker['name']} ({worker.get('state')}): {worker['why']}")
+        if worker.why:
+            typer.echo(f"{worker.name} ({worker.state}): {worker.why}")
 
 
 def status(
@@ -48,8 +53,7 @@ def status(
     if line := rollback_line(state["counters"]):
         typer.echo(line)
     columns = ["name", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "age_s"]
-    table(state["workers"], columns, "workers")
-    _whys(state["workers"])
+    _show_workers(state["workers"], columns)
     if state["verifiers"] or state["checks"]:
         table(state["verifiers"], ["name", "host", "state", "checks", "killed", "age_s"], "verifiers")
         typer.echo(f"checks queued for verifiers: {state['checks']}")
@@ -111,8 +115,6 @@ def audit(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
 ) -> None:
     """Recount every job and group from the keys; exit code 1 on a difference."""
-    from dataclasses import asdict
-
     from penstock.protocol.audit import audit as recount
     from penstock.protocol.snapshot import snapshot
 
@@ -219,8 +221,6 @@ def dead_show(
     as_json: JsonOption = False,
 ) -> None:
     """One buried job, with its prompt and traceback."""
-    from dataclasses import asdict
-
     from penstock.errors import ProtocolError
     from penstock.protocol.records.job import Job
 
@@ -280,8 +280,7 @@ def workers_ls(
     if as_json:
         print_json(rows)
         return
-    table(rows, columns, "workers")
-    _whys(rows)
+    _show_workers(rows, columns)
 
 
 def _letter(entry: tuple[bytes, dict[bytes, bytes]]) -> dict[str, Any]:

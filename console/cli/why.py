@@ -13,11 +13,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.protocol.attendance import GONE_S
+from penstock.protocol.presence import WorkerPresence, WorkerState
 
 #: The first part that a wait names is the one that it waits for.
 _PART = re.compile(r"\b(trainer|buffer|producer|worker)s?\b(?::([\w.\-]+))?")
 #: States of a worker in which it draws nothing until somebody mends it.
-_SICK = ("crash loop", "cannot load", "engine away", "restarting engine", "no weights", "starting", "offloaded")
+_SICK = (
+    WorkerState.CRASH_LOOP,
+    WorkerState.CANNOT_LOAD,
+    WorkerState.ENGINE_AWAY,
+    WorkerState.RESTARTING_ENGINE,
+    WorkerState.NO_WEIGHTS,
+    WorkerState.STARTING,
+    WorkerState.OFFLOADED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +142,14 @@ def _look_at_worker(state: Mapping[str, Any], waits: Sequence[Link], name: str) 
         return _longest(waits, f"worker:{name}") or f"worker {name} is at work"
     if paused := [lane for lane in state["paused"] if state["lanes"].get(lane, {}).get("queued")]:
         return f"lane {paused[0]} is paused by a person, with {state['lanes'][paused[0]]['queued']} jobs in it"
-    workers = state["workers"]
+    workers: list[WorkerPresence] = state["workers"]
     if not workers:
         return "no worker is there: start one"
-    if all(one["state"] in _SICK for one in workers):
-        worst = min(workers, key=lambda one: _SICK.index(one["state"]))
-        told = _longest(waits, f"worker:{worst['name']}")
-        return told or f"worker {worst['name']} is in the state {worst['state']}{_because(worst)}"
-    if running := sum(int(one.get("running", 0)) for one in workers):
+    if all(one.state in _SICK for one in workers):
+        worst = min(workers, key=lambda one: _SICK.index(WorkerState(one.state)))
+        told = _longest(waits, f"worker:{worst.name}")
+        return told or f"worker {worst.name} is in the state {worst.state}{_because(worst)}"
+    if running := sum(one.running for one in workers):
         # One that hangs has said so.
         stuck = _longest(waits, "worker:", ("a request", "its event loop"))
         return stuck or f"workers are at work: {running} samples are being drawn"
@@ -152,8 +161,8 @@ def _look_at_worker(state: Mapping[str, Any], waits: Sequence[Link], name: str) 
     )
 
 
-def _because(worker: Mapping[str, Any]) -> str:
-    return f": {worker['why']}" if worker.get("why") else ""
+def _because(worker: WorkerPresence) -> str:
+    return f": {worker.why}" if worker.why else ""
 
 
 def _longest(

@@ -117,7 +117,7 @@ class Live:
             ("queued", _number(sum(lane.get("queued", 0) for lane in lanes))),
             ("leased", _number(sum(lane.get("leased", 0) for lane in lanes))),
             ("ready", _number(snapshot.get("ready"))),
-            ("tokens/s", _number(sum(worker.get("tokens_per_s") or 0.0 for worker in workers))),
+            ("tokens/s", _number(sum(worker.tokens_per_s for worker in workers))),
         ]
         if snapshot.get("dead"):
             figures.append(("dead", _number(snapshot["dead"])))
@@ -131,14 +131,10 @@ def _parts_table(snapshot: dict[str, Any]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(style="yellow", overflow="fold")
     for worker in snapshot.get("workers") or []:
-        name = str(worker.get("name"))
-        state = (
-            f"{worker.get('state') or '-'}  version {_number(worker.get('version'))}  "
-            f"{_number(worker.get('running'))}/{_number(worker.get('slots'))} samples"
-        )
+        state = f"{worker.state or '-'}  version {worker.version:,}  {worker.running:,}/{worker.slots:,} samples"
         # A worker waits under the names of its tasks, worker:NAME:TASK.
-        mine = [who for who in waits if who == name or who.startswith(f"worker:{name}:")]
-        table.add_row(name, state, "; ".join(waits.pop(who) for who in mine))
+        mine = [who for who in waits if who == worker.name or who.startswith(f"worker:{worker.name}:")]
+        table.add_row(worker.name, state, "; ".join(waits.pop(who) for who in mine))
     for who, text in waits.items():
         table.add_row(who, "", text)
     return table

@@ -12,10 +12,10 @@ from console.launch.live import Live
 from console.launch.preflight import engine_version
 from console.launch.report import Rows, draw, read_rows, setup_versions, summarize, write_summary
 from penstock.config import Config
-from penstock.errors import DiskFull, ProtocolError
+from penstock.errors import DiskFull
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import unpack
+from penstock.protocol.presence import read_workers
 from penstock.redis.connect import connect, translate
 from penstock.system.disk import append, is_full
 from penstock.system.extras import is_installed, needed
@@ -73,10 +73,10 @@ class Observer:
         moment. True where Redis does not answer. Blocks for ``TIMEOUT_S``.
         """
         try:
-            records: Any = self.client.hvals(self.keys.workers)
+            workers = read_workers(self.client, self.keys)
         except redis.RedisError:
             return True
-        return any(_is_of(record, pid) for record in records)
+        return any((worker.pid, worker.host) == (pid, socket.gethostname()) for worker in workers)
 
     def data_ended(self) -> bool:
         """Whether the trainer was told that the data has ended (``data.epochs``). Blocks for ``TIMEOUT_S``."""
@@ -132,14 +132,6 @@ class Observer:
         return self._evaluation
 
 
-def _is_of(record: bytes, pid: int | None) -> bool:
-    try:
-        shown = unpack(record, "presence of a worker")
-    except ProtocolError:
-        return False
-    return isinstance(shown, dict) and (shown.get("pid"), shown.get("host")) == (pid, socket.gethostname())
-
-
 def queue_row(snapshot: dict[str, Any]) -> dict[str, Any]:
     """A row of ``queue.jsonl``: groups per state, samples running, tokens/s, at ``time_s`` since 1970."""
     lanes = (snapshot.get("lanes") or {}).values()
@@ -149,6 +141,6 @@ def queue_row(snapshot: dict[str, Any]) -> dict[str, Any]:
         **{key: snapshot.get(key) for key in ("version", "step", "ready", "inflight", "delayed", "dead")},
         "queued": sum(lane.get("queued", 0) for lane in lanes),
         "leased": sum(lane.get("leased", 0) for lane in lanes),
-        "tokens_per_s": sum(worker.get("tokens_per_s") or 0.0 for worker in workers),
-        "running": sum(worker.get("running") or 0 for worker in workers),
+        "tokens_per_s": sum(worker.tokens_per_s for worker in workers),
+        "running": sum(worker.running for worker in workers),
     }

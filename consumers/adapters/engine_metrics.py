@@ -18,7 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from penstock.errors import EngineError
-from penstock.system.engine_http import engine_urls, fetch
+from penstock.protocol.presence import WorkerPresence
+from penstock.system.engine_http import fetch
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class EngineMetrics(Collector):
     """Serves ``PATH`` from threads until ``close``.
 
     Args:
-        workers: presence records of the workers that are alive; called at every scrape.
+        workers: records of the workers that are alive, as ``Trainer.workers`` gives them; called at every scrape.
         host: address to listen at; the port is a free one.
     """
 
@@ -59,7 +60,8 @@ class EngineMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Metrics of all, by name, each sample with its worker."""
         found: dict[str, Metric] = {}
-        asked = [(str(one["name"]), url) for one in self._workers() for url in _urls(one)]
+        workers = [WorkerPresence.from_record(record) for record in self._workers()]
+        asked = [(worker.name, url) for worker in workers for url in _urls(worker)]
         with ThreadPoolExecutor(16) as pool:
             for (worker, url), families in zip(asked, pool.map(_scrape, [url for _, url in asked]), strict=True):
                 mine = {"worker": worker, "source": url.removesuffix("/metrics")}
@@ -69,10 +71,9 @@ class EngineMetrics(Collector):
         return found.values()
 
 
-def _urls(worker: Mapping[str, Any]) -> list[str]:
+def _urls(worker: WorkerPresence) -> list[str]:
     """Where its engines' metrics are, and its own."""
-    own = str(worker.get("metrics") or "")
-    return [f"{url}/metrics" for url in engine_urls(worker)] + ([own] if own else [])
+    return [f"{url}/metrics" for url in worker.engine_urls] + ([worker.metrics] if worker.metrics else [])
 
 
 def _scrape(url: str) -> list[Metric]:

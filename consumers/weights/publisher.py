@@ -9,7 +9,7 @@ Every step after the announcement may fail without harm: the folder is there, an
 import json
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from penstock.config import Config
 from penstock.errors import PublishError
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState, live_workers
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Enrollment
@@ -38,8 +39,6 @@ from penstock.system.tokens import new_token
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.003
-#: A presence record that is older is of a worker that is gone.
-_FRESH_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +140,18 @@ class Publisher:
     def in_use(self) -> Collection[int]:
         """Versions that engines hold, load or are about to load, or that somebody has pinned."""
         pins = self._control.do(lambda client: client.hvals(self._keys.pins(self._model)))
-        held = {int(worker["version"]) for worker in self._workers()}
+        held = {worker.version for worker in self._workers()}
         return {int(pin) for pin in pins} | held | self._wanted()
 
     def _wanted(self) -> set[int]:
         """Versions that workers have said they load, or would go back to."""
         raw = self._control.do(lambda client: client.hgetall(self._keys.loading(self._model)))
-        there = {str(worker["name"]) for worker in self._workers()}
+        there = {worker.name for worker in self._workers()}
         found: set[int] = set()
         for name, data in raw.items():
             record = unpack(data, "versions that a worker loads")
             # Said before its presence is: who has only just come counts too.
-            if isinstance(record, dict) and (name.decode() in there or time.time() - float(record["at"]) < _FRESH_S):
+            if isinstance(record, dict) and (name.decode() in there or time.time() - float(record["at"]) < FRESH_S):
                 found.update(int(version) for version in record["versions"])
         return found
 
@@ -199,15 +198,12 @@ class Publisher:
         self.last = Sent(self.transport, tuple(ready), failure, waited - began, ended - waited)
         return self.last
 
-    def _workers(self) -> list[Mapping[str, Any]]:
-        now = time.time()
-        raw = self._control.do(lambda client: client.hvals(self._keys.workers))
-        found = [unpack(record, "worker") for record in raw]
-        return [one for one in found if isinstance(one, dict) and now - float(one.get("at", 0)) < _FRESH_S]
+    def _workers(self) -> list[WorkerPresence]:
+        return self._control.do(lambda client: live_workers(client, self._keys))
 
     def _expected(self) -> set[str]:
         """Workers that will be ready soon: their engines serve, and can take weights this way."""
-        return {str(one["name"]) for one in self._workers() if one["state"] == "serving" and one.get("ranks")}
+        return {one.name for one in self._workers() if one.state == WorkerState.SERVING and one.ranks}
 
     def _await_workers(self, publication: Publication) -> dict[str, Enrollment]:
         """Workers that enrolled, once all that serve have, or the time is over."""

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 from penstock.config import RedisConfig
 from penstock.errors import ConfigError, ProtocolError
@@ -21,6 +20,7 @@ from penstock.names import check_name
 from penstock.payloads.store import PayloadStore
 from penstock.protocol import scripts
 from penstock.protocol.keys import CONTROL, Keys
+from penstock.protocol.presence import parse_workers
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import run
 from penstock.protocol.snapshot import GONE_S
@@ -163,11 +163,9 @@ def drain(client: Client, store: PayloadStore, keys: Keys, server: Server) -> Dr
     # In this order: who has stopped writing has written what is found.
     writers = []
     now = _now(client)
-    for name, raw in client.hgetall(keys.workers).items():
-        record: Any = unpack(raw, "presence of a worker")
-        fresh = now - float(record.get("at", 0.0)) < GONE_S
-        if fresh and int(record.get("servers_rev", 0)) < server.rev:
-            writers.append(name.decode())
+    for worker in parse_workers(client.hgetall(keys.workers), now=now):
+        if worker.age_s < GONE_S and worker.servers_rev < server.rev:
+            writers.append(worker.name)
     found: Counter[str] = Counter()
     names = store.names(keys.prefix)
     while batch := list(islice(names, 1000)):

@@ -4,22 +4,23 @@ The newest entry of ``memory:MODEL`` is the whole truth: a worker that is restar
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import unpack
+from penstock.protocol.presence import WorkerPresence, WorkerState, live_workers, read_workers
 from penstock.protocol.records.record import Record
 from penstock.protocol.scripts import Call, script
 from penstock.redis.control import Control
 
 #: What an engine can give up, in the order in which it comes back.
 TAGS = ("weights", "cuda_graph", "kv_cache")
-#: A presence record that is older is of a worker that is gone.
-FRESH_S = 10.0
 _LOOK_S = 0.01
+#: States of a worker whose engine is on its way up, and of all whose engine is not there.
+_COMING = (WorkerState.STARTING, WorkerState.RESTARTING_ENGINE)
+_LOST = (*_COMING, WorkerState.ENGINE_AWAY, WorkerState.CRASH_LOOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def ask(
     tell: Callable[[str], None] = lambda what: None,
 ) -> None:
     """Ask something of all engines, and wait until every worker has followed. Raises WaitTimeout as ``change``."""
-    before = control.do(lambda client: client.hgetall(keys.workers))
+    before = control.do(lambda client: read_workers(client, keys))
     control.call(wish(keys, model, replace(asked, at=time.time())))
     deadline = time.monotonic() + timeout_s
     while (late := lagging(control, keys, asked, before)) is not None:
@@ -143,7 +144,7 @@ def revive(
     newest = newest_wish(control, keys, model)
     asked = replace(newest, revive_at=max(time.time(), newest.revive_at + 1e-3), by=by)
     ask(control, keys, model, asked, what="a call for lost engines", timeout_s=timeout_s, tell=tell)
-    while not asked.offloaded and (late := _lost(live_workers(control, keys))) is not None:
+    while not asked.offloaded and (late := _lost(control.do(lambda client: live_workers(client, keys)))) is not None:
         tell(f"the engine of worker {late}")
         if time.monotonic() - began > timeout_s:
             raise WaitTimeout(f"The engine of worker {late} did not come back in {timeout_s:g} s.")
@@ -151,44 +152,29 @@ def revive(
     tell("")
 
 
-def live_workers(control: Control, keys: Keys) -> list[dict[str, Any]]:
-    """What each worker that is alive shows of itself. Blocks for a round trip."""
-    raw = control.do(lambda client: client.hgetall(keys.workers))
-    records: list[dict[str, Any]] = [unpack(value, "presence of a worker") for value in raw.values()]
-    return [record for record in records if time.time() - float(record.get("at", 0)) <= FRESH_S]
-
-
-def _lost(records: Iterable[Mapping[str, Any]]) -> str | None:
+def _lost(workers: Iterable[WorkerPresence]) -> str | None:
     """A worker whose engine is not there, with its reason; None where there is none."""
-    for record in records:
-        if record.get("state") in ("starting", "restarting engine", "engine away", "crash loop"):
-            return f"{record.get('name')} ({record.get('why') or record.get('state')})"
-    return None
+    return next((f"{worker.name} ({worker.reason})" for worker in workers if worker.state in _LOST), None)
 
 
-def lagging(control: Control, keys: Keys, asked: MemoryWish, before: Mapping[bytes, bytes] | None = None) -> str | None:
+def lagging(
+    control: Control, keys: Keys, asked: MemoryWish, before: Collection[WorkerPresence] | None = None
+) -> str | None:
     """A live worker that does not do what is asked, with its reason; None where there is none.
 
     Args:
-        before: presence records as of the wish: what a worker said before it, it says of another time. A worker that
-            was about to serve then holds its memory by now.
+        before: the workers as of the wish: what one said before it, it says of another time. A worker that was about
+            to serve then holds its memory by now.
     """
-    now = time.time()
-    for name, raw in control.do(lambda client: client.hgetall(keys.workers)).items():
-        record = unpack(raw, "worker")
-        if now - float(record.get("at", 0)) > FRESH_S:
-            continue
-        heard = before is None or before.get(name) != raw
-        if asked.revive_at and asked.revive_at > float(record.get("revived_at", 0)):
-            return f"{name.decode()} ({record.get('why') or record.get('state')})"
-        if heard and record.get("state") in ("starting", "restarting engine"):
+    for worker in control.do(lambda client: live_workers(client, keys)):
+        heard = before is None or worker not in before
+        if asked.revive_at and asked.revive_at > worker.revived_at:
+            return f"{worker.name} ({worker.reason})"
+        if heard and worker.state in _COMING:
             # An engine that is not there holds nothing, and does not start before all is wanted back.
             continue
-        if (
-            set(record.get("offloaded", ())) != set(asked.offloaded)
-            or record.get("unwatched", False) != asked.unwatched
-        ):
-            return f"{name.decode()} ({record.get('why') or record.get('state')})"
+        if set(worker.offloaded) != set(asked.offloaded) or worker.unwatched != asked.unwatched:
+            return f"{worker.name} ({worker.reason})"
         if not heard:
-            return f"{name.decode()} (it has said nothing since it was asked)"
+            return f"{worker.name} (it has said nothing since it was asked)"
     return None

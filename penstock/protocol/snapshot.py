@@ -6,6 +6,7 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.names import LANES
 from penstock.protocol.keys import GROUP, Keys
+from penstock.protocol.presence import parse_workers
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.waits import read_waits
 from penstock.redis.control import Client
@@ -16,7 +17,10 @@ GONE_S = 15.0
 
 
 def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
-    """State of a run as plain values. Blocks for a few round trips; raises redis' errors."""
+    """State of a run as plain values, but for its workers (``WorkerPresence``).
+
+    Blocks for a few round trips; raises redis' errors.
+    """
     pipe = client.pipeline(transaction=False)
     for lane in LANES:
         pipe.xlen(keys.jobs(lane))
@@ -58,7 +62,7 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "ready": ready,
         "inflight": inflight,
         "counters": {name.decode(): int(value) for name, value in sorted(counters.items())},
-        "workers": _present(workers, "worker"),
+        "workers": [worker for worker in parse_workers(workers) if worker.age_s < GONE_S],
         "trainers": _present(trainers, "trainer"),
         "verifiers": _present(verifiers, "verifier"),
         "parts": _present(parts, "part"),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.errors import ConfigError, EngineError
+from penstock.protocol.presence import WorkerPresence
 
 #: Longest answer that is read, and longest wait for one, in seconds.
 ANSWER_BYTES, ANSWER_S = 8 * 1024 * 1024, 120.0
@@ -37,11 +38,11 @@ def fetch(url: str, body: bytes | None = None, *, timeout_s: float = ANSWER_S) -
     return answer
 
 
-def check_weights(workers: Iterable[Mapping[str, Any]], action: str) -> list[dict[str, Any]]:
+def check_weights(workers: Iterable[WorkerPresence], action: str) -> list[dict[str, Any]]:
     """Have each engine check its weights; its answers, with the ``worker`` and its ``version``. Blocks for each.
 
     Args:
-        workers: presence records, see ``memory_control.live_workers``.
+        workers: those that are alive (``presence.live_workers``).
         action: ``snapshot``, ``reset_tensors``, ``compare`` or ``checksum``. Engines that serve a published version are
             not reset: they would draw from noise.
 
@@ -53,26 +54,20 @@ def check_weights(workers: Iterable[Mapping[str, Any]], action: str) -> list[dic
     if action not in ACTIONS:
         raise ConfigError(f"There is no check of weights {action!r}: use {', '.join(ACTIONS)}.")
     found = list(workers)
-    serving = [one for one in found if int(one.get("version", -1)) >= 0]
+    serving = [one for one in found if one.version >= 0]
     if action == "reset_tensors" and serving:
         raise ConfigError(
-            f"Worker {serving[0]['name']} serves version {serving[0]['version']}: after reset_tensors it would draw "
+            f"Worker {serving[0].name} serves version {serving[0].version}: after reset_tensors it would draw "
             "from noise. Check before the first publication."
         )
-    answers = [_check_one(one, url, action) for one in found for url in engine_urls(one)]
+    answers = [_check_one(one, url, action) for one in found for url in one.engine_urls]
     if action == "checksum":
         _compare(answers)
     return answers
 
 
-def engine_urls(worker: Mapping[str, Any]) -> list[str]:
-    """Addresses of a worker's engines: those behind its router, or the one that it has."""
-    behind = [str(one["url"]) for one in worker.get("engines") or () if one.get("url")]
-    return behind or ([str(worker["url"])] if worker.get("url") else [])
-
-
-def _check_one(worker: Mapping[str, Any], url: str, action: str) -> dict[str, Any]:
-    name = f"The engine of worker {worker.get('name')} at {url}"
+def _check_one(worker: WorkerPresence, url: str, action: str) -> dict[str, Any]:
+    name = f"The engine of worker {worker.name} at {url}"
     try:
         told = json.loads(fetch(f"{url}/weights_checker", json.dumps({"action": action}).encode()))
     except ValueError as exc:
@@ -81,7 +76,7 @@ def _check_one(worker: Mapping[str, Any], url: str, action: str) -> dict[str, An
         raise EngineError(f"{name} did not {action} its weights: {exc}") from exc
     if not isinstance(told, dict) or not told.get("success", False):
         raise EngineError(f"{name} did not {action} its weights: {told!r:.500}")
-    return {"worker": worker.get("name"), "version": worker.get("version"), "url": url, **told}
+    return {"worker": worker.name, "version": worker.version, "url": url, **told}
 
 
 def _compare(answers: Iterable[Mapping[str, Any]]) -> None:

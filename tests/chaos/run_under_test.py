@@ -17,6 +17,7 @@ import redis
 
 from penstock.errors import QueueUnavailable
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.connect import connect, connect_blocking
@@ -92,14 +93,14 @@ class RunUnderTest:
         state = self.ask(lambda client: snapshot(client, self.keys)) or {}
         return sum(int(lane["leased"]) for lane in state.get("lanes", {}).values())
 
-    def worker(self) -> dict[str, Any]:
+    def worker(self) -> WorkerPresence:
         state = self.ask(lambda client: snapshot(client, self.keys)) or {}
-        return next(iter(state.get("workers", [])), {})
+        return next(iter(state.get("workers", [])), WorkerPresence())
 
     def pid_of(self, part: str) -> int:
         """Pid of a part: producer, worker, buffer, trainer, redis or engine."""
         if part == "engine":
-            return int(self.until("an engine to serve", lambda: self.worker().get("engine_pid")))
+            return int(self.until("an engine to serve", lambda: self.worker().engine_pid))
         return int(self.until(f"{part} to run", lambda: self._child(part)))
 
     def _child(self, part: str) -> int:

@@ -106,7 +106,7 @@ def _freeze_worker(run: RunUnderTest) -> None:
 
 def _freeze_engine(run: RunUnderTest) -> None:
     before = run.pid_of("engine")
-    run.freeze("engine", lambda: run.worker().get("engine_pid") not in (before, None), "the engine to be replaced")
+    run.freeze("engine", lambda: run.worker().engine_pid not in (before, 0), "the engine to be replaced")
 
 
 def _freeze_redis(run: RunUnderTest) -> None:

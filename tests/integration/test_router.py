@@ -23,6 +23,7 @@ from penstock.config import Config, ModelConfig
 from penstock.config.fleet import MemberConfig, RouterConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import EnginePresence
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
@@ -189,7 +190,7 @@ async def say(client: redis.Redis, keys: Keys, *words: str) -> None:
     assert await process.wait() == 0
 
 
-def presence_engines(worker: Any) -> list[dict[str, Any]]:
+def presence_engines(worker: Any) -> list[EnginePresence]:
     return list(worker.services.engine.describe())
 
 
@@ -251,7 +252,7 @@ async def test_I9_a_restarted_engine_is_taken_out_until_it_has_the_weights(
         # Nobody tells when it is restarted while it is idle.
         two.version = "default"
         await until(lambda: two.loads == ["1", "2", "2"])
-        await until(lambda: [one["state"] for one in presence_engines(worker)] == ["serving"] * 2)
+        await until(lambda: [one.state for one in presence_engines(worker)] == ["serving"] * 2)
 
         # Taken out and wanted again while it leaves: it is back in the end.
         two.open.clear()

@@ -22,7 +22,7 @@ from penstock.config import Config
 from penstock.config.load import redact
 from penstock.errors import ConfigError, PenstockError
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import unpack
+from penstock.protocol.presence import read_workers
 from penstock.redis.control import PASSING, Client, Control
 from penstock.system.stop import Stop
 from workers.fleet.kept import Spec, Status
@@ -223,14 +223,11 @@ class Fleet:
     def _versions(self) -> dict[str, int]:
         """Version of each engine, as workers show it; engines that show none are not there."""
         found = {}
-        for record in self._presences():
-            found[str(record["name"]).rsplit(".", 1)[0]] = int(record["version"])
-            urls = {str(one["url"]): int(one["version"]) for one in record.get("engines") or []}
+        for worker in read_workers(self.client, self.keys):
+            found[worker.started_as] = worker.version
+            urls = {engine.url: engine.version for engine in worker.engines}
             found |= {engine_name(*e.key): urls[e.url] for e in self.plan.engines if e.url in urls}
         return found
-
-    def _presences(self) -> list[dict[str, Any]]:
-        return [unpack(raw, "presence of a worker") for raw in self.client.hvals(self.keys.workers)]
 
     def _drain(self, key: tuple[str, str, int]) -> None:
         """Let one engine leave: its worker drains, or the router's worker lets go of it."""
@@ -266,7 +263,7 @@ class Fleet:
             log.info("%s has left", name)
 
     def _is_behind_a_router(self, urls: set[str]) -> bool:
-        known = {str(one["url"]) for record in self._presences() for one in record.get("engines") or []}
+        known = {engine.url for worker in read_workers(self.client, self.keys) for engine in worker.engines}
         return bool(urls & known)
 
     # -- show

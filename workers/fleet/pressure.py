@@ -38,10 +38,10 @@ class Pressure:
     def load(self, now: float, state: Mapping[str, Any]) -> Load:
         """The load as of a snapshot (``penstock.protocol.snapshot``) taken at ``now`` (seconds, any origin)."""
         config, workers = self._config, state["workers"]
-        samples = sum(one.get("samples", 0) for one in workers)
-        tokens = sum(one.get("generated_tokens", 0) for one in workers)
+        samples = sum(one.samples for one in workers)
+        tokens = sum(one.generated_tokens for one in workers)
         mean_tokens = tokens / samples if samples else 0.0
-        shown = [one["capacity_tokens_per_s"] for one in workers if one.get("capacity_tokens_per_s")]
+        shown = [one.capacity_tokens_per_s for one in workers if one.capacity_tokens_per_s]
         if shown:
             self.capacity = sum(shown) / len(shown)
         assert config.fleet.autoscale is not None
@@ -60,9 +60,9 @@ class Pressure:
         """Samples not yet committed: those of queued jobs, those that workers tell of, and those of silent workers."""
         lanes, workers = state["lanes"].values(), state["workers"]
         queued = sum(lane["queued"] for lane in lanes) + state["delayed"]
-        held = sum(one.get("held", 0) for one in workers)
+        held = sum(one.held for one in workers)
         silent = max(0, sum(lane["leased"] for lane in lanes) - held)
-        told: int = sum(one.get("open_samples", 0) for one in workers)
+        told: int = sum(one.open_samples for one in workers)
         return float((queued + silent) * self._config.rollout.n + told)
 
     def _eaten(self, now: float, driving: list[dict[str, Any]]) -> float:

@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError, ReplicaDied
+from penstock.protocol.presence import EngineState
 from penstock.protocol.records.publication import Publication
 from workers.engine import Heard
 from workers.router.process import dropped_fields
@@ -101,10 +102,10 @@ class RoutedEngine(TendedEngines):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._routable.clear()
-        self._replicas = {url: one for url, one in self._replicas.items() if one.state != "leaving"}
+        self._replicas = {url: one for url, one in self._replicas.items() if one.state is not EngineState.LEAVING}
         self._take_wanted()
         for replica in self._replicas.values():
-            replica.state, replica.task, replica.failures, replica.retry_at = "joining", None, 0, 0.0
+            replica.state, replica.task, replica.failures, replica.retry_at = EngineState.JOINING, None, 0, 0.0
             await replica.engine.stop()
         await self._router.stop()
         await super().stop()

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import aiohttp
 
@@ -20,6 +19,7 @@ from penstock.config import EngineConfig, ModelConfig
 from penstock.config.fleet import MemberConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
+from penstock.protocol.presence import EnginePresence, EngineState
 from penstock.protocol.records.publication import Publication
 from workers.router.process import Router
 from workers.sglang.client import SglangClient
@@ -41,8 +41,7 @@ class Replica:
 
     member: MemberConfig
     engine: SglangEngine
-    #: joining: has no weights yet, or not ours; serving; leaving: ends what it has.
-    state: Literal["joining", "serving", "leaving"] = "joining"
+    state: EngineState = EngineState.JOINING
     failures: int = 0
     #: Why it does not serve.
     why: str = ""
@@ -95,17 +94,17 @@ class TendedEngines(SglangClient):
         """Pid of the router; 0 while it has none."""
         return self._router.pid
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[EnginePresence]:
         """Every server with its state, for presence."""
         return [
-            {
-                "url": url,
-                "worker_type": one.member.worker_type,
-                "bootstrap_port": one.member.bootstrap_port,
-                "state": one.state,
-                "version": one.engine.version,
-                "why": one.why,
-            }
+            EnginePresence(
+                url=url,
+                worker_type=one.member.worker_type,
+                bootstrap_port=one.member.bootstrap_port,
+                state=one.state,
+                version=one.engine.version,
+                why=one.why,
+            )
             for url, one in self._replicas.items()
         ]
 
@@ -114,10 +113,10 @@ class TendedEngines(SglangClient):
         self._wanted = {member.url: member for member in members}
         self._take_wanted()
         for url, replica in self._replicas.items():
-            if url not in self._wanted and replica.state != "leaving":
+            if url not in self._wanted and replica.state is not EngineState.LEAVING:
                 log.info("engine %s leaves", url)
                 self._cancel(replica)
-                was_serving, replica.state = replica.state == "serving", "leaving"
+                was_serving, replica.state = replica.state is EngineState.SERVING, EngineState.LEAVING
                 replica.task = asyncio.create_task(self._leave(replica, was_serving), name=f"leave {url}")
         self._wake.set()
 
@@ -129,10 +128,10 @@ class TendedEngines(SglangClient):
                 self._replicas[url] = self._replica(member)
 
     def _serving(self) -> list[Replica]:
-        return [one for one in self._replicas.values() if one.state == "serving"]
+        return [one for one in self._replicas.values() if one.state is EngineState.SERVING]
 
     def _controlled(self) -> list[Replica]:
-        return [one for one in self._replicas.values() if one.state != "joining"]
+        return [one for one in self._replicas.values() if one.state is not EngineState.JOINING]
 
     @property
     def _quorum(self) -> bool:
@@ -144,7 +143,7 @@ class TendedEngines(SglangClient):
     def missing(self) -> str:
         """Who is not there and why, as words; empty when all serve."""
         return "; ".join(
-            f"{url}: {one.why or one.state}" for url, one in self._replicas.items() if one.state == "joining"
+            f"{url}: {one.why or one.state}" for url, one in self._replicas.items() if one.state is EngineState.JOINING
         )
 
     async def _tend(self) -> None:
@@ -157,7 +156,8 @@ class TendedEngines(SglangClient):
             self._looked = suspicions
             for replica in list(self._replicas.values()):
                 idle = replica.task is None or replica.task.done()
-                if replica.state == "joining" and idle and not self.offloaded and time.monotonic() >= replica.retry_at:
+                is_due = replica.state is EngineState.JOINING and time.monotonic() >= replica.retry_at
+                if is_due and idle and not self.offloaded:
                     replica.task = asyncio.create_task(self._join(replica), name=f"join {replica.member.url}")
             with contextlib.suppress(EngineError):
                 await self._reconcile()
@@ -243,7 +243,7 @@ class TendedEngines(SglangClient):
                     await replica.engine._load_first(self._publication)
                 self._refuse_unlike(replica)
                 await self._router.add(replica.member)
-                replica.state, replica.why, replica.failures = "serving", "", 0
+                replica.state, replica.why, replica.failures = EngineState.SERVING, "", 0
                 self.info = merge([one.engine.info for one in self._serving()])
         except (EngineError, ConfigError, PublishError) as exc:
             if replica.why != str(exc):
@@ -280,10 +280,10 @@ class TendedEngines(SglangClient):
 
     async def _lose(self, replica: Replica, why: str) -> None:
         """Take a server out at once; its requests return as aborted, where it can still be told."""
-        if replica.state != "serving":
+        if replica.state is not EngineState.SERVING:
             return
         log.error("engine %s is lost: %s", replica.member.url, why)
-        replica.state, replica.why, replica.retry_at = "joining", why, time.monotonic() + _RETRY_S
+        replica.state, replica.why, replica.retry_at = EngineState.JOINING, why, time.monotonic() + _RETRY_S
         url = replica.member.url
         self._evicting.add(url)
         self._note_quorum()

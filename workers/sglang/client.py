@@ -24,6 +24,7 @@ import aiohttp
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.fleet import MemberConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError
+from penstock.protocol.presence import EnginePresence
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import LogprobKind
 from penstock.weights.model_folder import read_eos_token_ids, read_vocab_size
@@ -123,7 +124,7 @@ class SglangClient(ABC):
         """Whether answers tell the experts that saw each token."""
         return self.routing is not None
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[EnginePresence]:
         """Its servers with their states, for presence; [] of one that is a single server."""
         return []
 

@@ -1,10 +1,12 @@
 """Waits are followed to the last one: what the chain of each ends in."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from console.cli.why import chains
+from penstock.protocol.presence import WorkerPresence, WorkerState
 
 LANES = ("suspect", "resume", "eval", "score", "train")
 GATE = "the gate: trainer:actor has to publish a version that consumes what was admitted (4 of 4 places are taken)"
@@ -13,7 +15,7 @@ GROUPS = "4 more groups (0 of 4 are ready, 0 are queued or running)"
 RUNNING = "4 more groups (0 of 4 are ready, 7 are queued or running)"
 PRODUCER = {"part": "producer", "host": "h", "pid": 7, "age_s": 1.0}
 BUFFER = {"part": "buffer", "host": "h", "pid": 8, "age_s": 1.0}
-WORKER = {"name": "w.1", "state": "serving", "running": 0, "why": ""}
+WORKER = WorkerPresence(name="w.1", state=WorkerState.SERVING)
 FIRST = "trainer:actor waits since 9 s for batch 3 of buffer:actor"
 
 
@@ -66,12 +68,14 @@ SILENT = {**PRODUCER, "age_s": 40.0}
         (state(TRAINER, BUSY, queued=7, workers=[]), 2, "no worker is there: start one"),
         (state(TRAINER, BUSY, queued=7, paused=["train"]), 2, "lane train is paused by a person, with 7 jobs in it"),
         (
-            state(TRAINER, BUSY, leased=7, workers=[{**WORKER, "running": 5}]),
+            state(TRAINER, BUSY, leased=7, workers=[replace(WORKER, running=5)]),
             2,
             "workers are at work: 5 samples are be",
         ),
         (
-            state(TRAINER, BUSY, queued=7, workers=[{**WORKER, "state": "crash loop", "why": "no CUDA device"}]),
+            state(
+                TRAINER, BUSY, queued=7, workers=[replace(WORKER, state=WorkerState.CRASH_LOOP, why="no CUDA device")]
+            ),
             2,
             "worker w.1 is in the state crash loop: no CUDA device",
         ),

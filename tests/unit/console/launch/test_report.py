@@ -15,6 +15,7 @@ import penstock
 from console.launch.live import Live
 from console.launch.report import draw, read_rows, setup_versions, summarize, write_summary
 from penstock.config import Config
+from penstock.protocol.presence import WorkerPresence
 
 
 @dataclass
@@ -120,9 +121,7 @@ SNAPSHOT: dict[str, Any] = {
     "step": 12,
     "lanes": {"train": {"queued": 5, "leased": 2}, "eval": {"queued": 1, "leased": 0}},
     "ready": 4,
-    "workers": [
-        {"name": "worker-0", "version": 12, "running": 7, "slots": 64, "tokens_per_s": 1234.6, "state": "running"}
-    ],
+    "workers": [WorkerPresence(name="worker-0", version=12, running=7, slots=64, tokens_per_s=1234.6, state="serving")],
     "trainers": [{"name": "actor", "step": 12, "reward_mean": 0.41, "staleness_max": 3, "staleness_mean": 1.25}],
     "waits": [
         {"who": "worker:worker-0:intake", "what": "a job", "since_s": 7.0},

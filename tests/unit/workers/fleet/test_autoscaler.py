@@ -7,6 +7,7 @@ import pytest
 
 from penstock.config import Config
 from penstock.config.fleet import AutoscaleConfig
+from penstock.protocol.presence import WorkerPresence
 from workers.capacity import Capacity
 from workers.fleet.autoscaler import Autoscaler, Load, wanted
 from workers.fleet.pressure import Pressure
@@ -118,12 +119,12 @@ class Plant:
             "lanes": {"train": {"queued": self.queued / self.N, "leased": self.running}},
             "delayed": 0,
             "workers": [
-                {
-                    "samples": 1_000, "generated_tokens": 1_000 * self.LENGTH, "running": self.running / number,
-                    "tokens_per_s": self.running * self.RATE / number, "open_samples": self.running / number,
-                    "held": self.running / number,
-                    "capacity_tokens_per_s": one.tokens_per_s,
-                }
+                WorkerPresence(
+                    samples=1_000, generated_tokens=1_000 * self.LENGTH, running=self.running / number,
+                    tokens_per_s=self.running * self.RATE / number, open_samples=self.running / number,
+                    held=self.running / number,
+                    capacity_tokens_per_s=one.tokens_per_s,
+                )
                 for one in self.capacities
             ],
             "subs": [
@@ -161,16 +162,16 @@ def test_the_load_is_read_out_of_snapshots() -> None:
             "lanes": {"train": {"queued": 10, "leased": 5}, "eval": {"queued": 1, "leased": 0}},
             "delayed": 2,
             "workers": [
-                {
-                    "samples": 100,
-                    "generated_tokens": 50_000,
-                    "tokens_per_s": 900.0,
-                    "running": 9,
-                    "held": 4,
-                    "open_samples": 11,
-                    "capacity_tokens_per_s": 4_000.0,
-                },
-                {"samples": 0, "generated_tokens": 0, "tokens_per_s": 0.0, "running": 0, "capacity_tokens_per_s": 0.0},
+                WorkerPresence(
+                    samples=100,
+                    generated_tokens=50_000,
+                    tokens_per_s=900.0,
+                    running=9,
+                    held=4,
+                    open_samples=11,
+                    capacity_tokens_per_s=4_000.0,
+                ),
+                WorkerPresence(),
             ],
             "subs": [
                 {"name": "actor", "driving": 1, "cut": cut, "size": 32, "per_version": 2, "bound": 3},

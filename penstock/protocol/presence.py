@@ -1,0 +1,208 @@
+"""A worker's presence: what it shows of itself in Redis twice a second, and how everybody else reads it."""
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from penstock.errors import ProtocolError
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.codec import unpack
+from penstock.protocol.records.field_checks import checks_of
+from penstock.redis.control import Client
+from penstock.words import shown
+
+log = logging.getLogger(__name__)
+
+#: A worker whose presence is older takes part in nothing: nobody waits for it, and its weights are not kept for it.
+FRESH_S = 10.0
+
+
+class WorkerState(StrEnum):
+    """What a worker is doing, as far as others can count on it."""
+
+    #: Its engine is on its way up for the first time.
+    STARTING = "starting"
+    #: Its engine is up and no version has been loaded.
+    NO_WEIGHTS = "no weights"
+    SERVING = "serving"
+    #: It serves an older version, because the newest one cannot be loaded.
+    CANNOT_LOAD = "cannot load"
+    #: Its engine has given up memory.
+    OFFLOADED = "offloaded"
+    RESTARTING_ENGINE = "restarting engine"
+    #: An external engine, or all engines behind its router, do not answer.
+    ENGINE_AWAY = "engine away"
+    #: Its engine failed again and again; it is tried again now and then.
+    CRASH_LOOP = "crash loop"
+    #: It takes no more jobs and leaves when those that it holds have ended.
+    DRAINING = "draining"
+
+
+class EngineState(StrEnum):
+    """What an engine behind a worker's router is doing."""
+
+    #: It has no weights yet, or not ours.
+    JOINING = "joining"
+    SERVING = "serving"
+    #: It ends what it has.
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePresence:
+    """One engine behind a worker's router."""
+
+    url: str = ""
+    #: regular | prefill | decode
+    worker_type: str = "regular"
+    #: Where decode engines fetch KV from; prefill only.
+    bootstrap_port: int | None = None
+    #: An ``EngineState``.
+    state: str = ""
+    #: Version of its weights; -1 for none.
+    version: int = -1
+    #: Why it does not serve; '' where it does.
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPresence:
+    """What a worker shows of itself. The names of the fields are those of the record in Redis.
+
+    A field that another version of penstock does not write has its default.
+    """
+
+    #: As it was started (``--name``), a dot, and a random end; unique.
+    name: str = ""
+    #: When it was written, by the worker's clock (Unix time, seconds).
+    at: float = 0.0
+    host: str = ""
+    #: Of the worker's process.
+    pid: int = 0
+    #: Kind and version of its engine.
+    engine: str = ""
+    #: Of the engine's process; 0 where it has none.
+    engine_pid: int = 0
+    #: Address of its engine or router, without a password.
+    url: str = ""
+    #: Version of the weights that it draws with; -1 before the first.
+    version: int = -1
+    #: A ``WorkerState``, or a word that only another version of penstock knows.
+    state: str = ""
+    #: Jobs that it has leased.
+    held: int = 0
+    #: Samples that are being drawn.
+    running: int = 0
+    #: Most samples that are drawn at once.
+    slots: int = 0
+    #: Tokens drawn per second, smoothed over the last few seconds.
+    tokens_per_s: float = 0.0
+    #: Tokens per second with all slots full; 0 as long as they never were.
+    capacity_tokens_per_s: float = 0.0
+    #: Samples of held jobs that are not committed.
+    open_samples: int = 0
+    #: Since it started: tokens drawn, samples and groups committed, jobs failed, leases lost.
+    generated_tokens: int = 0
+    samples: int = 0
+    groups: int = 0
+    failed: int = 0
+    lost_leases: int = 0
+    #: Revision of the list of payload servers that it writes by.
+    servers_rev: int = 0
+    engine_restarts: int = 0
+    #: Whether its engine was started by somebody else.
+    external: bool = False
+    #: Why it does not do what it should; '' where it does.
+    why: str = ""
+    #: GPUs of its engine that weights can be sent to; 0: none can.
+    ranks: int = 0
+    #: Tags of the memory that its engine has given up.
+    offloaded: list[str] = field(default_factory=list)
+    #: Whether health checks of its engine are left out.
+    unwatched: bool = False
+    #: Up to when (Unix time, seconds) it has followed calls for lost engines.
+    revived_at: float = 0.0
+    #: Where its own metrics are; '' for nowhere.
+    metrics: str = ""
+    #: Those behind its router; [] of a worker with a single engine.
+    engines: list[EnginePresence] = field(default_factory=list)
+    #: Seconds since it was written, when it was read; not in the record.
+    age_s: float = field(default=0.0, compare=False)
+
+    @property
+    def started_as(self) -> str:
+        """The name that it was started with."""
+        return self.name.rsplit(".", 1)[0]
+
+    @property
+    def engine_urls(self) -> list[str]:
+        """Addresses of its engines: those behind its router, or the one that it has."""
+        return [one.url for one in self.engines if one.url] or ([self.url] if self.url else [])
+
+    @property
+    def reason(self) -> str:
+        """Why it does not do what it should, or else what it is doing."""
+        return self.why or self.state
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain values, every field by its name, as they stand in Redis."""
+        record = asdict(self)
+        del record["age_s"]
+        return record
+
+    @classmethod
+    def from_record(cls, record: Any, *, now: float | None = None) -> "WorkerPresence":
+        """What ``to_record`` gave, by whichever version of penstock; fields that this one does not know are left out.
+
+        Args:
+            now: what its age is reckoned by (Unix time, seconds); None: this machine's clock.
+
+        Raises:
+            ProtocolError: a field cannot be what it should be; names the worker.
+        """
+        what = f"The presence of worker {record.get('name')!s:.200}" if isinstance(record, dict) else "A presence"
+        known = _known(cls, record, what)
+        at = float(known.get("at", 0.0))
+        if not math.isfinite(at):
+            raise ProtocolError(f"{what} was written at no time: {at}.")
+        known["engines"] = [EnginePresence(**_known(EnginePresence, one, what)) for one in known.get("engines", ())]
+        known["age_s"] = max(0.0, (time.time() if now is None else now) - at)
+        return cls(**known)
+
+
+def _known(cls: type, record: Any, what: str) -> dict[str, Any]:
+    """The fields of ``cls`` that a record has."""
+    if not isinstance(record, dict):
+        raise ProtocolError(f"{what} is not a record that penstock wrote.")
+    checks = checks_of(cls)
+    for name, check in checks.items():
+        if name in record and not check(record[name]):
+            raise ProtocolError(f"{what} has a field {name} that it cannot have: {shown(record[name])}.")
+    return {name: record[name] for name in cls.__dataclass_fields__ if name in record}  # type: ignore[attr-defined]
+
+
+def parse_workers(records: Mapping[bytes, bytes], *, now: float | None = None) -> list[WorkerPresence]:
+    """The workers of the hash ``workers``, by name. One whose record cannot be read is logged and left out."""
+    found = []
+    for name, raw in sorted(records.items()):
+        try:
+            record = unpack(raw, f"The presence of worker {name.decode(errors='replace')}")
+            named = {"name": name.decode(), **record} if isinstance(record, dict) else record
+            found.append(WorkerPresence.from_record(named, now=now))
+        except (ProtocolError, UnicodeDecodeError) as exc:
+            log.warning("a worker cannot be read and is left out: %s", exc)
+    return found
+
+
+def read_workers(client: Client, keys: Keys) -> list[WorkerPresence]:
+    """All workers that have a presence, those that are gone and not yet tidied up too. Blocks for a round trip."""
+    return parse_workers(client.hgetall(keys.workers))
+
+
+def live_workers(client: Client, keys: Keys) -> list[WorkerPresence]:
+    """The workers that are alive. Blocks for a round trip."""
+    return [one for one in read_workers(client, keys) if one.age_s <= FRESH_S]

@@ -1,0 +1,80 @@
+"""A worker's presence: read by every version of penstock, and one that is broken is nobody else's trouble."""
+
+import math
+import time
+from typing import Any
+
+import pytest
+
+from penstock.errors import ProtocolError
+from penstock.protocol.keys import Keys
+from penstock.protocol.presence import (
+    FRESH_S,
+    EnginePresence,
+    EngineState,
+    WorkerPresence,
+    WorkerState,
+    live_workers,
+    parse_workers,
+)
+from penstock.protocol.records.codec import pack, unpack
+
+KEYS = Keys("run")
+ENGINES = [EnginePresence(url="http://h:1", worker_type="prefill", bootstrap_port=9, state=EngineState.SERVING)]
+WORKER = WorkerPresence(name="w.1", at=5.0, version=3, state=WorkerState.SERVING, offloaded=["kv"], engines=ENGINES)
+
+
+def packed(**changes: Any) -> bytes:
+    return pack(WORKER.to_record() | changes)
+
+
+def test_what_a_worker_shows_is_read_back() -> None:
+    record = unpack(packed(), "presence")
+    found = WorkerPresence.from_record(record, now=7.0)
+    assert found == WORKER
+    assert (found.age_s, found.started_as, found.engine_urls) == (2.0, "w", ["http://h:1"])
+    assert record["state"] == "serving"
+    assert record["engines"][0]["bootstrap_port"] == 9
+    assert "age_s" not in record
+
+
+def test_the_record_has_the_names_that_other_versions_read() -> None:
+    assert sorted(WORKER.to_record()) == sorted([
+        "name", "at", "host", "pid", "engine", "engine_pid", "url", "version", "state", "held", "running", "slots",
+        "tokens_per_s", "capacity_tokens_per_s", "open_samples", "generated_tokens", "samples", "groups", "failed",
+        "lost_leases", "servers_rev", "engine_restarts", "external", "why", "ranks", "offloaded", "unwatched",
+        "revived_at", "metrics", "engines",
+    ])  # fmt: skip
+
+
+def test_a_worker_of_another_version_is_read_as_far_as_it_goes() -> None:
+    older = WorkerPresence.from_record({"name": "w", "at": 1, "version": 3, "state": "serving"})
+    assert (older.version, older.ranks, older.offloaded, older.engines) == (3, 0, [], [])
+    newer = WorkerPresence.from_record(unpack(packed(colour="red", state="dreaming"), "presence"))
+    assert (newer.version, newer.state) == (3, "dreaming")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"version": "3"}, {"at": math.nan}, {"at": None}, {"engines": [1]}, {"engines": [{"url": 1}]}, {"name": 4}],
+)
+def test_a_field_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="The presence of worker"):
+        WorkerPresence.from_record(unpack(packed(**changes), "presence"))
+
+
+@pytest.mark.parametrize("broken", [b"", b"\xc1", pack([1]), packed(version="3"), packed(at=math.inf)])
+def test_a_broken_worker_is_left_out_and_logged(broken: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    found = parse_workers({b"a": broken, b"b": pack({"version": 2}), b"w.1": packed()})
+    assert [(one.name, one.version) for one in found] == [("b", 2), ("w.1", 3)]
+    assert "a worker cannot be read and is left out" in caplog.text
+
+
+def test_a_worker_lives_as_long_as_its_presence_is_fresh() -> None:
+    class Client:
+        def hgetall(self, name: str) -> dict[bytes, bytes]:
+            assert name == KEYS.workers
+            now = time.time()
+            return {b"gone": packed(at=now - FRESH_S - 1), b"here": packed(at=now), b"ahead": packed(at=now + 60)}
+
+    assert [one.age_s for one in live_workers(Client(), KEYS)] == [0.0, pytest.approx(0.0, abs=1.0)]
