@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from consumers.trainer import Trainer as Trainer
     from consumers.weights.sources import Shards as Shards
     from consumers.weights.sources import concatenated as concatenated
+    from consumers.weights.transports.sender import Sender as Sender
     from penstock.config import Config as Config
     from penstock.errors import ConfigError as ConfigError
     from penstock.errors import DataEnded as DataEnded
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.protocol.records.sample import Sample as Sample
     from workers.jobs.environments import Environment as Environment
     from workers.jobs.environments import Observation as Observation
+    from workers.weights.receive.receiver import Receiver as Receiver
 
 __version__ = "0.1.0"
 
@@ -51,6 +53,7 @@ _LAZY = {
     "Observation": "workers.jobs.environments",
     "OwnershipLost": "penstock.errors",
     "PenstockError": "penstock.errors",
+    "Receiver": "workers.weights.receive.receiver",
     "Request": "consumers.adapters.requests",
     "Requests": "consumers.adapters.requests",
     "RolesApart": "penstock.errors",
@@ -59,6 +62,7 @@ _LAZY = {
     "Sample": "penstock.protocol.records.sample",
     "Score": "consumers.scorer",
     "Scorer": "consumers.scorer",
+    "Sender": "consumers.weights.transports.sender",
     "Shards": "consumers.weights.sources",
     "Trainer": "consumers.trainer",
     "TrlRollouts": "consumers.adapters.trl",
@@ -81,6 +85,7 @@ __all__ = [
     "Observation",
     "OwnershipLost",
     "PenstockError",
+    "Receiver",
     "Request",
     "Requests",
     "RolesApart",
@@ -89,6 +94,7 @@ __all__ = [
     "Sample",
     "Score",
     "Scorer",
+    "Sender",
     "Shards",
     "Trainer",
     "TrlRollouts",

@@ -140,14 +140,7 @@ def is_colocated(config: Config) -> bool:
     """Whether engines share the trainer's GPUs."""
     if config.trainer.colocate is not None:
         return config.trainer.colocate
-    return _is_own_gpu(config)
-
-
-def _is_own_gpu(config: Config) -> bool:
-    """Whether weights go to engines on the GPU that they are on, rank 0's, and to no others."""
-    trainer = config.trainer
-    own_servers = trainer.transport == "checkpoint_engine" and trainer.parameter_server_gpus is None
-    return trainer.transport == "cuda_ipc" or own_servers
+    return config.trainer.sends_to_own_gpu
 
 
 def _deal(
@@ -156,7 +149,7 @@ def _deal(
     """GPUs of each worker."""
     count, total = config.worker.count, config.worker.count * per_engine
     if trainer and is_colocated(config):
-        pool = trainer[:1] if _is_own_gpu(config) else trainer
+        pool = trainer[:1] if config.trainer.sends_to_own_gpu else trainer
         if per_engine > len(pool):
             raise ConfigError(
                 f"An engine takes {_count(per_engine)} ({_sizes(config)}), and those that it may share with the "

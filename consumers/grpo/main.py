@@ -34,7 +34,7 @@ from consumers.grpo import checkpoint
 from consumers.grpo.evaluate import Evaluation
 from consumers.grpo.step import GRPO
 from consumers.trainer import Trainer
-from consumers.weights.collective import agree_with_engines
+from consumers.weights.transports.sender import sender_of
 from penstock.config import Config
 from penstock.config.out_of_memory import trainer_error
 from penstock.errors import ConfigError, DataEnded, PenstockError, WaitTimeout
@@ -296,8 +296,8 @@ def _rank_main(rank: int, config: Config, store: str) -> None:
     if config.trainer.device == "cuda":
         # "cuda" names the present device: one for each rank, or all would share the first.
         torch.cuda.set_device(rank)
-    if config.trainer.transport == "nccl":
-        agree_with_engines()
+    if (sender := sender_of(config.trainer.transport)) is not None:
+        sender.set_up()
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     try:
         code = _run_rank(config, rank, size)

@@ -1,4 +1,4 @@
-"""Names of rewards, environments and filters in a configuration: penstock's own, or ``module:name`` of the user's.
+"""Names of code in a configuration (rewards, filters, transports, ...): penstock's own, or ``module:name`` of a user's.
 
 Only how they are written is checked here, without importing anything; user_imports.py imports them before a start.
 """
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import AfterValidator
+
+from penstock.weights.transport import TRANSPORTS
 
 #: Rewards and filters of penstock's own. All environments are the user's.
 REWARDS = ("exact_match", "math_verify")
@@ -29,4 +31,5 @@ def _named(kind: str, own: tuple[str, ...] = (), like: str = "module:function") 
 #: What the keys of the configuration hold.
 RewardName = Annotated[str, AfterValidator(_named("reward", REWARDS))]
 FilterName = Annotated[str, AfterValidator(_named("filter", FILTERS))]
+TransportName = Annotated[str, AfterValidator(_named("transport", tuple(TRANSPORTS), like="module:Class"))]
 EnvironmentName = Annotated[str, AfterValidator(_named("environment", like="module:Class"))]

@@ -17,6 +17,7 @@ from penstock.config.section import Section, checked_name
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
 from penstock.config.worker import WorkerConfig
+from penstock.weights.transport import TRANSPORTS, transport
 
 
 class DebugConfig(Section):
@@ -119,18 +120,18 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _transport_can_work(self) -> Self:
-        transport, on_cpu = self.trainer.transport, self.engine.args.get("device") == "cpu"
-        gpus = self.trainer.parameter_server_gpus
-        if gpus is not None and transport != "checkpoint_engine":
+        name, on_cpu = self.trainer.transport, self.engine.args.get("device") == "cpu"
+        way, gpus = transport(name), self.trainer.parameter_server_gpus
+        if gpus is not None and not way.has_parameter_servers:
+            owners = ", ".join(one for one, known in TRANSPORTS.items() if known.has_parameter_servers)
             raise ValueError(
-                f"trainer.parameter_server_gpus is for trainer.transport checkpoint_engine, and that is {transport}: "
-                "leave it away"
+                f"trainer.parameter_server_gpus is for trainer.transport {owners}, and that is {name}: leave it away"
             )
         if gpus is not None and len(set(gpus)) < len(gpus):
             raise ValueError(f"trainer.parameter_server_gpus {gpus} names a GPU twice: one parameter server is on each")
-        if transport in ("nccl", "cuda_ipc", "checkpoint_engine") and (on_cpu or self.trainer.device == "cpu"):
+        if way.needs_gpu and (on_cpu or self.trainer.device == "cpu"):
             raise ValueError(
-                f"trainer.transport {transport} moves weights between GPUs, and trainer.device is "
+                f"trainer.transport {name} moves weights between GPUs, and trainer.device is "
                 f"{self.trainer.device}{' and engine.args.device cpu' if on_cpu else ''}: use disk, or gloo on CPUs"
             )
         return self

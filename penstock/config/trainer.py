@@ -5,8 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config.buffer import FilterConfig
+from penstock.config.code_names import TransportName
 from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.config.subscription import SubscriptionConfig
+from penstock.weights.transport import transport
 
 #: Kinds of devices that torch knows; a number behind a colon names one of them.
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu")
@@ -96,9 +98,9 @@ class TrainerConfig(Section):
     #: Folder of published weights; None: runs/NAME/weights.
     weights_dir: str | None = None
     #: How new weights reach engines that are ready: disk, nccl or gloo (a process group of trainer and engines),
-    #: cuda_ipc (engines on the trainer's GPU), or checkpoint_engine (its parameter servers on the engines' GPUs). The
-    #: folder is written first either way; who misses a transfer loads it.
-    transport: Literal["disk", "nccl", "gloo", "cuda_ipc", "checkpoint_engine"] = "disk"
+    #: cuda_ipc (engines on the trainer's GPU), checkpoint_engine (its parameter servers on the engines' GPUs), or your
+    #: own, module:Class (docs/consumers.md). The folder is written first either way; who misses a transfer loads it.
+    transport: TransportName = "disk"
     #: Longest wait for workers to be ready for a transfer, and longest transfer; after it that version goes by disk.
     transfer_timeout_s: Seconds = 30.0
     #: `penstock run`: engines run on the trainer's GPUs (on rank 0's with cuda_ipc); leave room for both by
@@ -119,6 +121,12 @@ class TrainerConfig(Section):
     #: Stop when held-out accuracy has reached this, where the version drew at least 0.95 of the evaluated tokens itself
     #: (see ``data.eval_pinned``); None: train all steps.
     stop_at_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @property
+    def sends_to_own_gpu(self) -> bool:
+        """Whether weights are sent to engines on the trainer's own GPU, that of rank 0, and to no others."""
+        way = transport(self.transport)
+        return way.on_trainers_gpu or (way.has_parameter_servers and self.parameter_server_gpus is None)
 
     @field_validator("name")
     @classmethod

@@ -19,8 +19,6 @@ from penstock.protocol.scripts import Call, Value, script
 
 #: A transfer's record outlives the transfer by so much.
 LIFE_MS = 3_600_000
-#: Transports that need every receiver at once.
-COLLECTIVE = ("nccl", "gloo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Enrollment(Record):
     url: str
     #: Processes of the engine that hold weights.
     num_ranks: int
-    #: The process group its engine is in already, or ''.
+    #: What the sender has to know of its engine: the process group that it is in already; '' for nothing.
     group: str = ""
 
 
@@ -43,7 +41,7 @@ class Decision(Record):
     id: str
     #: Worker -> its first rank in the group. Whoever is not here loads the folder.
     ranks: dict[str, int] = field(default_factory=dict)
-    #: nccl | gloo | cuda_ipc | checkpoint_engine
+    #: As the publication has it; '' where nobody receives.
     transport: str = ""
     #: Process group and where it meets; '' for the others.
     group: str = ""
@@ -78,8 +76,9 @@ def decide(keys: Keys, model: str, decision: Decision) -> Call[bool]:
 
 
 def report(keys: Keys, model: str, id_: str, what: str, worker: str, text: str) -> Call[bool]:
-    """``what``: ``f`` its engine is frozen and waits, ``r`` what came of it ('' is fine), by the worker; ``h`` where it
-    meets parameter servers, ``s`` that it was sent to ('' or what went wrong), by the trainer."""
+    """``what``: ``f`` its engine is frozen and waits, ``r`` what came of it ('' is fine), by the worker; ``h`` what
+    it has to know (where parameter servers are, say), ``s`` that it was sent to ('' or what went wrong), by the
+    trainer."""
     args: list[Value] = [keys.prefix, id_, f"{what}:{worker}", text]
     return Call(script("transfer_report"), [keys.transfer(model)], args, bool)
 

@@ -30,6 +30,7 @@ def named(config: Config) -> list[tuple[str, str]]:
     found += [(f"{key}.environment", at.environment) for key, at in datasets if at.environment]
     found += [("trainer.filter.functions", name) for name in config.trainer.filter.functions]
     found += [("buffer.filters", name) for name in config.buffer.filters]
+    found += [("trainer.transport", config.trainer.transport)]
     return [pair for pair in dict.fromkeys(found) if ":" in pair[1]]
 
 

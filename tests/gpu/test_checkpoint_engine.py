@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from consumers.trainer import Trainer
+from consumers.weights.transports.checkpoint_engine import CheckpointEngine, ParameterServers
 from penstock.protocol.keys import Keys
 from tests.gpu.conftest import Make
 from tests.gpu.test_one_gpu import load, play, publish
@@ -21,6 +22,12 @@ from workers.main import Worker
 pytest.importorskip("checkpoint_engine")
 
 LONG = {"max_new_tokens": 400, "ignore_eos": True}
+
+
+def parameter_servers(trainer: Trainer) -> ParameterServers:
+    sender = trainer.publisher.sender
+    assert isinstance(sender, CheckpointEngine)
+    return sender.servers
 
 
 @pytest.mark.timeout(600)
@@ -37,7 +44,7 @@ def test_T16_the_engine_serves_what_parameter_servers_hand_it(
             sent = trainer.publisher.last
             assert sent is not None
             assert (len(sent.workers), sent.failure) == (1, "")
-            pids.append(trainer.publisher.servers.pids)
+            pids.append(parameter_servers(trainer).pids)
         assert pids[0] == pids[1] == pids[2], "a server outlives a version"
         by_servers = await worker.services.engine.checksum()
         assert checkpoint_is_whole(trainer)
@@ -79,7 +86,7 @@ def test_an_engine_is_let_go_that_waits_for_a_server_that_is_gone(
     async def body(worker: Worker, trainer: Trainer) -> None:
         await publish(worker, trainer, load(gpu_models[1]))
         await until(lambda: presence(client, keys)["state"] == "serving")
-        servers = trainer.publisher.servers
+        servers = parameter_servers(trainer)
         update = servers.update
 
         def stopped_first(timeout_s: float) -> dict[str, str]:

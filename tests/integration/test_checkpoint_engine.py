@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from consumers.trainer import Trainer
+from consumers.weights.transports.checkpoint_engine import CheckpointEngine, ParameterServers
 from penstock.config import Config, ModelConfig
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import unpack
@@ -73,7 +74,9 @@ def make(
 ) -> Make:
     monkeypatch.syspath_prepend(str(STAND_INS))
     monkeypatch.setenv("PYTHONPATH", f"{STAND_INS}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
-    monkeypatch.setattr("consumers.weights.publisher.gpu_ids", lambda indices: [GPUS[index] for index in indices])
+    monkeypatch.setattr(
+        "consumers.weights.transports.checkpoint_engine.gpu_ids", lambda indices: [GPUS[index] for index in indices]
+    )
 
     def make(url: str, **trainer: Any) -> Config:
         settings = {
@@ -99,6 +102,12 @@ async def publish(trainer: Trainer, folder: Path) -> int:
     again = {"run": trainer.config.run, "subscription": trainer.name, "batch": 0}
     await asyncio.to_thread(trainer.load_state_dict, again)
     return await asyncio.wait_for(asyncio.to_thread(trainer.publish, load(folder)), PATIENCE_S)
+
+
+def parameter_servers(trainer: Trainer) -> ParameterServers:
+    sender = trainer.publisher.sender
+    assert isinstance(sender, CheckpointEngine)
+    return sender.servers
 
 
 @pytest.mark.timeout(600)
@@ -132,7 +141,7 @@ async def test_T16_parameter_servers_hand_the_weights_to_engines_or_the_folder_d
         for fake in engines.fakes:
             fake.controls.clear()
         assert await published(2) == ""
-        pids = trainer.publisher.servers.pids
+        pids = parameter_servers(trainer).pids
         for fake, got in zip(engines.fakes, engines.got, strict=True):
             assert got["2"] == checksums(models[2])
             body = fake.handles[-1]
@@ -154,11 +163,11 @@ async def test_T16_parameter_servers_hand_the_weights_to_engines_or_the_folder_d
 
         # New servers; the next version goes through them again, whatever became of the last.
         assert await published(4) == ""
-        assert not set(trainer.publisher.servers.pids) & set(pids)
+        assert not set(parameter_servers(trainer).pids) & set(pids)
         assert [got["4"] for got in engines.got] == [checksums(models[4])] * 2
 
         # A server that hangs, with both engines at their sockets: time-out, then the folder.
-        engines.meanwhile = lambda: os.kill(trainer.publisher.servers.pids[1], signal.SIGSTOP)
+        engines.meanwhile = lambda: os.kill(parameter_servers(trainer).pids[1], signal.SIGSTOP)
         trainer.publisher._config = make(one.url, transfer_timeout_s=4.0)
         assert "did not answer in time" in await published(5)
         assert len(engines.failures) == 3

@@ -153,10 +153,10 @@ async def test_T16_a_real_engine_takes_buckets_and_the_folder_when_a_member_dies
             assert await publish(1) in ("", "nobody")
             await until(lambda: presence(client, keys)["state"] == "serving")
             assert await publish(2) == ""
-            group = worker.updates._receiver._joined()
+            group = worker.updates.transfers.receiver("gloo").standing
             assert group
             assert await publish(3) == ""
-            assert worker.updates._receiver._joined() == group
+            assert worker.updates.transfers.receiver("gloo").standing == group
             with member(redis_server, keys, "m", 1, 2, "SIGKILL"):
                 await until(lambda: client.hexists(keys.workers, "m"), limit_s=PATIENCE_S)
                 assert await publish(4) != ""

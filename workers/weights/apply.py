@@ -15,12 +15,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.protocol.records.publication import Publication
 from workers.engine import Engine
 from workers.jobs.gate import Gate
+from workers.weights.receive.transfers import Transfers
 
 Policy = Literal["in_place", "abort", "drain"]
 T = TypeVar("T")
@@ -47,18 +48,8 @@ class ApplyReport:
     num_aborted: int
 
 
-class Receiver(Protocol):
-    """Brings weights without the disk."""
-
-    def may_take(self, publication: Publication) -> bool: ...
-
-    async def prepare(self, publication: Publication) -> "Callable[[], Awaitable[bool]] | None":
-        """Arrange it with the trainer; what brings them once the engine is held still, or None: load the folder."""
-        ...
-
-
 async def apply_publication(
-    engine: Engine, gate: Gate, publication: Publication, policy: Policy, receiver: Receiver | None = None
+    engine: Engine, gate: Gate, publication: Publication, policy: Policy, transfers: Transfers | None = None
 ) -> ApplyReport:
     """Load ``publication`` into ``engine``. Blocks until it is loaded; ``drain`` blocks for the running samples.
 
@@ -72,7 +63,7 @@ async def apply_publication(
     """
     async with gate.applying:
         _refuse_backwards(engine, publication)
-        by_disk = receiver is None or not receiver.may_take(publication)
+        by_disk = transfers is None or not transfers.may_take(publication)
         if by_disk:
             await engine.verify(publication)
         else:
@@ -82,19 +73,19 @@ async def apply_publication(
             with gate.samples.held(f"version {publication.version} waits for running samples to end"):
                 await gate.samples.empty()
                 waited = time.perf_counter() - started
-                load = await _prepare(engine, publication, None if by_disk else receiver)
+                load = await _prepare(engine, publication, None if by_disk else transfers)
                 return await _to_the_end(_load_idle(engine, gate, publication, policy, waited, load))
-        load = await _prepare(engine, publication, None if by_disk else receiver)
+        load = await _prepare(engine, publication, None if by_disk else transfers)
         if policy == "abort":
             return await _to_the_end(_load_idle(engine, gate, publication, policy, 0.0, load))
         return await _to_the_end(_load_frozen(engine, gate, publication, load))
 
 
-async def _prepare(engine: Engine, publication: Publication, receiver: Receiver | None) -> Load:
-    """How to load: as the receiver has arranged it, or the folder, verified."""
-    receive = await receiver.prepare(publication) if receiver is not None else None
+async def _prepare(engine: Engine, publication: Publication, transfers: Transfers | None) -> Load:
+    """How to load: as it was arranged with the trainer, or the folder, verified."""
+    receive = await transfers.prepare(publication) if transfers is not None else None
     if receive is None:
-        if receiver is not None:
+        if transfers is not None:
             await engine.verify(publication)
         return lambda: engine.load(publication)
     return lambda: engine.load(publication, receive)

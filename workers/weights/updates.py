@@ -17,7 +17,7 @@ from workers.health import shorten
 from workers.services import Services
 from workers.weights.apply import ApplyReport, Policy, apply_publication
 from workers.weights.memory import Memory
-from workers.weights.receive import Receiver
+from workers.weights.receive.transfers import Transfers
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,12 @@ class Updates:
         self._last_wish = b"0-0"
         #: What the engine's memory is to be.
         self.memory = Memory(services)
-        self._receiver = Receiver(
+        #: Weights that come without the disk.
+        self.transfers = Transfers(
             services.engine,
             services.keys,
             services.worker,
+            named=services.config.trainer.transport,
             control=services.control,
             reader=reader,
             waiting=waiting,
@@ -105,6 +107,7 @@ class Updates:
         await self._read_aside()
         for publication in await self._to_start_with(newest):
             try:
+                self.transfers.check(publication)
                 await self._hold(publication)
                 await self._services.engine.start(publication)
             except PublishError as exc:
@@ -227,6 +230,7 @@ class Updates:
                 continue
             birth = services.births
             try:
+                self.transfers.check(newest)
                 await self._hold(newest)
                 await self._cohort_ends(newest)
                 await self._evaluation_ends(newest)
@@ -252,8 +256,10 @@ class Updates:
         birth, newest = services.births, await self.look()
         weights_back = "weights" in services.engine.offloaded and "weights" not in self.memory.wanted
         try:
+            if weights_back and newest is not None:
+                self.transfers.check(newest)
             await self.memory.settle(newest, self.policy)
-        except EngineDied as exc:
+        except (EngineDied, PublishError) as exc:
             log.warning("the engine died of a change of memory: %s", exc)
             services.lose_engine(birth)
         else:
@@ -265,7 +271,7 @@ class Updates:
         """Apply, but for an engine that is lost meanwhile: its successor has weights of its own. None then."""
         lost = asyncio.create_task(self._services.engine_lost.wait())
         applying = asyncio.create_task(
-            apply_publication(self._services.engine, self._services.gate, newest, self.policy, self._receiver)
+            apply_publication(self._services.engine, self._services.gate, newest, self.policy, self.transfers)
         )
         try:
             await asyncio.wait({applying, lost}, return_when=asyncio.FIRST_COMPLETED)

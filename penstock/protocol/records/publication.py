@@ -13,8 +13,7 @@ class Publication(Record):
 
     model: str
     version: int
-    #: disk | nccl | gloo | cuda_ipc | checkpoint_engine: how workers that are ready at once may take it. The folder is
-    #: there either way.
+    #: ``trainer.transport``: how workers that are ready at once may take it. The folder is there either way.
     transport: str
     #: Folder with config, tokenizer, safetensors and index.
     path: str

@@ -122,8 +122,3 @@ def test_missing_and_strange_files_are_refused(good: Publication, reference: Ten
     Path(good.path).mkdir()
     with pytest.raises(PublishError, match="no safetensors"):
         verify_publication(replace(good, checksums={}), reference)
-
-
-def test_a_transport_that_is_not_built_is_refused(good: Publication, reference: Tensors) -> None:
-    with pytest.raises(PublishError, match="use one of disk, nccl"):
-        verify_publication(replace(good, transport="pigeon"), reference)

@@ -2,20 +2,18 @@
 
 import json
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from consumers.weights.checkpoint_engine import check_installed, gpu_ids
-from consumers.weights.collective import TransferFailed
-from consumers.weights.parameter_server import register
-from consumers.weights.publisher import Publisher
+from consumers.weights.transfer import TransferFailed
+from consumers.weights.transports.checkpoint_engine import check_installed, check_served, gpu_ids
+from consumers.weights.transports.parameter_server import register
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.transfers import Enrollment
-from workers.weights.receive import read_handles
+from workers.weights.receive.checkpoint_engine import read_handles
 
 GOOD = {
     "GPU-8f2c6b1e-2222-3333-4444-555555555555": "ipc://@checkpoint-engine-GPU-8f2c6b1e-2222-3333-4444-555555555555-0.sock"
@@ -111,7 +109,6 @@ def test_published_files_are_never_pinned_in_place() -> None:
 )
 def test_every_server_has_one_engine_process_on_this_machine(engines: list[Enrollment], says: str) -> None:
     """Another one would wait for ever, and with it all of them."""
-    publisher: Any = SimpleNamespace(servers=SimpleNamespace(gpus=["GPU-1", "GPU-2", "GPU-3"]))
     ready = {one.worker: one for one in engines}
     with pytest.raises(TransferFailed, match=says) if says else nullcontext():
-        Publisher._check_served(publisher, ready)
+        check_served(ready, num_gpus=3)

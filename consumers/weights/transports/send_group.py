@@ -22,7 +22,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from penstock.errors import PublishError
+from consumers.weights.transfer import TransferFailed
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +31,6 @@ _LOOK_S = 0.0005
 _ABORT_S = 2.0
 #: torch names a group's backend by its first device.
 _DEVICE = {"gloo": "cpu", "nccl": "cuda"}
-
-
-class TransferFailed(PublishError):
-    """A transfer did not reach every member; its version goes by disk."""
-
-
-def agree_with_engines() -> None:
-    """Set what NCCL must be told alike at both ends of a group, unless it is set.
-
-    SGLang turns cuMem off in its servers, and a group whose ends differ in it never comes to be. NCCL reads it once in
-    a process: say it before the first group on a GPU is made.
-    """
-    os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
 
 
 class SendGroup:
@@ -62,6 +49,8 @@ class SendGroup:
         self.backend = backend
         self.world_size = world_size
         self.timeout_s = timeout_s
+        #: Whether its members have joined, or join with the first bucket.
+        self.is_connected = False
         self._timeout = timedelta(seconds=timeout_s)
         self._group: Any = None
         listener = socket.create_server((address, 0))
@@ -83,6 +72,7 @@ class SendGroup:
         Raises TransferFailed after ``timeout_s``.
         """
         self._in_time(self._make, f"not every engine joined group {self.name}")
+        self.is_connected = True
 
     def _make(self) -> None:
         # As torch.distributed wraps the store for a group of this name: once for the caller's prefix, once for the
@@ -163,12 +153,6 @@ def _environment(**values: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def flatten(bucket: "list[tuple[str, Tensor]]", device: torch.device) -> Tensor:
-    """[N] the bytes of a bucket's tensors, one behind the other, on ``device``."""
-    parts = [tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8) for _, tensor in bucket]
-    return torch.cat(parts)
 
 
 def _first_line(exc: BaseException) -> str:

@@ -7,9 +7,10 @@ nowhere else: nothing pickled stands in Redis, and nothing is unpickled here.
 import base64
 import io
 import json
+import logging
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -19,13 +20,45 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from consumers.weights.collective import TransferFailed
+from consumers.weights.transfer import Bucket, Transfer, TransferFailed
+from consumers.weights.transports.device import trainers_device
+from consumers.weights.transports.sender import Sender
+
+log = logging.getLogger(__name__)
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 #: Place of the device's index in what torch needs to rebuild a CUDA tensor.
 _DEVICE_INDEX = 6
 #: Longest answer that is read.
 _ANSWER_BYTES = 65536
+
+
+class CudaIpc(Sender):
+    """Handles of each bucket to every engine, while its worker holds it still."""
+
+    def send(self, transfer: Transfer) -> None:
+        transfer.decide()
+        held = transfer.await_held()
+        engines = {name: (one.url, one.num_ranks) for name, one in transfer.workers.items() if name in held}
+        device, version = trainers_device(self.config), str(transfer.publication.version)
+        for bucket, is_last in _marked(transfer.buckets()):
+            on_device = [(name, tensor.to(device)) for name, tensor in bucket]
+            failed = send(on_device, engines, version if is_last else None, transfer.timeout_s)
+            for worker, why in failed.items():
+                log.warning("worker %s takes this version from the disk: %s", worker, why)
+                transfer.end(worker, why)
+                del engines[worker]
+        for worker in engines:
+            transfer.end(worker)
+
+
+def _marked(buckets: Iterator[Bucket]) -> Iterator[tuple[Bucket, bool]]:
+    """Each bucket, and whether it is the last."""
+    bucket = next(buckets, None)
+    while bucket is not None:
+        following = next(buckets, None)
+        yield bucket, following is None
+        bucket = following
 
 
 class _Pickler(ForkingPickler):

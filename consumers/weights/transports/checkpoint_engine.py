@@ -22,16 +22,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from consumers.weights.collective import TransferFailed
-from consumers.weights.parameter_server import LISTENER
+from consumers.weights.transfer import Transfer, TransferFailed
+from consumers.weights.transports import ipc
+from consumers.weights.transports.parameter_server import LISTENER
+from consumers.weights.transports.sender import Sender
+from penstock.config import TrainerConfig
 from penstock.errors import ConfigError
+from penstock.protocol import transfers
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.transfers import Enrollment
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +45,56 @@ log = logging.getLogger(__name__)
 _RELEASE_S = 2.0
 #: Longest wait for a killed server to be gone.
 _GONE_S = 5.0
+
+
+class CheckpointEngine(Sender):
+    """Parameter servers read the folder of a version while engines generate, and hand it to those that are ready."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        super().__init__(config)
+        check_installed()
+        self._servers: ParameterServers | None = None
+
+    @property
+    def servers(self) -> "ParameterServers":
+        """Made when they are first asked for; raises ConfigError."""
+        if self._servers is None:
+            self._servers = ParameterServers(gpu_ids(self.config.parameter_server_gpus), self.config.bucket_bytes)
+        return self._servers
+
+    def begin(self, publication: Publication) -> None:
+        self.servers.begin(transfers.id_of(publication), Path(publication.path))
+
+    def send(self, transfer: Transfer) -> None:
+        check_served(transfer.workers, len(self.servers.gpus))
+        self.servers.loaded(transfer.left_s)
+        transfer.decide()
+        if missing := transfer.workers.keys() - transfer.await_held():
+            raise TransferFailed(f"worker {min(missing)} did not hold its engine still in time")
+        handles = json.dumps(self.servers.update(transfer.timeout_s))
+        for worker in transfer.workers:
+            transfer.tell(worker, handles)
+        transfer.await_received()
+        self.servers.finish(transfer.timeout_s)
+
+    def abandon(self) -> None:
+        if self._servers is not None:
+            self._servers.abandon()
+
+
+def check_served(engines: Mapping[str, Enrollment], num_gpus: int) -> None:
+    """Raise TransferFailed unless each parameter server has exactly one process of an engine on this machine.
+
+    It would wait for another one for ever.
+    """
+    for one in engines.values():
+        ipc.check_local(one.url)
+    num_ranks = sum(one.num_ranks for one in engines.values())
+    if num_ranks != num_gpus:
+        raise TransferFailed(
+            f"engines that are ready have {num_ranks} processes, and there are parameter servers on {num_gpus} "
+            "GPUs (trainer.parameter_server_gpus): checkpoint-engine serves one process on each"
+        )
 
 
 def check_installed() -> None:
@@ -133,10 +189,6 @@ class ParameterServers:
         if handles:
             release(list(handles.values()))
 
-    def close(self) -> None:
-        """End the servers."""
-        self.abandon()
-
     def _start(self) -> None:
         # A socket of ours, so that nobody else takes the port and nobody elsewhere can reach it.
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -154,7 +206,7 @@ class ParameterServers:
             for rank, gpu in enumerate(self.gpus):
                 own = {"RANK": str(rank), "CUDA_VISIBLE_DEVICES": gpu}
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "consumers.weights.parameter_server"],
+                    [sys.executable, "-m", "consumers.weights.transports.parameter_server"],
                     env={**inherited, **shared, **own},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

@@ -1,0 +1,185 @@
+"""One version on its way to the workers that are ready for it, as rank 0 sees it (penstock/protocol/transfers.py)."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from penstock.config import TrainerConfig
+from penstock.errors import PublishError
+from penstock.protocol import transfers
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.transfers import Decision, Enrollment
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import Control
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+#: Tensors by the names that the engine loads; at most ``trainer.bucket_bytes``, or one tensor.
+Bucket: TypeAlias = "list[tuple[str, Tensor]]"
+
+_LOOK_S = 0.003
+#: How often the workers that are about to be ready are looked up.
+_EXPECT_S = 0.5
+
+
+class TransferFailed(PublishError):
+    """A transfer did not reach every member; its version goes by disk."""
+
+
+class Transfer:
+    """What a sender is given of one version: who is ready, the weights, and a word to and from each worker.
+
+    Each of its waits blocks for at most ``timeout_s``, and is named in `penstock why`.
+
+    Args:
+        walk: begins to gather the weights once more, bucket by bucket; every rank of a sharded source is in it.
+    """
+
+    def __init__(
+        self,
+        publication: Publication,
+        config: TrainerConfig,
+        walk: Callable[[], Iterator[Bucket]],
+        *,
+        keys: Keys,
+        control: Control,
+        waiting: Waiting,
+    ) -> None:
+        self.publication = publication
+        #: Name of this transfer.
+        self.id = transfers.id_of(publication)
+        #: Workers that are ready, by name.
+        self.workers: dict[str, Enrollment] = {}
+        #: ``trainer.transfer_timeout_s`` and ``trainer.bucket_bytes``.
+        self.timeout_s, self.bucket_bytes = config.transfer_timeout_s, config.bucket_bytes
+        self._deadline = time.monotonic() + self.timeout_s
+        self._keys, self._control, self._waiting = keys, control, waiting
+        self._begin_walk = walk
+        self._walk: Iterator[Bucket] | None = None
+        #: What ended the walk before its end: of the source, not of the transfer.
+        self._source_failure: Exception | None = None
+        self._is_decided = False
+        #: Workers of the decision that were not told yet how it ended.
+        self._waiting_for_end: set[str] = set()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left of the time for workers to be ready."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def await_workers(self, expected: Callable[[], Collection[str]]) -> None:
+        """Block until the workers that are expected have enrolled, or the time is over."""
+        key = self._keys.transfer(self.publication.model)
+        wanted, looked = set(expected()), time.monotonic()
+        while True:
+            self.workers = transfers.enrolled(self._control.do(lambda client: client.hgetall(key)))
+            if time.monotonic() - looked > _EXPECT_S:
+                wanted, looked = set(expected()), time.monotonic()
+            missing = wanted - self.workers.keys()
+            if not missing or not self.left_s:
+                break
+            self._waiting.for_(f"worker {min(missing)} to be ready for version {self.publication.version}")
+            time.sleep(_LOOK_S)
+        self._waiting.end()
+        if missing:
+            version = self.publication.version
+            log.warning("version %d goes by disk to %s: not ready in time", version, sorted(missing))
+
+    # --- for senders ------------------------------------------------------------------------------------------------
+
+    def decide(self, ranks: Mapping[str, int] | None = None, **where: Any) -> None:
+        """Say once who receives it, and what they have to know for it; other workers load the folder.
+
+        Args:
+            ranks: worker -> its first rank in a process group; None: every worker that is ready, as rank 0.
+            where: fields of ``Decision``: ``group``, ``address``, ``port``, ``world_size``.
+
+        Raises:
+            TransferFailed: another version took its place.
+        """
+        ranks = dict.fromkeys(self.workers, 0) if ranks is None else dict(ranks)
+        decision = Decision(self.id, ranks, self.publication.transport, bucket_bytes=self.bucket_bytes, **where)
+        self._waiting_for_end = set(ranks)
+        if not self._decide(decision):
+            raise TransferFailed("another version took its place")
+
+    def buckets(self) -> Iterator[Bucket]:
+        """Whole tensors, bucket by bucket, each on the device where it was gathered. Blocks for the other ranks."""
+        while (bucket := self._next()) is not None:
+            yield bucket
+
+    def await_held(self) -> set[str]:
+        """Workers that hold their engine still, once all do or the time is over: until then it must not be written."""
+        return set(self._await_reports("f", "to hold its engine still"))
+
+    def tell(self, worker: str, text: str) -> None:
+        """What the worker waits for in ``Arrival.told``: where it finds the weights, for instance."""
+        self._report("h", worker, text)
+
+    def await_received(self) -> None:
+        """Block until every worker that was told something has the weights. Raises TransferFailed on the first not."""
+        took = self._await_reports("r", "to take the weights", stop_at_failure=True)
+        failed = [(worker, why) for worker, why in took.items() if why]
+        failed += [(worker, "it did not answer in time") for worker in self.workers if worker not in took]
+        if failed:
+            raise TransferFailed(f"worker {failed[0][0]} did not take the weights: {failed[0][1]}")
+
+    def end(self, worker: str, why: str = "") -> None:
+        """The worker has the weights, or loads the folder because of ``why``; for one that waits to be told so."""
+        self._waiting_for_end.discard(worker)
+        self._report("s", worker, why)
+
+    # --- for the publisher ------------------------------------------------------------------------------------------
+
+    def close(self, failure: str) -> None:
+        """Let go whoever waits: workers without a decision or an end, and other ranks in the walk.
+
+        Raises:
+            Exception: what the source of the weights raised.
+        """
+        if not self._is_decided:
+            self._decide(Decision(self.id))
+        if failure:
+            for worker in sorted(self._waiting_for_end):
+                self.end(worker, failure)
+        if self._source_failure is not None:
+            raise self._source_failure
+        if self._walk is not None:
+            for _ in self._walk:
+                pass
+
+    def _next(self) -> "Bucket | None":
+        if self._walk is None:
+            self._walk = self._begin_walk()
+        try:
+            return next(self._walk, None)
+        except Exception as exc:
+            self._source_failure = exc
+            raise
+
+    def _decide(self, decision: Decision) -> bool:
+        self._is_decided = True
+        return self._control.call(transfers.decide(self._keys, self.publication.model, decision))
+
+    def _report(self, what: str, worker: str, text: str) -> None:
+        self._control.call(transfers.report(self._keys, self.publication.model, self.id, what, worker, text))
+
+    def _await_reports(self, what: str, until: str, *, stop_at_failure: bool = False) -> dict[str, str]:
+        """What workers report, once all have or the time is over."""
+        key, fields = self._keys.transfer(self.publication.model), [f"{what}:{name}" for name in self.workers]
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            values = self._control.do(lambda client: client.hmget(key, fields))
+            said = {name: text.decode() for name, text in zip(self.workers, values, strict=True) if text is not None}
+            missing = self.workers.keys() - said.keys()
+            if not missing or time.monotonic() > deadline or (stop_at_failure and any(said.values())):
+                break
+            self._waiting.for_(f"worker {min(missing)} {until}")
+            time.sleep(_LOOK_S)
+        self._waiting.end()
+        return said

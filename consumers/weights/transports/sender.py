@@ -1,0 +1,62 @@
+"""The trainer's side of a transport, and its class by name."""
+
+from abc import ABC, abstractmethod
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar
+
+from penstock.errors import ConfigError
+from penstock.system.user_code import find
+from penstock.weights.transport import TRANSPORTS, transport
+
+if TYPE_CHECKING:
+    from consumers.weights.transfer import Transfer
+    from penstock.config import TrainerConfig
+    from penstock.protocol.records.publication import Publication
+
+
+class Sender(ABC):
+    """Hands weights to engines that are ready. Every rank of the trainer has one as long as it lives; rank 0 uses it.
+
+    A version's folder is complete and announced before :meth:`send` is called, so whatever it raises costs time and
+    never a version: workers that wait are told why, and load the folder.
+    """
+
+    #: The worker's side, ``module:Class``, of one that is not penstock's own.
+    receiver: ClassVar[str] = ""
+
+    def __init__(self, config: "TrainerConfig") -> None:
+        self.config = config
+
+    @classmethod  # noqa: B027
+    def set_up(cls) -> None:
+        """Set what must be set in each process of the trainer before it makes a process group."""
+
+    def begin(self, publication: "Publication") -> None:  # noqa: B027
+        """A version is about to be announced: begin what needs no worker, and return at once."""
+
+    @abstractmethod
+    def send(self, transfer: "Transfer") -> None:
+        """Send to ``transfer.workers``, of which there is at least one: decide who receives, then send. Blocks.
+
+        Raises:
+            TransferFailed, or anything else: workers of the decision that were not told how it ended load the folder.
+        """
+
+    def abandon(self) -> None:  # noqa: B027
+        """A transfer failed: drop what is left of it, so that nobody waits in it and the next one begins anew."""
+
+    def close(self) -> None:
+        """The trainer ends."""
+        self.abandon()
+
+
+def sender_of(name: str) -> type[Sender] | None:
+    """The class of ``trainer.transport``; None where nothing is sent. Imports its module; raises ConfigError."""
+    path = transport(name).sender
+    if name in TRANSPORTS:
+        module, _, attribute = path.partition(":")
+        return getattr(import_module(f"consumers.weights.transports.{module}"), attribute) if path else None
+    found = find(path, "trainer.transport")
+    if not (isinstance(found, type) and issubclass(found, Sender)):
+        raise ConfigError(f"trainer.transport {name} is no sender: derive its class from penstock.Sender.")
+    return found

@@ -1,0 +1,86 @@
+"""Whatever becomes of a transfer, nobody is left waiting in it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from consumers.weights.transfer import Bucket, Transfer, TransferFailed
+from penstock.config import TrainerConfig
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.transfers import Decision, Enrollment
+
+
+class Redis:
+    """Takes down what is decided and reported."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.is_open = is_open
+        self.decisions: list[Decision] = []
+        self.reports: list[tuple[str, str]] = []
+
+    def call(self, call: Any) -> bool:
+        if len(call.args) == 3:
+            self.decisions.append(Decision.from_bytes(call.args[2]))
+        else:
+            self.reports.append((call.args[2], call.args[3]))
+        return self.is_open
+
+
+def a_transfer(redis: Redis, walk: Iterator[Bucket] | None = None) -> Transfer:
+    publication = Publication(model="policy", version=3, transport="cuda_ipc", path="/weights")
+    control: Any = redis
+    waiting: Any = None
+    transfer = Transfer(
+        publication, TrainerConfig(), lambda: walk or iter(()), keys=Keys("run"), control=control, waiting=waiting
+    )
+    transfer.workers = {name: Enrollment(name, "http://127.0.0.1:1", 1) for name in ("a", "b")}
+    return transfer
+
+
+def buckets(count: int, failure: Exception | None = None) -> Iterator[Bucket]:
+    for number in range(count):
+        yield [(str(number), torch.zeros(1))]
+    if failure is not None:
+        raise failure
+
+
+def test_a_sender_that_fails_before_it_decided_lets_workers_go() -> None:
+    redis = Redis()
+    a_transfer(redis).close("no room")
+    assert redis.decisions == [Decision("3-0")]
+    assert redis.reports == []
+
+
+def test_a_sender_that_fails_later_tells_who_still_waits() -> None:
+    redis = Redis()
+    transfer = a_transfer(redis)
+    transfer.decide()
+    transfer.end("a", "its engine is gone")
+    transfer.close("out of memory")
+    assert [sorted(one.ranks) for one in redis.decisions] == [["a", "b"]]
+    assert redis.reports == [("s:a", "its engine is gone"), ("s:b", "out of memory")]
+
+
+def test_a_version_that_was_overtaken_is_not_sent() -> None:
+    with pytest.raises(TransferFailed, match="another version took its place"):
+        a_transfer(Redis(is_open=False)).decide()
+
+
+def test_the_walk_is_gone_to_its_end_for_the_other_ranks() -> None:
+    walk = buckets(3)
+    transfer = a_transfer(Redis(), walk)
+    for _ in transfer.buckets():
+        break
+    transfer.close("the first bucket failed")
+    assert next(walk, None) is None
+
+
+def test_what_the_source_raises_is_not_taken_for_a_failed_transfer() -> None:
+    transfer = a_transfer(Redis(), buckets(1, RuntimeError("a rank is gone")))
+    with pytest.raises(RuntimeError):
+        list(transfer.buckets())
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        transfer.close("the weights could not be sent")

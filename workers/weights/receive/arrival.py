@@ -1,0 +1,103 @@
+"""One version on its way to this worker, and a word to and from the trainer (penstock/protocol/transfers.py)."""
+
+import asyncio
+import time
+from typing import Any
+
+from penstock.errors import EngineDied, EngineError
+from penstock.protocol import transfers
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.transfers import Decision
+from penstock.redis.control import AsyncControl
+from workers.engine import Engine
+
+_LOOK_S = 0.003
+#: The trainer gives up first, so that a member is not lost for being slow.
+MARGIN_S = 5.0
+
+
+class Arrival:
+    """What a receiver is given of one version, and of the decision who takes it.
+
+    Args:
+        timeout_s: ``trainer.transfer_timeout_s``.
+    """
+
+    def __init__(
+        self,
+        publication: Publication,
+        decision: Decision,
+        *,
+        worker: str,
+        engine: Engine,
+        keys: Keys,
+        control: AsyncControl,
+        timeout_s: float,
+    ) -> None:
+        self.publication = publication
+        self.decision = decision
+        self._worker = worker
+        self._engine = engine
+        self._key = keys.transfer(publication.model)
+        self._keys = keys
+        self._control = control
+        self._timeout_s = timeout_s
+        #: Whether the trainer waits to hear what came of it.
+        self._is_awaited = False
+
+    @property
+    def rank(self) -> int:
+        """First rank of the engine in the process group of the decision."""
+        return self.decision.ranks[self._worker]
+
+    async def post(self, path: str, body: dict[str, Any]) -> str:
+        """Have the engine's server do something: '' when it did, else why not. Raises EngineDied without an answer."""
+        try:
+            answer = await self._engine.post(path, body, timeout_s=self._timeout_s + MARGIN_S)
+        except EngineDied:
+            raise
+        except EngineError as exc:
+            raise EngineDied(f"the engine is stuck in a transfer of weights: {exc}") from exc
+        return "" if answer.get("success") else (str(answer.get("message", answer))[:500] or "no reason was given")
+
+    async def told(self) -> str:
+        """Say that the engine is held still, and wait for what ``Transfer.tell`` tells this worker.
+
+        Raises:
+            NotSent: the trainer gave up, or is silent.
+        """
+        field, text = await self._first_of("h", "s")
+        if field == "s":
+            raise NotSent(text or "the trainer had nothing to tell")
+        self._is_awaited = True
+        return text
+
+    async def sent(self) -> str:
+        """Say that the engine is held still, and wait for ``Transfer.end``: '' when the trainer has written to it."""
+        return (await self._first_of("s"))[1]
+
+    async def answer(self, failure: str) -> None:
+        """Tell the trainer what came of it: that it failed, or what it waits for."""
+        if failure or self._is_awaited:
+            await self._report("r", failure)
+
+    async def _first_of(self, *fields: str) -> tuple[str, str]:
+        await self._report("f", "")
+        names = [f"{field}:{self._worker}" for field in fields]
+        deadline = time.monotonic() + 2 * self._timeout_s + MARGIN_S
+        while time.monotonic() < deadline:
+            said = await self._control.do(lambda client: client.hmget(self._key, names))
+            for field, text in zip(fields, said, strict=True):
+                if text is not None:
+                    return field, text.decode(errors="replace")
+            await asyncio.sleep(_LOOK_S)
+        raise NotSent("the trainer did not send it in time")
+
+    async def _report(self, what: str, text: str) -> None:
+        call = transfers.report(self._keys, self.publication.model, self.decision.id, what, self._worker, text)
+        await self._control.call(call)
+
+
+class NotSent(Exception):
+    """The trainer did not send the weights: why. The folder is loaded."""

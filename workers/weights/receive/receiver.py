@@ -1,0 +1,63 @@
+"""The worker's side of a transport, and its class by name."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.system.user_code import find
+from penstock.weights.transport import TRANSPORTS
+from workers.engine import Engine
+
+if TYPE_CHECKING:
+    from workers.weights.receive.arrival import Arrival
+
+
+class Receiver(ABC):
+    """Takes weights into a worker's engine. It lives as long as the worker; its calls do not overlap.
+
+    Args:
+        birth: counts the engine's starts: a new engine knows nothing of what the last one was told.
+    """
+
+    def __init__(self, engine: Engine, birth: Callable[[], int]) -> None:
+        self.engine = engine
+        self.birth = birth
+
+    @property
+    def standing(self) -> str:
+        """What the sender should know of this engine before it decides: ``Enrollment.group``."""
+        return ""
+
+    async def prepare(self, arrival: "Arrival") -> None:  # noqa: B027
+        """It was decided that this worker takes part; its engine still generates. Raises PublishError."""
+
+    @abstractmethod
+    async def receive(self, arrival: "Arrival") -> str:
+        """Take the weights into the engine, which is held still: no token is drawn until this returns.
+
+        Returns:
+            '' when the engine has them, else why not: it loads the folder.
+
+        Raises:
+            EngineDied: the engine does not answer; its successor loads the folder. Anything else: as a reason.
+        """
+
+
+def receiver_of(name: str) -> type[Receiver]:
+    """The class of one of penstock's own that is sent. Imports its module."""
+    module, _, attribute = TRANSPORTS[name].receiver.partition(":")
+    found: type[Receiver] = getattr(import_module(f"workers.weights.receive.{module}"), attribute)
+    return found
+
+
+def users_receiver(name: str) -> type[Receiver]:
+    """The class that a user's sender ``module:Class`` names. Imports both modules; raises ConfigError."""
+    named: Any = getattr(find(name, "trainer.transport"), "receiver", None)
+    if not isinstance(named, str) or not named:
+        raise ConfigError(f"trainer.transport {name} names no receiver: write receiver = 'module:Class' in its class.")
+    found = find(named, f"The receiver of trainer.transport {name},")
+    if not (isinstance(found, type) and issubclass(found, Receiver)):
+        raise ConfigError(f"The receiver {named} is none: derive its class from penstock.Receiver.")
+    return found

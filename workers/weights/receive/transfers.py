@@ -1,0 +1,164 @@
+"""The worker's part in weights that come without the disk (penstock/protocol/transfers.py).
+
+    prepare   enroll, wait for the decision; the engine goes on generating (drain: it has ended)
+    receive   the engine is held still, and takes the weights as its transport has it (one file each, beside this)
+
+Whatever goes wrong before the first bytes costs nothing; after it the engine's weights are mixed, and the folder is
+loaded before it goes on. An engine that does not answer at all sits in a collective whose trainer or other member is
+dead: it is lost, and its successor loads the folder.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from penstock.errors import EngineDied, PenstockError, ProtocolError, PublishError
+from penstock.protocol import transfers
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.transfers import Decision, Enrollment
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import AsyncControl, Client
+from penstock.weights.transport import TRANSPORTS, transport
+from penstock.words import said
+from workers.engine import Engine
+from workers.weights.receive.arrival import MARGIN_S, Arrival, NotSent
+from workers.weights.receive.receiver import Receiver, receiver_of, users_receiver
+
+log = logging.getLogger(__name__)
+
+#: Takes the weights into an engine that is held still; False when they have to be loaded from the folder.
+Receive = Callable[[], Awaitable[bool]]
+
+_BLOCK_MS = 200
+
+
+async def _read(streams: dict[str, bytes], client: Client) -> Any:
+    return await client.xread(streams, block=_BLOCK_MS)
+
+
+class Transfers:
+    """Enrolls one engine for transfers, and has it receive them.
+
+    Args:
+        named: ``trainer.transport`` of this worker's own configuration. Its class is imported here where it is a
+            user's: raises ConfigError.
+        reader: a connection for blocking reads that nothing else uses meanwhile.
+        timeout_s: ``trainer.transfer_timeout_s``.
+        birth: counts the engine's starts.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        keys: Keys,
+        worker: str,
+        *,
+        named: str,
+        control: AsyncControl,
+        reader: AsyncControl,
+        waiting: Waiting,
+        timeout_s: float,
+        birth: Callable[[], int],
+    ) -> None:
+        self._engine = engine
+        self._keys = keys
+        self._worker = worker
+        self._named = named
+        self._control = control
+        self._reader = reader
+        self._waiting = waiting
+        self._timeout_s = timeout_s
+        self._birth = birth
+        self._receivers: dict[type[Receiver], Receiver] = {}
+        self._users = None if named in TRANSPORTS else users_receiver(named)
+
+    def check(self, publication: Publication) -> None:
+        """Raise PublishError on a transport that is neither penstock's own nor named by this worker's configuration.
+
+        A publication comes from Redis, and whoever writes there must not choose what is imported here.
+        """
+        if publication.transport in TRANSPORTS or publication.transport == self._named:
+            return
+        raise PublishError(
+            f"publication {publication.version} of {publication.model!r} is by {publication.transport!r}, and this "
+            f"worker's trainer.transport is {self._named}: name the same in both configurations, or use one of "
+            f"{', '.join(TRANSPORTS)}."
+        )
+
+    def may_take(self, publication: Publication) -> bool:
+        """Whether this engine can get these weights without the disk."""
+        return transport(publication.transport).is_sent and bool(publication.index) and self._engine.info.num_ranks > 0
+
+    def receiver(self, name: str) -> Receiver:
+        """What takes weights by this transport; made when it is first needed."""
+        kind = self._users if self._users is not None and name == self._named else receiver_of(name)
+        if kind not in self._receivers:
+            self._receivers[kind] = kind(self._engine, self._birth)
+        return self._receivers[kind]
+
+    async def prepare(self, publication: Publication) -> Receive | None:
+        """Enroll, and wait until it is decided who receives. None: load the folder."""
+        if not self.may_take(publication):
+            return None
+        model, id_ = publication.model, transfers.id_of(publication)
+        receiver = self.receiver(publication.transport)
+        stream = self._keys.transfers(model)
+        newest = await self._control.do(lambda client: client.xrevrange(stream, count=1))
+        after = newest[0][0] if newest else b"0-0"
+        enrollment = Enrollment(self._worker, self._engine.url, self._engine.info.num_ranks, receiver.standing)
+        if not await self._control.call(transfers.enroll(self._keys, model, id_, enrollment)):
+            return None
+        decision = await self._decided(stream, after, id_)
+        if decision is None or self._worker not in decision.ranks or decision.transport != publication.transport:
+            return None
+        arrival = Arrival(
+            publication,
+            decision,
+            worker=self._worker,
+            engine=self._engine,
+            keys=self._keys,
+            control=self._control,
+            timeout_s=self._timeout_s,
+        )
+        await receiver.prepare(arrival)
+        return lambda: _receive(receiver, arrival)
+
+    async def _decided(self, stream: str, after: bytes, id_: str) -> Decision | None:
+        deadline = time.monotonic() + self._timeout_s + MARGIN_S
+        try:
+            while time.monotonic() < deadline:
+                self._waiting.for_(f"the trainer to decide who receives version {id_}")
+                found = await self._reader.do(partial(_read, {stream: after}))
+                for entry, fields in found[0][1] if found else []:
+                    after = entry
+                    if fields.get(b"id") == id_.encode():
+                        return Decision.from_bytes(fields.get(b"d", b""), f"decision on {id_}")
+        except ProtocolError as exc:
+            log.error("version %s is loaded from its folder: %s", id_, exc)
+            return None
+        finally:
+            self._waiting.end()
+        log.warning("version %s is loaded from its folder: the trainer did not decide in time", id_)
+        return None
+
+
+async def _receive(receiver: Receiver, arrival: Arrival) -> bool:
+    try:
+        failure = await receiver.receive(arrival)
+    except EngineDied as exc:
+        await arrival.answer(f"its engine is lost: {exc}"[:500])
+        raise
+    except NotSent as exc:
+        failure = str(exc)
+    except PenstockError:
+        raise
+    except Exception as exc:  # a user's own
+        log.exception("a receiver raised")
+        failure = f"its receiver raised {said(exc)}"
+    if failure:
+        log.warning("version %s is loaded from its folder: %s", arrival.decision.id, failure)
+    await arrival.answer(failure)
+    return not failure
