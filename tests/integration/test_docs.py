@@ -94,6 +94,7 @@ EXECUTED = (
     "docs/adapters.md: from penstock import Request, Requests",
     "docs/consumers.md: from penstock import Trainer",
     "docs/consumers.md: # in each process of the critic",
+    "docs/consumers.md: # ram_files.py",
     "docs/operations.md: penstock prepare ",
     "docs/rewards.md: # rewards.py",
     "docs/rewards.md: penstock run run.yaml --reward.function",
