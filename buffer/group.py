@@ -46,6 +46,11 @@ class Group:
     #: When this leader took it in (monotonic seconds).
     since_s: float = field(default_factory=time.monotonic)
 
+    @property
+    def newest(self) -> int:
+        """Newest version of any generated token; -1 where nothing was generated."""
+        return self.versions[-1] if self.versions else -1
+
 
 def priorities(records: Collection[SampleMeta], names: Collection[str]) -> dict[str, float]:
     """The means over a group's samples of numbers in their metadata, or in ``reward_info``; 0 where there is none.

@@ -1,18 +1,16 @@
 """Why the buffer will not cut, in words: every sentence ends a wait with a name on it (I8).
 
 The limit on admission is the gate (T3, ``places`` of the Lua helpers); the limits on cutting are the batch size, the
-groups wanted before the first batch, the bound (T4, in the cutter) and filters that cannot be asked.
+groups wanted before the first batch, the bound (T4, in the decision) and filters that cannot be asked.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from buffer.group import Group
 from buffer.payload_servers import Away
 from buffer.subscription import Subscription
-from penstock.protocol.keys import Keys
-from penstock.redis.control import Client
+from buffer.view import View
 
 
 def gates(subs: Mapping[str, Subscription]) -> list[list[str]]:
@@ -24,82 +22,48 @@ def gates(subs: Mapping[str, Subscription]) -> list[list[str]]:
     return [names for account, names in accounts.items() if account in driven]
 
 
-def holdings(sub: Subscription) -> int:
+def holdings(view: View) -> int:
     """Unused groups of a subscription in the unit of its batch size."""
-    pool = sub.pool
-    return {"groups": len(pool), "samples": pool.samples, "tokens": pool.tokens}[sub.definition.unit]
+    pool = view.pool
+    return {"groups": len(pool), "samples": pool.samples, "tokens": pool.tokens}[view.definition.unit]
 
 
-def held_up(sub: Subscription) -> str:
+def held_up(view: View) -> str:
     """Why nothing is cut whatever is ready; '' when nothing holds it up."""
-    if sub.unfilterable:
-        return f"{sub.unfilterable}: add it there and start the buffer again, or define the subscription without it"
-    if sub.stuck:
-        why = next(iter(sub.stuck.values()))
+    if view.unfilterable:
+        return f"{view.unfilterable}: add it there and start the buffer again, or define the subscription without it"
+    if view.stuck:
+        why = next(iter(view.stuck.values()))
         return (
-            f"a filter that can be asked: {why} ({len(sub.stuck)} groups wait for it; on_filter_error is stop): "
+            f"a filter that can be asked: {why} ({len(view.stuck)} groups wait for it; on_filter_error is stop): "
             "correct it and start the buffer again"
         )
     return ""
 
 
-def too_early(sub: Subscription) -> str:
+def too_early(view: View) -> str:
     """Why the first batch is not cut yet; '' when nothing holds it up, or for all but the first."""
-    ready = len(sub.pool)
-    if sub.position.cut == 0 and ready < sub.definition.min_first:
-        return f"{sub.definition.min_first - ready} more groups before the first batch ({ready} are ready)"
+    ready = len(view.pool)
+    if view.position.cut == 0 and ready < view.definition.min_first:
+        return f"{view.definition.min_first - ready} more groups before the first batch ({ready} are ready)"
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of the data, once all before it is admitted."""
-
-    #: Position of the train prompts behind the last one.
-    position: int
-    #: What is left for a batch is trained, though it is smaller than others.
-    train: bool
-    #: Groups that the run had completed when nothing was under way any more.
-    completed: int = 0
-
-
-def end_of_data(client: Client, keys: Keys) -> End | None:
-    """Where the data ended; None while there is more, or no end at all. Blocks for a round trip."""
-    position, end, last_batch = client.hmget(keys.source, "train", "end", "last_batch")
-    if end is None or int(position or 0) < int(end):
-        return None
-    return End(int(end), last_batch == b"train")
-
-
-def over(sub: Subscription) -> str:
+def over(view: View) -> str:
     """The data has ended."""
-    left = f"{holdings(sub)} of {sub.definition.size} {sub.definition.unit} are left"
+    left = f"{holdings(view)} of {view.definition.size} {view.definition.unit} are left"
     return f"more data than there is: data.epochs are over, nothing is under way, and {left}"
 
 
-def lanes(sub: Subscription) -> tuple[str, ...]:
-    """Lanes in which a job of this subscription may be."""
-    return (*sub.definition.lanes, "resume", "suspect")
-
-
-def under_way(client: Client, keys: Keys, sub: Subscription) -> int:
-    """Jobs that are queued, running or to be tried again, of this subscription's lanes or without a lane of theirs."""
-    pipe = client.pipeline(transaction=False)
-    for lane in lanes(sub):
-        pipe.xlen(keys.jobs(lane))
-    pipe.zcard(keys.delayed)
-    return sum(int(count) for count in pipe.execute())
-
-
-def short(sub: Subscription, running: int) -> str:
+def short(view: View, running: int) -> str:
     """Too few groups are ready."""
-    definition, pool = sub.definition, sub.pool
-    have, size, unit = holdings(sub), definition.size, definition.unit
+    definition, pool = view.definition, view.pool
+    have, size, unit = holdings(view), definition.size, definition.unit
     jobs = "" if unit == "groups" else " jobs"
     words = [f"{have} of {size} are ready", f"{running}{jobs} are queued or running"]
-    if sub.held:
-        words.append(f"{len(sub.held)} rejects are held back")
-    if dropped := dropped_words(sub.position.dropped):
+    if view.rejects:
+        words.append(f"{len(view.rejects)} rejects are held back")
+    if dropped := dropped_words(view.position.dropped):
         words.append(f"dropped so far: {dropped}")
     full = definition.keep_groups and len(pool) >= definition.keep_groups
     if full or (definition.keep_bytes and pool.num_bytes >= definition.keep_bytes):
@@ -120,9 +84,9 @@ def held_for_servers(away: Mapping[str, Away], groups: Iterable[Group]) -> str:
     )
 
 
-def with_drops(sub: Subscription, why: str) -> str:
+def with_drops(view: View, why: str) -> str:
     """What is waited for, and what was dropped before it, where anything was."""
-    dropped = dropped_words(sub.position.dropped)
+    dropped = dropped_words(view.position.dropped)
     return f"{why} (dropped so far: {dropped})" if dropped else why
 
 

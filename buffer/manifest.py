@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from buffer.decision import Cut
 from buffer.group import Group
 from buffer.state import State
 from buffer.subscription import Subscription
@@ -22,22 +23,8 @@ _AFTER = attrgetter("reward", "status", "temperature")
 TIMED_OUT = "timed_out"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Groups of the next batch and what the cut is guarded by."""
-
-    groups: list[Group]
-    train_version: int
-    #: Oldest version that may bear loss.
-    floor: int
-    #: Places at the gate it consumes.
-    consumes: int
-    #: Clock it was planned at.
-    clock: int
-
-
 @dataclass(slots=True)
-class _Ages:
+class Ages:
     """How old the tokens of a batch are that bear loss (T2)."""
 
     lineage: Lineage
@@ -82,42 +69,40 @@ class _Ages:
         return versions
 
 
-def make_manifest(state: State, sub: Subscription, plan: Plan) -> Manifest:
+def make_manifest(state: State, sub: Subscription, cut: Cut) -> Manifest:
     """The manifest of the next batch of ``sub``. Blocks for a round trip or two."""
     definition, lineage = sub.definition, sub.position.lineage
     bounded = bool(definition.model)
-    masks = definition.on_expiry == "mask" and bounded
-    ages = _Ages(
-        lineage, plan.train_version, bounded, plan.floor if masks else -1, newest_only=definition.mask_offpolicy
-    )
-    rows, oldest = _rows(plan, ages, state.records.read([group.job for group in plan.groups]))
+    mask_below = cut.policy.mask_below(cut.floor)
+    ages = Ages(lineage, cut.train_version, bounded, mask_below, newest_only=definition.mask_offpolicy)
+    rows, oldest = _rows(cut, ages, state.records.read([group.job for group in cut.groups]))
     return Manifest(
         sub=sub.name,
         n=sub.position.cut + 1,
-        train_version=plan.train_version,
-        bound=definition.bound if bounded else -1,
+        train_version=cut.train_version,
+        bound=cut.policy.bound,
         on_expiry=definition.on_expiry,
         mode=definition.mode,
-        mask_below=plan.floor if masks else -1,
+        mask_below=mask_below,
         mask_offpolicy=definition.mask_offpolicy,
         rows=rows,
         num_loss_tokens=ages.loss_tokens,
         num_samples=len(rows),
-        num_groups=len(plan.groups),
-        num_first_use=sum(1 for group in plan.groups if not group.uses.get(sub.account)),
+        num_groups=len(cut.groups),
+        num_first_use=sum(1 for group in cut.groups if not group.uses.get(sub.account)),
         staleness_max=ages.worst,
         staleness_mean=ages.weighted / ages.loss_tokens if ages.loss_tokens else 0.0,
         staleness_newest=ages.newest / ages.samples if ages.samples else 0.0,
-        staleness_steps=_steps(state, sub, plan, ages.oldest_loss),
+        staleness_steps=_steps(state, sub, cut, ages.oldest_loss),
         version_min=ages.oldest_loss,
         version_max=ages.newest_loss,
         seed=batch_seed(definition.seed, sub.position.cut + 1),
         split=definition.split,
         cut_s=time.time(),
-        abandoned=lineage.uncounted(oldest, plan.train_version) if bounded else [],
+        abandoned=lineage.uncounted(oldest, cut.train_version) if bounded else [],
         ledger=_ledger(sub, state.timed_out(sub)),
-        num_partial_groups=sum(1 for group in plan.groups if group.wanted > group.n),
-        num_missing_samples=sum(group.wanted - group.n for group in plan.groups),
+        num_partial_groups=sum(1 for group in cut.groups if group.wanted > group.n),
+        num_missing_samples=sum(group.wanted - group.n for group in cut.groups),
     )
 
 
@@ -137,20 +122,20 @@ def _ledger(sub: Subscription, timed_out: int) -> dict[str, Any]:
     }
 
 
-def _rows(plan: Plan, ages: _Ages, found: Sequence[Sequence[SampleMeta]]) -> tuple[list[Row], int]:
+def _rows(cut: Cut, ages: Ages, found: Sequence[Sequence[SampleMeta]]) -> tuple[list[Row], int]:
     """Rows group by group, by k within each, and the oldest version in them (not after the train version)."""
     rows: list[Row] = []
-    oldest = plan.train_version
-    for group, records in zip(plan.groups, found, strict=True):
+    oldest = cut.train_version
+    for group, records in zip(cut.groups, found, strict=True):
         # Commits come in any order; a reader who compares two runs must not see it.
         for record in sorted(records, key=attrgetter("k")):
             if record.oldest >= 0:
                 oldest = min(oldest, record.oldest)
-            rows.append(_row(group, record, ages))
+            rows.append(row_of(group, record, ages))
     return rows, oldest
 
 
-def _row(group: Group, record: SampleMeta, ages: _Ages) -> Row:
+def row_of(group: Group, record: SampleMeta, ages: Ages) -> Row:
     k = record.k
     lost = k in group.lost
     bearing = [] if lost else ages.add(record.loss_by_version, record.newest)
@@ -173,11 +158,11 @@ def why_no_loss(group: Group, records: Sequence[SampleMeta]) -> str:
     return "payload_lost" if all(record.k in group.lost for record in bearing) else "stale"
 
 
-def _steps(state: State, sub: Subscription, plan: Plan, oldest_loss: int) -> int:
+def _steps(state: State, sub: Subscription, cut: Cut, oldest_loss: int) -> int:
     """Batches that were trained between the oldest token that bears loss and this batch; -1 where nobody knows."""
     model = sub.definition.model
     before = state.batches_behind(model, oldest_loss) if model and oldest_loss >= 0 else None
     if before is None:
         return -1
-    now = sub.position.cut if sub.definition.driving else state.batches_behind(model, plan.clock)
+    now = sub.position.cut if sub.definition.driving else state.batches_behind(model, cut.clock)
     return -1 if now is None else max(0, now - before)

@@ -294,7 +294,7 @@ class State:
         else:
             self.spent.discard(group)
 
-    def used(self, sub: Subscription, groups: Iterable[Group], n: int) -> None:
+    def use(self, sub: Subscription, groups: Iterable[Group], n: int) -> None:
         """These groups went into batch ``n``."""
         for group in groups:
             group.uses[sub.account] = group.uses.get(sub.account, 0) + 1
@@ -322,13 +322,11 @@ class State:
             group.uses[sub.account] = scripts.DISPOSALS[reason]
             self._place(group)
 
-    def keep_rejects(self, sub: Subscription, count: int, fits: Callable[[Group], bool]) -> int:
-        """Up to ``count`` rejects that are held back, and fit, may be trained on after all; how many. Others stay."""
-        found = [job for job in sub.held if fits(self.groups[job])][:count]
-        for job in found:
-            del sub.held[job]
-            self._place(self.groups[job])
-        return len(found)
+    def keep_rejects(self, sub: Subscription, groups: Iterable[Group]) -> None:
+        """These rejects that are held back may be trained on after all. Others stay."""
+        for group in groups:
+            del sub.held[group.job]
+            self._place(group)
 
     def drop_rejects(self, sub: Subscription) -> None:
         """Rejects that are held back are not needed. Raises LeadershipLost."""

@@ -232,12 +232,17 @@ class Subscription:
         return over
 
     def abandoned(self) -> list[Group]:
-        """Groups of the pool that hold a version which a rewind left behind (T1); looks at every group once."""
+        """Groups of the pool that hold a version which a rewind left behind (T1), until they are given up.
+
+        Others are looked at once.
+        """
         lineage = self.position.lineage
         if lineage.abandoned != self._proven_by.abandoned:
             self._unproven = {group.job: group for group in self.pool}
-        new, self._unproven, self._proven_by = self._unproven, {}, lineage
-        return [group for group in new.values() if not all(map(lineage.lives, group.versions))]
+        self._proven_by = lineage
+        dead = [group for group in self._unproven.values() if not all(map(lineage.lives, group.versions))]
+        self._unproven = {group.job: group for group in dead}
+        return dead
 
     def forget(self, group: Group) -> None:
         """The group is no longer ready."""

@@ -24,6 +24,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, QueueFull, QueueUnavailable
 from penstock.protocol import scripts, user_failures
 from penstock.protocol.attendance import Attendance
+from penstock.protocol.gate import read_rooms
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import Admission, ensure_lanes
@@ -133,10 +134,10 @@ class Producer:
 
     def _why_closed(self, sub: str, gates: Sequence[Sequence[str]]) -> str:
         gate = [names for names in gates if names[0] == sub]
-        free, places = self._control.call(scripts.room(self._keys, gate))[sub]
+        room = self._control.do(partial(read_rooms, keys=self._keys, gates=gate))[sub]
         return (
             f"the gate: trainer:{sub} has to publish a version that consumes what was admitted "
-            f"({places - free} of {places} places are taken)"
+            f"({room.taken} of {room.places} places are taken)"
         )
 
     def _job_at(self, position: int) -> Job:

@@ -2,6 +2,12 @@
 
     staleness of a token = number of versions in (version it was drawn with, train_version] that changed the weights
 
+| at | who asks | for |
+|---|---|---|
+| admission (T3) | ``protocol/gate.py``; the judge is ``lua/admit.lua`` | ``places`` |
+| the cut (T4) | ``buffer/decision.py``; the judge is ``lua/cut.lua`` | ``floor``, ``overdue``, ``oldest_allowed`` |
+| expiry | ``buffer/decision.py``, and the manifest for what is masked | ``gives_up``, ``mask_below`` |
+
 A rewind abandons versions: they name policies that no longer exist, so they do not age anything, and what was drawn
 with one of them is not trained. The publication that follows a rewind may hold the very weights of the version that
 was restored; it does not age anything either.
@@ -12,13 +18,25 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.config import BufferConfig, StalenessConfig, TrainerConfig
+from penstock.config.staleness import MODE_BOUND
 from penstock.config.subscription import OnExpiry, Sampler, SubscriptionConfig, Value, checked
 from penstock.errors import ConfigError
 
-Mode = Literal["sync", "one_step", "async"]
+Mode = Literal["sync", "one_step", "async", "eval"]
 
-#: Bound of the modes that have one by definition.
-_BOUNDS = {"sync": 0, "one_step": 1}
+#: The bound of who has none.
+UNBOUNDED = -1
+
+
+def places(bound: int, group_budget: int, extra: int = 0) -> int:
+    """Places at the gate: most admitted groups that are neither disposed of nor consumed by a published version (T3).
+
+    Args:
+        bound: h, in versions.
+        group_budget: B, groups that one version consumes.
+        extra: groups that are let in beyond that.
+    """
+    return (1 + bound) * group_budget + extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +44,7 @@ class Policy:
     """How old data may be, and what happens to what would be too old."""
 
     mode: Mode
-    #: h: most living versions between drawing a token and the first optimizer step on it.
+    #: h: most living versions between drawing a token and the first optimizer step on it; below 0: any number.
     bound: int
     on_expiry: OnExpiry
     sampler: Sampler
@@ -41,14 +59,78 @@ class Policy:
         # Filters would leave holes in a cohort; without it a drop is refilled at the same version.
         cohort = mode == "one_step" or (mode == "sync" and not filtered)
         sampler = buffer.sampler or ("cohort" if cohort else "oldest_version")
-        on_expiry = staleness.on_expiry or ("wait" if mode in _BOUNDS else "mask")
+        on_expiry = staleness.on_expiry or ("wait" if mode in MODE_BOUND else "mask")
         if mode == "one_step" and sampler != "cohort":
             raise ConfigError(f"buffer.sampler is {sampler}, but mode one_step trains whole cohorts: leave it out.")
-        return cls(mode, _BOUNDS.get(mode, staleness.bound), on_expiry, sampler)
+        return cls(mode, MODE_BOUND.get(mode, staleness.bound), on_expiry, sampler)
 
-    def gate(self, groups_per_version: int) -> int:
-        """Most admitted groups that are neither disposed of nor consumed by a published version (T3)."""
-        return (1 + self.bound) * groups_per_version
+    @property
+    def waits(self) -> bool:
+        """True where the cut waits for what is due before it, so that nothing is given up (T4)."""
+        return self.bound >= 0 and self.on_expiry == "wait"
+
+    @property
+    def masks(self) -> bool:
+        """True where tokens that are too old bear no loss, and their group is trained."""
+        return self.bound >= 0 and self.on_expiry == "mask"
+
+    def floor(self, lineage: "Lineage", train_version: int) -> int:
+        """Oldest version that may bear loss at ``train_version``; 0 where any may."""
+        return lineage.floor(train_version, self.bound) if self.bound >= 0 else 0
+
+    def mask_below(self, floor: int) -> int:
+        """Tokens of versions below this one bear no loss in a batch with this ``floor``; -1: they are not masked."""
+        return floor if self.masks else -1
+
+    def oldest_allowed(self, floor: int) -> int:
+        """Oldest version that a group in a batch with this ``floor`` may hold, which the cut guards; -1: any."""
+        return floor if self.bound >= 0 and not self.masks else -1
+
+    def gives_up(self, oldest: int, newest: int, floor: int) -> bool:
+        """True for a group that can no longer be trained.
+
+        Args:
+            oldest, newest: versions of its tokens; -1 where nothing was drawn, which never grows old.
+            floor: oldest version that may bear loss; it only rises.
+        """
+        # Masked token by token it goes only where nothing of it would bear loss.
+        youngest = newest if self.masks else oldest
+        return 0 <= oldest < floor and 0 <= youngest < floor
+
+    def overdue(
+        self,
+        *,
+        lineage: "Lineage",
+        train_version: int,
+        group_budget: int,
+        remaining: int,
+        untrained: Mapping[int, int],
+        in_batch: Mapping[int, int],
+    ) -> list[tuple[int, int]]:
+        """T4: the versions d whose groups could not all be trained before they expire if this batch were cut.
+
+        For every living d within the bound, counting groups by their oldest version o, running ones included:
+
+            untrained(o <= d) - in_batch(o <= d) <= (bound - lag(d)) * group_budget + remaining
+
+        Args:
+            group_budget: B, groups that one version consumes.
+            remaining: R, groups that ``train_version`` still trains after this batch.
+            untrained: oldest version -> groups not in any batch.
+            in_batch: oldest version -> groups of the batch in question.
+
+        Returns:
+            (d, groups too many) for each, ascending; empty when the batch may be cut.
+        """
+        late = []
+        for d in range(self.floor(lineage, train_version), train_version):
+            if not lineage.lives(d):
+                continue
+            left = sum(c for o, c in untrained.items() if o <= d) - sum(c for o, c in in_batch.items() if o <= d)
+            allowed = (self.bound - lineage.lag(d, train_version)) * group_budget + remaining
+            if left > allowed:
+                late.append((d, left - allowed))
+        return late
 
     def definition(
         self, trainer: TrainerConfig, *, model: str, seed: int = 0, subscription: SubscriptionConfig | None = None
@@ -60,7 +142,7 @@ class Policy:
         self._check(trainer)
         wanted = subscription or trainer.subscription
         given = wanted.model_dump(exclude_none=True)
-        if wanted.driving and self.mode in _BOUNDS and {"sampler", "bound"} & given.keys():
+        if wanted.driving and self.mode in MODE_BOUND and {"sampler", "bound"} & given.keys():
             raise ConfigError(f"mode {self.mode} decides sampler and bound of who drives: leave them out.")
         if wanted.size is None and wanted.unit != "groups":
             raise ConfigError(f"A batch in {wanted.unit} needs its size: set trainer.subscription.size.")
@@ -93,7 +175,8 @@ class Policy:
                     "trainer.filter.keep_when_few has no meaning for whole cohorts, whose rejects are left out of a "
                     "smaller batch: leave it out."
                 )
-        room = self.gate(trainer.batch_groups * trainer.batches_per_version) + trainer.over_sampling_groups
+        group_budget = trainer.batch_groups * trainer.batches_per_version
+        room = places(self.bound, group_budget, trainer.over_sampling_groups)
         if trainer.min_groups_before_first_batch > room:
             raise ConfigError(
                 f"trainer.min_groups_before_first_batch is {trainer.min_groups_before_first_batch}, but the gate lets "
@@ -182,39 +265,3 @@ def train_version(clock: int, n: int, through: int, per_version: int) -> int:
 def remaining_batches(n: int, per_version: int) -> int:
     """Batches that the version of batch ``n`` still trains after it."""
     return per_version - 1 - (n - 1) % per_version
-
-
-def overdue(
-    *,
-    lineage: Lineage,
-    train_version: int,
-    bound: int,
-    group_budget: int,
-    remaining: int,
-    untrained: Mapping[int, int],
-    in_batch: Mapping[int, int],
-) -> list[tuple[int, int]]:
-    """T4: the versions d whose groups could not all be trained before they expire if this batch were cut.
-
-    For every living d within the bound, counting groups by their oldest version o, running ones included:
-
-        untrained(o <= d) - in_batch(o <= d) <= (bound - lag(d)) * group_budget + remaining
-
-    Args:
-        group_budget: B, groups that one version consumes.
-        remaining: R, groups that ``train_version`` still trains after this batch.
-        untrained: oldest version -> groups not in any batch.
-        in_batch: oldest version -> groups of the batch in question.
-
-    Returns:
-        (d, groups too many) for each, ascending; empty when the batch may be cut.
-    """
-    late = []
-    for d in range(lineage.floor(train_version, bound), train_version):
-        if not lineage.lives(d):
-            continue
-        left = sum(c for o, c in untrained.items() if o <= d) - sum(c for o, c in in_batch.items() if o <= d)
-        allowed = (bound - lineage.lag(d, train_version)) * group_budget + remaining
-        if left > allowed:
-            late.append((d, left - allowed))
-    return late

@@ -38,6 +38,7 @@ from buffer.state import State
 from penstock.config import RedisConfig
 from penstock.errors import LeadershipLost
 from penstock.protocol import partition, scripts
+from penstock.protocol.gate import read_rooms
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.sample_meta import SampleMeta
@@ -533,11 +534,11 @@ class Histories(RuleBasedStateMachine):
 
     def the_gate_counts_right(self) -> None:
         actor = self.model.subs["actor"]
-        free, places = run(self.client, scripts.room(self.keys, [["actor"]]))["actor"]
+        room = read_rooms(self.client, self.keys, [["actor"]])["actor"]
         under_way = sum(self.client.xlen(self.keys.jobs(lane)) for lane in ("train", "resume", "suspect"))
         through = int(self.client.hget(self.keys.sub("actor"), "through") or 0)
         stock = self.model.stock(actor, through)
-        assert places - free == under_way + stock, "T3: the gate's stock is what is there"
+        assert room.taken == under_way + stock, "T3: the gate's stock is what is there"
 
     def teardown(self) -> None:
         """Drain: whoever is left trains all that it may, one group at a time."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from penstock.errors import LeadershipLost
 from penstock.names import LANES
 from penstock.protocol.keys import Keys
-from penstock.redis.call import Call, Value, numbers, script, text, texts, version_field
+from penstock.redis.call import Call, Value, script, text, texts, version_field
 
 T = TypeVar("T")
 
@@ -149,19 +149,6 @@ def judge(keys: Keys, lead: Leadership, sub: str, groups: Iterable[Judged]) -> C
     for one in groups:
         args += [one.job, one.reason, int(not one.reason), int(one.raised), one.num_samples, repr(one.reward)]
     return _call("judge", keys, lead, [keys.sub(sub)], args, int)
-
-
-def room(keys: Keys, gates: Sequence[Sequence[str]]) -> Call[dict[str, tuple[int, int]]]:
-    """Places at each gate by its first subscription: (free, all); free ones below 0 are too many.
-
-    ``gates``: driving subscriptions, each with all members of its pool.
-    """
-
-    def parse(answer: Any) -> dict[str, tuple[int, int]]:
-        return {names[0]: (int(free), int(all_)) for names, (free, all_) in zip(gates, answer, strict=True)}
-
-    subs = [keys.sub(name) for names in gates for name in names]
-    return Call(script("room"), [keys.subs, *subs], [keys.prefix, numbers(gates)], parse)
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,17 +151,25 @@ def test_a_cohort_is_looked_up_by_place_and_may_have_holes() -> None:
     assert [one.seq for one in pool.places(1, 4)] == [1]
 
 
-def test_T1_abandoned_groups_are_found_once_when_they_come_and_when_a_rewind_does() -> None:
+def give_up(sub: Subscription, one: Group) -> None:
+    one.uses[sub.account] = -1
+    sub.place(one)
+
+
+def test_T1_abandoned_groups_are_found_when_they_come_and_when_a_rewind_does_until_they_are_given_up() -> None:
     sub = Subscription(Definition("actor", size=2), Position())
     old, new = group(1, 3), group(2, 3)
     sub.place(old)
     assert sub.abandoned() == []
     sub.position.lineage = Lineage(((3, 3),))
     assert sub.abandoned() == [old]
-    assert sub.abandoned() == [], "looked at already"
+    assert sub.abandoned() == [old], "not given up yet"
+    give_up(sub, old)
+    assert sub.abandoned() == []
     sub.place(new)
     sub.place(group(3, 4))
     assert sub.abandoned() == [new]
+    give_up(sub, new)
     sub.position.lineage = Lineage(((3, 3),), frozenset({5}))
     assert sub.abandoned() == [], "a repeat abandons nothing"
 

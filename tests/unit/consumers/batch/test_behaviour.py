@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from buffer.group import Group
-from buffer.manifest import _Ages, _row
+from buffer.manifest import Ages, row_of
 from consumers.adapters.requests import Requests
 from consumers.adapters.slime import train_data
 from consumers.batch import behaviour
@@ -59,8 +59,8 @@ USES: dict[str, Callable[[Batch], object]] = {
 def test_T6_the_kind_travels_from_the_record_to_the_row_and_over_the_wire() -> None:
     [sample] = make_samples({4: tiny_model(1)}, groups=1, n=1)
     _, (meta,) = payloads.pack([sample], token="t", server="s", temperature=0.7, logprob_kind="original")
-    ages = _Ages(Lineage(()), 4, counts=True, floor=-1)
-    row = _row(Group("toy/0/0", "train", 1, 1, 1, oldest=4), meta, ages)
+    ages = Ages(Lineage(()), 4, counts=True, floor=-1)
+    row = row_of(Group("toy/0/0", "train", 1, 1, 1, oldest=4), meta, ages)
     assert (row.temperature, row.logprob_kind) == (0.7, "original")
     again = Manifest.from_bytes(make_manifest([row]).to_bytes())
     assert again.rows[0].logprob_kind == "original"

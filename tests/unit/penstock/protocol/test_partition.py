@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffer.manifest import Plan, make_manifest
+from buffer.decision import Cut
+from buffer.manifest import make_manifest
 from buffer.subscription import Definition, Position, Subscription
 from penstock.errors import ConfigError
 from penstock.protocol import partition
 from penstock.protocol.records.manifest import Row
+from penstock.protocol.staleness import UNBOUNDED, Policy
 
 
 def rows_of(lengths: list[int]) -> list[Row]:
@@ -158,7 +160,7 @@ def test_T14_a_manifest_has_the_seed_of_its_batch() -> None:
     state.records.read.return_value = []
     for cut in (0, 1, 1):
         sub = Subscription(Definition("actor", seed=7), Position(cut=cut))
-        plan = Plan(groups=[], train_version=1, floor=-1, consumes=0, clock=1)
-        found.append(make_manifest(state, sub, plan).seed)
+        decided = Cut([], Policy("async", UNBOUNDED, "mask", "fifo"), train_version=1, floor=-1, consumes=0, clock=1)
+        found.append(make_manifest(state, sub, decided).seed)
     assert found == [partition.batch_seed(7, n) for n in (1, 2, 2)]
     assert found[0] != found[1]

@@ -1,6 +1,7 @@
 """Staleness as one object: versions that age, the version a batch is trained at, and what is due before a cut."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.config import BufferConfig, StalenessConfig, TrainerConfig
 from penstock.errors import ConfigError
-from penstock.protocol.staleness import Lineage, Policy, overdue, remaining_batches, train_version
+from penstock.protocol.staleness import UNBOUNDED, Lineage, Policy, places, remaining_batches, train_version
 
 VERSIONS = st.integers(1, 12)
 
@@ -101,8 +102,9 @@ def test_T4_overdue_is_what_no_order_of_training_can_save(
     groups = data.draw(st.lists(st.sampled_from(living), max_size=20)) if living else []
     batch = groups[: data.draw(st.integers(0, len(groups)))]
     budget, remaining = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 4))
-    late = overdue(
-        lineage=lineage, train_version=at, bound=bound, group_budget=budget, remaining=remaining,
+    policy = Policy("async", bound, "wait", "oldest_version")
+    late = policy.overdue(
+        lineage=lineage, train_version=at, group_budget=budget, remaining=remaining,
         untrained=Counter(groups), in_batch=Counter(batch),
     )  # fmt: skip
     left = Counter(groups) - Counter(batch)
@@ -111,8 +113,8 @@ def test_T4_overdue_is_what_no_order_of_training_can_save(
         fewer = Counter(sorted(left.elements())[many:])
         at_least = [v for v in left.elements() if v <= version]
         assert 0 < many <= len(at_least)
-        again = overdue(
-            lineage=lineage, train_version=at, bound=bound, group_budget=budget, remaining=remaining,
+        again = policy.overdue(
+            lineage=lineage, train_version=at, group_budget=budget, remaining=remaining,
             untrained=fewer, in_batch={},
         )  # fmt: skip
         assert version not in dict(again), "without that many of the oldest the version is in time"
@@ -130,9 +132,38 @@ def test_T5_modes_have_their_bound_sampler_and_expiry() -> None:
         Policy.of(StalenessConfig(mode="one_step", bound=1), BufferConfig(sampler="fifo"))
 
 
+@pytest.mark.parametrize(
+    ("on_expiry", "given_up", "mask_below", "oldest_allowed"),
+    [
+        ("wait", [(2, 2), (2, 3)], -1, 3),
+        ("drop", [(2, 2), (2, 3)], -1, 3),
+        ("mask", [(2, 2)], 3, -1),
+    ],
+)
+def test_T4_at_the_bound_a_group_is_trained_and_below_it_goes_by_what_expiry_means(
+    on_expiry: Any, given_up: list[tuple[int, int]], mask_below: int, oldest_allowed: int
+) -> None:
+    """Groups by their oldest and newest version; bound 2, version 5 is trained."""
+    policy = Policy("async", 2, on_expiry, "fifo")
+    floor = policy.floor(Lineage(), 5)
+    assert floor == 3
+    groups = [(2, 2), (2, 3), (3, 3), (3, 5), (-1, -1)]
+    assert [one for one in groups if policy.gives_up(*one, floor)] == given_up
+    assert (policy.mask_below(floor), policy.oldest_allowed(floor)) == (mask_below, oldest_allowed)
+
+
+@pytest.mark.parametrize("on_expiry", ["wait", "mask", "drop"])
+def test_who_is_not_bounded_waits_for_nothing_masks_nothing_and_gives_nothing_up(on_expiry: Any) -> None:
+    policy = Policy("async", UNBOUNDED, on_expiry, "fifo")
+    floor = policy.floor(Lineage(), 100)
+    assert (floor, policy.waits, policy.masks) == (0, False, False)
+    assert (policy.mask_below(floor), policy.oldest_allowed(floor)) == (-1, -1)
+    assert not policy.gives_up(1, 1, floor)
+
+
 def test_T3_gate_and_definition_count_groups_per_version() -> None:
     policy = Policy.of(StalenessConfig(mode="async", bound=2), BufferConfig())
     trainer = TrainerConfig(batch_groups=8, batches_per_version=4)
-    assert policy.gate(32) == 96
+    assert places(policy.bound, 32) == 96
     definition = policy.definition(trainer, model="policy")
     assert (definition["size"], definition["per_version"], definition["gb"]) == ("8", "4", "32")

@@ -1,0 +1,301 @@
+"""The decision of the cut, a pure function: no reads, no clock. The leader gathers a view, acts, and asks again.
+
+    View ─> decide ─> Cut: these groups, now
+                  ├─> Wait: what for, in words (I8)
+                  ├─> Look: what is in flight has to be known first
+                  └─> Act: Dispose, KeepRejects, Skip, Owe or Conclude, then decide anew
+
+Whatever it decides is checked again by the verb that does it, in one instant with what it is decided on.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from buffer import limits
+from buffer.group import Group
+from buffer.samplers import CohortPool
+from buffer.sizes import TooLarge, take
+from buffer.view import End, InFlight, View
+from penstock.config.subscription import MAX_BATCH_SAMPLES
+from penstock.protocol.staleness import Policy, remaining_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """These groups are the next batch, in this order."""
+
+    groups: list[Group]
+    #: What it was decided by.
+    policy: Policy
+    #: Version that the trainer holds at its first optimizer step (T2).
+    train_version: int
+    #: Oldest version that may bear loss.
+    floor: int
+    #: Places at the gate it consumes.
+    consumes: int
+    #: Clock it was decided at.
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing can be done now."""
+
+    #: What is waited for, in words.
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The view must say what is in flight, with all taken in that had completed by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispose:
+    """The subscription gives these groups up unused."""
+
+    reason: str
+    groups: list[Group]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRejects:
+    """These rejects are trained on after all, since too few other groups remain."""
+
+    groups: list[Group]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Whole cohorts of which nothing is left are passed over."""
+
+    #: The first of these places in the order of admission, and how many.
+    first: int
+    places: int
+    #: What is waited for when it is done.
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Owe:
+    """The gate owes so many groups to the batch: nothing is in flight, and what it let in is too little."""
+
+    groups: int
+    #: Groups that the run had completed when that was reckoned.
+    completed: int
+    #: What is waited for when it is done.
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """The batch never comes: the data has ended."""
+
+    #: Position of the train prompts at which it did, and groups that the run had completed by then.
+    end: int
+    completed: int
+    #: Lanes in which a job of the subscription may be, and was not.
+    lanes: tuple[str, ...]
+    #: What is waited for from then on.
+    why: str
+
+
+Act = Dispose | KeepRejects | Skip | Owe | Conclude
+Decision = Cut | Wait | Look | Act
+
+
+def decide(view: View) -> Decision:
+    """What becomes of the batch that a subscription asks for."""
+    if held_up := _hold_up(view):
+        return held_up
+    if isinstance(view.pool, CohortPool):
+        return _decide_cohort(view, view.pool)
+    try:
+        return _expiry(view) or _decide_batch(view)
+    except TooLarge:
+        return Wait(f"a smaller batch: more than {MAX_BATCH_SAMPLES} samples would be needed, so it can never be cut")
+
+
+def _hold_up(view: View) -> Wait | Look | None:
+    """What holds the batch up however many groups are ready; None when nothing does."""
+    definition, position, model = view.definition, view.position, view.definition.model
+    if 0 < position.ended <= view.n:
+        return Wait(limits.over(view))
+    ahead = position.cut - position.cursor
+    if 0 <= definition.prefetch < ahead:
+        first = position.cursor + 1
+        return Wait(f"trainer:{definition.name} to commit batch {first}: {ahead} batches are cut ahead of it")
+    if model and view.clock == 0:
+        return Wait(f"the first publication of model {model}")
+    if why := limits.held_up(view):
+        return Wait(why)
+    if why := limits.too_early(view):
+        if view.in_flight is None:
+            return Look()
+        if view.end is None:
+            return Wait(why)
+    if model and position.restored:
+        return Wait(f"the publication of model {model} that has to follow the rewind of trainer:{definition.name}")
+    return None
+
+
+def _expiry(view: View) -> Dispose | None:
+    """What the subscription can no longer train, and gives up."""
+    if not view.definition.model:
+        return None
+    if view.abandoned:
+        return Dispose("rewound", list(view.abandoned))
+    # Those that are held back grow old as well, and their places at the gate are free then.
+    found = [*view.pool.below(view.floor), *view.away]
+    old = [group for group in found if view.policy.gives_up(group.oldest, group.newest, view.floor)]
+    return Dispose("stale", old) if old else None
+
+
+def _decide_batch(view: View) -> Decision:
+    if view.policy.waits:
+        return Look() if view.in_flight is None else _decide_in_time(view, view.in_flight)
+    groups = _take(view, view.pool.order(view.n))
+    if groups:
+        return _cut(view, groups)
+    return Look() if view.in_flight is None else _decide_short(view, view.in_flight)
+
+
+def _decide_in_time(view: View, in_flight: InFlight) -> Decision:
+    """The batch, or what is due before it may be cut (T4).
+
+    It waits only for what can still come in time: for running groups, and while the batch has room for them.
+    """
+    groups = _take(view, view.pool.order(view.n))
+    if not groups:
+        return _decide_short(view, in_flight)
+    if _overdue(view, in_flight, groups):
+        groups = _take(view, view.pool.by_version()) or groups
+    for version, _ in _overdue(view, in_flight, groups):
+        coming = sum(count for oldest, count in in_flight.running.items() if oldest <= version)
+        if coming and any(group.oldest > version for group in groups):
+            due = f"{coming} running groups of version {version} or older"
+            return Wait(f"{due}, due before batch {view.n} may be cut")
+    return _cut(view, groups)
+
+
+def _overdue(view: View, in_flight: InFlight, groups: Sequence[Group]) -> list[tuple[int, int]]:
+    definition = view.definition
+    return view.policy.overdue(
+        lineage=view.position.lineage,
+        train_version=view.train_version,
+        group_budget=definition.group_budget or len(groups) * definition.per_version,
+        remaining=remaining_batches(view.n, definition.per_version) * len(groups),
+        untrained=Counter(view.pool.versions) + Counter(in_flight.running),
+        in_batch=Counter(group.oldest for group in groups),
+    )
+
+
+def _cut(view: View, groups: list[Group]) -> Cut:
+    first_use = sum(1 for group in groups if not group.uses.get(view.definition.account))
+    return _cut_of(view, groups, first_use)
+
+
+def _cut_of(view: View, groups: list[Group], consumes: int) -> Cut:
+    return Cut(groups, view.policy, view.train_version, view.floor, consumes, view.clock)
+
+
+def _take(view: View, order: Iterator[Group], size: int | None = None) -> list[Group]:
+    """The groups of one batch in this order; [] when there are too few. ``size``: of a batch, if not as defined."""
+    definition = view.definition
+    size = size or definition.size
+    if limits.holdings(view) < size:
+        if view.pool.samples > MAX_BATCH_SAMPLES:
+            raise TooLarge
+        return []
+    try:
+        return take(order, unit=definition.unit, size=size, multiple=definition.multiple)
+    finally:
+        if isinstance(order, Generator):
+            order.close()  # a pool may have put something aside for it
+
+
+def _rejects_to_keep(view: View, in_flight: InFlight) -> list[Group]:
+    """Rejects that fill the batch, where nothing else can come any more."""
+    missing = view.definition.size - len(view.pool)
+    may_come = in_flight.jobs or (in_flight.is_gate_open and in_flight.end is None)
+    if not 0 < missing <= len(view.rejects) or may_come:
+        return []
+    lives = view.position.lineage.lives
+    fit = [one for one in view.rejects if not 0 <= one.oldest < view.floor and all(map(lives, one.versions))]
+    return fit[:missing]
+
+
+def _decide_short(view: View, in_flight: InFlight) -> Decision:
+    """Too few groups are ready: rejects, a smaller batch where the data has ended, or more groups are waited for."""
+    if kept := _rejects_to_keep(view, in_flight):
+        return KeepRejects(kept)
+    end, why = view.end, limits.short(view, in_flight.jobs)
+    if end is None:
+        return _decide_more(view, in_flight, why)
+    if view.away:
+        # The data is not over while a payload server keeps groups back; `buffer:payloads` names it.
+        return Wait(why)
+    size = min(view.definition.size, limits.holdings(view))
+    groups = _take(view, view.pool.order(view.n), size) if end.train and size else []
+    return _cut(view, groups) if groups else _conclude(view, in_flight, end)
+
+
+def _conclude(view: View, in_flight: InFlight, end: End) -> Conclude:
+    return Conclude(end.position, in_flight.completed, view.lanes, limits.over(view))
+
+
+def _decide_more(view: View, in_flight: InFlight, why: str) -> Wait | Owe:
+    """Let the gate owe what is missing where nothing is in flight: what it let in is too little for this batch."""
+    definition = view.definition
+    if in_flight.jobs or not definition.driving or "train" not in definition.lanes:
+        return Wait(why)
+    have = limits.holdings(view)
+    missing = max(definition.size - have, 1)
+    each = have / len(view.pool) if len(view.pool) else float(missing)
+    groups = min(max(1, math.ceil(missing / max(each, 1))), MAX_BATCH_SAMPLES)
+    return Owe(groups, in_flight.completed, why)
+
+
+def _decide_cohort(view: View, pool: CohortPool) -> Decision:
+    """The next ``size`` places in the order of admission, complete; buried and cancelled ones are left out.
+
+    When the data has ended, what is left of them: fewer places than a cohort has.
+    """
+    if view.in_flight is None:
+        return Look()
+    in_flight, first, size = view.in_flight, view.first_place, view.definition.size
+    missing = max(0, first + size - 1 - in_flight.admitted)
+    end = view.end if missing else None
+    if missing and end is None:
+        return Wait(limits.with_drops(view, f"{missing} of {size} jobs of the next cohort to be admitted"))
+    if in_flight.unfinished:
+        return Wait(limits.with_drops(view, f"{in_flight.unfinished} of {size} jobs of the cohort to be finished"))
+    if act := _expiry(view):
+        return act
+    last = first + size - 1 - missing
+    if why := _held_back(view, first, last):
+        return Wait(why)
+    groups = pool.places(first, last) if end is None or end.train else []
+    if groups:
+        return _cut_of(view, groups, size - missing)
+    if end is not None:
+        return _conclude(view, in_flight, end)
+    return _skip(view, pool, in_flight)
+
+
+def _held_back(view: View, first: int, last: int) -> str:
+    """A cohort is not cut without the groups that a payload server keeps back, which are not gone."""
+    found = [group for group in view.away if first <= group.seq <= last]
+    names = ", ".join(sorted({server for group in found for server in group.away}))
+    return f"{len(found)} groups of the cohort, held back until payload server {names} answers" if found else ""
+
+
+def _skip(view: View, pool: CohortPool, in_flight: InFlight) -> Skip:
+    """Pass over whole cohorts of which nothing is left: buried, cancelled, given up, or before our time."""
+    first, size, lane = view.first_place, view.definition.size, view.definition.lanes[0]
+    held = [group.seq for group in view.away if group.lane == lane and group.seq >= first]
+    taken = (pool.next_place(first), in_flight.first_unfinished, in_flight.admitted + 1, *held)
+    places = (min(place for place in taken if place is not None) - first) // size * size
+    return Skip(first, places, f"the cohort behind {places} jobs of which none is left")

@@ -1,0 +1,63 @@
+"""Looks at what is in flight. The order of these reads is part of what makes a cut right.
+
+    gate ─> end of the data ─> jobs ─> completed, admitted ─> unfinished, running ─> what completed is taken in
+
+A job moves along it and never back: admitted before the gate closes or the data ends, in a lane (or delayed) until it
+is complete. What an earlier read missed is therefore seen by a later one, or has completed. Whoever looks takes in what
+completed (``State.catch_up``) afterwards, never before: a job that no longer counts as in flight is in a pool then.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from buffer.view import End, InFlight, View
+from penstock.protocol.gate import Room, read_rooms
+from penstock.protocol.keys import Keys
+from penstock.redis.control import Client
+
+
+def read(client: Client, keys: Keys, view: View, gates: Sequence[Sequence[str]]) -> InFlight:
+    """What is in flight for the subscription of ``view``. Blocks for a round trip, one more where rejects are held.
+
+    Args:
+        gates: names of the subscriptions that hold the gate, those of a pool together.
+    """
+    is_gate_open = not view.rejects or _is_open(read_rooms(client, keys, gates).values())
+    lane, last = view.definition.lanes[0], view.first_place + view.definition.size - 1
+    versions = range(view.floor, view.train_version) if view.policy.waits else range(0)
+    pipe = client.pipeline(transaction=False)
+    pipe.hmget(keys.source, "train", "end", "last_batch")
+    for name in view.lanes:
+        pipe.xlen(keys.jobs(name))
+    pipe.zcard(keys.delayed)
+    pipe.hmget(keys.counters, "completed", f"seq:{lane}")
+    pipe.zcount(keys.unfinished(lane), "-inf", last)
+    pipe.zrange(keys.unfinished(lane), 0, 0, withscores=True)
+    for version in versions:
+        pipe.zcount(keys.inflight, version, version)
+    source, *answers = pipe.execute()
+    jobs, answers = answers[: len(view.lanes) + 1], answers[len(view.lanes) + 1 :]
+    (completed, admitted), unfinished, first, *running = answers
+    return InFlight(
+        jobs=sum(map(int, jobs)),
+        running={version: int(count) for version, count in zip(versions, running, strict=True) if count},
+        admitted=int(admitted or 0),
+        unfinished=int(unfinished),
+        first_unfinished=int(first[0][1]) if first else None,
+        completed=int(completed or 0),
+        end=_end(*source),
+        is_gate_open=is_gate_open,
+    )
+
+
+def _is_open(rooms: Iterable[Room]) -> bool:
+    """True when every gate lets a job in; where there is none nothing is admitted."""
+    free = [room.free for room in rooms]
+    return bool(free) and min(free) > 0
+
+
+def _end(position: Any, end: Any, last_batch: Any) -> End | None:
+    """Where the data ended; None while there is more, or no end at all."""
+    if end is None or int(position or 0) < int(end):
+        return None
+    return End(int(end), last_batch == b"train")

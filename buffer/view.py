@@ -1,0 +1,110 @@
+"""What the decision of a cut is made on: one subscription, its unused groups, and what is in flight. Plain data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from buffer.group import Group
+from buffer.samplers import Pool
+from buffer.subscription import Definition, Position
+from penstock.config.subscription import OnExpiry, Sampler
+from penstock.protocol.staleness import UNBOUNDED, Mode, Policy, train_version
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of the data, once all before it is admitted."""
+
+    #: Position of the train prompts behind the last one.
+    position: int
+    #: What is left for a batch is trained, though it is smaller than others.
+    train: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Jobs that are not complete yet, as they were before what had completed was taken in."""
+
+    #: Those that are queued, running or to be tried again, of the subscription's lanes or without a lane of theirs.
+    jobs: int = 0
+    #: Begun train jobs by the version that expires first in them, for the versions from the floor to the train version.
+    running: Mapping[int, int] = field(default_factory=dict)
+    #: Jobs that were ever admitted to its first lane: the last place in the order of admission.
+    admitted: int = 0
+    #: Unfinished jobs at places up to the last one of the next cohort, and the first place of any.
+    unfinished: int = 0
+    first_unfinished: int | None = None
+    #: Groups that the run had completed.
+    completed: int = 0
+    #: Where the data ends, if all before it is admitted.
+    end: End | None = None
+    #: False where no gate lets a job in. Looked at where rejects are held back; elsewhere it counts as open.
+    is_gate_open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One subscription that asks for its next batch, as of one look."""
+
+    definition: Definition
+    position: Position
+    #: Its unused groups.
+    pool: Pool
+    #: Version of the last publication of its model; 0: there is none, or no model.
+    clock: int = 0
+    #: The newest version of any model.
+    newest: int = 0
+    #: Groups of the pool that hold a token of a version which a rewind left behind.
+    abandoned: Sequence[Group] = ()
+    #: Its groups that are held back, since a payload server of theirs does not answer.
+    away: Sequence[Group] = ()
+    #: Rejects that are held back (``keep_when_few``), longest held first.
+    rejects: Sequence[Group] = ()
+    #: Why no filter can be asked; '' when all can.
+    unfilterable: str = ""
+    #: Groups whose filter raised, where that stops cutting: job -> what happened.
+    stuck: Mapping[str, str] = field(default_factory=dict)
+    #: None: nobody has looked.
+    in_flight: InFlight | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """How old what it is given may be; who follows no model's clock has no bound."""
+        one = self.definition
+        mode, on_expiry, sampler = cast(Mode, one.mode), cast(OnExpiry, one.on_expiry), cast(Sampler, one.sampler)
+        return Policy(mode, one.bound if one.model else UNBOUNDED, on_expiry, sampler)
+
+    @property
+    def n(self) -> int:
+        """Number of the batch."""
+        return self.position.cut + 1
+
+    @property
+    def train_version(self) -> int:
+        """Version that its trainer holds at the first optimizer step of the batch (T2)."""
+        if self.definition.driving:
+            return train_version(self.clock, self.n, self.position.through, self.definition.per_version)
+        return self.clock if self.definition.model else self.newest
+
+    @property
+    def floor(self) -> int:
+        """Oldest version that may bear loss in the batch."""
+        return self.policy.floor(self.position.lineage, self.train_version)
+
+    @property
+    def first_place(self) -> int:
+        """Place in the order of admission at which the next cohort begins."""
+        return self.position.cum + self.position.skipped + 1
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """Lanes in which a job of this subscription may be."""
+        return (*self.definition.lanes, "resume", "suspect")
+
+    @property
+    def end(self) -> End | None:
+        """The end of the data, where it is reached and nothing of this subscription is in flight."""
+        seen = self.in_flight
+        if seen is None or seen.jobs or "train" not in self.definition.lanes:
+            return None
+        return seen.end

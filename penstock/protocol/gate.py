@@ -1,0 +1,116 @@
+"""How full the gate is (T3): the arithmetic of ``places`` in ``lua/_common.lua``, which is what admits and refuses.
+
+Whoever tells why it waits, or decides by it, asks here; a test holds the two to the same figures on random states.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.protocol.keys import Keys
+from penstock.protocol.staleness import places
+from penstock.redis.control import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the gate counts of one subscription, in groups."""
+
+    #: h, in versions; the tightest of a pool's members counts.
+    bound: int = 0
+    #: B: those that one of its versions consumes.
+    group_budget: int = 0
+    #: Admitted beyond the bound: ``over_sampling_groups``, and what is owed to a batch.
+    extra: int = 0
+    #: Those that a published version consumed, and that it gave up unused.
+    consumed: int = 0
+    disposed: int = 0
+    #: Those that were gone before it came.
+    start: int = 0
+    #: Places in the order of admission that held nothing when their turn came.
+    skipped: int = 0
+    #: It cuts by cohorts: one that is buried or given up keeps its place until its cohort is trained or skipped.
+    cohort: bool = False
+    #: Its pool; '': none.
+    share: str = ""
+    #: Its versions consume nothing while its trainer is gone.
+    parked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Places at one gate, in groups."""
+
+    #: Below 0: so many are taken too many.
+    free: int
+    places: int
+
+    @property
+    def taken(self) -> int:
+        return self.places - self.free
+
+
+def room(members: Sequence[Counted], *, admitted: int, gone: int = 0, pool_gone: int = 0) -> Room:
+    """Places at the gate of the subscriptions that it counts together: one, or all members of a pool.
+
+    Args:
+        admitted: train groups that were ever admitted.
+        gone: those of them that were buried or cancelled before they were complete.
+        pool_gone: those that were gone before the pool's first member came, or that left with members.
+    """
+    in_pool = any(one.share and not one.cohort for one in members)
+    stock = admitted - (pool_gone if in_pool else 0) - (0 if any(one.cohort for one in members) else gone)
+    for one in members:
+        stock -= one.consumed
+        if one.cohort:
+            stock -= one.skipped
+        else:
+            stock -= one.disposed + (0 if one.share else one.start)
+    total = places(
+        min((one.bound for one in members), default=0),
+        sum(one.group_budget for one in members if not one.parked),
+        sum(one.extra for one in members),
+    )
+    return Room(total - stock, total)
+
+
+#: Fields of ``sub:NAME`` that are counted.
+_FIELDS = ("bound", "gb", "over", "owed", "p", "disposed", "start", "skipped", "sampler", "share", "parked")
+
+
+def read_rooms(client: Client, keys: Keys, gates: Sequence[Sequence[str]]) -> dict[str, Room]:
+    """The room of each gate, by its first subscription. Blocks for a round trip; all is of one instant.
+
+    Args:
+        gates: names of the subscriptions that hold the gate, those of a pool together.
+    """
+    pipe = client.pipeline(transaction=True)
+    pipe.hmget(keys.counters, "seq:train", "buried:train", "cancelled:train")
+    pipe.hgetall(keys.subs)
+    names = [name for members in gates for name in members]
+    for name in names:
+        pipe.hmget(keys.sub(name), *_FIELDS)
+    (admitted, *gone), subs, *found = pipe.execute()
+    counted = {name: _counted(raw) for name, raw in zip(names, found, strict=True)}
+    return {
+        members[0]: room(
+            [counted[name] for name in members],
+            admitted=int(admitted or 0),
+            gone=sum(int(many or 0) for many in gone),
+            pool_gone=_pool_gone(subs, counted[members[0]].share),
+        )
+        for members in gates
+    }
+
+
+def _counted(raw: Sequence[bytes | None]) -> Counted:
+    bound, budget, over, owed, consumed, disposed, start, skipped = (int(value or 0) for value in raw[:8])
+    sampler, share, parked = raw[8:]
+    return Counted(
+        bound, budget, over + owed, consumed, disposed, start, skipped,
+        cohort=sampler == b"cohort", share=(share or b"").decode(), parked=parked == b"1",
+    )  # fmt: skip
+
+
+def _pool_gone(subs: Mapping[bytes, bytes], pool: str) -> int:
+    fields = (f"start:{pool}".encode(), f"gone:{pool}".encode())
+    return sum(int(subs.get(field, 0)) for field in fields) if pool else 0
