@@ -6,9 +6,9 @@ local GROUP = 'workers'
 local WAKE_MAX = 1024 -- wake-up marks kept; a mark says "look again", so losing one costs a poll, never a job
 local EVENTS_MAX = 100000 -- events kept; they say where to look, so one that is lost is found by the next look
 
-local function group_key(prefix, job) return prefix .. 'group:' .. job end
-local function lane_key(prefix, lane) return prefix .. 'jobs:' .. lane end
-local function line_key(prefix, lane) return prefix .. 'queued:' .. lane end
+local function group_key_of(prefix, job) return prefix .. 'group:' .. job end
+local function lane_key_of(prefix, lane) return prefix .. 'jobs:' .. lane end
+local function line_key_of(prefix, lane) return prefix .. 'queued:' .. lane end
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -59,12 +59,12 @@ end
 
 -- Queued entries stand in line by the version that they need, then by age, so that a job which some engine may start
 -- is never behind one which it may not: a stream alone is read from its head.
-local function line_up(prefix, lane, eid, nb) redis.call('ZADD', line_key(prefix, lane), nb, place_of(eid)) end
+local function line_up(prefix, lane, eid, nb) redis.call('ZADD', line_key_of(prefix, lane), nb, place_of(eid)) end
 
 -- Take a job's entry out of its lane; its body, or nil if the entry is gone.
 local function take_entry(prefix, lane, eid)
-  local key = lane_key(prefix, lane)
-  redis.call('ZREM', line_key(prefix, lane), place_of(eid))
+  local key = lane_key_of(prefix, lane)
+  redis.call('ZREM', line_key_of(prefix, lane), place_of(eid))
   local found = redis.call('XRANGE', key, eid, eid)
   redis.call('XACK', key, GROUP, eid)
   redis.call('XDEL', key, eid)
@@ -74,9 +74,9 @@ end
 
 -- Put a job onto a lane as queued; the caller has taken it out of where it was.
 local function put_entry(prefix, lane, job, nb, body)
-  local eid = redis.call('XADD', lane_key(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
+  local eid = redis.call('XADD', lane_key_of(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
   line_up(prefix, lane, eid, nb)
-  local key = group_key(prefix, job)
+  local key = group_key_of(prefix, job)
   redis.call('HSET', key, 'st', 'queued', 'cl', lane, 'eid', eid)
   redis.call('HDEL', key, 'tok', 'own')
   poke(prefix .. 'wake')
@@ -97,13 +97,13 @@ end
 
 -- Out of the running ones, unless tokens of an older version wait in a prefix or in committed samples.
 local function leave_inflight(prefix, job)
-  local g = redis.call('HMGET', group_key(prefix, job), 'c', 'pf')
+  local g = redis.call('HMGET', group_key_of(prefix, job), 'c', 'pf')
   if tonumber(g[1] or '0') == 0 and not g[2] then redis.call('ZREM', prefix .. 'inflight', job) end
 end
 
 -- Bury a job whose entry the caller has taken. The dead letter holds all it needs to come back.
 local function bury(prefix, job, body, reason, detail, worker)
-  local key = group_key(prefix, job)
+  local key = group_key_of(prefix, job)
   local g = redis.call('HMGET', key, 'ln', 'nb', 'att', 'cr')
   local eid = redis.call('XADD', prefix .. 'dead', '*', 'id', job, 'reason', reason, 'detail', detail,
     'worker', worker, 'attempts', g[3] or '0', 'crashes', g[4] or '0', 'body', body)
@@ -120,7 +120,7 @@ end
 -- Charge a job with a crash on a publication ('' for none) and put it where it may be tried again: resume, suspect after
 -- two, dead as a suspect of an engine that is `sure` to work: it finished something else since it started.
 local function crashed(prefix, job, lane, body, detail, worker, sure, version)
-  local key = group_key(prefix, job)
+  local key = group_key_of(prefix, job)
   local crashes = redis.call('HINCRBY', key, 'cr', 1)
   if redis.call('HGET', key, 'crv') ~= version then redis.call('HSET', key, 'crv', version, 'crn', 0) end
   redis.call('HINCRBY', key, 'crn', 1)
@@ -138,7 +138,7 @@ end
 
 -- Take back what a job was charged with on a publication.
 local function discharge(prefix, job, version)
-  local key = group_key(prefix, job)
+  local key = group_key_of(prefix, job)
   local g = redis.call('HMGET', key, 'crv', 'crn')
   if g[1] ~= version then return false end
   redis.call('HINCRBY', key, 'cr', -tonumber(g[2] or 0))
@@ -157,7 +157,7 @@ local function covers(lanes, lane) return string.find(',' .. (lanes or '') .. ',
 
 -- The payload of a committed sample is gone; counted once, whoever finds it.
 local function lose(prefix, job, k)
-  local key = group_key(prefix, job)
+  local key = group_key_of(prefix, job)
   if redis.call('EXISTS', key) == 1 and redis.call('HSETNX', key, 'x:' .. k, 1) == 1 then
     count(prefix, 'payload_lost')
     return 1
@@ -180,7 +180,7 @@ local function give_back(prefix, name, sub_key, batches_key)
   local used, last = 'u:' .. account_of(sub_key, name), 'b:' .. name
   for _, entry in ipairs(redis.call('XRANGE', batches_key, (cursor + 1) .. '-0', '+')) do
     for job in string.gmatch(field(entry[2], 'j') or '', '[^,]+') do
-      local key = group_key(prefix, job)
+      local key = group_key_of(prefix, job)
       if redis.call('EXISTS', key) == 1 and tonumber(redis.call('HGET', key, used) or 0) > 0 then
         redis.call('HDEL', key, used, last) -- a pool uses a group once
         given = given + 1

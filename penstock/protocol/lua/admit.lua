@@ -8,38 +8,44 @@
 --          | {'closed', 0, position, number of the gate that has no room; 0: there is none}
 -- Atomic because the position, the gate's stock and the queue must move as one: a producer that dies or is
 -- doubled at any instant neither skips a prompt nor admits it twice.
-local prefix, lane, name = ARGV[1], ARGV[2], ARGV[3]
-local position = redis.call('HGET', KEYS[1], name) or '0'
-if position ~= ARGV[4] then return {'moved', 0, position} end
-local given = (#ARGV - 8) / 3
-local last = name == 'train' and redis.call('HGET', KEYS[1], 'end')
+local source_key, subs_key, clock_key = KEYS[1], KEYS[2], KEYS[3]
+local first_sub_key = 4
+local prefix, lane, source, expected = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local revision, clock_field, in_cohorts, gate_numbers = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local first_job = 9
+
+local position = redis.call('HGET', source_key, source) or '0'
+if position ~= expected then return {'moved', 0, position} end
+local given = (#ARGV - first_job + 1) / 3
+local last = source == 'train' and redis.call('HGET', source_key, 'end')
 if last then
   given = math.min(given, tonumber(last) - tonumber(position))
   if given <= 0 then return {'ended', 0, position} end
 end
 local room, tightest = given, 0
-if ARGV[5] ~= '-1' then
-  if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[5] then return {'subs'} end
-  if #KEYS < 4 then return {'closed', 0, position, 0} end
+if revision ~= '-1' then
+  if (redis.call('HGET', subs_key, 'rev') or '0') ~= revision then return {'subs'} end
+  if #KEYS < first_sub_key then return {'closed', 0, position, 0} end
   local admitted, gone = stock_of(prefix)
-  for number, members in ipairs(gates_of(KEYS, 4, ARGV[8])) do
-    local free = places(KEYS[2], members, admitted, gone)
+  for number, members in ipairs(gates_of(KEYS, first_sub_key, gate_numbers)) do
+    local free = places(subs_key, members, admitted, gone)
     if free < room then room, tightest = free, number end
   end
 end
 if room <= 0 then return {'closed', 0, position, tightest} end
-local nb = redis.call('HGET', KEYS[3], ARGV[6]) or '0'
+local nb = redis.call('HGET', clock_key, clock_field) or '0'
 local queued = 0
 for i = 0, math.min(room, given) - 1 do
-  local job, n, body = ARGV[9 + 3 * i], ARGV[10 + 3 * i], ARGV[11 + 3 * i]
+  local at = first_job + 3 * i
+  local job, n, body = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local set, index = string.match(job, '^(.*)/(%d+)$')
-  local key = group_key(prefix, job)
+  local key = group_key_of(prefix, job)
   if redis.call('GETBIT', prefix .. 'done:' .. set, index) == 0 and redis.call('EXISTS', key) == 0 then
     local seq = count(prefix, 'seq:' .. lane)
-    local eid = redis.call('XADD', lane_key(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
+    local eid = redis.call('XADD', lane_key_of(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
     line_up(prefix, lane, eid, nb)
     redis.call('HSET', key, 'st', 'queued', 'ln', lane, 'cl', lane, 'eid', eid, 'n', n, 'c', 0, 'nb', nb, 'seq', seq)
-    if ARGV[7] == '1' then
+    if in_cohorts == '1' then
       redis.call('HSET', key, 'co', 1)
       redis.call('ZADD', prefix .. 'unfinished:' .. lane, seq, job)
     end
@@ -52,5 +58,5 @@ if queued > 0 then
   poke(prefix .. 'wake', queued)
 end
 local taken = math.min(room, given)
-position = redis.call('HINCRBY', KEYS[1], name, taken)
+position = redis.call('HINCRBY', source_key, source, taken)
 return {'ok', taken, tostring(position)}

@@ -2,19 +2,22 @@
 -- has come for (leader).
 -- KEYS: group:JOB, ready, subs
 -- ARGV: prefix, job, lane
--- Returns: 'retired' | '' (gone already) | the state it is in | 'subscribed' (a subscription of its lane will retire it)
+-- Returns: 'retired' | '' (gone already) | the state it is in
+--          | 'subscribed' (a subscription of its lane will retire it)
 -- Atomic because the group leaves exactly one container (I1), and must not be taken from a subscription.
+local group_key, ready_key, subs_key = KEYS[1], KEYS[2], KEYS[3]
 local prefix, job, lane = ARGV[1], ARGV[2], ARGV[3]
+
 freeing(prefix)
-local g = redis.call('HMGET', KEYS[1], 'st', 'ln')
+local g = redis.call('HMGET', group_key, 'st', 'ln')
 if not g[1] or g[1] == 'retiring' then return '' end
 if g[1] ~= 'ready' or g[2] ~= lane then return g[1] end
-for _, name in ipairs(redis.call('HKEYS', KEYS[3])) do
+for _, name in ipairs(redis.call('HKEYS', subs_key)) do
   local sub = string.match(name, '^sub:(.*)$')
   if sub and covers(redis.call('HGET', prefix .. 'sub:' .. sub, 'lanes'), lane) then return 'subscribed' end
 end
-redis.call('HSET', KEYS[1], 'st', 'retiring', 'r', 'retired')
-redis.call('ZREM', KEYS[2], job)
+redis.call('HSET', group_key, 'st', 'retiring', 'r', 'retired')
+redis.call('ZREM', ready_key, job)
 redis.call('SADD', prefix .. 'retiring', job)
 count(prefix, 'retired')
 count(prefix, 'gone:' .. lane)

@@ -5,23 +5,27 @@
 -- Returns: 'ok' | 'owner' | 'role' | 'unknown' | 'diverged' | 'committed' | 'full'
 -- Atomic because what is listed is freed with the batch, and because nothing may be added to a batch that this rank,
 -- or everybody, has committed (T13). The key carries digest and gen: what an older lineage writes late, nobody reads.
-freeing(ARGV[1]) -- a trainer that goes on is what empties a full Redis
-local n, rank, role, most = tonumber(ARGV[4]), tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
-if not owns(KEYS[1], ARGV[2], ARGV[3]) then return 'owner' end
-local s = redis.call('HMGET', KEYS[1], 'cursor', 'bits', 'roles')
+local sub_key, batches_key, columns_key = KEYS[1], KEYS[2], KEYS[3]
+local prefix, owner, gen, n, digest = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local rank, role, most, ttl_s = tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8]), ARGV[9]
+local first_place = 10
+
+freeing(prefix) -- a trainer that goes on is what empties a full Redis
+if not owns(sub_key, owner, gen) then return 'owner' end
+local s = redis.call('HMGET', sub_key, 'cursor', 'bits', 'roles')
 if not has_role(s[3] or '', role) then return 'role' end
-local found = redis.call('XRANGE', KEYS[2], n .. '-0', n .. '-0')
+local found = redis.call('XRANGE', batches_key, n .. '-0', n .. '-0')
 if #found == 0 then return 'unknown' end
-if field(found[1][2], 'dg') ~= ARGV[5] then return 'diverged' end
+if field(found[1][2], 'dg') ~= digest then return 'diverged' end
 -- the bits are of the batch after the cursor; a role may be further ahead
 local next = tonumber(s[1] or 0) + 1
 if n < next or (n == next and string.sub(role_bits(s[2])[role] or '', rank + 1, rank + 1) == '1') then
   return 'committed'
 end
-for i = 10, #ARGV do redis.call('ZADD', KEYS[3], n, ARGV[i]) end
-redis.call('EXPIRE', KEYS[3], ARGV[9])
-if redis.call('ZCOUNT', KEYS[3], n, n) > most then
-  for i = 10, #ARGV do redis.call('ZREM', KEYS[3], ARGV[i]) end
+for i = first_place, #ARGV do redis.call('ZADD', columns_key, n, ARGV[i]) end
+redis.call('EXPIRE', columns_key, ttl_s)
+if redis.call('ZCOUNT', columns_key, n, n) > most then
+  for i = first_place, #ARGV do redis.call('ZREM', columns_key, ARGV[i]) end
   return 'full'
 end
 return 'ok'

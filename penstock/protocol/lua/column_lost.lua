@@ -1,11 +1,15 @@
 -- column_lost: a column says nothing of samples whose payload its writer had lost (rank that reads it).
--- KEYS: columns_lost:NAME, counters
+-- KEYS: columns_lost:NAME
 -- ARGV: prefix, seconds it is remembered, then DIGEST/COLUMN/ROW of each
 -- Returns: those that nobody had told before
 -- Atomic because every rank, micro-batch and delivery may find it, and it counts once.
-freeing(ARGV[1])
+local lost_key = KEYS[1]
+local prefix, ttl_s = ARGV[1], ARGV[2]
+local first_value = 3
+
+freeing(prefix)
 local new = 0
-for i = 3, #ARGV do new = new + redis.call('SADD', KEYS[1], ARGV[i]) end
-redis.call('EXPIRE', KEYS[1], ARGV[2])
-if new > 0 then count(ARGV[1], 'column_lost', new) end
+for i = first_value, #ARGV do new = new + redis.call('SADD', lost_key, ARGV[i]) end
+redis.call('EXPIRE', lost_key, ttl_s)
+if new > 0 then count(prefix, 'column_lost', new) end
 return new

@@ -4,15 +4,19 @@
 -- Returns: 1 concluded, 0: something moved meanwhile, -1: leadership lost
 -- Atomic because it is true only while everything is admitted and nothing is queued, running or to be tried again; no
 -- batch is cut after it until the trainer joins or rewinds anew, so that all ranks see the same end.
-freeing(ARGV[1])
-if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
-local source = redis.call('HMGET', KEYS[2], 'train', 'end')
-if source[2] ~= ARGV[5] or tonumber(source[1] or 0) < tonumber(ARGV[5]) then return 0 end
-local s = redis.call('HMGET', KEYS[3], 'ask', 'cut')
-local n = tonumber(ARGV[4])
+local leader_key, source_key, sub_key, delayed_key, counters_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local first_lane_key = 6
+local prefix, epoch, token = ARGV[1], ARGV[2], ARGV[3]
+local n, end_position, completed = tonumber(ARGV[4]), ARGV[5], ARGV[6]
+
+freeing(prefix)
+if not leads(leader_key, epoch, token) then return -1 end
+local source = redis.call('HMGET', source_key, 'train', 'end')
+if source[2] ~= end_position or tonumber(source[1] or 0) < tonumber(end_position) then return 0 end
+local s = redis.call('HMGET', sub_key, 'ask', 'cut')
 if tonumber(s[2] or 0) ~= n - 1 or tonumber(s[1] or 0) < n then return 0 end
-local flying = redis.call('ZCARD', KEYS[4])
-for i = 6, #KEYS do flying = flying + redis.call('XLEN', KEYS[i]) end
-if flying > 0 or (redis.call('HGET', KEYS[5], 'completed') or '0') ~= ARGV[6] then return 0 end
-redis.call('HSET', KEYS[3], 'ended', n)
+local flying = redis.call('ZCARD', delayed_key)
+for i = first_lane_key, #KEYS do flying = flying + redis.call('XLEN', KEYS[i]) end
+if flying > 0 or (redis.call('HGET', counters_key, 'completed') or '0') ~= completed then return 0 end
+redis.call('HSET', sub_key, 'ended', n)
 return 1

@@ -5,21 +5,24 @@
 -- Returns: 'resume' | 'suspect' | 'dead', or 'lost'
 -- Atomic as release is; the charge and the move are one. Several engines that died on a publication on which none has
 -- finished anything are charged to it: it is set aside, and jobs are not charged for it, nor for what it did before.
-local prefix, job, version = ARGV[1], ARGV[2], ARGV[6]
+local group_key, trials_key, aside_key = KEYS[1], KEYS[2], KEYS[3]
+local prefix, job, token, worker, detail = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local publication, engine, sure, max_deaths = ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
+
 freeing(prefix)
-local g = redis.call('HMGET', KEYS[1], 'st', 'tok', 'cl', 'eid', 'nb')
-if g[1] ~= 'leased' or g[2] ~= ARGV[3] then return 'lost' end
+local g = redis.call('HMGET', group_key, 'st', 'tok', 'cl', 'eid', 'nb')
+if g[1] ~= 'leased' or g[2] ~= token then return 'lost' end
 local body = take_entry(prefix, g[3], g[4])
 
 local function set_aside()
-  redis.call('HSET', KEYS[3], version, ARGV[5])
+  redis.call('HSET', aside_key, publication, detail)
   count(prefix, 'set_aside')
   for _, lane in ipairs({'suspect', 'resume'}) do
-    for _, place in ipairs(redis.call('ZRANGE', line_key(prefix, lane), 0, -1)) do
+    for _, place in ipairs(redis.call('ZRANGE', line_key_of(prefix, lane), 0, -1)) do
       local eid = entry_of(place)
-      local entry = redis.call('XRANGE', lane_key(prefix, lane), eid, eid)[1]
+      local entry = redis.call('XRANGE', lane_key_of(prefix, lane), eid, eid)[1]
       local other = entry and field(entry[2], 'id')
-      if other and discharge(prefix, other, version) and lane == 'suspect' then
+      if other and discharge(prefix, other, publication) and lane == 'suspect' then
         take_entry(prefix, lane, eid)
         put_entry(prefix, 'resume', other, field(entry[2], 'nb'), field(entry[2], 'body'))
       end
@@ -28,21 +31,21 @@ local function set_aside()
 end
 
 local function is_to_blame()
-  if version == '' then return false end
-  if redis.call('HEXISTS', KEYS[3], version) == 1 then return true end
-  if redis.call('HEXISTS', KEYS[2], 'ok:' .. version) == 1 then return false end
-  if redis.call('HSETNX', KEYS[2], 'by:' .. version .. ':' .. ARGV[7], 1) == 0 then return false end
-  if redis.call('HINCRBY', KEYS[2], 'dead:' .. version, 1) < tonumber(ARGV[9]) then return false end
+  if publication == '' then return false end
+  if redis.call('HEXISTS', aside_key, publication) == 1 then return true end
+  if redis.call('HEXISTS', trials_key, 'ok:' .. publication) == 1 then return false end
+  if redis.call('HSETNX', trials_key, 'by:' .. publication .. ':' .. engine, 1) == 0 then return false end
+  if redis.call('HINCRBY', trials_key, 'dead:' .. publication, 1) < max_deaths then return false end
   set_aside()
   return true
 end
 
 if is_to_blame() then
-  local own = discharge(prefix, job, version)
+  local own = discharge(prefix, job, publication)
   leave_inflight(prefix, job)
   local target = g[3] == 'suspect' and not own and 'suspect' or 'resume'
   put_entry(prefix, target, job, g[5], body)
   count(prefix, 'released')
   return target
 end
-return crashed(prefix, job, g[3], body, ARGV[5], ARGV[4], ARGV[8] == '1', version)
+return crashed(prefix, job, g[3], body, detail, worker, sure == '1', publication)

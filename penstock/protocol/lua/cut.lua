@@ -7,40 +7,48 @@
 --          leadership is lost
 -- Atomic because every group must be ready, kept, unused up to its limit and inside the bound in the instant in
 -- which the batch comes to be; nothing is written unless all are (I5, I6).
-local prefix, sub, n = ARGV[1], ARGV[4], tonumber(ARGV[6])
+local leader_key, subs_key, sub_key, batches_key, clock_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local prefix, epoch, token = ARGV[1], ARGV[2], ARGV[3]
+local sub, revision, n = ARGV[4], ARGV[5], tonumber(ARGV[6])
+local manifest, digest, num_places = ARGV[7], ARGV[8], tonumber(ARGV[9])
+local clock_field, planned_version, oldest = ARGV[10], ARGV[11], tonumber(ARGV[12])
+local groups_per_version = ARGV[13]
+local first_job = 14
+
 freeing(prefix) -- a cut leads to retirement, which is what empties a full Redis
-if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
-if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[5] then return {'subs'} end
-local s = redis.call('HMGET', KEYS[3], 'cut', 'reuse', 'cum', 'restored')
+if not leads(leader_key, epoch, token) then return -1 end
+if (redis.call('HGET', subs_key, 'rev') or '0') ~= revision then return {'subs'} end
+local s = redis.call('HMGET', sub_key, 'cut', 'reuse', 'cum', 'restored')
 local cut, reuse = tonumber(s[1] or 0), tonumber(s[2] or 1)
 if n == cut then
-  local found = redis.call('XRANGE', KEYS[4], n .. '-0', n .. '-0')
-  if #found == 1 and field(found[1][2], 'dg') == ARGV[8] then return {'already'} end
+  local found = redis.call('XRANGE', batches_key, n .. '-0', n .. '-0')
+  if #found == 1 and field(found[1][2], 'dg') == digest then return {'already'} end
 end
 if n ~= cut + 1 then return {'order', cut} end
-if ARGV[10] ~= '' then
-  local version = redis.call('HGET', KEYS[5], ARGV[10]) or '0'
+if clock_field ~= '' then
+  local version = redis.call('HGET', clock_key, clock_field) or '0'
   -- nor between a rewind and its publication: the clock still shows a version that was abandoned
-  if version ~= ARGV[11] or s[4] == '1' then return {'clock', version} end
+  if version ~= planned_version or s[4] == '1' then return {'clock', version} end
 end
-local floor, used = tonumber(ARGV[12]), 'u:' .. account_of(KEYS[3], sub)
-for i = 14, #ARGV do
-  local g = redis.call('HMGET', group_key(prefix, ARGV[i]), 'st', 'kept', 'n', used, 'o')
-  if g[1] ~= 'ready' then return {'group', ARGV[i], 'not ready'} end
-  if g[2] ~= g[3] then return {'group', ARGV[i], 'not kept'} end
+local used = 'u:' .. account_of(sub_key, sub)
+for i = first_job, #ARGV do
+  local job = ARGV[i]
+  local g = redis.call('HMGET', group_key_of(prefix, job), 'st', 'kept', 'n', used, 'o')
+  if g[1] ~= 'ready' then return {'group', job, 'not ready'} end
+  if g[2] ~= g[3] then return {'group', job, 'not kept'} end
   local uses = tonumber(g[4] or 0)
-  if uses < 0 or uses >= reuse then return {'group', ARGV[i], 'used'} end
-  if floor >= 0 and tonumber(g[5]) >= 0 and tonumber(g[5]) < floor then return {'group', ARGV[i], 'stale'} end
+  if uses < 0 or uses >= reuse then return {'group', job, 'used'} end
+  if oldest >= 0 and tonumber(g[5]) >= 0 and tonumber(g[5]) < oldest then return {'group', job, 'stale'} end
 end
-local cum = tonumber(s[3] or 0) + tonumber(ARGV[9])
-local jobs = table.concat(ARGV, ',', 14)
-redis.call('XADD', KEYS[4], n .. '-0', 'm', ARGV[7], 'dg', ARGV[8], 'cum', cum, 'j', jobs)
-redis.call('HSET', KEYS[3], 'cut', n, 'cum', cum)
+local cum = tonumber(s[3] or 0) + num_places
+local jobs = table.concat(ARGV, ',', first_job)
+redis.call('XADD', batches_key, n .. '-0', 'm', manifest, 'dg', digest, 'cum', cum, 'j', jobs)
+redis.call('HSET', sub_key, 'cut', n, 'cum', cum)
 -- what was owed to this batch is in it
-redis.call('HDEL', KEYS[3], 'owed')
-if ARGV[13] ~= '' then redis.call('HSET', KEYS[3], 'gb', ARGV[13]) end
-for i = 14, #ARGV do
-  local key = group_key(prefix, ARGV[i])
+redis.call('HDEL', sub_key, 'owed')
+if groups_per_version ~= '' then redis.call('HSET', sub_key, 'gb', groups_per_version) end
+for i = first_job, #ARGV do
+  local key = group_key_of(prefix, ARGV[i])
   redis.call('HINCRBY', key, used, 1)
   redis.call('HSET', key, 'b:' .. sub, n)
 end

@@ -5,26 +5,30 @@
 -- Returns: number disposed of, or -1 when the leadership is lost
 -- Atomic because the place at the gate is freed exactly once (u goes from unused to the code). A group that was used
 -- and has uses left loses them; its place was consumed by its first use.
-local prefix, disposed, places, samples, tokens = ARGV[1], 0, 0, 0, 0
+local leader_key, sub_key = KEYS[1], KEYS[2]
+local prefix, epoch, token, sub, reason, code = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local first_group = 7
+
+local disposed, freed, samples, tokens = 0, 0, 0, 0
 freeing(prefix)
-if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
-local used = 'u:' .. account_of(KEYS[2], ARGV[4])
-for i = 7, #ARGV, 3 do
-  local key = group_key(prefix, ARGV[i])
+if not leads(leader_key, epoch, token) then return -1 end
+local used = 'u:' .. account_of(sub_key, sub)
+for i = first_group, #ARGV, 3 do
+  local key, aged_samples, aged_tokens = group_key_of(prefix, ARGV[i]), ARGV[i + 1], ARGV[i + 2]
   local g = redis.call('HMGET', key, 'st', used)
   if g[1] == 'ready' and tonumber(g[2] or 0) >= 0 then
-    if not g[2] then places = places + 1 end
-    redis.call('HSET', key, used, ARGV[6])
+    if not g[2] then freed = freed + 1 end
+    redis.call('HSET', key, used, code)
     disposed = disposed + 1
-    samples, tokens = samples + tonumber(ARGV[i + 1]), tokens + tonumber(ARGV[i + 2])
+    samples, tokens = samples + tonumber(aged_samples), tokens + tonumber(aged_tokens)
   end
 end
 if disposed > 0 then
-  redis.call('HINCRBY', KEYS[2], 'disposed', places)
-  redis.call('HINCRBY', KEYS[2], 'drop:' .. ARGV[5], disposed)
+  redis.call('HINCRBY', sub_key, 'disposed', freed)
+  redis.call('HINCRBY', sub_key, 'drop:' .. reason, disposed)
   if samples > 0 then
-    redis.call('HINCRBY', KEYS[2], 'aged_samples', samples)
-    redis.call('HINCRBY', KEYS[2], 'aged_tokens', tokens)
+    redis.call('HINCRBY', sub_key, 'aged_samples', samples)
+    redis.call('HINCRBY', sub_key, 'aged_tokens', tokens)
   end
   poke(prefix .. 'gate')
 end

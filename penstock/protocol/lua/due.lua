@@ -3,13 +3,15 @@
 -- ARGV: prefix, most jobs
 -- Returns: number of jobs queued
 -- Atomic because two callers must not queue one job twice: only who removes it from `delayed` queues it.
-local prefix = ARGV[1]
-local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now_ms(), 'LIMIT', 0, ARGV[2])
+local delayed_key, bodies_key = KEYS[1], KEYS[2]
+local prefix, most = ARGV[1], ARGV[2]
+
+local due = redis.call('ZRANGEBYSCORE', delayed_key, '-inf', now_ms(), 'LIMIT', 0, most)
 for _, job in ipairs(due) do
-  if redis.call('ZREM', KEYS[1], job) == 1 then
-    local g = redis.call('HMGET', group_key(prefix, job), 'ln', 'nb', 'c', 'pf')
-    local body = redis.call('HGET', KEYS[2], job)
-    redis.call('HDEL', KEYS[2], job)
+  if redis.call('ZREM', delayed_key, job) == 1 then
+    local g = redis.call('HMGET', group_key_of(prefix, job), 'ln', 'nb', 'c', 'pf')
+    local body = redis.call('HGET', bodies_key, job)
+    redis.call('HDEL', bodies_key, job)
     local begun = tonumber(g[3] or 0) > 0 or g[4]
     put_entry(prefix, begun and 'resume' or g[1], job, g[2], body)
   end

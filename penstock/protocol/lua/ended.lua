@@ -4,11 +4,15 @@
 --       code, 2: it was refused), the last words of the last of these ('': there was none)
 -- Returns: number of kinds
 -- Atomic because workers append to one line of digits.
-freeing(ARGV[1])
-for i = 3, #ARGV, 3 do
-  local kind = ARGV[i]
-  local digits = (redis.call('HGET', KEYS[1], 'd:' .. kind) or '') .. ARGV[i + 1]
-  redis.call('HSET', KEYS[1], 'd:' .. kind, string.sub(digits, -tonumber(ARGV[2])))
-  if ARGV[i + 2] ~= '' then redis.call('HSET', KEYS[1], 'w:' .. kind, ARGV[i + 2]) end
+local ends_key = KEYS[1]
+local prefix, window = ARGV[1], tonumber(ARGV[2])
+local first_kind = 3
+
+freeing(prefix)
+for i = first_kind, #ARGV, 3 do
+  local kind, new, words = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  local digits = (redis.call('HGET', ends_key, 'd:' .. kind) or '') .. new
+  redis.call('HSET', ends_key, 'd:' .. kind, string.sub(digits, -window))
+  if words ~= '' then redis.call('HSET', ends_key, 'w:' .. kind, words) end
 end
-return (#ARGV - 2) / 3
+return (#ARGV - first_kind + 1) / 3

@@ -4,12 +4,16 @@
 -- Returns: 'kept' | 'lost' (the lease) | 'other' (there are other bytes: write the whole) | 'full'
 -- Atomic because a worker that lost its lease must not touch its successor's prefix (I3), and because a record that is
 -- sent again after a lost reply must not be there twice: only the holder writes, so the length tells.
-local g = redis.call('HMGET', KEYS[1], 'st', 'tok')
-if g[1] ~= 'leased' or g[2] ~= ARGV[1] then return 'lost' end
-local there, before = redis.call('STRLEN', KEYS[2]), tonumber(ARGV[2])
-if there == before + #ARGV[3] then return 'kept' end
+local group_key, partial_key = KEYS[1], KEYS[2]
+local token, before, record = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local ttl_s, max_bytes = ARGV[4], tonumber(ARGV[5])
+
+local g = redis.call('HMGET', group_key, 'st', 'tok')
+if g[1] ~= 'leased' or g[2] ~= token then return 'lost' end
+local there = redis.call('STRLEN', partial_key)
+if there == before + #record then return 'kept' end
 if there ~= before then return 'other' end
-if before + #ARGV[3] > tonumber(ARGV[5]) then return 'full' end
-redis.call('APPEND', KEYS[2], ARGV[3])
-redis.call('EXPIRE', KEYS[2], ARGV[4])
+if before + #record > max_bytes then return 'full' end
+redis.call('APPEND', partial_key, record)
+redis.call('EXPIRE', partial_key, ttl_s)
 return 'kept'

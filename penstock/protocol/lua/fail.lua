@@ -4,21 +4,25 @@
 --       longest wait in ms
 -- Returns: 'delayed' | 'dead' | 'lost'
 -- Atomic because the try is counted where the job moves.
-local prefix, job = ARGV[1], ARGV[2]
+local group_key, delayed_key, bodies_key = KEYS[1], KEYS[2], KEYS[3]
+local prefix, job, token = ARGV[1], ARGV[2], ARGV[3]
+local worker, reason, detail = ARGV[4], ARGV[5], ARGV[6]
+local max_attempts, retry_ms, max_retry_ms = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+
 freeing(prefix)
-local g = redis.call('HMGET', KEYS[1], 'st', 'tok', 'cl', 'eid')
-if g[1] ~= 'leased' or g[2] ~= ARGV[3] then return 'lost' end
+local g = redis.call('HMGET', group_key, 'st', 'tok', 'cl', 'eid')
+if g[1] ~= 'leased' or g[2] ~= token then return 'lost' end
 local body = take_entry(prefix, g[3], g[4])
-local attempts = redis.call('HINCRBY', KEYS[1], 'att', 1)
+local attempts = redis.call('HINCRBY', group_key, 'att', 1)
 count(prefix, 'failed')
-count(prefix, 'failed:' .. ARGV[5])
-if attempts >= tonumber(ARGV[7]) then
-  bury(prefix, job, body, ARGV[5], ARGV[6], ARGV[4])
+count(prefix, 'failed:' .. reason)
+if attempts >= max_attempts then
+  bury(prefix, job, body, reason, detail, worker)
   return 'dead'
 end
 leave_inflight(prefix, job)
-redis.call('ZADD', KEYS[2], now_ms() + math.min(tonumber(ARGV[8]) * 2 ^ (attempts - 1), tonumber(ARGV[9])), job)
-redis.call('HSET', KEYS[3], job, body)
-redis.call('HSET', KEYS[1], 'st', 'delayed')
-redis.call('HDEL', KEYS[1], 'tok', 'own')
+redis.call('ZADD', delayed_key, now_ms() + math.min(retry_ms * 2 ^ (attempts - 1), max_retry_ms), job)
+redis.call('HSET', bodies_key, job, body)
+redis.call('HSET', group_key, 'st', 'delayed')
+redis.call('HDEL', group_key, 'tok', 'own')
 return 'delayed'

@@ -3,10 +3,14 @@
 -- ARGV: prefix, fingerprint of the prompts, then field, number of what others want to know of them
 -- Returns: the fingerprint that counts: the first one that was told; numbers are written only where it is the caller's
 -- Atomic because two producers that start together must not both be the first.
-freeing(ARGV[1])
-redis.call('HSETNX', KEYS[1], 'fingerprint', ARGV[2])
-local first = redis.call('HGET', KEYS[1], 'fingerprint')
-if first == ARGV[2] then
-  for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+local source_key = KEYS[1]
+local prefix, fingerprint = ARGV[1], ARGV[2]
+local first_number = 3
+
+freeing(prefix)
+redis.call('HSETNX', source_key, 'fingerprint', fingerprint)
+local first = redis.call('HGET', source_key, 'fingerprint')
+if first == fingerprint then
+  for i = first_number, #ARGV, 2 do redis.call('HSET', source_key, ARGV[i], ARGV[i + 1]) end
 end
 return first

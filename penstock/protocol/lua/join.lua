@@ -4,20 +4,22 @@
 --       job have in common ('': not known)
 -- Returns: {1, gen, cursor, cut, ckpt, floor} | {0, ms until the present owner's lease ends}
 -- Atomic because one subscription has one owner: two trainers with one name would each train half of it.
-local owner, lease = ARGV[2], ARGV[3]
-freeing(ARGV[1])
-local holder = redis.call('GET', KEYS[2])
-if holder and holder ~= owner then return {0, redis.call('PTTL', KEYS[2])} end
-if ARGV[4] == '1' and redis.call('HGET', KEYS[1], 'owner') ~= owner then return {0, -1} end
-if holder then redis.call('PEXPIRE', KEYS[2], lease) else redis.call('SET', KEYS[2], owner, 'PX', lease) end
-if redis.call('HGET', KEYS[1], 'owner') ~= owner then 
-  redis.call('HSET', KEYS[1], 'owner', owner, 'bits', '', 'job', ARGV[5] or '')
-  redis.call('HDEL', KEYS[1], 'ended')
+local sub_key, owner_key, subs_key = KEYS[1], KEYS[2], KEYS[3]
+local prefix, owner, lease_ms, only_renew, job = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+
+freeing(prefix)
+local holder = redis.call('GET', owner_key)
+if holder and holder ~= owner then return {0, redis.call('PTTL', owner_key)} end
+if only_renew == '1' and redis.call('HGET', sub_key, 'owner') ~= owner then return {0, -1} end
+if holder then redis.call('PEXPIRE', owner_key, lease_ms) else redis.call('SET', owner_key, owner, 'PX', lease_ms) end
+if redis.call('HGET', sub_key, 'owner') ~= owner then
+  redis.call('HSET', sub_key, 'owner', owner, 'bits', '', 'job', job)
+  redis.call('HDEL', sub_key, 'ended')
 end
-redis.call('HSET', KEYS[1], 'seen', now_ms())
-if redis.call('HDEL', KEYS[1], 'parked') == 1 then
-  redis.call('HINCRBY', KEYS[3], 'rev', 1)
-  event(ARGV[1], 'subs', '', '')
+redis.call('HSET', sub_key, 'seen', now_ms())
+if redis.call('HDEL', sub_key, 'parked') == 1 then
+  redis.call('HINCRBY', subs_key, 'rev', 1)
+  event(prefix, 'subs', '', '')
 end
-local s = redis.call('HMGET', KEYS[1], 'gen', 'cursor', 'cut', 'ckpt', 'floor')
+local s = redis.call('HMGET', sub_key, 'gen', 'cursor', 'cut', 'ckpt', 'floor')
 return {1, tonumber(s[1] or 0), tonumber(s[2] or 0), tonumber(s[3] or 0), tonumber(s[4] or 0), tonumber(s[5] or 0)}

@@ -4,26 +4,31 @@
 --       keep it (0|1), a filter raised (0|1), samples, sum of their rewards
 -- Returns: number of groups dropped, or -1 when the leadership is lost
 -- Atomic because a drop frees its place at the gate exactly once, and the ledger agrees with the places freed.
-local prefix, sub, dropped = ARGV[1], ARGV[4], 0
-local used = 'u:' .. account_of(KEYS[2], sub)
+local leader_key, sub_key = KEYS[1], KEYS[2]
+local prefix, epoch, token, sub, code = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local first_group = 6
+
+local dropped = 0
+local used = 'u:' .. account_of(sub_key, sub)
 freeing(prefix)
-if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
-for i = 6, #ARGV, 6 do
-  local key = group_key(prefix, ARGV[i])
+if not leads(leader_key, epoch, token) then return -1 end
+for i = first_group, #ARGV, 6 do
+  local key, reason, kept = group_key_of(prefix, ARGV[i]), ARGV[i + 1], ARGV[i + 2]
+  local raised, samples, reward = ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
   if redis.call('HGET', key, 'st') == 'ready' then
-    if ARGV[i + 3] == '1' and redis.call('HSETNX', key, 'f:' .. sub, 'raised') == 1 then
-      redis.call('HINCRBY', KEYS[2], 'filter_raised', 1)
+    if raised == '1' and redis.call('HSETNX', key, 'f:' .. sub, 'raised') == 1 then
+      redis.call('HINCRBY', sub_key, 'filter_raised', 1)
     end
-    if ARGV[i + 2] == '0' and redis.call('HSETNX', key, used, ARGV[5]) == 1 then
-      redis.call('HINCRBY', KEYS[2], 'drop:filter/' .. ARGV[i + 1], 1)
-      redis.call('HINCRBY', KEYS[2], 'rejected_samples', ARGV[i + 4])
-      redis.call('HINCRBYFLOAT', KEYS[2], 'rejected_reward', ARGV[i + 5])
+    if kept == '0' and redis.call('HSETNX', key, used, code) == 1 then
+      redis.call('HINCRBY', sub_key, 'drop:filter/' .. reason, 1)
+      redis.call('HINCRBY', sub_key, 'rejected_samples', samples)
+      redis.call('HINCRBYFLOAT', sub_key, 'rejected_reward', reward)
       dropped = dropped + 1
     end
   end
 end
 if dropped > 0 then
-  redis.call('HINCRBY', KEYS[2], 'disposed', dropped)
+  redis.call('HINCRBY', sub_key, 'disposed', dropped)
   poke(prefix .. 'gate')
 end
 return dropped

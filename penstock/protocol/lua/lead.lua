@@ -3,14 +3,17 @@
 -- ARGV: prefix, token, lease in ms
 -- Returns: epoch, or 0 when another leads
 -- Atomic because two buffers must not lead in one epoch.
-freeing(ARGV[1])
-local holder = redis.call('HMGET', KEYS[1], 'token', 'epoch')
-if holder[1] and holder[1] ~= ARGV[2] then return 0 end
+local leader_key, epoch_key = KEYS[1], KEYS[2]
+local prefix, token, lease_ms = ARGV[1], ARGV[2], ARGV[3]
+
+freeing(prefix)
+local holder = redis.call('HMGET', leader_key, 'token', 'epoch')
+if holder[1] and holder[1] ~= token then return 0 end
 if holder[1] then
-  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  redis.call('PEXPIRE', leader_key, lease_ms)
   return tonumber(holder[2])
 end
-local epoch = redis.call('INCR', KEYS[2])
-redis.call('HSET', KEYS[1], 'epoch', epoch, 'token', ARGV[2])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+local epoch = redis.call('INCR', epoch_key)
+redis.call('HSET', leader_key, 'epoch', epoch, 'token', token)
+redis.call('PEXPIRE', leader_key, lease_ms)
 return epoch

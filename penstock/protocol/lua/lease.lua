@@ -6,14 +6,17 @@
 -- Atomic because a job must not be seen by two workers, nor start on weights older than `nb` (T12),
 -- but for those of a version that was set aside, as far as the bound allows. Among those that may
 -- be started the ones of the oldest version come first, then the oldest, whatever stands before them in the lane.
-local prefix, worker, base = ARGV[1], ARGV[2], ARGV[3]
-local most, version, suspects = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local highest = tonumber(ARGV[7])
+local inflight_key, paused_key = KEYS[1], KEYS[2]
+local first_lane_key = 3
+local prefix, worker, base, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local version, suspects, highest = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local first_lane = 8
+
 local leased, now = {}, now_ms()
 
 -- Lease the first one in line; false when no more of this lane may be started.
 local function lease_one(key, lane)
-  local line = line_key(prefix, lane)
+  local line = line_key_of(prefix, lane)
   local place = redis.call('ZRANGEBYSCORE', line, '-inf', highest, 'LIMIT', 0, 1)[1]
   if not place then return false end
   redis.call('ZREM', line, place)
@@ -21,7 +24,7 @@ local function lease_one(key, lane)
   local entry = redis.call('XRANGE', key, eid, eid)[1]
   if not entry then return true end
   local job = field(entry[2], 'id')
-  local gkey = group_key(prefix, job)
+  local gkey = group_key_of(prefix, job)
   local g = redis.call('HMGET', gkey, 'st', 'eid', 'v0', 'c', 'pf', 'nb', 'att', 'cr', 'ln', 'n')
   if g[1] ~= 'queued' or g[2] ~= eid then
     redis.call('XDEL', key, eid)
@@ -34,7 +37,7 @@ local function lease_one(key, lane)
   if g[3] and (tonumber(g[4] or 0) > 0 or g[5]) then v0 = math.min(v0, tonumber(g[3])) end
   redis.call('HSET', gkey, 'st', 'leased', 'tok', token, 'own', worker, 'v0', v0)
   redis.call('HSETNX', gkey, 't0', now)
-  if g[9] == 'train' then redis.call('ZADD', KEYS[1], v0, job) end
+  if g[9] == 'train' then redis.call('ZADD', inflight_key, v0, job) end
   local committed = {}
   if tonumber(g[4] or 0) > 0 then
     for k = 0, tonumber(g[10]) - 1 do
@@ -45,14 +48,14 @@ local function lease_one(key, lane)
   return true
 end
 
-for i = 3, #KEYS do
-  local lane = ARGV[5 + i]
-  local open = redis.call('SISMEMBER', KEYS[2], lane) == 0
+for i = 0, #KEYS - first_lane_key do
+  local key, lane = KEYS[first_lane_key + i], ARGV[first_lane + i]
+  local open = redis.call('SISMEMBER', paused_key, lane) == 0
   while open and #leased < most do
     local limited = lane == 'suspect'
     if limited and suspects <= 0 then break end
     local before = #leased
-    if not lease_one(KEYS[i], lane) then break end
+    if not lease_one(key, lane) then break end
     if limited then suspects = suspects - (#leased - before) end
   end
 end

@@ -3,5 +3,8 @@
 -- ARGV: owner's token
 -- Returns: 1, or 0 when it was not the caller's
 -- Atomic because a successor's ownership must not be deleted.
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('DEL', KEYS[1])
+local owner_key = KEYS[1]
+local owner = ARGV[1]
+
+if redis.call('GET', owner_key) ~= owner then return 0 end
+return redis.call('DEL', owner_key)

@@ -3,7 +3,10 @@
 -- ARGV: prefix, record of the wish
 -- Returns: id of the entry
 -- Atomic because the newest entry is the whole truth: who reads it needs no other.
-freeing(ARGV[1])
-local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', 16, '*', 'w', ARGV[2])
-count(ARGV[1], 'memory_wishes')
+local memory_key = KEYS[1]
+local prefix, wish = ARGV[1], ARGV[2]
+
+freeing(prefix)
+local id = redis.call('XADD', memory_key, 'MAXLEN', '~', 16, '*', 'w', wish)
+count(prefix, 'memory_wishes')
 return id

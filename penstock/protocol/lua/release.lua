@@ -3,10 +3,12 @@
 -- ARGV: prefix, job, token
 -- Returns: 1, or 0 when the lease is lost
 -- Atomic because the job must be in exactly one lane at every instant (I1).
-local prefix, job = ARGV[1], ARGV[2]
+local group_key = KEYS[1]
+local prefix, job, token = ARGV[1], ARGV[2], ARGV[3]
+
 freeing(prefix)
-local g = redis.call('HMGET', KEYS[1], 'st', 'tok', 'cl', 'eid', 'nb')
-if g[1] ~= 'leased' or g[2] ~= ARGV[3] then return 0 end
+local g = redis.call('HMGET', group_key, 'st', 'tok', 'cl', 'eid', 'nb')
+if g[1] ~= 'leased' or g[2] ~= token then return 0 end
 local body = take_entry(prefix, g[3], g[4])
 leave_inflight(prefix, job)
 put_entry(prefix, g[3] == 'suspect' and 'suspect' or 'resume', job, g[5], body)

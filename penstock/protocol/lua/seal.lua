@@ -1,28 +1,33 @@
 -- seal: ready -> retiring(retired | dropped | evicted) (leader).
 -- KEYS: leader, subs, ready, then sub:NAME of every live subscription
 -- ARGV: prefix, epoch, token, revision of subs, number of subscriptions,
---       those that may lose what they have no checkpoint past (0|1 each, in one word), their names, then jobs
+--       those that may lose what they have no checkpoint past (0|1 each, in one word), then their names, then jobs
 -- Returns: list of jobs sealed, 'subs', or -1 when the leadership is lost
 -- Atomic because a subscription that joins, or a rewind, must not race with retirement: every use must be final
 -- and every batch that holds the group must lie below its subscription's checkpoint. A group of a lane that nobody
 -- subscribed to waits for somebody who does.
-local prefix = ARGV[1]
+local leader_key, subs_key, ready_key = KEYS[1], KEYS[2], KEYS[3]
+local first_sub_key = 4
+local prefix, epoch, token = ARGV[1], ARGV[2], ARGV[3]
+local revision, num_subs, evict_flags = ARGV[4], tonumber(ARGV[5]), ARGV[6]
+local first_sub = 7
+
 freeing(prefix)
-if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
-if (redis.call('HGET', KEYS[2], 'rev') or '0') ~= ARGV[4] then return 'subs' end
-local num = tonumber(ARGV[5])
+if not leads(leader_key, epoch, token) then return -1 end
+if (redis.call('HGET', subs_key, 'rev') or '0') ~= revision then return 'subs' end
 local subs = {}
-for i = 1, num do
-  local s = redis.call('HMGET', KEYS[3 + i], 'lanes', 'reuse', 'ckpt', 'cursor', 'share')
-  subs[i] = {name = ARGV[6 + i], key = KEYS[3 + i], lanes = s[1] or '', reuse = tonumber(s[2] or 1),
+for i = 1, num_subs do
+  local sub_key, sub = KEYS[first_sub_key + i - 1], ARGV[first_sub + i - 1]
+  local s = redis.call('HMGET', sub_key, 'lanes', 'reuse', 'ckpt', 'cursor', 'share')
+  subs[i] = {name = sub, key = sub_key, lanes = s[1] or '', reuse = tonumber(s[2] or 1),
     ckpt = tonumber(s[3] or 0), cursor = tonumber(s[4] or 0), floor = 0,
-    evict = string.sub(ARGV[6], i, i) == '1',
-    used = 'u:' .. ((s[5] or '') ~= '' and 'share:' .. s[5] or ARGV[6 + i])}
+    evict = string.sub(evict_flags, i, i) == '1',
+    used = 'u:' .. ((s[5] or '') ~= '' and 'share:' .. s[5] or sub)}
 end
 local sealed = {}
-for i = 7 + num, #ARGV do
+for i = first_sub + num_subs, #ARGV do
   local job = ARGV[i]
-  local key = group_key(prefix, job)
+  local key = group_key_of(prefix, job)
   local g = redis.call('HMGET', key, 'st', 'ln')
   local final, covered, used, early = g[1] == 'ready', false, false, false
   for _, s in ipairs(subs) do
@@ -43,7 +48,7 @@ for i = 7 + num, #ARGV do
   if final and covered then
     local reason = early and 'evicted' or (used and 'retired' or 'dropped')
     redis.call('HSET', key, 'st', 'retiring', 'r', reason)
-    redis.call('ZREM', KEYS[3], job)
+    redis.call('ZREM', ready_key, job)
     redis.call('SADD', prefix .. 'retiring', job)
     count(prefix, reason)
     count(prefix, 'gone:' .. g[2])

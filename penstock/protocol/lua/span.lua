@@ -4,12 +4,15 @@
 --       (train | drop)
 -- Returns: position of the train prompts; -1 in its place where more was admitted already, and nothing is changed
 -- Atomic because the end must not come to stand before what is admitted meanwhile.
-freeing(ARGV[1])
-local position = tonumber(redis.call('HGET', KEYS[1], 'train') or 0)
-if ARGV[2] == '' then
-  redis.call('HDEL', KEYS[1], 'end', 'last_batch')
+local source_key = KEYS[1]
+local prefix, end_position, last_batch = ARGV[1], ARGV[2], ARGV[3]
+
+freeing(prefix)
+local position = tonumber(redis.call('HGET', source_key, 'train') or 0)
+if end_position == '' then
+  redis.call('HDEL', source_key, 'end', 'last_batch')
   return position
 end
-if position > tonumber(ARGV[2]) then return -1 end
-redis.call('HSET', KEYS[1], 'end', ARGV[2], 'last_batch', ARGV[3])
+if position > tonumber(end_position) then return -1 end
+redis.call('HSET', source_key, 'end', end_position, 'last_batch', last_batch)
 return position

@@ -3,8 +3,11 @@
 -- ARGV: prefix, field, number it was read as (absent counts as 0), number it becomes
 -- Returns: the number that is there now
 -- Atomic because two producers must go on with the same evaluation.
-freeing(ARGV[1])
-local now = redis.call('HGET', KEYS[1], ARGV[2]) or '0'
-if now ~= ARGV[3] then return tonumber(now) end
-redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
-return tonumber(ARGV[4])
+local source_key = KEYS[1]
+local prefix, name, expected, number = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+freeing(prefix)
+local now = redis.call('HGET', source_key, name) or '0'
+if now ~= expected then return tonumber(now) end
+redis.call('HSET', source_key, name, number)
+return tonumber(number)

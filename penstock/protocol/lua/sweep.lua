@@ -3,14 +3,18 @@
 -- ARGV: prefix, epoch, token, then per group: job, n
 -- Returns: number of groups gone, or -1 when the leadership is lost
 -- Atomic because a group must not half vanish.
-local prefix = ARGV[1]
+local leader_key = KEYS[1]
+local prefix, epoch, token = ARGV[1], ARGV[2], ARGV[3]
+local first_group = 4
+
 freeing(prefix)
-if not leads(KEYS[1], ARGV[2], ARGV[3]) then return -1 end
+if not leads(leader_key, epoch, token) then return -1 end
 local gone = 0
-for i = 4, #ARGV, 2 do
-  local job, key = ARGV[i], group_key(prefix, ARGV[i])
+for i = first_group, #ARGV, 2 do
+  local job, n = ARGV[i], tonumber(ARGV[i + 1])
+  local key = group_key_of(prefix, job)
   if redis.call('HGET', key, 'st') == 'retiring' then
-    for k = 0, tonumber(ARGV[i + 1]) - 1 do redis.call('DEL', prefix .. 'partial:' .. job .. '/' .. k) end
+    for k = 0, n - 1 do redis.call('DEL', prefix .. 'partial:' .. job .. '/' .. k) end
     redis.call('DEL', key, prefix .. 'meta:' .. job)
     redis.call('SREM', prefix .. 'retiring', job)
     gone = gone + 1

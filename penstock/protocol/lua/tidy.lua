@@ -3,17 +3,23 @@
 -- ARGV: prefix, then per record: field, record as it was read
 -- Returns: records and consumers removed
 -- Atomic because a record that was renewed meanwhile stays, and a consumer is deleted with what is pending for it.
-freeing(ARGV[1])
+local records_key = KEYS[1]
+local first_lane_key = 2
+local prefix = ARGV[1]
+local first_record = 2
+
+freeing(prefix)
 local removed = 0
-for i = 2, #ARGV, 2 do
-  if redis.call('HGET', KEYS[1], ARGV[i]) == ARGV[i + 1] then
-    removed = removed + redis.call('HDEL', KEYS[1], ARGV[i])
+for i = first_record, #ARGV, 2 do
+  local name, record = ARGV[i], ARGV[i + 1]
+  if redis.call('HGET', records_key, name) == record then
+    removed = removed + redis.call('HDEL', records_key, name)
   end
 end
-for i = 2, #KEYS do
+for i = first_lane_key, #KEYS do
   for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[i], GROUP)) do
     local name = field(consumer, 'name')
-    if field(consumer, 'pending') == 0 and redis.call('HEXISTS', KEYS[1], name) == 0 then
+    if field(consumer, 'pending') == 0 and redis.call('HEXISTS', records_key, name) == 0 then
       redis.call('XGROUP', 'DELCONSUMER', KEYS[i], GROUP, name)
       removed = removed + 1
     end

@@ -3,8 +3,11 @@
 -- ARGV: prefix, id (VERSION-REV), decision record
 -- Returns: 1, or 0 when it is of another version by now
 -- Atomic because the decision closes the enrollment that it is about.
-freeing(ARGV[1])
-if redis.call('HGET', KEYS[1], 'id') ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], 'st', 'closed')
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', 64, '*', 'id', ARGV[2], 'd', ARGV[3])
+local transfer_key, decisions_key = KEYS[1], KEYS[2]
+local prefix, id, decision = ARGV[1], ARGV[2], ARGV[3]
+
+freeing(prefix)
+if redis.call('HGET', transfer_key, 'id') ~= id then return 0 end
+redis.call('HSET', transfer_key, 'st', 'closed')
+redis.call('XADD', decisions_key, 'MAXLEN', '~', 64, '*', 'id', id, 'd', decision)
 return 1

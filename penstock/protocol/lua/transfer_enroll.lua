@@ -3,8 +3,11 @@
 -- ARGV: prefix, id (VERSION-REV), worker, record
 -- Returns: 'open' when the worker is enrolled; 'closed' when that was decided without it, or is of another version
 -- Atomic because nobody may be enrolled after the decision who is not in it.
-freeing(ARGV[1])
-local t = redis.call('HMGET', KEYS[1], 'id', 'st')
-if t[1] ~= ARGV[2] or t[2] ~= 'open' then return 'closed' end
-redis.call('HSET', KEYS[1], 'm:' .. ARGV[3], ARGV[4])
+local transfer_key = KEYS[1]
+local prefix, id, worker, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+freeing(prefix)
+local t = redis.call('HMGET', transfer_key, 'id', 'st')
+if t[1] ~= id or t[2] ~= 'open' then return 'closed' end
+redis.call('HSET', transfer_key, 'm:' .. worker, record)
 return 'open'

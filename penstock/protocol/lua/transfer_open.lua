@@ -3,9 +3,12 @@
 -- ARGV: prefix, id (VERSION-REV), longest life in ms
 -- Returns: 1
 -- Atomic because what an earlier version left must go in the instant in which this one opens.
-freeing(ARGV[1])
-redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'id', ARGV[2], 'st', 'open')
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-count(ARGV[1], 'transfers')
+local transfer_key = KEYS[1]
+local prefix, id, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
+
+freeing(prefix)
+redis.call('DEL', transfer_key)
+redis.call('HSET', transfer_key, 'id', id, 'st', 'open')
+redis.call('PEXPIRE', transfer_key, ttl_ms)
+count(prefix, 'transfers')
 return 1

@@ -4,7 +4,10 @@
 -- ARGV: prefix, id (VERSION-REV), field (f:WORKER frozen | h:WORKER where | s:WORKER sent | r:WORKER received), text
 -- Returns: 1, or 0 when it is of another version by now
 -- Atomic because a late report must not be taken for one of the next version.
-freeing(ARGV[1])
-if redis.call('HGET', KEYS[1], 'id') ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], ARGV[3], ARGV[4])
+local transfer_key = KEYS[1]
+local prefix, id, name, text = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+freeing(prefix)
+if redis.call('HGET', transfer_key, 'id') ~= id then return 0 end
+redis.call('HSET', transfer_key, name, text)
 return 1

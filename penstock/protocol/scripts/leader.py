@@ -172,7 +172,7 @@ def late(keys: Keys, age_ms: int, most: int) -> Call[list[Late]]:
 
 def close(keys: Keys, lead: Leadership, job: str, fewest: int = 1) -> Call[int]:
     """Make a begun group ready with the samples it has; how many. 0: fewer than ``fewest``."""
-    names = [keys.group(job), keys.ready, keys.inflight, keys.samples, keys.delayed, keys.bodies]
+    names = [keys.group(job), keys.ready, keys.inflight, keys.delayed, keys.bodies]
     return _call("close", keys, lead, names, [job, fewest], int)
 
 

@@ -84,7 +84,7 @@ def leave(keys: Keys, sub: str, owner: str) -> Call[bool]:
 
 def ask(keys: Keys, sub: str, n: int, owner: str, gen: int) -> Call[bool]:
     """Say that batch ``n`` is waited for. False: the subscription is not the caller's."""
-    return Call(script("ask"), [keys.sub(sub), keys.samples], [keys.prefix, sub, n, owner, gen], bool)
+    return Call(script("ask"), [keys.sub(sub)], [keys.prefix, sub, n, owner, gen], bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def write_column(key: str, ttl_s: int, values: Mapping[int, bytes]) -> Call[list
 
 def column_lost(keys: Keys, sub: str, ttl_s: int, values: Iterable[str]) -> Call[int]:
     """Count values (DIGEST/COLUMN/ROW) that a column does not have because its writer lost the payload; new ones."""
-    return Call(script("column_lost"), [keys.columns_lost(sub), keys.counters], [keys.prefix, ttl_s, *values], int)
+    return Call(script("column_lost"), [keys.columns_lost(sub)], [keys.prefix, ttl_s, *values], int)
 
 
 def agree(
@@ -195,7 +195,7 @@ def publish(
 
 def checkpointed(keys: Keys, sub: str, *, owner: str, gen: int, n: int, role: str = "") -> Call[int]:
     """The role's file that holds everything up to batch ``n`` is safe. 0: not the caller's; -1: not committed."""
-    return Call(script("checkpointed"), [keys.sub(sub), keys.samples], [keys.prefix, owner, gen, n, role], int)
+    return Call(script("checkpointed"), [keys.sub(sub)], [keys.prefix, owner, gen, n, role], int)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,9 +111,7 @@ def commit(keys: Keys, job: str, token: str, samples: Iterable[tuple[int, int, b
     def parse(answer: Any) -> Committed:
         return Committed(text(answer[0]), *(int(v) for v in answer[1:]))
 
-    return Call(
-        script("commit"), [keys.group(job), keys.meta(job), keys.ready, keys.inflight, keys.samples], args, parse
-    )
+    return Call(script("commit"), [keys.group(job), keys.meta(job), keys.ready, keys.inflight], args, parse)
 
 
 def checkpoint(keys: Keys, job: str, token: str, k: int, record: bytes, ttl_s: int) -> Call[bool]:
