@@ -102,10 +102,11 @@ class Subscriber:
         """Take the subscription; blocks while a dead owner's lease runs out, or (other ranks) until rank 0 owns it.
 
         Raises:
-            ConfigError: another trainer with this name is alive.
+            ConfigError: another trainer with this name is alive, or the run is of another schema.
             WaitTimeout: ``timeout_s`` is over.
         """
         deadline = _deadline(timeout_s)
+        self.control.call(scripts.check_schema(self.keys))
         if self.seat.leads:
             self.owner = new_token()
             self._take(deadline)

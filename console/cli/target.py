@@ -8,10 +8,11 @@ from penstock.errors import ConfigError, QueueUnavailable
 
 
 class Target:
-    """The run that a command looks into. Raises ConfigError when it cannot be found."""
+    """The run that a command looks into. Raises ConfigError when it cannot be found, or is of another schema."""
 
     def __init__(self, run: str | None, url: str | None, directory: Path) -> None:
         from penstock.config.load import redact
+        from penstock.protocol import scripts
         from penstock.protocol.keys import Keys
         from penstock.redis.connect import connect
         from penstock.redis.server import read_address
@@ -28,6 +29,7 @@ class Target:
             raise (_with_its_run(directory / name) if given is None else None) or exc from None
         if not self.client.exists(self.keys.jobs("train"), self.keys.subs, self.keys.source, self.keys.clock):
             raise ConfigError(f"Redis at {redact(url)} knows no run {name!r}: correct --run, --redis or --directory.")
+        scripts.run(self.client, scripts.check_schema(self.keys))
 
     def models(self) -> list[str]:
         return [k[8:].decode() for k in self.client.hkeys(self.keys.clock) if k.startswith(b"version:")]

@@ -37,7 +37,7 @@ from penstock.config.load import redact, save_resolved, secret_environment, with
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
-from penstock.protocol.scripts import run, span
+from penstock.protocol.scripts import check_schema, run, span
 from penstock.redis.saved_config import CONFIG_FILE
 from penstock.redis.server import with_url, write_address
 from penstock.system.disk import until_room
@@ -197,13 +197,14 @@ class _Run:
     def _start_on_keys(self, *, clear: bool, resume: bool) -> None:
         assert self.observer is not None
         client, keys = self.observer.client, Keys(self.config.run)
-        user_failures.forget(client, keys)
-        # The producer of this start says how long its data is, before a trainer may be told that it has ended.
-        run(client, span(keys, None))
         if clear:
             clear_keys(self.config, client, self.live)
         elif not resume:
             refuse_another_run(self.config, client)
+        run(client, check_schema(keys))
+        user_failures.forget(client, keys)
+        # The producer of this start says how long its data is, before a trainer may be told that it has ended.
+        run(client, span(keys, None))
 
     def _start_parts(self) -> None:
         environment, config = self._environment(), str(self.folder.path / CONFIG_FILE)

@@ -27,6 +27,10 @@ class Keys:
     def of(self, name: str) -> str:
         return self.prefix + name
 
+    @property
+    def schema(self) -> str:
+        return self.of("schema")
+
     def jobs(self, lane: str) -> str:
         return self.of(f"jobs:{lane}")
 

@@ -67,6 +67,7 @@ def test_what_parts_say_at_their_start_a_full_redis_takes(server: RedisServer) -
         keys = Keys("full")
         client.config_set("maxmemory", 1)
         for _ in range(2):
+            run(client, scripts.check_schema(keys))
             ensure_lanes(client, keys)
         assert [len(client.xinfo_groups(keys.jobs(lane))) for lane in LANES] == [1] * len(LANES)
         assert run(client, scripts.rolled_back(keys, {"committed": 3})) == 1

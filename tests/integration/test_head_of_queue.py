@@ -13,13 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
-from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import RawLease, ensure_lanes, run
+from penstock.protocol.scripts import RawLease, run
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
@@ -56,23 +55,6 @@ WAYS: dict[str, Back] = {"retried": retried, "released": released, "crashed": cr
 
 def clock(client: redis.Redis, keys: Keys, version: int) -> None:
     client.hset(keys.clock, scripts.version_field(play.MODEL), version)
-
-
-def test_I1_a_run_that_was_begun_without_lines_goes_on(client: redis.Redis, keys: Keys) -> None:
-    """Jobs that an earlier penstock queued stand in no line; the first part that starts lines them up."""
-    jobs = [play.job(i) for i in range(600)]
-    play.admit(client, keys, jobs)
-    held = play.lease(client, keys, most=300)
-    for lane in LANES:
-        client.delete(keys.of(f"queued:{lane}"))
-    assert play.lease(client, keys, most=300) == []
-    for _ in range(2):
-        ensure_lanes(client, keys)
-        play.assert_conserved(client, keys)
-    rest = play.lease(client, keys, most=600)
-    assert [one.job for one in held + rest] == [job.id for job in jobs], "each once, the oldest first"
-    ensure_lanes(client, keys)
-    assert client.zcard(keys.of("queued:train")) == 0
 
 
 @pytest.mark.parametrize("way", WAYS)

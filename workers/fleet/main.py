@@ -23,6 +23,7 @@ from penstock.config.load import redact
 from penstock.errors import ConfigError, PenstockError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import read_workers
+from penstock.protocol.scripts import check_schema
 from penstock.redis.control import PASSING, Client, Control
 from penstock.system.stop import Stop
 from workers.fleet.kept import Spec, Status
@@ -74,7 +75,9 @@ class Fleet:
         self.launcher = launcher
         self.stop = stop
         self.keys = Keys(config.run)
-        self.client: Client = Control(config.redis.url).client
+        control = Control(config.redis.url)
+        control.call(check_schema(self.keys))
+        self.client: Client = control.client
         self._taken: dict[str, frozenset[int]] = {}
         self.plan = self._reserved(lambda: plan(config, nodes, self._taken), None)
         self._specs = specs_of(config, self.plan)

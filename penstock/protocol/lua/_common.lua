@@ -2,6 +2,9 @@
 -- All keys of a run share one hash slot (its name is a Cluster hash tag), so a verb that learns a job's id
 -- only while it runs may derive the job's keys from the run's prefix.
 
+-- Of which schema the records of a run are. It goes up with every change that a run under way would not survive: of
+-- names of keys, fields, events or states, or of code that a record names.
+local SCHEMA = 1
 local GROUP = 'workers'
 local WAKE_MAX = 1024 -- wake-up marks kept; a mark says "look again", so losing one costs a poll, never a job
 local EVENTS_MAX = 100000 -- events kept; they say where to look, so one that is lost is found by the next look
@@ -32,6 +35,22 @@ end
 
 -- A write that frees, first in the script, so that the rest is allowed when Redis is full.
 local function freeing(prefix) redis.call('DEL', prefix .. 'nothing') end
+
+-- Of which schema a run's records are; 0 where it was begun before there was one, nil where it is not begun. Whoever
+-- begins one makes the streams of its lanes, or subscribes.
+local function schema_of(prefix)
+  local noted = redis.call('GET', prefix .. 'schema')
+  if noted then return tonumber(noted) end
+  return redis.call('EXISTS', lane_key_of(prefix, 'train'), prefix .. 'subs') > 0 and 0 or nil
+end
+
+-- In a verb that may be the first of a run: note its schema; returns the one that it is of.
+local function begin(prefix)
+  local schema = schema_of(prefix)
+  if schema then return schema end
+  redis.call('SET', prefix .. 'schema', SCHEMA)
+  return SCHEMA
+end
 
 local function count(prefix, name, by) return redis.call('HINCRBY', prefix .. 'counters', name, by or 1) end
 

@@ -33,6 +33,7 @@ if revision ~= '-1' then
   end
 end
 if room <= 0 then return {'closed', 0, position, tightest} end
+begin(prefix)
 local nb = redis.call('HGET', clock_key, clock_field) or '0'
 local queued = 0
 for i = 0, math.min(room, given) - 1 do

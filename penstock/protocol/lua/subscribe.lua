@@ -13,6 +13,7 @@ local prefix, name, planned_revision, by_operator = ARGV[1], ARGV[2], ARGV[3], A
 local first_field = 5
 
 freeing(prefix)
+begin(prefix)
 -- groups remember the uses of the one that was dropped
 if redis.call('HEXISTS', subs_key, 'was:' .. name) == 1 then return {-1} end
 local rev = redis.call('HGET', subs_key, 'rev') or '0'

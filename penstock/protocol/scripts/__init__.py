@@ -34,7 +34,7 @@ from penstock.protocol.scripts.leader import (
 )
 from penstock.protocol.scripts.operator import Recount, cancel, check_group, collect, recount, requeue, unsubscribe
 from penstock.protocol.scripts.producer import Admission, admit, identify, span, swap
-from penstock.protocol.scripts.shared import ensure_lanes, note, server
+from penstock.protocol.scripts.shared import check_schema, ensure_lanes, note, server
 from penstock.protocol.scripts.trainer import (
     MOVED,
     BatchCommit,
@@ -99,6 +99,7 @@ __all__ = [
     "ask",
     "cancel",
     "check_group",
+    "check_schema",
     "checkpoint",
     "checkpointed",
     "close",

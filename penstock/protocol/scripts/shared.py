@@ -1,7 +1,11 @@
 """Verbs that all say, and what must be there before any."""
 
+from functools import partial
+from typing import Any
+
 import redis
 
+from penstock.errors import ConfigError
 from penstock.names import LANES
 from penstock.protocol.keys import Keys
 from penstock.redis.call import Call, run, script
@@ -17,9 +21,30 @@ def note(keys: Keys, records: str, field: str, record: bytes) -> Call[int]:
     return Call(script("note"), [records], [keys.prefix, field, record], int)
 
 
-def ensure_lanes(client: "redis.Redis", keys: Keys) -> None:
-    """See that the job streams and their consumer group are there, and every queued job in line; in a full Redis too.
+def check_schema(keys: Keys) -> Call[None]:
+    """See that the run's records are of this penstock's schema; a run that is not begun may be. Reads only.
 
-    Idempotent; one round trip.
+    Raises:
+        ConfigError: they are of another one, or were begun before there was one.
     """
-    run(client, Call(script("lanes"), [keys.jobs(lane) for lane in LANES], [keys.prefix, *LANES], int))
+    return Call(script("schema"), [keys.schema], [keys.prefix], partial(_refuse_another, keys))
+
+
+def ensure_lanes(client: "redis.Redis", keys: Keys) -> None:
+    """See that the job streams and their consumer group are there, in a full Redis too. Idempotent; one round trip.
+
+    Raises:
+        ConfigError: the run is of another schema; nothing was changed.
+    """
+    names = [keys.jobs(lane) for lane in LANES]
+    run(client, Call(script("lanes"), names, [keys.prefix], partial(_refuse_another, keys)))
+
+
+def _refuse_another(keys: Keys, answer: Any) -> None:
+    found, ours = map(int, answer)
+    if found != ours:
+        noted = f"schema {found}" if found else "no schema"
+        raise ConfigError(
+            f"The records of run {keys.run} are of {noted}, and this penstock's of schema {ours}: go on with "
+            "the release that began the run, or begin anew (--fresh, or another --run)."
+        )

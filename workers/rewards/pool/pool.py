@@ -98,7 +98,8 @@ class Pool:
         self.config, self.name = config, name
         self.keys = Keys(config.run)
         self.functions = load_rewards(config)
-        Control(config.redis.url).close()
+        with contextlib.closing(Control(config.redis.url)) as control:
+            control.call(scripts.check_schema(self.keys))
         self._client: Client = connect(config.redis.url, timeout_s=REDIS_S, check=False)
         self._waiting = Waiting(self._client, self.keys, f"verifiers:{name}")
         self._seats = [_Seat(index) for index in range(config.reward.pool.workers)]

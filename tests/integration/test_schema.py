@@ -1,0 +1,88 @@
+"""A run of another schema is refused by every part and command, and left as it is."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from buffer.main import Buffer
+from console.cli.target import Target
+from consumers.adapters.requests import Requests
+from consumers.scorer import Scorer
+from consumers.trainer import Trainer
+from penstock.config import Config, ModelConfig
+from penstock.errors import ConfigError
+from penstock.names import LANES
+from penstock.protocol.keys import GROUP, Keys
+from penstock.protocol.scripts import check_schema, ensure_lanes, run, subscribe
+from penstock.redis.server import RedisServer
+from producer.main import Producer
+from tests.integration import play
+from tests.integration.worker_play import make_config
+from workers.main import Worker
+from workers.rewards.pool.pool import Pool
+
+OURS = 1
+
+PARTS: dict[str, Callable[[Config], object]] = {
+    "producer": lambda config: Producer(config).run(),
+    "buffer": lambda config: Buffer(config).run(),
+    "worker": lambda config: asyncio.run(Worker(config, "w").run()),
+    "verifiers": lambda config: Pool(config, "v").run(),
+    "trainer": lambda config: Trainer(config).__enter__(),
+    "requests": lambda config: Requests(config).__enter__(),
+    "scorer": lambda config: Scorer(config),
+    "command": lambda config: Target(config.run, config.redis.url, Path()),
+}
+
+
+def contents(client: redis.Redis, keys: Keys) -> dict[bytes, Any]:
+    return {key: client.dump(key) for key in client.scan_iter(f"{keys.prefix}*")}
+
+
+@pytest.mark.parametrize("noted", [None, OURS + 1])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_run_of_another_schema_is_refused_and_left_alone(
+    part: str,
+    noted: int | None,
+    redis_server: RedisServer,
+    client: redis.Redis,
+    model_config: ModelConfig,
+    tmp_path: Path,
+) -> None:
+    keys = Keys(f"before-{part}-{noted}")
+    for lane in LANES:
+        client.xgroup_create(keys.jobs(lane), GROUP, "0", mkstream=True)
+    if noted is not None:
+        client.set(keys.schema, noted)
+    before = contents(client, keys)
+    (tmp_path / "none.jsonl").write_text('{"prompt": "a", "label": "b"}\n' * 8)
+    data = {"train": [{"name": "d", "path": str(tmp_path / "none.jsonl")}]}
+    config = make_config(redis_server.url, keys, model_config, tmp_path, data=data)
+
+    found = f"schema {noted}" if noted else "no schema"
+    with pytest.raises(ConfigError, match=f"{found}, and this penstock's of schema {OURS}.*--fresh"):
+        PARTS[part](config)
+
+    assert contents(client, keys) == before
+
+
+FIRST: dict[str, Callable[[redis.Redis, Keys], object]] = {
+    "a part starts": ensure_lanes,
+    "somebody admits": lambda client, keys: play.admit(client, keys, [play.job(0)]),
+    "a trainer subscribes": lambda client, keys: run(client, subscribe(keys, "actor", {"size": 2})),
+}
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_the_first_write_of_a_run_notes_its_schema(first: str, client: redis.Redis) -> None:
+    keys = Keys(f"begins-{list(FIRST).index(first)}")
+    run(client, check_schema(keys))
+    assert not client.exists(keys.schema)
+    for _ in range(2):
+        FIRST[first](client, keys)
+        run(client, check_schema(keys))
+    assert client.get(keys.schema) == b"%d" % OURS
