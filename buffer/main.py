@@ -163,7 +163,7 @@ class Buffer:
         while not self._stopping.is_set():
             alive()
             last, kinds = self._take_events(state, last)
-            if kinds - {"completed"}:
+            if kinds - {"ready"}:
                 state.refresh()
             # Who was served longest ago comes first, or the first of a pool would take all that comes one by one.
             for sub in sorted(state.subs.values(), key=lambda sub: self._served.get(sub.name, 0.0)):
@@ -178,7 +178,7 @@ class Buffer:
                 state.settle()
                 self._housekeep(retirement, last, alive)
                 holdings.tell(state)
-                scores.expire()
+                scores.retire_unread()
             if house.reclaim.is_due():
                 self._reclaim(alive)
             if house.late.is_due():
@@ -213,7 +213,7 @@ class Buffer:
         entries = answer[0][1] if answer else []
         if not entries:
             return last, set()
-        if len(entries) < GATHER and all(fields[b"e"] == b"completed" for _, fields in entries):
+        if len(entries) < GATHER and all(fields[b"e"] == b"ready" for _, fields in entries):
             # Groups complete one by one; four round trips for each would cost more than all the rest.
             self._stopping.wait(GATHER_S)
             entries += self._events.xrange(self._keys.samples, b"(" + entries[-1][0], count=EVENTS)
@@ -222,9 +222,9 @@ class Buffer:
         for _, fields in entries:
             kind = fields[b"e"].decode()
             kinds.add(kind)
-            if kind == "completed":
+            if kind == "ready":
                 jobs.append(fields[b"j"].decode())
-            elif kind == "closed":
+            elif kind == "ended":
                 state.forget([fields[b"j"].decode()])
         state.ingest(jobs)
         return entries[-1][0].decode(), kinds

@@ -1,7 +1,7 @@
 """Groups that take too long: a long answer holds up the whole group, and a policy says what becomes of it.
 
     begun for longer than group_timeout_s ─> wait (default): nothing, but it is told
-                                          ├─> train: close with the samples that are there (n is their number, T11)
+                                          ├─> train: shorten to the samples that are there (n is their number, T11)
                                           └─> drop: the group goes, its place at the gate is free
 
 Training with fewer favours short answers: how many groups and samples that concerns is in every manifest.
@@ -18,7 +18,7 @@ from penstock.redis.control import Client
 
 log = logging.getLogger(__name__)
 
-#: Groups looked at, and closed, per turn.
+#: Groups looked at per turn.
 MOST = 256
 
 
@@ -37,7 +37,7 @@ class PartialGroups:
         self._waiting = waiting
 
     def tend(self) -> int:
-        """Close or drop what took too long; how many. Blocks for a round trip each. Raises LeadershipLost."""
+        """Shorten or drop what took too long; how many. Blocks for a round trip each. Raises LeadershipLost."""
         timeout_s = self._config.group_timeout_s
         if timeout_s is None:
             return 0
@@ -51,9 +51,9 @@ class PartialGroups:
             case "wait":
                 return False
             case "train":
-                done = run(self._client, scripts.close(self._keys, self._lead, one.job, self._config.min_group))
+                done = run(self._client, scripts.shorten(self._keys, self._lead, one.job, self._config.min_group))
             case "drop":
-                done = run(self._client, scripts.expire(self._keys, self._lead, one.job))
+                done = run(self._client, scripts.drop(self._keys, self._lead, one.job))
         if done:
             what = f"is trained with {done} samples" if self._config.on_group_timeout == "train" else "is dropped"
             log.info("group %s %s of %d after %.0f s", one.job, what, one.wanted, one.age_s)

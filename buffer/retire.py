@@ -62,7 +62,7 @@ class Retirement:
         keep_s = {name: self._keep_s(sub) for name, sub in self._state.subs.items()}
         for limit in sorted({limit for limit in keep_s.values() if limit}):
             may = {name for name, own in keep_s.items() if own and own <= limit}
-            evicted = self._seal_all(self._state.spent.expired(ckpt, limit, may), may)
+            evicted = self._seal_all(self._state.spent.overdue(ckpt, limit, may), may)
             if evicted:
                 log.warning("%d groups went without a checkpoint past them, after %g s", evicted, limit)
             sealed += evicted

@@ -24,7 +24,7 @@ class Scores:
         self._ttl_s = ttl_s
         self._seen: dict[str, float] = {}
 
-    def expire(self) -> int:
+    def retire_unread(self) -> int:
         """Look once; the number of groups retired. Blocks for a round trip for each."""
         now = time.monotonic()
         there = [job for job, group in self._state.groups.items() if group.lane == score_jobs.LANE]

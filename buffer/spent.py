@@ -55,7 +55,7 @@ class Spent:
         """Groups that no restored trainer can ask for: every batch that holds them is behind its checkpoint."""
         return _flat(lot for batches, lot in self._lots.items() if _behind(batches, ckpt))
 
-    def expired(self, ckpt: Mapping[str, int], retention_s: float, may: Collection[str]) -> list[Group]:
+    def overdue(self, ckpt: Mapping[str, int], retention_s: float, may: Collection[str]) -> list[Group]:
         """Groups that wait for longer than ``retention_s`` for checkpoints, none but of subscriptions that ``may``."""
         limit = time.monotonic() - retention_s
         lots = ((batches, lot) for batches, lot in self._lots.items() if lot.spent_at < limit)

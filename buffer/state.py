@@ -304,7 +304,7 @@ class State:
 
     def timed_out(self, sub: Subscription) -> int:
         """Groups of its lanes that were given up unfinished since the run began. Blocks for a round trip."""
-        names = [f"expired:{lane}" for lane in sub.definition.lanes]
+        names = [f"timed_out:{lane}" for lane in sub.definition.lanes]
         return sum(int(value or 0) for value in self._client.hmget(self._keys.counters, names))
 
     def dispose(self, sub: Subscription, reason: str, groups: list[Group]) -> None:

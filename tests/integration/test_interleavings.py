@@ -203,7 +203,7 @@ class RandomPlay:
 
     def close(self) -> None:
         if (held := self.held()) is not None:
-            run(self.client, scripts.close(self.keys, self.either_leader(), held.job))
+            run(self.client, scripts.shorten(self.keys, self.either_leader(), held.job))
 
     def abandon(self) -> None:
         lane, worker = self.random.choice(LANES), f"w{self.random.randint(1, 3)}"

@@ -101,7 +101,7 @@ def test_I1_a_group_that_is_dropped_frees_its_place_and_its_worker_is_fenced(
         )
         assert run(client, fail) == "delayed"
         with buffering(config):
-            until(lambda: play.counter(client, keys, "expired") == 3)
+            until(lambda: play.counter(client, keys, "timed_out") == 3)
             until(lambda: play.counter(client, keys, "admitted") == 7, "the gate to refill three places")
             assert worker.answer(leased, [1], ks=[1, 2]).outcome == "lost"
             assert run(client, scripts.renew(keys, "w1", [(leased.job, leased.token)])) == [leased.job]

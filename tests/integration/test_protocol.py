@@ -361,8 +361,8 @@ def test_deposed_leader_changes_nothing(client: redis.Redis, keys: Keys) -> None
         lambda: run(client, scripts.park(keys, old, "actor", revision=revision, absent_ms=1)),
         lambda: run(client, scripts.grant(keys, old, "actor", 1, 0, ["actor"])),
         lambda: run(client, scripts.sweep(keys, old, [(jobs[0], 2)])),
-        lambda: run(client, scripts.close(keys, old, jobs[0])),
-        lambda: run(client, scripts.expire(keys, old, jobs[0])),
+        lambda: run(client, scripts.shorten(keys, old, jobs[0])),
+        lambda: run(client, scripts.drop(keys, old, jobs[0])),
     ]
     for verb in refused:
         with pytest.raises(LeadershipLost):
@@ -406,9 +406,9 @@ def test_close_makes_a_short_group(client: redis.Redis, keys: Keys) -> None:
     play.admit(client, keys, [play.job(0, n=3)])
     leader = play.lead(client, keys)
     held = play.lease(client, keys)[0]
-    assert run(client, scripts.close(keys, leader, held.job)) == 0
+    assert run(client, scripts.shorten(keys, leader, held.job)) == 0
     play.commit(client, keys, held, [2])
-    assert run(client, scripts.close(keys, leader, held.job)) == 1
+    assert run(client, scripts.shorten(keys, leader, held.job)) == 1
     assert play.commit(client, keys, held, [0]).outcome == "lost"
     play.assert_conserved(client, keys)
 

@@ -18,7 +18,7 @@ from penstock.words import shown
 from workers.engine import ROUTED_EXPERTS, Engine, Segment
 from workers.jobs.environments import Environment, Observation, checked, within
 from workers.jobs.gate import Gate
-from workers.jobs.routing import check_rows, keep_rows
+from workers.jobs.routed_experts import check_rows, keep_rows
 from workers.jobs.stops import StopRule
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from penstock.weights.tokenizer import Tokenizer
 from workers.engine import Engine
 from workers.jobs.gate import Gate
 from workers.jobs.generate import prompt_ids
-from workers.jobs.routing import keep_rows
+from workers.jobs.routed_experts import keep_rows
 from workers.jobs.scoring import score_tokens
 
 STATUS = "given"

@@ -132,7 +132,7 @@ local function bury(prefix, job, body, reason, detail, worker)
   leave_cohort(prefix, job, g[1], g[2])
   count(prefix, 'buried')
   if g[1] == 'train' then count(prefix, 'buried:train') end
-  event(prefix, 'closed', job, g[1])
+  event(prefix, 'ended', job, g[1])
   poke(prefix .. 'gate')
 end
 

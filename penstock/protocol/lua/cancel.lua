@@ -48,6 +48,6 @@ if st ~= 'ready' and st ~= 'dead' then leave_cohort(prefix, job, g[4], g[5]) end
 if st ~= 'ready' and st ~= 'dead' and g[4] == 'train' then count(prefix, 'cancelled:train') end
 count(prefix, 'cancelled')
 if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end
-event(prefix, 'closed', job, g[4])
+event(prefix, 'ended', job, g[4])
 poke(prefix .. 'gate')
 return st

@@ -22,5 +22,5 @@ redis.call('SADD', prefix .. 'retiring', job)
 count(prefix, 'retired')
 count(prefix, 'gone:' .. lane)
 if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end
-event(prefix, 'closed', job, lane)
+event(prefix, 'ended', job, lane)
 return 'retired'

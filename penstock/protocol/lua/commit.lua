@@ -57,5 +57,5 @@ redis.call('XDEL', lane_key_of(prefix, g[7]), g[8])
 redis.call('ZREM', inflight_key, job)
 redis.call('ZADD', ready_key, count(prefix, 'completed'), job)
 leave_cohort(prefix, job, g[5], g[6])
-event(prefix, 'completed', job, g[5])
+event(prefix, 'ready', job, g[5])
 return {'ready', new, again, taken}

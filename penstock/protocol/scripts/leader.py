@@ -9,7 +9,7 @@ from penstock.names import LANES
 from penstock.protocol.keys import Keys
 from penstock.redis.call import Call, Value, script, text, texts, version_field
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Leadership:
 
 
 def _call(
-    verb: str, keys: Keys, lead: Leadership, names: Sequence[str], args: Sequence[Value], parse: Callable[[Any], T]
-) -> Call[T]:
+    verb: str, keys: Keys, lead: Leadership, names: Sequence[str], args: Sequence[Value], parse: Callable[[Any], _T]
+) -> Call[_T]:
     """A verb that only the leader may send: it answers anybody else -1, and has changed nothing then."""
 
-    def read(answer: Any) -> T:
+    def read(answer: Any) -> _T:
         if answer == -1:
             raise LeadershipLost("Another buffer leads; this one stops changing anything.")
         return parse(answer)
@@ -170,15 +170,15 @@ def late(keys: Keys, age_ms: int, most: int) -> Call[list[Late]]:
     return Call(script("late"), [keys.inflight], [keys.prefix, age_ms, most], parse)
 
 
-def close(keys: Keys, lead: Leadership, job: str, fewest: int = 1) -> Call[int]:
+def shorten(keys: Keys, lead: Leadership, job: str, fewest: int = 1) -> Call[int]:
     """Make a begun group ready with the samples it has; how many. 0: fewer than ``fewest``."""
     names = [keys.group(job), keys.ready, keys.inflight, keys.delayed, keys.bodies]
-    return _call("close", keys, lead, names, [job, fewest], int)
+    return _call("shorten", keys, lead, names, [job, fewest], int)
 
 
-def expire(keys: Keys, lead: Leadership, job: str) -> Call[int]:
+def drop(keys: Keys, lead: Leadership, job: str) -> Call[int]:
     """Drop a begun group that took too long. 0: it is complete, buried or gone by now."""
-    return _call("expire", keys, lead, [keys.group(job), keys.inflight, keys.delayed, keys.bodies], [job], int)
+    return _call("drop", keys, lead, [keys.group(job), keys.inflight, keys.delayed, keys.bodies], [job], int)
 
 
 def rolled_back(keys: Keys, lost: Mapping[str, int]) -> Call[int]:

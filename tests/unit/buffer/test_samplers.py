@@ -190,10 +190,10 @@ def test_I4_spent_groups_are_durable_when_every_checkpoint_is_past_them(
     durable = {one.job for one in groups if all(n <= ckpt[sub] for sub, n in one.batches.items())}
     assert {one.job for one in spent.durable(ckpt)} == durable
     both = {"actor", "critic"}
-    assert {one.job for one in spent.expired(ckpt, -1.0, both)} == {one.job for one in groups} - durable
+    assert {one.job for one in spent.overdue(ckpt, -1.0, both)} == {one.job for one in groups} - durable
     actors = {one.job for one in groups if one.batches.get("critic", 0) <= ckpt["critic"]} - durable
-    assert {one.job for one in spent.expired(ckpt, -1.0, {"actor"})} == actors, "what the critic needs stays"
-    assert spent.expired(ckpt, 3600.0, both) == []
+    assert {one.job for one in spent.overdue(ckpt, -1.0, {"actor"})} == actors, "what the critic needs stays"
+    assert spent.overdue(ckpt, 3600.0, both) == []
     for one in groups:
         spent.discard(one)
     assert (len(spent), spent.durable(ckpt)) == (0, [])

@@ -67,8 +67,8 @@ def load_rewards(config: Config) -> dict[str, Function | None]:
     return {name: None if name == "math_verify" else import_reward(name) for name in sorted(names)}
 
 
-class _Seat:
-    """One place in the pool, and who has it."""
+class _Child:
+    """One verifier of the pool, over its starts."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -102,7 +102,7 @@ class Pool:
             control.call(scripts.check_schema(self.keys))
         self._client: Client = connect(config.redis.url, timeout_s=REDIS_S, check=False)
         self._waiting = Waiting(self._client, self.keys, f"verifiers:{name}")
-        self._seats = [_Seat(index) for index in range(config.reward.pool.workers)]
+        self._children = [_Child(index) for index in range(config.reward.pool.workers)]
         self._stops = 0
 
     def stop(self, *_: object) -> None:
@@ -114,36 +114,36 @@ class Pool:
         noted = 0.0
         try:
             while not self._stops:
-                for seat in self._seats:
-                    self._keep(seat)
+                for child in self._children:
+                    self._keep(child)
                 if time.monotonic() - noted >= NOTE_S:
                     noted = time.monotonic()
                     self._note()
                 time.sleep(TICK_S)
             self._let_end()
         finally:
-            for seat in self._seats:
-                self._end(seat)
+            for child in self._children:
+                self._end(child)
             self._waiting.end()
             self._client.close()
 
-    def _keep(self, seat: _Seat) -> None:
-        if seat.process is not None and not seat.process.is_alive():
-            log.warning("verifier %s ended with %s", seat.name, seat.process.exitcode)
-            self._show(seat.name, b"")
-            seat.died()
-        if seat.process is None and time.monotonic() >= seat.start_at:
+    def _keep(self, child: _Child) -> None:
+        if child.process is not None and not child.process.is_alive():
+            log.warning("verifier %s ended with %s", child.name, child.process.exitcode)
+            self._show(child.name, b"")
+            child.died()
+        if child.process is None and time.monotonic() >= child.start_at:
             # A name of its own for each: what an earlier one held must not be taken for this one's.
-            seat.name = f"{self.name}-{seat.index}.{new_token()[:8]}"
-            if not self._show(seat.name, self._record(seat.name, {})):
+            child.name = f"{self.name}-{child.index}.{new_token()[:8]}"
+            if not self._show(child.name, self._record(child.name, {})):
                 return
-            seat.process = _FORK.Process(target=_serve, args=(self.config, seat.name, self.functions, os.getpid()))
-            seat.started = time.monotonic()
-            seat.process.start()
+            child.process = _FORK.Process(target=_serve, args=(self.config, child.name, self.functions, os.getpid()))
+            child.started = time.monotonic()
+            child.process.start()
 
     def _note(self) -> None:
         """Presence of all, with what rq knows of them; and whether they have nothing to do."""
-        names = [seat.name for seat in self._seats if seat.process is not None]
+        names = [child.name for child in self._children if child.process is not None]
         try:
             pipe = self._client.pipeline(transaction=False)
             for name in names:
@@ -174,24 +174,24 @@ class Pool:
         """SIGTERM to all, and wait until they have ended, are late, or are not to be waited for."""
         log.info("verifiers stop when their checks have ended")
         deadline = time.monotonic() + self.config.reward.timeout_s + SLACK_S
-        for seat in self._seats:
-            if seat.process is not None:
-                seat.process.terminate()
+        for child in self._children:
+            if child.process is not None:
+                child.process.terminate()
         noted = 0.0
         while self._stops == 1 and time.monotonic() < deadline:
-            if not any(seat.process is not None and seat.process.is_alive() for seat in self._seats):
+            if not any(child.process is not None and child.process.is_alive() for child in self._children):
                 return
             if time.monotonic() - noted >= NOTE_S:
                 noted = time.monotonic()
                 self._note()
             time.sleep(TICK_S)
 
-    def _end(self, seat: _Seat) -> None:
-        if seat.process is not None:
-            seat.process.kill()
-            seat.process.join()
-        if seat.name:
-            self._show(seat.name, b"")
+    def _end(self, child: _Child) -> None:
+        if child.process is not None:
+            child.process.kill()
+            child.process.join()
+        if child.name:
+            self._show(child.name, b"")
 
 
 def _serve(config: Config, name: str, functions: dict[str, Function | None], pool: int) -> None:

@@ -1,5 +1,5 @@
--- expire: leased, queued or delayed -> retiring(dropped): a group that ran for too long, where a policy drops it
--- (leader). A worker that holds the job sees its lease lost.
+-- drop: leased, queued or delayed -> retiring(dropped): a group that timed out, where a policy drops it (leader). A
+-- worker that holds the job sees its lease lost.
 -- KEYS: leader, group:JOB, inflight, delayed, bodies
 -- ARGV: prefix, epoch, token, job
 -- Returns: 1; 0 when it is none of these any more; -1: leadership lost
@@ -21,15 +21,15 @@ else
   return 0
 end
 redis.call('ZREM', inflight_key, job)
-redis.call('HSET', group_key, 'st', 'retiring', 'r', 'expired')
+redis.call('HSET', group_key, 'st', 'retiring', 'r', 'timed_out')
 redis.call('HDEL', group_key, 'tok', 'own')
 redis.call('SADD', prefix .. 'retiring', job)
 leave_cohort(prefix, job, g[4], g[5])
 count(prefix, 'dropped')
-count(prefix, 'expired')
-count(prefix, 'expired:' .. g[4])
+count(prefix, 'timed_out')
+count(prefix, 'timed_out:' .. g[4])
 if g[4] == 'train' then count(prefix, 'cancelled:train') end
 if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end
-event(prefix, 'closed', job, g[4])
+event(prefix, 'ended', job, g[4])
 poke(prefix .. 'gate')
 return 1

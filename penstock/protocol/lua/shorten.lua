@@ -1,4 +1,4 @@
--- close: leased, queued or delayed -> ready with the samples that are committed, where a policy allows a short group
+-- shorten: leased, queued or delayed -> ready with the samples that are committed, where a policy allows a short group
 -- (leader). A worker that holds the job sees its lease lost.
 -- KEYS: leader, group:JOB, ready, inflight, delayed, bodies
 -- ARGV: prefix, epoch, token, job, fewest samples
@@ -27,7 +27,7 @@ redis.call('ZREM', inflight_key, job)
 redis.call('ZADD', ready_key, count(prefix, 'completed'), job)
 for k = 0, tonumber(g[7]) - 1 do redis.call('DEL', prefix .. 'partial:' .. job .. '/' .. k) end
 leave_cohort(prefix, job, g[5], g[6])
-count(prefix, 'closed')
+count(prefix, 'shortened')
 count(prefix, 'missing', tonumber(g[7]) - have)
-event(prefix, 'completed', job, g[5])
+event(prefix, 'ready', job, g[5])
 return have
