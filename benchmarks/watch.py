@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from consumers.subscriber import Subscriber
+from consumers.subscription.subscriber import Subscriber
 from penstock.errors import PenstockError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.manifest import Manifest

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from consumers.subscriber import Subscriber
+from consumers.subscription.subscriber import Subscriber
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys

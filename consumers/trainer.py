@@ -19,13 +19,13 @@ from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from consumers.agreement import agree
 from consumers.batch.ahead import Ahead
 from consumers.batch.batch import Batch
 from consumers.batch.reader import BatchReader, check_reading
 from consumers.clock import Clock
-from consumers.roles import Seat, job_of
-from consumers.subscriber import Delivery, Subscriber
+from consumers.subscription.agreement import agree
+from consumers.subscription.seat import Seat, job_of
+from consumers.subscription.subscriber import Delivery, Subscriber
 from penstock.config import Config
 from penstock.config.subscription import subscription_of
 from penstock.errors import ConfigError, DataEnded, ProtocolError, PublishError, RolesApart, WaitTimeout
@@ -560,7 +560,7 @@ class Trainer:
         n, digest = self._committed
         deadline = time.monotonic() + timeout
         while others := self._subscriber.commit(n, digest):
-            self._subscriber.check()
+            self._subscriber.ownership.check()
             self._subscriber.waiting.for_(f"other ranks to commit batch {n}: {others}")
             if time.monotonic() > deadline:
                 raise WaitTimeout(
@@ -633,10 +633,7 @@ class Trainer:
         if not self.seat.drives:
             self._begun = False
             return
-        if self.is_leader:
-            self._subscriber.rewind(n)
-        else:
-            self._subscriber.cursor = n
+        self._subscriber.rewind(n)
         # From the rewind to the next publication nothing is cut.
         cut = self._subscriber.control.do(lambda client: client.hget(self.keys.sub(self.name), "cut"))
         self._redelivered = int(cut or 0)

@@ -30,7 +30,7 @@ from penstock.redis.control import Client
 
 if TYPE_CHECKING:
     from consumers.batch.fetch import PayloadReader
-    from consumers.subscriber import Subscriber
+    from consumers.subscription.subscriber import Subscriber
 
 Array = NDArray[Any]
 Spread = Callable[[Sequence[Row]], dict[str, list[int]]]
@@ -176,7 +176,7 @@ class RedisColumns:
                 )
             waiting.for_(what)
             if now > check_at:
-                self._subscriber.check_lineage(self._gen)
+                self._subscriber.ownership.check_lineage(self._gen)
                 check_at = now + CHECK_S
             pause_s = LOOK_S if len(found) > before else min(2 * pause_s, LONGEST_LOOK_S)
             time.sleep(pause_s)
@@ -215,7 +215,7 @@ class RedisColumns:
             )
         )
         if answer == "owner":
-            subscriber.check_lineage(self._gen)
+            subscriber.ownership.check_lineage(self._gen)
         why = {
             "owner": "the subscription belongs to another trainer by now",
             "role": f"the subscription has no role {subscriber.seat.role!r}",

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from consumers.agreement import Circle, meet
 from consumers.batch import recording
 from consumers.batch.batch import Batch, rank_rows
 from consumers.batch.column_files import RecordedColumns
 from consumers.batch.columns import RedisColumns, Store
 from consumers.batch.fetch import Bytes, PayloadReader
-from consumers.roles import Seat
-from consumers.subscriber import Delivery, Subscriber
+from consumers.subscription.agreement import Circle, meet
+from consumers.subscription.seat import Seat
+from consumers.subscription.subscriber import Delivery, Subscriber
 from penstock.config import Config
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.waits import Waiting

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from consumers.subscriber import Subscriber
+from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, WaitTimeout
 from penstock.protocol.keys import Keys

@@ -114,9 +114,7 @@ def kill(trainer: Trainer, client: redis.Redis, *, owner: bool = True) -> None:
     ``owner``: it is the process that owns the subscription.
     """
     subscriber = trainer._subscriber
-    subscriber._stop.set()
-    if subscriber._heartbeat is not None:
-        subscriber._heartbeat.join()
+    subscriber.ownership.stop()
     trainer._ahead.drop()
     if not owner:
         return

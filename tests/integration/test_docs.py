@@ -25,7 +25,7 @@ import typer
 import yaml
 
 from console.cli import main as cli
-from consumers.roles import Seat
+from consumers.subscription.seat import Seat
 from consumers.trainer import Trainer
 from penstock.config.load import load_config
 from penstock.system.ports import free_port

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from consumers.roles import job_of
-from consumers.subscriber import OWNER_LEASE_S
+from consumers.subscription.ownership import OWNER_LEASE_S
+from consumers.subscription.seat import job_of
 from penstock.config import Config
 from penstock.protocol.keys import Keys
 from penstock.redis.server import RedisServer

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import redis
 
-from consumers import subscriber
+from consumers.subscription import ownership
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, OwnershipLost, ProtocolError, PublishError, WaitTimeout
@@ -61,6 +61,15 @@ def buffer(config: Config) -> Iterator[None]:
 
 def state_at(keys: Keys, n: int) -> dict[str, Any]:
     return {"run": keys.run, "subscription": "actor", "batch": n}
+
+
+def is_lost(trainer: Trainer) -> bool:
+    """True once its heartbeat has seen that another one owns the subscription."""
+    try:
+        trainer._subscriber.ownership.check()
+    except OwnershipLost:
+        return True
+    return False
 
 
 def begin(trainer: Trainer, client: redis.Redis, keys: Keys, groups: int) -> None:
@@ -383,7 +392,7 @@ def test_batches_are_laid_out_by_the_thread_that_fetches_ahead(config: Config, c
 def test_I5_a_second_trainer_of_the_same_name_is_refused_while_the_first_lives(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriber, "OWNER_LEASE_S", 0.9)
+    monkeypatch.setattr(ownership, "OWNER_LEASE_S", 0.9)
     with Trainer(config), pytest.raises(ConfigError, match="belongs to a trainer that is alive: stop it, or give"):
         Trainer(config).__enter__()
     with Trainer(config):
@@ -397,10 +406,10 @@ def test_I5_the_successor_of_a_killed_trainer_waits_for_its_lease_and_goes_on(
     path.write_text(config.model_dump_json())
     code = f"""
         import json, sys
-        from consumers import subscriber
+        from consumers.subscription import ownership
         from consumers.trainer import Trainer
         from penstock.config import Config
-        subscriber.OWNER_LEASE_S = 2.0
+        ownership.OWNER_LEASE_S = 2.0
         with Trainer(Config.model_validate(json.load(open({str(path)!r})))) as trainer:
             print("owns", flush=True)
             sys.stdin.read()
@@ -411,7 +420,7 @@ def test_I5_the_successor_of_a_killed_trainer_waits_for_its_lease_and_goes_on(
         assert victim.stdout.readline() == b"owns\n"
         victim.kill()
         victim.wait()
-    monkeypatch.setattr(subscriber, "OWNER_LEASE_S", 2.0)
+    monkeypatch.setattr(ownership, "OWNER_LEASE_S", 2.0)
     with ThreadPoolExecutor(1) as pool:
         trainer = Trainer(config)
         joined = pool.submit(trainer.__enter__)
@@ -426,7 +435,7 @@ def test_I5_the_successor_of_a_killed_trainer_waits_for_its_lease_and_goes_on(
 def test_I3_a_trainer_that_lost_its_subscription_changes_nothing(
     config: Config, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriber, "OWNER_LEASE_S", 0.6)
+    monkeypatch.setattr(ownership, "OWNER_LEASE_S", 0.6)
     with Trainer(config) as frozen:
         begin(frozen, client, keys, 2)
         batch = frozen.next(timeout=PATIENCE_S)
@@ -445,7 +454,7 @@ def test_I3_a_trainer_that_lost_its_subscription_changes_nothing(
         frozen.state_dict()
         with pytest.raises(OwnershipLost):
             frozen.checkpointed()
-        until(lambda: frozen._subscriber._lost, "the heartbeat to notice")
+        until(lambda: is_lost(frozen), "the heartbeat to notice")
         assert client.hgetall(keys.sub("actor")) == before
     assert client.get(keys.owner("actor")) == b"successor", "leaving gives nothing of another's back"
 

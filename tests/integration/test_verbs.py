@@ -18,7 +18,7 @@ import typer
 from console.cli import main as cli
 from consumers.adapters.requests import Requests
 from consumers.grpo.evaluate import NAME, _definition
-from consumers.subscriber import Subscriber
+from consumers.subscription.subscriber import Subscriber
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.protocol import scripts

@@ -6,8 +6,8 @@ A rank that never comes is named by a wait and by an error; a rank that is about
 import time
 from dataclasses import dataclass
 
-from consumers.roles import Seat
-from consumers.subscriber import Subscriber
+from consumers.subscription.seat import Seat
+from consumers.subscription.subscriber import Subscriber
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.waits import Waiting
@@ -63,7 +63,7 @@ def meet(
     while True:
         said = subscriber.control.call(call)
         if said is None:
-            subscriber.check_lineage(gen)
+            subscriber.ownership.check_lineage(gen)
             said = [""] * circle.size
         if all(said):
             waiting.end()
@@ -73,7 +73,7 @@ def meet(
             raise WaitTimeout(f"{absent} did not come to {what} in {timeout_s:g} s: dead or stuck; stop all ranks.")
         waiting.for_(f"{absent} to come to {what}")
         if now > check_at:
-            subscriber.check_lineage(gen)
+            subscriber.ownership.check_lineage(gen)
             check_at = now + CHECK_S
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_LOOK_S)

@@ -3,20 +3,20 @@
     join ─> ask n ─> read manifest n ─> (train) ─> commit_batch n ─> checkpointed n
       └─ heartbeat keeps the ownership; who loses it gets OwnershipLost at the next step, never a silent wait
 
-Rank 0 owns; other ranks of the same trainer act under its token. Ranks read manifest n by its id; there is one
-cursor, never one per rank.
+Rank 0 owns; other ranks of the same trainer act under its token (ownership.py). Ranks read manifest n by its id; there
+is one cursor, never one per rank.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from consumers.roles import Seat, missing
-from penstock.errors import ConfigError, DataEnded, OwnershipLost, ProtocolError, QueueUnavailable, WaitTimeout
+from consumers.subscription.ownership import Ownership
+from consumers.subscription.seat import Seat, missing
+from penstock.errors import ConfigError, DataEnded, ProtocolError, WaitTimeout
 from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
@@ -24,7 +24,7 @@ from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.scripts import Value
 from penstock.protocol.waits import Waiting, read_waits
 from penstock.redis.connect import connect_blocking
-from penstock.redis.control import PASSING, Client, Control
+from penstock.redis.control import Client, Control
 from penstock.system.collecting import collecting_later
 from penstock.system.tokens import new_token
 
@@ -32,16 +32,12 @@ log = logging.getLogger(__name__)
 
 #: The one process of a trainer.
 ALONE = Seat()
-#: Ownership ends when its leader rank has not renewed it for so long.
-OWNER_LEASE_S = 6.0
-#: A lease of which more is left was renewed just now, by an owner that is alive.
-FRESH_MS = int(1000 * OWNER_LEASE_S) - 500
 #: Between two looks at whether others have committed what a rank that is ahead has behind it.
 AHEAD_S = 0.01
 #: Longest blocking read; how late a stop, a lost ownership or a time-out is seen.
-#: Shorter waits are somebody's loop.
-TELL_S = 1.0
 BLOCK_S = 0.5
+#: Shorter waits are somebody's loop, which does not read why.
+TELL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +78,27 @@ class Subscriber:
         self.name = name
         self.seat = seat
         self.model = model
-        self.job = job
         self._definition = definition
         self.control = Control(url)
         self._reader: Client = connect_blocking(url, BLOCK_S)
-        self.owner = ""
-        self.gen = 0
-        self.cursor = 0
-        self._stop = threading.Event()
-        self._lost = ""
-        #: True once this rank was handed a batch under its owner, or committed one.
-        self._bound = False
-        self._heartbeat: threading.Thread | None = None
         self.waiting = Waiting(self.control.client, keys, seat.who(name))
+        #: Under which token and in which generation this rank acts; the last committed batch, as far as it knows.
+        self.ownership = Ownership(self.control, keys, name, seat, job, self.waiting)
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    @property
+    def owner(self) -> str:
+        """Token of the owner."""
+        return self.ownership.token
+
+    @property
+    def gen(self) -> int:
+        """Generation of the subscription; every rewind raises it."""
+        return self.ownership.gen
+
+    @property
+    def cursor(self) -> int:
+        """Last committed batch, as far as this rank knows."""
+        return self.ownership.cursor
 
     def join(self, timeout_s: float | None = None) -> None:
         """Take the subscription; blocks while a dead owner's lease runs out, or (other ranks) until rank 0 owns it.
@@ -108,141 +110,38 @@ class Subscriber:
         deadline = _deadline(timeout_s)
         self.control.call(scripts.check_schema(self.keys))
         if self.seat.leads:
-            self.owner = new_token()
-            self._take(deadline)
+            self.ownership.take(new_token(), deadline)
             if self._definition is not None:
                 try:
                     self.define(self._definition)
                 except ConfigError:
                     self.control.call(scripts.leave(self.keys, self.name, self.owner))
                     raise
-            self._heartbeat = threading.Thread(target=self._beat, name=f"owner-{self.name}", daemon=True)
-            self._heartbeat.start()
+            self.ownership.keep()
         else:
-            self._follow(deadline, alive=True)
+            self.ownership.follow(deadline, alive=True)
         self.waiting.end()
 
     def define(self, definition: dict[str, Value]) -> None:
         """Set fields of the subscription; groups that wait are looked at anew. Blocks for one round trip."""
         self.control.call(scripts.subscribe(self.keys, self.name, definition))
 
-    def _take(self, deadline: float) -> None:
-        lease_ms = int(OWNER_LEASE_S * 1000)
-        left_before = float("inf")
-        while True:
-            joined = self.control.call(scripts.join(self.keys, self.name, self.owner, lease_ms, job=self.job))
-            if joined.mine:
-                self.gen, self.cursor = joined.gen, joined.cursor
-                return
-            if joined.holder_ms > left_before:
-                raise ConfigError(
-                    f"Subscription {self.name!r} of run {self.keys.run!r} belongs to a trainer that is alive: "
-                    "stop it, or give this one another name."
-                )
-            left_before = joined.holder_ms
-            self.waiting.for_("the lease of the trainer that had this subscription before")
-            self._pause(min(0.2, joined.holder_ms / 1000 + 0.01), deadline, "its predecessor's lease to end")
-
-    def _follow(self, deadline: float, *, alive: bool = False) -> None:
-        """Act under the token that rank 0 of this job holds now.
-
-        ``alive``: only once it has renewed its lease; one that was killed holds it for a while.
-        """
-        seen, left = b"", float("inf")
-        while True:
-            held, left_ms = self.control.do(self._holder)
-            owner, gen, cursor, job = self.control.do(
-                lambda client: client.hmget(self.keys.sub(self.name), "owner", "gen", "cursor", "job")
-            )
-            if held is not None and held == owner and not self._is_of_another_job(job):
-                is_mine = bool(self.job) and (job or b"").decode() == self.job
-                renewed = left_ms > FRESH_MS or (held == seen and left_ms > left)
-                if not alive or is_mine or renewed:
-                    self.owner, self.gen, self.cursor = owner.decode(), int(gen or 0), int(cursor or 0)
-                    return
-                seen, left = held, left_ms
-            self.waiting.for_(f"rank 0 of subscription {self.name}")
-            self._pause(0.1, deadline, "rank 0 to join")
-
-    def _holder(self, client: Client) -> tuple[bytes | None, int]:
-        """The owner's token and how much of its lease is left, in ms."""
-        key = self.keys.owner(self.name)
-        return client.get(key), int(client.pttl(key))
-
-    def _is_of_another_job(self, job: bytes | None) -> bool:
-        """True where both are known and differ: the ranks of that owner were started with another rank of this one."""
-        return bool(self.job and job) and (job or b"").decode() != self.job
-
     def await_driver(self, timeout_s: float | None = None) -> None:
-        """Block until the driving role has begun, that is, has rewound to what it restored and asked for a batch (T13).
-
-        Then owner, generation and cursor are those that it goes on with. Raises WaitTimeout.
-        """
-        deadline = _deadline(timeout_s)
-        while True:
-            self._follow(deadline)
-            asker = self.control.do(lambda client: client.hget(self.keys.sub(self.name), "asker"))
-            if asker is not None and asker.decode() == self.owner:
-                self._follow(deadline)
-                self.waiting.end()
-                return
-            self.waiting.for_(f"role {self.seat.roles[0]} of subscription {self.name} to begin")
-            self._pause(0.05, deadline, f"role {self.seat.roles[0]} to ask for its first batch")
+        """Block until the driving role has begun (``Ownership.await_driver``). Raises WaitTimeout."""
+        self.ownership.await_driver(_deadline(timeout_s))
 
     def leave(self) -> None:
         """Give the ownership back, so that the next trainer need not wait. Blocks shortly."""
-        self._stop.set()
-        if self._heartbeat is not None:
-            self._heartbeat.join()
+        self.ownership.stop()
         self.waiting.end()
-        if self.seat.leads and self.owner:
-            try:
-                scripts.run(self.control.client, scripts.leave(self.keys, self.name, self.owner))
-            except PASSING as exc:
-                log.warning("the subscription could not be given back: %s", exc)
+        self.ownership.give_back()
         self.control.close()
         self._reader.close()
-
-    def _beat(self) -> None:
-        """Renew the ownership until ``leave``; whatever keeps it from doing so stops the trainer at its next step."""
-        try:
-            self._renew()
-        except QueueUnavailable as exc:
-            if not self._stop.is_set():
-                self._lost = str(exc)
-        except Exception as exc:
-            self._lost = f"The ownership of subscription {self.name!r} cannot be renewed: {exc}"
-        if self._lost:
-            log.error("%s", self._lost)
-
-    def _renew(self) -> None:
-        # A connection of its own: a renewal must not wait behind what the trainer reads.
-        control = Control(self.control.url, stopped=self._stop.is_set)
-        call = scripts.join(self.keys, self.name, self.owner, int(OWNER_LEASE_S * 1000), only_renew=True)
-        while not self._stop.wait(OWNER_LEASE_S / 3):
-            if not control.call(call).mine:
-                self._lost = f"Another trainer took subscription {self.name!r} over; this one must stop."
-                break
-        control.close()
-
-    def check(self) -> None:
-        """Raise OwnershipLost when another trainer took over."""
-        if self._lost:
-            raise OwnershipLost(self._lost)
-
-    def check_lineage(self, gen: int) -> None:
-        """Raise OwnershipLost when the subscription was rewound or taken over since. Blocks for one round trip."""
-        self.check()
-        owner, now = self.control.do(lambda client: client.hmget(self.keys.sub(self.name), "owner", "gen"))
-        if owner is None or owner.decode() != self.owner or int(now or 0) != gen:
-            raise self._not_ours()
-
-    # --- batches --------------------------------------------------------------------------------------------------
 
     def ask(self, n: int) -> None:
         """Say that batch ``n`` is waited for. Raises OwnershipLost."""
         while not self.control.call(scripts.ask(self.keys, self.name, n, self.owner, self.gen)):
-            self._refollow()
+            self.ownership.refollow()
 
     def read(
         self,
@@ -259,12 +158,12 @@ class Subscriber:
         """
         deadline = _deadline(timeout_s)
         while True:
-            self.check()
+            self.ownership.check()
             left = deadline - time.monotonic()
             block_ms = int(max(1.0, min(BLOCK_S, left) * 1000))
             found = self.control.do(partial(self._xread, n, block_ms))
             if found and found[0][1]:
-                self._bind()
+                self.ownership.bind()
                 if not ahead:
                     self.waiting.end()
                 return self._delivery(n, *found[0][1][0])
@@ -272,7 +171,7 @@ class Subscriber:
             self._check_ended(n)
             look()
             if not self.seat.drives:
-                self.check_lineage(self.gen)
+                self.ownership.check_lineage(self.gen)
             if not ahead:
                 self.waiting.for_(f"batch {n} of buffer:{self.name}")
             if stopped():
@@ -291,18 +190,6 @@ class Subscriber:
             return f"the buffer waits for {what}."
         ready = self.control.do(lambda client: client.zcard(self.keys.ready))
         return f"{ready} groups are ready, and no buffer says what it waits for: see whether one runs (`penstock why`)."
-
-    def _bind(self) -> None:
-        """From its first batch on this rank belongs to one owner, and outlives it for nobody else (T14).
-
-        Blocks for one round trip on a rank that owns nothing. Raises OwnershipLost.
-        """
-        if self.seat.leads or not self.seat.drives:
-            return
-        owner = self.control.do(lambda client: client.hget(self.keys.sub(self.name), "owner"))
-        if owner is None or owner.decode() != self.owner:
-            self._refollow()
-        self._bound = True
 
     def _check_lost(self) -> None:
         """Raise ProtocolError when Redis forgot a commit of ours: what this rank waits for would never come."""
@@ -354,7 +241,7 @@ class Subscriber:
         waited = False
         while (answer := self._commit(n, digest)).outcome == "owner" or self._is_ahead(n, behind, answer):
             if answer.outcome == "owner":
-                self._refollow()
+                self.ownership.refollow()
                 continue
             waited = True
             who = missing(self.seat, answer.bits)
@@ -363,8 +250,8 @@ class Subscriber:
         if waited:
             self.waiting.end()
         if answer.outcome in ("committed", "waiting", "already"):
-            self.cursor = max(self.cursor, answer.cursor)
-            self._bound = True
+            self.ownership.cursor = max(self.cursor, answer.cursor)
+            self.ownership.bound = True
             return missing(self.seat, answer.bits) if answer.outcome == "waiting" else ""
         order = f"the batch to be committed next is {answer.cursor + 1}"
         if answer.cursor < self.cursor:
@@ -402,19 +289,6 @@ class Subscriber:
         )
         return self.control.call(call)
 
-    def _refollow(self) -> None:
-        """Another rank's turn: rank 0 rewound, or was replaced before this rank did anything. Else OwnershipLost."""
-        if self.seat.leads or not self.seat.drives:
-            raise self._not_ours()
-        owner, gen = self.owner, self.gen
-        job = self.control.do(lambda client: client.hget(self.keys.sub(self.name), "job"))
-        if self._is_of_another_job(job):
-            raise self._not_ours()
-        self._follow(_deadline(OWNER_LEASE_S * 2))
-        renewed = self.owner == owner and self.gen > gen
-        if not renewed and (self._bound or self.owner == owner):
-            raise self._not_ours()
-
     def lost(self, samples: list[tuple[str, int]]) -> None:
         """Payloads of these samples (job, k) are gone; they are counted once. Blocks for one round trip."""
         new = self.control.call(scripts.lost(self.keys, samples))
@@ -426,25 +300,28 @@ class Subscriber:
         call = scripts.checkpointed(self.keys, self.name, owner=self.owner, gen=self.gen, n=n, role=self.seat.role)
         done = self.control.call(call)
         if done == 0:
-            raise self._not_ours()
+            raise self.ownership.not_ours()
         if done < 0:
             raise ProtocolError(f"Batch {n} of subscription {self.name!r} is not committed, so nothing of it is safe.")
 
     def rewind(self, n: int) -> None:
-        """Deliver every batch after ``n`` again. Raises OwnershipLost, ProtocolError (too far back, or ahead)."""
+        """Deliver every batch after ``n`` again; a rank that does not lead only goes back there itself.
+
+        Raises OwnershipLost, ProtocolError (too far back, or ahead).
+        """
+        if not self.seat.leads:
+            self.ownership.cursor = n
+            return
         call = scripts.rewind(self.keys, self.name, owner=self.owner, gen=self.gen, n=n, model=self.model)
-        gen_before = self.gen
         answer = self.control.call(call)
         if answer.outcome == "rewound":
-            self.gen, self.cursor = answer.gen, n
+            self.ownership.gen, self.ownership.cursor = answer.gen, n
             return
         if answer.outcome == "owner":
-            # The reply of the first try may have been lost: then the generation is one further, and ours.
-            joined = self.control.call(scripts.join(self.keys, self.name, self.owner, int(OWNER_LEASE_S * 1000)))
-            if joined.mine and joined.gen == gen_before + 1 and joined.cursor == n:
-                self.gen, self.cursor = joined.gen, n
-                return
-            raise self._not_ours()
+            # The reply of the first try may have been lost.
+            if not self.ownership.regain(n):
+                raise self.ownership.not_ours()
+            return
         if answer.outcome == "floor":
             raise ProtocolError(
                 f"Subscription {self.name!r} cannot go back to batch {n}: batches up to {answer.limit} are retired. "
@@ -454,18 +331,6 @@ class Subscriber:
             f"The checkpoint is at batch {n}, but Redis knows only {answer.limit} committed batches of subscription "
             f"{self.name!r}: it lost some, as after a failover or with another server. Restore an older checkpoint."
         )
-
-    def _not_ours(self) -> OwnershipLost:
-        what_now = "" if self.seat.drives else f" Restore role {self.seat.role} from a checkpoint and start it again."
-        return OwnershipLost(
-            f"Subscription {self.name!r} belongs to another trainer by now, or was rewound by it; nothing was "
-            f"changed.{what_now}"
-        )
-
-    def _pause(self, seconds: float, deadline: float, what: str) -> None:
-        if time.monotonic() >= deadline:
-            raise WaitTimeout(f"Subscription {self.name!r} waited in vain for {what}.")
-        time.sleep(seconds)
 
 
 def _deadline(timeout_s: float | None) -> float:

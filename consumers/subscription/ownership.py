@@ -1,0 +1,235 @@
+"""Whose a subscription is: rank 0 of a trainer holds it by a lease, its other ranks act under the same token.
+
+    rank 0        take ─> keep: a thread renews the lease ─> stop ─> give back
+    other ranks   follow rank 0 of their job ─> bind at the first batch ─> refollow where rank 0 rewound
+
+Every rewind raises the generation. Who lost the subscription gets OwnershipLost at its next step, never a silent wait.
+"""
+
+import logging
+import threading
+import time
+
+from consumers.subscription.seat import Seat
+from penstock.errors import ConfigError, OwnershipLost, QueueUnavailable, WaitTimeout
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import PASSING, Client, Control
+
+log = logging.getLogger(__name__)
+
+#: Ownership ends when its leader rank has not renewed it for so long.
+OWNER_LEASE_S = 6.0
+#: A lease of which more is left was renewed just now, by an owner that is alive.
+FRESH_MS = int(1000 * OWNER_LEASE_S) - 500
+
+
+class Ownership:
+    """Under which token, and in which generation, one rank acts on a subscription.
+
+    Args:
+        name: the subscription.
+        seat: whose place it is among the ranks and roles that train the subscription.
+        job: what the ranks of one start of a trainer have in common; a rank follows no owner of another job. '': not
+            known, then a rank that was handed a batch under one owner follows no other.
+        waiting: told whom it waits for.
+    """
+
+    def __init__(self, control: Control, keys: Keys, name: str, seat: Seat, job: str, waiting: Waiting) -> None:
+        self._control = control
+        self._keys = keys
+        self._name = name
+        self._seat = seat
+        self._job = job
+        self._waiting = waiting
+        #: The owner's, '' before there is one.
+        self.token = ""
+        self.gen = 0
+        #: Last committed batch, as far as this rank knows.
+        self.cursor = 0
+        #: True once this rank was handed a batch under its owner, or committed one: then it follows no other.
+        self.bound = False
+        self._lost = ""
+        self._stop = threading.Event()
+        self._heartbeat: threading.Thread | None = None
+
+    def take(self, token: str, deadline: float) -> None:
+        """Own the subscription under ``token``; blocks while a dead owner's lease runs out.
+
+        Args:
+            deadline: on the monotonic clock.
+
+        Raises:
+            ConfigError: another trainer with this name is alive.
+            WaitTimeout: it is past ``deadline``.
+        """
+        self.token = token
+        left_before = float("inf")
+        while True:
+            joined = self._join(self._job)
+            if joined.mine:
+                self.gen, self.cursor = joined.gen, joined.cursor
+                return
+            if joined.holder_ms > left_before:
+                raise ConfigError(
+                    f"Subscription {self._name!r} of run {self._keys.run!r} belongs to a trainer that is alive: "
+                    "stop it, or give this one another name."
+                )
+            left_before = joined.holder_ms
+            self._waiting.for_("the lease of the trainer that had this subscription before")
+            self._pause(min(0.2, joined.holder_ms / 1000 + 0.01), deadline, "its predecessor's lease to end")
+
+    def keep(self) -> None:
+        """Renew the lease from a thread of its own until ``stop``. Returns at once."""
+        self._heartbeat = threading.Thread(target=self._beat, name=f"owner-{self._name}", daemon=True)
+        self._heartbeat.start()
+
+    def stop(self) -> None:
+        """Renew the lease no more. Blocks until the thread has ended."""
+        self._stop.set()
+        if self._heartbeat is not None:
+            self._heartbeat.join()
+
+    def give_back(self) -> None:
+        """Let the next trainer have the subscription without a wait, if Redis is there. Blocks for one round trip."""
+        if not (self._seat.leads and self.token):
+            return
+        try:
+            scripts.run(self._control.client, scripts.leave(self._keys, self._name, self.token))
+        except PASSING as exc:
+            log.warning("the subscription could not be given back: %s", exc)
+
+    def regain(self, cursor: int) -> bool:
+        """True where a rewind to ``cursor`` was done whose reply was lost: one generation further, and still ours."""
+        before = self.gen
+        joined = self._join()
+        if not (joined.mine and joined.gen == before + 1 and joined.cursor == cursor):
+            return False
+        self.gen, self.cursor = joined.gen, cursor
+        return True
+
+    def _join(self, job: str = "") -> scripts.Joined:
+        lease_ms = int(OWNER_LEASE_S * 1000)
+        return self._control.call(scripts.join(self._keys, self._name, self.token, lease_ms, job=job))
+
+    def _beat(self) -> None:
+        """Renew the ownership until ``stop``; whatever keeps it from doing so stops the trainer at its next step."""
+        try:
+            self._renew()
+        except QueueUnavailable as exc:
+            if not self._stop.is_set():
+                self._lost = str(exc)
+        except Exception as exc:
+            self._lost = f"The ownership of subscription {self._name!r} cannot be renewed: {exc}"
+        if self._lost:
+            log.error("%s", self._lost)
+
+    def _renew(self) -> None:
+        # A connection of its own: a renewal must not wait behind what the trainer reads.
+        control = Control(self._control.url, stopped=self._stop.is_set)
+        call = scripts.join(self._keys, self._name, self.token, int(OWNER_LEASE_S * 1000), only_renew=True)
+        while not self._stop.wait(OWNER_LEASE_S / 3):
+            if not control.call(call).mine:
+                self._lost = f"Another trainer took subscription {self._name!r} over; this one must stop."
+                break
+        control.close()
+
+    def follow(self, deadline: float, *, alive: bool = False) -> None:
+        """Act under the token that rank 0 of this job holds now; blocks until it holds one.
+
+        Args:
+            deadline: on the monotonic clock.
+            alive: only once it has renewed its lease; one that was killed holds it for a while.
+
+        Raises:
+            WaitTimeout: it is past ``deadline``.
+        """
+        seen, left = b"", float("inf")
+        while True:
+            held, left_ms = self._control.do(self._holder)
+            token, gen, cursor, job = self._control.do(
+                lambda client: client.hmget(self._keys.sub(self._name), "owner", "gen", "cursor", "job")
+            )
+            if held is not None and held == token and not self._is_of_another_job(job):
+                is_mine = bool(self._job) and (job or b"").decode() == self._job
+                renewed = left_ms > FRESH_MS or (held == seen and left_ms > left)
+                if not alive or is_mine or renewed:
+                    self.token, self.gen, self.cursor = token.decode(), int(gen or 0), int(cursor or 0)
+                    return
+                seen, left = held, left_ms
+            self._waiting.for_(f"rank 0 of subscription {self._name}")
+            self._pause(0.1, deadline, "rank 0 to join")
+
+    def await_driver(self, deadline: float) -> None:
+        """Block until the driving role has begun: has rewound to what it restored, and asked for a batch (T13).
+
+        Then token, generation and cursor are those that it goes on with. Raises WaitTimeout past ``deadline``.
+        """
+        while True:
+            self.follow(deadline)
+            asker = self._control.do(lambda client: client.hget(self._keys.sub(self._name), "asker"))
+            if asker is not None and asker.decode() == self.token:
+                self.follow(deadline)
+                self._waiting.end()
+                return
+            self._waiting.for_(f"role {self._seat.roles[0]} of subscription {self._name} to begin")
+            self._pause(0.05, deadline, f"role {self._seat.roles[0]} to ask for its first batch")
+
+    def bind(self) -> None:
+        """From its first batch on this rank belongs to one owner, and outlives it for nobody else (T14).
+
+        Blocks for one round trip on a rank that owns nothing. Raises OwnershipLost.
+        """
+        if self._seat.leads or not self._seat.drives:
+            return
+        token = self._control.do(lambda client: client.hget(self._keys.sub(self._name), "owner"))
+        if token is None or token.decode() != self.token:
+            self.refollow()
+        self.bound = True
+
+    def refollow(self) -> None:
+        """Another rank's turn: rank 0 rewound, or was replaced before this rank did anything. Else OwnershipLost."""
+        if self._seat.leads or not self._seat.drives:
+            raise self.not_ours()
+        token, gen = self.token, self.gen
+        job = self._control.do(lambda client: client.hget(self._keys.sub(self._name), "job"))
+        if self._is_of_another_job(job):
+            raise self.not_ours()
+        self.follow(time.monotonic() + OWNER_LEASE_S * 2)
+        renewed = self.token == token and self.gen > gen
+        if not renewed and (self.bound or self.token == token):
+            raise self.not_ours()
+
+    def _holder(self, client: Client) -> tuple[bytes | None, int]:
+        """The owner's token and how much of its lease is left, in ms."""
+        key = self._keys.owner(self._name)
+        return client.get(key), int(client.pttl(key))
+
+    def _is_of_another_job(self, job: bytes | None) -> bool:
+        """True where both are known and differ: the ranks of that owner were started with another rank of this one."""
+        return bool(self._job and job) and (job or b"").decode() != self._job
+
+    def check(self) -> None:
+        """Raise OwnershipLost when another trainer took over."""
+        if self._lost:
+            raise OwnershipLost(self._lost)
+
+    def check_lineage(self, gen: int) -> None:
+        """Raise OwnershipLost when the subscription was rewound or taken over since. Blocks for one round trip."""
+        self.check()
+        token, now = self._control.do(lambda client: client.hmget(self._keys.sub(self._name), "owner", "gen"))
+        if token is None or token.decode() != self.token or int(now or 0) != gen:
+            raise self.not_ours()
+
+    def not_ours(self) -> OwnershipLost:
+        what_now = "" if self._seat.drives else f" Restore role {self._seat.role} from a checkpoint and start it again."
+        return OwnershipLost(
+            f"Subscription {self._name!r} belongs to another trainer by now, or was rewound by it; nothing was "
+            f"changed.{what_now}"
+        )
+
+    def _pause(self, seconds: float, deadline: float, what: str) -> None:
+        if time.monotonic() >= deadline:
+            raise WaitTimeout(f"Subscription {self._name!r} waited in vain for {what}.")
+        time.sleep(seconds)
