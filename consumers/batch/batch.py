@@ -5,63 +5,29 @@ advantages (T11), the denominators of the loss (T10), and how many micro-batches
 or reads Redis; the bytes are handed in.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.batch import advantages, behaviour, columns, layout
-from penstock import payloads
-from penstock.errors import PayloadError, ProtocolError
-from penstock.payloads import Payload, sides
-from penstock.payloads.format import sum_runs
+from consumers.batch import advantages, behaviour, column_values, columns, layout
+from consumers.batch.loss_tokens import LossTokens
+from consumers.batch.opened import OpenedPayloads, Payloads, ReadSides
+from consumers.batch.token_arrays import TokenArrays, wanted_keys
+from penstock.errors import ProtocolError
 from penstock.protocol import partition
 from penstock.protocol.records.manifest import Manifest, Row
-from penstock.protocol.staleness import Lineage
-from penstock.system.collecting import collecting_later
 
 if TYPE_CHECKING:
     import torch
-
-#: Keys whose arrays have one entry per token, what stands where there is none, and their dtype.
-TOKEN_KEYS: dict[str, tuple[float, type]] = {
-    "tokens": (0, np.int64),
-    "loss_mask": (False, np.bool_),
-    "generated": (False, np.bool_),
-    "logprobs": (0.0, np.float32),
-    "advantages": (0.0, np.float32),
-    "versions": (-1, np.int32),
-    "staleness": (-1, np.int32),
-}
-#: Keys whose arrays have one entry per sample.
-SAMPLE_KEYS: dict[str, type] = {
-    "lengths": np.int64,
-    "temperatures": np.float32,
-    "rewards": np.float32,
-    "rows": np.int64,
-}
-
-Arrays = dict[str, NDArray[Any]]
-
-#: One token that nobody drew and nothing trains, so that every rank has something to run.
-_NOTHING = np.zeros(1, np.uint8)
 
 
 def rank_rows(manifest: Manifest, dp_rank: int, dp_size: int) -> list[Row]:
     """The rows of one rank: those whose payloads it has to fetch before it makes its ``Batch``, lost ones left out."""
     rows = manifest.samples()
     return [rows[i] for i in partition.split(rows, dp_size, manifest.seed, manifest.split)[dp_rank] if not rows[i].lost]
-
-
-def wanted_keys(keys: Collection[str] | None) -> Collection[str]:
-    """Token keys to make, all if None; ProtocolError where there is no such key."""
-    if keys is None:
-        return TOKEN_KEYS
-    if foreign := sorted(set(keys) - TOKEN_KEYS.keys()):
-        raise ProtocolError(f"There is no array {', '.join(foreign)} in a batch: keys are {', '.join(TOKEN_KEYS)}.")
-    return keys
 
 
 class Batch:
@@ -78,6 +44,7 @@ class Batch:
         max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: no more are
             masked. ``counts`` and advantages are of the tokens that are left, in the whole batch (T10).
         store: where columns are written and read (T13); None keeps them in this object.
+        read_sides: reads side arrays that lie in keys of their own; None: there are none.
 
     Raises:
         ProtocolError: the manifest contradicts itself, or breaks its own staleness bound (I6).
@@ -88,13 +55,13 @@ class Batch:
         manifest: Manifest,
         *,
         digest: str,
-        payloads: Mapping[str, bytes | memoryview | None] | Callable[[Row], bytes | memoryview | None],
+        payloads: Payloads,
         dp_rank: int = 0,
         dp_size: int = 1,
         advantage: advantages.Kind = "grpo",
         max_staleness: int | None = None,
-        store: "columns.Store | None" = None,
-        read_sides: Callable[[Sequence[Row], str], Mapping[str, bytes | None]] | None = None,
+        store: columns.Store | None = None,
+        read_sides: ReadSides | None = None,
     ) -> None:
         self.manifest = manifest
         self.digest = digest
@@ -107,31 +74,30 @@ class Batch:
         self._indices = self._shares[dp_rank]
         #: This rank's rows.
         self.rows = [self.all_rows[i] for i in self._indices]
-        self._payloads = payloads
+        #: As they were handed in.
+        self.payloads = payloads
+        #: Where columns are written and read.
+        self.store = store if store is not None else columns.LocalColumns()
         #: What ``Trainer(prepare=...)`` made of it.
         self.prepared: Any = None
         #: False: nobody trains on it, as on the answers of an evaluation, so logprobs of any kind may be read.
         self.trained = True
         self._read_sides = read_sides
         self._advantage = advantage
-        self._lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
-        self._lags: dict[int, int] = {}
-        self._max_staleness = max_staleness
-        self._store = store if store is not None else columns.LocalColumns()
         #: Column -> rows that it says nothing of, and all rows that it was read for.
         self._hollow: dict[str, set[int]] = {}
         self._got: dict[str, set[int]] = {}
-        #: Tokens of each row of the whole batch that bear loss here.
-        self._bearing = num_loss = [self._num_loss(row) for row in self.all_rows]
-        #: Denominators of the loss over all ranks (T10).
-        self._counts = self._count(range(len(self.all_rows)))
-        self._advantages = advantages.group_advantages(
+        self._loss = LossTokens(manifest, self.all_rows, max_staleness)
+        self._counts = self._loss.counts(range(len(self.all_rows)))
+        self._opened = OpenedPayloads(manifest.n, self.rows, payloads, read_sides)
+        given = advantages.group_advantages(
             [row.reward for row in self.all_rows],
             [row.job for row in self.all_rows],
             advantage,
-            num_loss,
+            self._loss.per_row,
             [row.masked for row in self.all_rows],
         )
+        self._arrays = TokenArrays(manifest, self.rows, self._indices, self._opened, self._loss, given)
 
     @property
     def n(self) -> int:
@@ -183,8 +149,8 @@ class Batch:
         """This rank's samples as numpy arrays; no torch needed.
 
         Args:
-            keys: which of the [B, L] arrays to make (``TOKEN_KEYS``), for a loss that needs only some: what is not
-                made costs nothing. None makes all. What is checked does not depend on it.
+            keys: which of the [B, L] arrays to make (``TOKEN_KEYS`` in token_arrays.py), for a loss that needs only
+                some: what is not made costs nothing. None makes all. What is checked does not depend on it.
 
         Returns:
             ``tokens`` int64, ``loss_mask``, ``generated`` bool, ``logprobs``, ``advantages`` float32, ``versions``,
@@ -200,7 +166,7 @@ class Batch:
             ConfigError: logprobs are wanted, and those of a sample that bears loss, on any rank, are from before a
                 temperature that is not 1 (T6): nothing can be trained on them.
         """
-        return self._padded(range(len(self.rows)), self._wanted(keys))
+        return self._arrays.padded(range(len(self.rows)), self._wanted(keys)) | {"counts": self.counts}
 
     def padded(self, device: "str | torch.device | None" = None, keys: Collection[str] | None = None) -> dict[str, Any]:
         """``arrays(keys)`` as torch tensors, on ``device`` (host memory if None); ``counts`` stay plain numbers."""
@@ -219,7 +185,8 @@ class Batch:
             begins, and T), ``position_ids`` int64 [T] (from 0 in each sample) and ``max_length`` (a number).
         """
         split, wanted = self._members(max_tokens, None, padded=False), self._wanted(keys)
-        return [layout.tensors(self._packed(members, wanted), device) for members in split]
+        made = (self._arrays.packed(members, wanted) | {"counts": self.counts} for members in split)
+        return [layout.tensors(arrays, device) for arrays in made]
 
     def micro_batches(
         self,
@@ -231,7 +198,7 @@ class Batch:
         """As ``padded()``, in micro-batches; ``max_tokens`` counts padding too. Every rank gets equally many."""
         wanted = self._wanted(keys)
         for members in self._members(max_tokens, max_samples, padded=True):
-            yield layout.tensors(self._padded(members, wanted), device)
+            yield layout.tensors(self._arrays.padded(members, wanted) | {"counts": self.counts}, device)
 
     def _wanted(self, keys: Collection[str] | None) -> Collection[str]:
         wanted = wanted_keys(keys)
@@ -260,15 +227,15 @@ class Batch:
         """
         wanted = self._wanted(keys)
         for part in partition.minibatches(self.all_rows, count, self.manifest.seed):
-            counts, of = self._count(part), frozenset(part)
+            counts, of = self._loss.counts(part), frozenset(part)
             yield [
-                layout.tensors(self._padded(members, wanted) | {"counts": counts}, device)
+                layout.tensors(self._arrays.padded(members, wanted) | {"counts": counts}, device)
                 for members in self._members(max_tokens, max_samples, padded=True, of=of)
             ]
 
     def decode(self) -> None:
         """Check and open the payloads now, in the thread that calls, instead of when arrays are first wanted."""
-        _ = self._decoded
+        _ = self._opened.all
 
     def put(self, name: str, array: Any, *, micro: Mapping[str, Any] | None = None) -> None:
         """Write a column for the other roles of this batch, before the commit (T13). Blocks for two round trips.
@@ -285,7 +252,7 @@ class Batch:
             OwnershipLost: the subscription was rewound or taken over meanwhile.
         """
         of = self._layout(micro)
-        self._store.write(name, columns.split(array, of, self._lost, f"batch {self.n} of this rank", name))
+        self.store.write(name, column_values.split(array, of, self._lost, f"batch {self.n} of this rank", name))
 
     def get(self, name: str, *, micro: Mapping[str, Any] | None = None, timeout: float = 600.0) -> NDArray[Any]:
         """Read a column that another role put; blocks until it is there for every row of this rank, and says so.
@@ -303,12 +270,12 @@ class Batch:
         """
         of = self._layout(micro)
         wanted = [row for row in of.rows if row >= 0]
-        values = self._store.read(name, wanted, timeout) if wanted else {}
-        out = columns.join(values, of, self.all_rows, self._lost, name)
+        values = self.store.read(name, wanted, timeout) if wanted else {}
+        out = column_values.join(values, of, self.all_rows, self._lost, name)
         self._got.setdefault(name, set()).update(wanted)
-        if hollow := columns.hollow(values) - self._lost:
+        if hollow := column_values.hollow(values) - self._lost:
             self._hollow.setdefault(name, set()).update(hollow)
-            self._store.tell_lost(name, sorted(hollow))
+            self.store.tell_lost(name, sorted(hollow))
         return out
 
     def no_value(self, name: str, *, micro: Mapping[str, Any] | None = None) -> NDArray[np.bool_]:
@@ -329,18 +296,18 @@ class Batch:
         missing = self._lost | self._hollow.get(name, set()) | {-1}
         return np.array([row in missing for row in rows])
 
-    def _layout(self, micro: Mapping[str, Any] | None) -> columns.Layout:
+    def _layout(self, micro: Mapping[str, Any] | None) -> column_values.Layout:
         if micro is None:
-            lengths = [1 if payload is None else len(payload) for payload in self._decoded] or [1]
-            return columns.Layout(list(self._indices) or [-1], lengths)
-        of = columns.Layout.of_micro(micro)
+            lengths = [1 if payload is None else len(payload) for payload in self._opened.all] or [1]
+            return column_values.Layout(list(self._indices) or [-1], lengths)
+        of = column_values.Layout.of_micro(micro)
         if foreign := set(of.rows) - set(self._indices) - {-1}:
             raise ProtocolError(f"micro holds rows {sorted(foreign)}, which are not of this rank of batch {self.n}.")
         return of
 
     @cached_property
     def _lost(self) -> frozenset[int]:
-        pairs = zip(self._indices, self._decoded, strict=True)
+        pairs = zip(self._indices, self._opened.all, strict=True)
         return frozenset(index for index, payload in pairs if payload is None)
 
     def _members(
@@ -354,32 +321,22 @@ class Batch:
         count = partition.num_micro_batches(self.all_rows, shares, max_tokens, max_samples, padded=padded)
         return [[mine[i] for i in one] for one in members] + [[] for _ in range(count - len(members))]
 
-    def _count(self, indices: Collection[int]) -> dict[str, int]:
-        """Denominators of the loss over these rows of the whole batch (T10)."""
-        bearing = [self._bearing[i] for i in indices]
-        return {
-            "loss_tokens": sum(bearing),
-            "loss_samples": sum(1 for count in bearing if count),
-            "samples": len(bearing),
-            "groups": len({self.all_rows[i].job for i in indices}),
-        }
-
     @cached_property
     def lost(self) -> list[str]:
         """Ids of this rank's samples whose payload is gone; they are fillers. Decodes the batch."""
-        return [row.sample for row, payload in zip(self.rows, self._decoded, strict=True) if payload is None]
+        return [row.sample for row, payload in zip(self.rows, self._opened.all, strict=True) if payload is None]
 
     def share(self, dp_rank: int, dp_size: int) -> "Batch":
         """Another split of the same manifest, for who reads all payloads (``dp_size`` 1) and deals them out."""
         other = Batch(
             self.manifest,
             digest=self.digest,
-            payloads=self._payloads,
+            payloads=self.payloads,
             dp_rank=dp_rank,
             dp_size=dp_size,
             advantage=self._advantage,
-            max_staleness=self._max_staleness,
-            store=self._store,
+            max_staleness=self._loss.max_staleness,
+            store=self.store,
             read_sides=self._read_sides,
         )
         other.trained = self.trained
@@ -393,172 +350,4 @@ class Batch:
         Raises:
             PayloadError: one that was committed is gone, or is not what was committed (T17).
         """
-        inside = [None if payload is None else payload.sides.get(name) for payload in self._decoded]
-        if not any(side[0] == name for row in self.rows for side in row.sides):
-            return inside
-        if self._read_sides is None:
-            raise PayloadError(f"batch {self.n} was made without a way to read side arrays.")
-        alive = [row for row, payload in zip(self.rows, self._decoded, strict=True) if payload is not None]
-        found = self._read_sides(alive, name)
-        return [
-            array if array is not None else self._side_of(row, name, found)
-            for row, array in zip(self.rows, inside, strict=True)
-        ]
-
-    def _side_of(self, row: Row, name: str, found: Mapping[str, bytes | None]) -> NDArray[Any] | None:
-        if row.sample not in found:
-            return None
-        data = found[row.sample]
-        if data is None:
-            raise PayloadError(f"sample {row.sample}: its side array {name!r} is gone from its payload server.")
-        return sides.unpack(name, data, row.sample, next(side[2] for side in row.sides if side[0] == name))
-
-    @cached_property
-    def _decoded(self) -> list[Payload | None]:
-        """Views into the payload of each of this rank's rows, None where it is lost; decoded once."""
-        with collecting_later():
-            return [self._decode(row) for row in self.rows]
-
-    def _decode(self, row: Row) -> Payload | None:
-        if row.lost:
-            return None
-        try:
-            data = self._payloads(row) if callable(self._payloads) else self._payloads[row.sample]
-        except KeyError as exc:
-            raise PayloadError(f"sample {row.sample}: batch {self.n} was made without its payload; fetch it.") from exc
-        return None if data is None else payloads.decode(data, row.sample, row.checksum)
-
-    def _lag(self, version: int) -> int:
-        """Steps of the lineage from ``version`` to the train version (T2); -1 where nothing was drawn."""
-        if version not in self._lags:
-            self._lags[version] = self._lineage.lag(version, self.train_version) if version >= 0 else -1
-        return self._lags[version]
-
-    def _num_loss(self, row: Row) -> int:
-        """Tokens of a row that bear loss here."""
-        if self._max_staleness is None or not row.num_loss:
-            return row.num_loss
-        by_version = row.loss_versions or [[row.oldest_loss, row.num_loss]]
-        return sum(count for version, count in by_version if self._lag(version) <= self._max_staleness)
-
-    def _flat(self, members: Sequence[int], keys: Collection[str]) -> tuple[dict[str, Any], NDArray[np.int64]]:
-        """Token arrays [T] of ``members`` laid end to end, checked, and their lengths [B]; no member: one filler.
-
-        Made for the whole batch at once: an array's worth of work per key, not per sample and key.
-        """
-        found = [self._decoded[i] for i in members] or [None]
-        lengths = np.array([1 if payload is None else len(payload) for payload in found], np.int64)
-        pairs = zip(found, lengths.tolist(), strict=True)
-        runs = [run for payload, length in pairs for run in layout.runs(payload, length)]
-        counts = [count for count, _ in runs]
-        mask = np.concatenate([_NOTHING if payload is None else payload.mask for payload in found])
-        generated, loss = (mask & payloads.GENERATED).view(np.bool_), (mask >> 1).view(np.bool_)
-        #: Made where it is looked at: an array of the whole batch costs as much as reading its payloads.
-        make: dict[str, Callable[[], NDArray[Any]]] = {
-            "versions": lambda: np.repeat(np.array([version for _, version in runs], np.int32), counts),
-            "staleness": lambda: np.repeat(np.array([self._lag(version) for _, version in runs], np.int32), counts),
-            "tokens": lambda: np.concatenate(
-                [_NOTHING if payload is None else payload.tokens for payload in found], dtype=np.int64
-            ),
-            "logprobs": lambda: np.concatenate(
-                [_NOTHING if payload is None else payload.logprobs for payload in found], dtype=np.float32
-            ),
-            "advantages": lambda: np.multiply(
-                generated,
-                np.repeat(
-                    np.array([self._advantages[self._indices[i]] for i in members] or [0.0], np.float32), lengths
-                ),
-                dtype=np.float32,
-            ),
-        }
-        if self.manifest.mask_below >= 0:
-            loss &= make["versions"]() >= self.manifest.mask_below
-        if self.manifest.mask_offpolicy:
-            newest = np.array([self.rows[i].newest for i in members] or [-1], np.int32)
-            loss &= make["versions"]() == np.repeat(newest, lengths)
-        self._check(members, lengths, runs, generated, loss)
-        if self._max_staleness is not None:
-            loss &= make["staleness"]() <= self._max_staleness
-            self._check_masked(members, int(np.count_nonzero(loss)))
-        make |= {"generated": lambda: generated, "loss_mask": lambda: loss}
-        return {key: make[key]() for key in TOKEN_KEYS if key in keys}, lengths
-
-    def _check(
-        self,
-        members: Sequence[int],
-        lengths: NDArray[np.int64],
-        runs: Sequence[tuple[int, int]],
-        generated: NDArray[np.bool_],
-        loss: NDArray[np.bool_],
-    ) -> None:
-        """What is in the payloads must be what the batch was cut by."""
-        if not members:
-            return
-        counts = np.array([count for count, _ in runs], np.int64)
-        starts = np.cumsum(counts) - counts
-        num_drawn = sum_runs(generated, starts)
-        # Mostly every token that was drawn bears loss; comparing takes a fifth of what counting does.
-        num_bearing = num_drawn if np.array_equal(generated, loss) else sum_runs(loss, starts)
-        run = 0
-        for i, left in zip(members, lengths.tolist(), strict=True):
-            num_generated, num_loss, oldest = 0, 0, -1
-            while left:
-                count, version = runs[run]
-                num_generated += num_drawn[run]
-                if num_bearing[run]:
-                    num_loss += num_bearing[run]
-                    oldest = version if oldest < 0 else min(oldest, version)
-                left -= count
-                run += 1
-            self._check_row(self.rows[i], self._decoded[i], num_generated, num_loss, oldest)
-
-    def _check_masked(self, members: Sequence[int], found: int) -> None:
-        """The denominators count what is left by the manifest; it must be what the payloads leave."""
-        wanted = sum(self._num_loss(self.rows[i]) for i in members if self._decoded[i] is not None)
-        if found != wanted:
-            raise PayloadError(
-                f"batch {self.n}: {found} tokens bear loss at staleness {self._max_staleness} or less, its manifest "
-                f"says {wanted}: it was cut by a buffer that does not tell loss tokens by version; restart the buffer."
-            )
-
-    def _check_row(self, row: Row, payload: Payload | None, num_generated: int, num_loss: int, oldest: int) -> None:
-        if payload is None:
-            return
-        found = (len(payload), payload.prompt_length, num_generated, num_loss)
-        wanted = (row.length, row.prompt_length, row.num_generated, row.num_loss)
-        if found != wanted:
-            raise PayloadError(
-                f"sample {row.sample}: length, prompt, generated and loss tokens are {found} in its payload, but batch "
-                f"{self.n} was cut with {wanted}."
-            )
-        if oldest != row.oldest_loss:
-            raise PayloadError(
-                f"sample {row.sample}: the oldest version that bears loss is {oldest} in its payload, but batch "
-                f"{self.n} was cut with {row.oldest_loss}."
-            )
-
-    def _padded(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
-        flat, lengths = self._flat(members, keys)
-        return {key: layout.pad(array, lengths, TOKEN_KEYS[key][0]) for key, array in flat.items()} | self._per_sample(
-            lengths, members
-        )
-
-    def _packed(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
-        flat, lengths = self._flat(members, keys)
-        out: dict[str, Any] = flat | self._per_sample(lengths, members)
-        out["cu_seqlens"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        out["position_ids"] = np.arange(lengths.sum()) - np.repeat(out["cu_seqlens"][:-1], lengths)
-        out["max_length"] = int(lengths.max())
-        return out
-
-    def _per_sample(self, lengths: NDArray[np.int64], members: Sequence[int]) -> dict[str, Any]:
-        rows = [self.rows[i] for i in members]
-        values: dict[str, Any] = {
-            "lengths": lengths,
-            "temperatures": [row.temperature for row in rows] or [1.0],
-            "rewards": [row.reward for row in rows] or [0.0],
-            "rows": [self._indices[i] for i in members] or [-1],
-        }
-        out: dict[str, Any] = {key: np.array(values[key], dtype) for key, dtype in SAMPLE_KEYS.items()}
-        out["counts"] = self.counts
-        return out
+        return self._opened.side(name)

@@ -1,7 +1,7 @@
 """Columns of recorded batches: what a rank read of them, beside the file of its batch, so that a replay reads the same.
 
     FILE.columns    records, one per value: bytes of what follows (uint32, little endian), its CRC-32, and as msgpack
-                    [column, row, value as consumers/batch/columns.py stores it]
+                    [column, row, value as consumers/batch/column_values.py makes it]
 
 Records are appended as columns are read. A torn one at the end (the trainer was killed) is left out.
 """

@@ -4,25 +4,19 @@
                                            (on the control Redis where that is a folder)
     actor    batch.get("values")           waits by name until every row of its own share is there
 
-A value is per token ([length] or [length, width]) or per sample (one number); rows are found by their place in the
-manifest, so writer and reader may split the batch differently. Keys carry the batch's digest and the subscription's
-generation: what a rank of an older lineage writes late is read by nobody. A value is written once. Columns are freed
-with their batch, and expire when nobody does it.
+A value is per token ([length] or [length, width]) or per sample (one number), see column_values.py; rows are found by
+their place in the manifest, so writer and reader may split the batch differently. Keys carry the batch's digest and the
+subscription's generation: what a rank of an older lineage writes late is read by nobody. A value is written once.
+Columns are freed with their batch, and expire when nobody does it.
 """
 
 import logging
-import struct
 import time
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from penstock.errors import PayloadError, ProtocolError, WaitTimeout
+from penstock.errors import ProtocolError, WaitTimeout
 from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.records.manifest import Row
@@ -32,29 +26,16 @@ if TYPE_CHECKING:
     from consumers.batch.fetch import PayloadReader
     from consumers.subscription.subscriber import Subscriber
 
-Array = NDArray[Any]
-Spread = Callable[[Sequence[Row]], dict[str, list[int]]]
-
 log = logging.getLogger(__name__)
 
 #: Most columns of one batch, counted once per payload server that holds a part.
 MAX_COLUMNS = 256
-#: Most bytes of the value of one row.
-MAX_VALUE_BYTES = 256 * 1024 * 1024
-#: Most numbers per token.
-MAX_WIDTH = 65536
 #: Rows per round trip.
 CHUNK = 128
 #: Between two looks for rows that are missing; doubles.
 LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
 #: Between two looks at whether the subscription is still ours, while it waits.
 CHECK_S = 0.5
-
-_HEADER = struct.Struct("<4sBBxxII")
-_MAGIC = b"PSC1"
-_DTYPES = [np.dtype(name).newbyteorder("<") for name in ("float16", "float32", "float64", "int8", "uint8", "int16",
-                                                         "uint16", "int32", "int64")]  # fmt: skip
-_LOST, _TOKEN, _SAMPLE = 0, 1, 2
 
 
 class Store(Protocol):
@@ -76,17 +57,18 @@ class LocalColumns:
     """
 
     def __init__(self, values: Mapping[str, Mapping[int, bytes]] | None = None) -> None:
-        self._values: dict[str, dict[int, bytes]] = {name: dict(of) for name, of in (values or {}).items()}
+        #: By column and row.
+        self.values: dict[str, dict[int, bytes]] = {name: dict(of) for name, of in (values or {}).items()}
 
     def tell_lost(self, name: str, rows: Sequence[int]) -> None:
         """Nobody counts."""
 
     def write(self, name: str, values: Mapping[int, bytes]) -> None:
-        self._values.setdefault(name, {}).update(values)
+        self.values.setdefault(name, {}).update(values)
 
     def read(self, name: str, rows: Sequence[int], timeout_s: float) -> dict[int, bytes]:
         """Raises WaitTimeout at once: nobody else writes here."""
-        held = self._values.get(name, {})
+        held = self.values.get(name, {})
         if missing := [row for row in rows if row not in held]:
             raise WaitTimeout(
                 f"Column {name!r} was not put for {len(missing)} of {len(rows)} rows, and nobody else does."
@@ -258,145 +240,3 @@ class RedisColumns:
         for row in rows:
             grouped.setdefault(self._servers.column_home(self._rows[row].server), []).append(row)
         return grouped
-
-
-# --- layouts ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How the rows of an array lie: a rank's whole share, or one micro-batch of it."""
-
-    #: Index into ``all_rows`` of each row; -1 for a filler.
-    rows: list[int]
-    #: [B] tokens of each row as it is laid out; 1 where its payload is lost.
-    lengths: list[int]
-    #: True where rows lie end to end ([T]), False where they are padded ([B, L]).
-    packed: bool = False
-
-    @classmethod
-    def of_micro(cls, micro: Mapping[str, Any]) -> "Layout":
-        """The layout of a dict as ``Batch.packed`` and ``Batch.micro_batches`` give it."""
-        if not {"rows", "lengths"} <= micro.keys():
-            raise ProtocolError("micro is a micro-batch, a dict with rows and lengths, as Batch.packed() yields it.")
-        return cls(micro["rows"].tolist(), micro["lengths"].tolist(), "cu_seqlens" in micro)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Leading dimensions of a per-token array."""
-        return (sum(self.lengths),) if self.packed else (len(self.lengths), max(self.lengths))
-
-
-def split(array: Any, layout: Layout, lost: frozenset[int], batch: str, name: str) -> dict[int, bytes]:
-    """Values by row index of an array (numpy or torch) of ``layout``; fillers are left out.
-
-    ``lost``: rows whose payload this rank does not have, and of which it therefore has nothing to say.
-
-    Raises:
-        ProtocolError: its shape is neither per token nor per sample, or its dtype cannot be stored.
-    """
-    values = _to_numpy(array)
-    dtype = values.dtype.newbyteorder("<")
-    if values.dtype == np.bool_:
-        values, dtype = values.view(np.uint8), np.dtype(np.uint8)
-    if dtype not in _DTYPES:
-        raise ProtocolError(
-            f"column {name!r} is {values.dtype}, which cannot be stored: convert it to one of "
-            f"{', '.join(one.name for one in _DTYPES)}."
-        )
-    lead = layout.shape
-    per_token = values.shape[: len(lead)] == lead and values.ndim <= len(lead) + 1
-    if not per_token and values.shape != (len(layout.lengths),):
-        raise ProtocolError(
-            f"column {name!r} has shape {values.shape}; {batch} wants {list(lead)} or {[*lead, 'width']} per token, or "
-            f"{[len(layout.lengths)]} per sample."
-        )
-    out: dict[int, bytes] = {}
-    start = 0
-    for i, (row, length) in enumerate(zip(layout.rows, layout.lengths, strict=True)):
-        if row in lost:
-            out[row] = _encode(np.zeros(0, np.float32), _LOST, row, name)
-        elif row >= 0:
-            of = values[i : i + 1] if not per_token else values[start : start + length] if layout.packed else (
-                values[i, :length])  # fmt: skip
-            out[row] = _encode(of.astype(dtype, copy=False), _TOKEN if per_token else _SAMPLE, row, name)
-        start += length
-    return out
-
-
-def join(values: Mapping[int, bytes], layout: Layout, rows: Sequence[Row], lost: frozenset[int], name: str) -> Array:
-    """The array of ``layout`` from values by row index; 0 where there is padding, a filler, or a lost payload.
-
-    Raises:
-        PayloadError: a value is damaged, of another length than its sample, or not of the same kind as the others.
-    """
-    decoded = {row: _decode(data, rows[row], row, name) for row, data in values.items()}
-    kinds = {(kind, of.dtype, of.shape[1:]) for kind, of in decoded.values() if kind != _LOST}
-    if len(kinds) > 1:
-        raise PayloadError(f"column {name!r} was put per token and per sample, or with several dtypes or widths.")
-    kind, dtype, width = kinds.pop() if kinds else (_SAMPLE, np.dtype(np.float32), ())
-    if kind == _SAMPLE:
-        out: Array = np.zeros(len(layout.rows), dtype)
-        for i, row in enumerate(layout.rows):
-            if row >= 0 and decoded[row][0] != _LOST:
-                out[i] = decoded[row][1][0]
-        return out
-    out = np.zeros((*layout.shape, *width), dtype)
-    start = 0
-    for i, (row, length) in enumerate(zip(layout.rows, layout.lengths, strict=True)):
-        if row >= 0 and row not in lost and decoded[row][0] != _LOST:
-            target = out[start : start + length] if layout.packed else out[i, :length]
-            target[...] = decoded[row][1]
-        start += length
-    return out
-
-
-def hollow(values: Mapping[int, bytes]) -> set[int]:
-    """Rows of whose payload the writer had nothing to say. The values were checked by ``join``."""
-    return {row for row, data in values.items() if data[len(_MAGIC)] == _LOST}
-
-
-def _encode(values: Array, kind: int, row: int, name: str) -> bytes:
-    width = values.shape[1] if values.ndim > 1 else 0
-    body = np.ascontiguousarray(values).tobytes()
-    if width > MAX_WIDTH or len(body) > MAX_VALUE_BYTES:
-        raise ProtocolError(
-            f"column {name!r} has {width} numbers per token and {len(body)} bytes for one sample; at most {MAX_WIDTH} "
-            f"and {MAX_VALUE_BYTES} are stored."
-        )
-    code = _DTYPES.index(values.dtype.newbyteorder("<"))
-    return _HEADER.pack(_MAGIC, kind, code, width, _checksum(body, row)) + body
-
-
-def _decode(data: bytes, row: Row, index: int, name: str) -> tuple[int, Array]:
-    """(kind, [length] or [length, width] or [1]) of one value, checked."""
-    what = f"column {name!r} of sample {row.sample}"
-    if not _HEADER.size <= len(data) <= _HEADER.size + MAX_VALUE_BYTES:
-        raise PayloadError(f"{what} has {len(data)} bytes, which no value has.")
-    magic, kind, code, width, checksum = _HEADER.unpack_from(data)
-    body = memoryview(data)[_HEADER.size :]
-    if magic != _MAGIC or kind > _SAMPLE or code >= len(_DTYPES) or width > MAX_WIDTH:
-        raise PayloadError(f"{what} is not a value that penstock wrote.")
-    if _checksum(body, index) != checksum:
-        raise PayloadError(f"{what} was damaged: its checksum is another one.")
-    count = {_LOST: 0, _TOKEN: row.length * max(width, 1), _SAMPLE: 1}[kind]
-    if len(body) != count * _DTYPES[code].itemsize:
-        raise PayloadError(f"{what} has {len(body)} bytes where a sample of {row.length} tokens needs {count} numbers.")
-    values: Array = np.frombuffer(body, _DTYPES[code])
-    return kind, values.reshape(-1, width) if width else values
-
-
-def _checksum(body: "bytes | memoryview", row: int) -> int:
-    return zlib.crc32(body, row)
-
-
-def _to_numpy(array: Any) -> Array:
-    if isinstance(array, np.ndarray):
-        return array
-    if hasattr(array, "detach"):  # a torch tensor, without importing torch
-        tensor = array.detach().cpu()
-        if str(tensor.dtype) == "torch.bfloat16":
-            tensor = tensor.float()
-        converted: Array = tensor.numpy()
-        return converted
-    return np.asarray(array)

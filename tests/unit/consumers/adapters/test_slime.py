@@ -47,7 +47,7 @@ def with_sides(samples: list[Sample], sides: dict[str, dict[str, NDArray[Any]]],
     for i, sample in enumerate(samples):
         data = payloads.encode(sample, sides.get(sample.id, {}))
         batch.all_rows[i].checksum = payloads.checksum_of(data)
-        batch._payloads[sample.id] = None if i in lost else data  # type: ignore[index]
+        batch.payloads[sample.id] = None if i in lost else data  # type: ignore[index]
     return batch
 
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from consumers.batch.advantages import group_advantages
-from consumers.batch.batch import TOKEN_KEYS, Batch, rank_rows
+from consumers.batch.batch import Batch, rank_rows
+from consumers.batch.loss_tokens import LossTokens
+from consumers.batch.token_arrays import TOKEN_KEYS
 from penstock import payloads
 from penstock.errors import PayloadError, ProtocolError
 from penstock.protocol.records.job import Job
@@ -275,5 +277,5 @@ def test_T2_abandoned_versions_age_nothing() -> None:
         abandoned=[[9, 10], [12, 12]],
     )  # fmt: skip
     lineage = Lineage(((9, 10), (12, 12)))
-    batch = Batch(manifest, digest="d", payloads={})
-    assert [batch._lag(v) for v in range(14)] == [lineage.lag(v, 13) for v in range(14)]
+    loss = LossTokens(manifest, [])
+    assert [loss.staleness(v) for v in range(14)] == [lineage.lag(v, 13) for v in range(14)]

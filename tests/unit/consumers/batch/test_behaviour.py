@@ -43,7 +43,7 @@ def with_kinds(batch: Batch, kinds: dict[int, str], **changes: Any) -> Batch:
         rows[index].logprob_kind = kind
         for name, value in changes.items():
             setattr(rows[index], name, value)
-    return Batch(make_manifest(rows), digest="d", payloads=batch._payloads)
+    return Batch(make_manifest(rows), digest="d", payloads=batch.payloads)
 
 
 USES: dict[str, Callable[[Batch], object]] = {

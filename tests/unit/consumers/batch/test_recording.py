@@ -25,7 +25,7 @@ def record(folder: Path, *, batches: int = 2, size: int = 2) -> tuple[str, list[
     for n in range(1, batches + 1):
         for rank in range(size):
             batch = make_batch(samples, dp_rank=rank, dp_size=size, n=n)
-            mine = {row.sample: batch._payloads[row.sample] for row in batch.rows}  # type: ignore[index]
+            mine = {row.sample: batch.payloads[row.sample] for row in batch.rows}  # type: ignore[index]
             recording.save(template, batch.manifest, batch.digest, mine, rank, size)
     return template, samples
 
@@ -60,7 +60,7 @@ def test_columns_that_were_read_come_back_at_any_number_of_ranks(tmp_path: Path)
     np.testing.assert_array_equal(again.get("values"), writer.get("values"))
     np.testing.assert_array_equal(again.get("score"), writer.get("score"))
     size = column_files.path_of(file).stat().st_size
-    assert size < 2 * sum(len(value) + 40 for of in store._values.values() for value in of.values())
+    assert size < 2 * sum(len(value) + 40 for of in store.values.values() for value in of.values())
 
     # A torn end is left out; damage is not.
     data = column_files.path_of(file).read_bytes()
@@ -107,7 +107,7 @@ def test_columns_of_a_replayed_batch_stay_in_the_process(tmp_path: Path) -> None
 def test_a_lost_payload_is_recorded_as_lost(tmp_path: Path) -> None:
     template = str(tmp_path / "{rollout_id}.bin")
     batch = make_batch(three_groups())
-    data: dict[str, bytes | memoryview | None] = dict(batch._payloads)  # type: ignore[arg-type]
+    data: dict[str, bytes | memoryview | None] = dict(batch.payloads)  # type: ignore[arg-type]
     data["toy/0/1/2"] = None
     recording.save(template, batch.manifest, batch.digest, data)
     found = Replay(template).next()

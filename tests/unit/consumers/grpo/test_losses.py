@@ -286,7 +286,7 @@ def test_T9_T10_T11_a_step_has_the_gradient_written_out(changes: dict[str, Any])
         for rank in range(size):
             batch = Batch(
                 (whole := make_batch(samples, train_version=5)).manifest, digest=whole.digest,
-                payloads=dict(whole._payloads),  # type: ignore[arg-type]
+                payloads=dict(whole.payloads),  # type: ignore[arg-type]
                 dp_rank=rank, dp_size=size, advantage=config.advantage, max_staleness=config.max_token_staleness,
             )  # fmt: skip
             mine = near_model()
@@ -300,7 +300,7 @@ def test_T10_tokens_masked_by_the_trainer_are_left_out_of_every_count() -> None:
     models = {4: tiny_model(1), 5: tiny_model(2)}
     samples = [two_turns(group, k, models) for group in range(2) for k in range(3)]
     whole = make_batch(samples, train_version=5)
-    batch = Batch(whole.manifest, digest="", payloads=dict(whole._payloads), max_staleness=0)  # type: ignore[arg-type]
+    batch = Batch(whole.manifest, digest="", payloads=dict(whole.payloads), max_staleness=0)  # type: ignore[arg-type]
     data = batch.arrays()
     assert data["loss_mask"].sum() == batch.counts["loss_tokens"] == sum(s.versions.count(5) for s in samples)
     assert (data["staleness"][data["loss_mask"]] == 0).all()

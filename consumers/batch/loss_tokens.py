@@ -1,0 +1,51 @@
+"""Which tokens of a batch bear loss here: how stale each version is, and what the loss is divided by (T10).
+
+All of it comes from the manifest, which every rank has. Nothing here blocks.
+"""
+
+from collections.abc import Collection, Sequence
+
+from penstock.protocol.records.manifest import Manifest, Row
+from penstock.protocol.staleness import Lineage
+
+
+class LossTokens:
+    """Loss tokens of the rows of one batch.
+
+    Args:
+        rows: of the whole batch.
+        max_staleness: tokens staler than this bear no loss here, whatever the bound of the cut was; None: no more are
+            masked.
+    """
+
+    def __init__(self, manifest: Manifest, rows: Sequence[Row], max_staleness: int | None = None) -> None:
+        self.max_staleness = max_staleness
+        self._rows = rows
+        self._train_version = manifest.train_version
+        self._lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
+        self._lags: dict[int, int] = {}
+        #: Of each row of the whole batch.
+        self.per_row = [self.of(row) for row in rows]
+
+    def staleness(self, version: int) -> int:
+        """Steps of the lineage from ``version`` to the train version (T2); -1 where nothing was drawn."""
+        if version not in self._lags:
+            self._lags[version] = self._lineage.lag(version, self._train_version) if version >= 0 else -1
+        return self._lags[version]
+
+    def of(self, row: Row) -> int:
+        """Tokens of a row that bear loss here."""
+        if self.max_staleness is None or not row.num_loss:
+            return row.num_loss
+        by_version = row.loss_versions or [[row.oldest_loss, row.num_loss]]
+        return sum(count for version, count in by_version if self.staleness(version) <= self.max_staleness)
+
+    def counts(self, indices: Collection[int]) -> dict[str, int]:
+        """Denominators of the loss over these rows of the whole batch, see ``Batch.counts``."""
+        bearing = [self.per_row[i] for i in indices]
+        return {
+            "loss_tokens": sum(bearing),
+            "loss_samples": sum(1 for count in bearing if count),
+            "samples": len(bearing),
+            "groups": len({self._rows[i].job for i in indices}),
+        }

@@ -1,0 +1,210 @@
+"""Arrays of a rank's samples, out of their payloads, checked against the manifest that they were cut by.
+
+    payloads ─> flat [T], samples laid end to end, one array per key ─> padded [B, L], or packed [T] with its bounds
+
+Made for all samples at once: an array's worth of work per key, not per sample and key.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.batch import layout
+from consumers.batch.loss_tokens import LossTokens
+from consumers.batch.opened import OpenedPayloads
+from penstock import payloads
+from penstock.errors import PayloadError, ProtocolError
+from penstock.payloads import Payload
+from penstock.payloads.format import sum_runs
+from penstock.protocol.records.manifest import Manifest, Row
+
+#: Keys whose arrays have one entry per token, what stands where there is none, and their dtype.
+TOKEN_KEYS: dict[str, tuple[float, type]] = {
+    "tokens": (0, np.int64),
+    "loss_mask": (False, np.bool_),
+    "generated": (False, np.bool_),
+    "logprobs": (0.0, np.float32),
+    "advantages": (0.0, np.float32),
+    "versions": (-1, np.int32),
+    "staleness": (-1, np.int32),
+}
+#: Keys whose arrays have one entry per sample.
+SAMPLE_KEYS: dict[str, type] = {
+    "lengths": np.int64,
+    "temperatures": np.float32,
+    "rewards": np.float32,
+    "rows": np.int64,
+}
+
+#: One token that nobody drew and nothing trains, so that every rank has something to run.
+_NOTHING = np.zeros(1, np.uint8)
+
+
+def wanted_keys(keys: Collection[str] | None) -> Collection[str]:
+    """Token keys to make, all if None; ProtocolError where there is no such key."""
+    if keys is None:
+        return TOKEN_KEYS
+    if foreign := sorted(set(keys) - TOKEN_KEYS.keys()):
+        raise ProtocolError(f"There is no array {', '.join(foreign)} in a batch: keys are {', '.join(TOKEN_KEYS)}.")
+    return keys
+
+
+class TokenArrays:
+    """The arrays of one rank's samples; ``members`` are positions in its rows, none of them is one filler.
+
+    Args:
+        rows: this rank's.
+        indices: index into the rows of the whole batch of each.
+        advantages: of each row of the whole batch.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        rows: Sequence[Row],
+        indices: Sequence[int],
+        opened: OpenedPayloads,
+        loss: LossTokens,
+        advantages: Sequence[float] | NDArray[np.float64],
+    ) -> None:
+        self._manifest = manifest
+        self._rows = rows
+        self._indices = indices
+        self._opened = opened
+        self._loss = loss
+        self._advantages = advantages
+
+    def padded(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
+        """[B, L] by token key and [B] by sample key, as of ``Batch.arrays`` but for the counts. Raises PayloadError."""
+        flat, lengths = self._flat(members, keys)
+        out = {key: layout.pad(array, lengths, TOKEN_KEYS[key][0]) for key, array in flat.items()}
+        return out | self._per_sample(lengths, members)
+
+    def packed(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
+        """[T] by token key and [B] by sample key, as of ``Batch.packed`` but for the counts. Raises PayloadError."""
+        flat, lengths = self._flat(members, keys)
+        out: dict[str, Any] = flat | self._per_sample(lengths, members)
+        out["cu_seqlens"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        out["position_ids"] = np.arange(lengths.sum()) - np.repeat(out["cu_seqlens"][:-1], lengths)
+        out["max_length"] = int(lengths.max())
+        return out
+
+    def _per_sample(self, lengths: NDArray[np.int64], members: Sequence[int]) -> dict[str, Any]:
+        rows = [self._rows[i] for i in members]
+        values: dict[str, Any] = {
+            "lengths": lengths,
+            "temperatures": [row.temperature for row in rows] or [1.0],
+            "rewards": [row.reward for row in rows] or [0.0],
+            "rows": [self._indices[i] for i in members] or [-1],
+        }
+        return {key: np.array(values[key], dtype) for key, dtype in SAMPLE_KEYS.items()}
+
+    def _flat(self, members: Sequence[int], keys: Collection[str]) -> tuple[dict[str, Any], NDArray[np.int64]]:
+        """Token arrays [T] of ``members`` laid end to end, checked, and their lengths [B]; no member: one filler."""
+        found = [self._opened.all[i] for i in members] or [None]
+        lengths = np.array([1 if payload is None else len(payload) for payload in found], np.int64)
+        pairs = zip(found, lengths.tolist(), strict=True)
+        runs = [run for payload, length in pairs for run in layout.runs(payload, length)]
+        mask = np.concatenate([_NOTHING if payload is None else payload.mask for payload in found])
+        generated, loss = (mask & payloads.GENERATED).view(np.bool_), (mask >> 1).view(np.bool_)
+        make = self._makers(members, found, lengths, runs, generated)
+        if self._manifest.mask_below >= 0:
+            loss &= make["versions"]() >= self._manifest.mask_below
+        if self._manifest.mask_offpolicy:
+            newest = np.array([self._rows[i].newest for i in members] or [-1], np.int32)
+            loss &= make["versions"]() == np.repeat(newest, lengths)
+        self._check(members, lengths, runs, generated, loss)
+        if self._loss.max_staleness is not None:
+            loss &= make["staleness"]() <= self._loss.max_staleness
+            self._check_masked(members, int(np.count_nonzero(loss)))
+        make |= {"generated": lambda: generated, "loss_mask": lambda: loss}
+        return {key: make[key]() for key in TOKEN_KEYS if key in keys}, lengths
+
+    def _makers(
+        self,
+        members: Sequence[int],
+        found: Sequence[Payload | None],
+        lengths: NDArray[np.int64],
+        runs: Sequence[tuple[int, int]],
+        generated: NDArray[np.bool_],
+    ) -> dict[str, Callable[[], NDArray[Any]]]:
+        """Arrays made where they are looked at: one of the whole batch costs as much as reading its payloads."""
+        counts = [count for count, _ in runs]
+
+        def along(values: list[int]) -> NDArray[Any]:
+            return np.repeat(np.array(values, np.int32), counts)
+
+        def joined(name: str, dtype: type) -> NDArray[Any]:
+            return np.concatenate(
+                [_NOTHING if payload is None else getattr(payload, name) for payload in found], dtype=dtype
+            )
+
+        def advantages() -> NDArray[Any]:
+            values = np.array([self._advantages[self._indices[i]] for i in members] or [0.0], np.float32)
+            return np.multiply(generated, np.repeat(values, lengths), dtype=np.float32)
+
+        return {
+            "versions": lambda: along([version for _, version in runs]),
+            "staleness": lambda: along([self._loss.staleness(version) for _, version in runs]),
+            "tokens": lambda: joined("tokens", np.int64),
+            "logprobs": lambda: joined("logprobs", np.float32),
+            "advantages": advantages,
+        }
+
+    def _check(
+        self,
+        members: Sequence[int],
+        lengths: NDArray[np.int64],
+        runs: Sequence[tuple[int, int]],
+        generated: NDArray[np.bool_],
+        loss: NDArray[np.bool_],
+    ) -> None:
+        """What is in the payloads must be what the batch was cut by."""
+        if not members:
+            return
+        counts = np.array([count for count, _ in runs], np.int64)
+        starts = np.cumsum(counts) - counts
+        num_drawn = sum_runs(generated, starts)
+        # Mostly every token that was drawn bears loss; comparing takes a fifth of what counting does.
+        num_bearing = num_drawn if np.array_equal(generated, loss) else sum_runs(loss, starts)
+        run = 0
+        for i, left in zip(members, lengths.tolist(), strict=True):
+            num_generated, num_loss, oldest = 0, 0, -1
+            while left:
+                count, version = runs[run]
+                num_generated += num_drawn[run]
+                if num_bearing[run]:
+                    num_loss += num_bearing[run]
+                    oldest = version if oldest < 0 else min(oldest, version)
+                left -= count
+                run += 1
+            self._check_row(self._rows[i], self._opened.all[i], num_generated, num_loss, oldest)
+
+    def _check_row(self, row: Row, payload: Payload | None, num_generated: int, num_loss: int, oldest: int) -> None:
+        if payload is None:
+            return
+        n = self._manifest.n
+        found = (len(payload), payload.prompt_length, num_generated, num_loss)
+        wanted = (row.length, row.prompt_length, row.num_generated, row.num_loss)
+        if found != wanted:
+            raise PayloadError(
+                f"sample {row.sample}: length, prompt, generated and loss tokens are {found} in its payload, but batch "
+                f"{n} was cut with {wanted}."
+            )
+        if oldest != row.oldest_loss:
+            raise PayloadError(
+                f"sample {row.sample}: the oldest version that bears loss is {oldest} in its payload, but batch {n} "
+                f"was cut with {row.oldest_loss}."
+            )
+
+    def _check_masked(self, members: Sequence[int], found: int) -> None:
+        """The denominators count what is left by the manifest; it must be what the payloads leave."""
+        wanted = sum(self._loss.of(self._rows[i]) for i in members if self._opened.all[i] is not None)
+        if found != wanted:
+            raise PayloadError(
+                f"batch {self._manifest.n}: {found} tokens bear loss at staleness {self._loss.max_staleness} or less, "
+                f"its manifest says {wanted}: it was cut by a buffer that does not tell loss tokens by version; "
+                "restart the buffer."
+            )
