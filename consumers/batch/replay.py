@@ -98,6 +98,7 @@ class Replay:
         return self.version
 
     def tick(self, *, step: int = 0, timeout: float = 600.0) -> int:
+        """Counts, as ``publish``."""
         return self.publish(None, step=step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,10 +110,22 @@ class Replay:
         self._committed = int(state["batch"])
         self._next = sum(1 for n in self._numbers if n <= self._committed)
 
+    def fits(self, state: dict[str, Any]) -> bool:
+        """A recording has every batch."""
+        return True
+
     def checkpointed(self) -> None:
         """Nothing is freed."""
 
+    def ask_evaluation(self, version: int, end: str = "") -> None:
+        """Nobody evaluates."""
+
+    def asked_last(self, end: str) -> int:
+        """Nobody has asked."""
+        return 0
+
     def take_wait_s(self) -> float:
+        """Nothing is waited for."""
         return 0.0
 
     def tell_wait(self, what: str) -> None:

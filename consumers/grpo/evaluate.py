@@ -61,7 +61,7 @@ class Evaluation:
 
     def start(self) -> None:
         """Begin to read. Returns at once."""
-        self._remember(_read(self._path))
+        self.remember(_read(self._path))
         self._thread.start()
 
     def stop(self) -> None:
@@ -133,7 +133,8 @@ class Evaluation:
             )
         return ""
 
-    def _remember(self, rows: Iterable[dict[str, Any]]) -> None:
+    def remember(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Take in rows of :func:`summarize`, of this start or an earlier one."""
         for row in rows:
             version, dataset = int(row["version"]), str(row["dataset"])
             self.accuracy.setdefault(version, {})[dataset] = float(row["accuracy"])
@@ -148,7 +149,7 @@ class Evaluation:
             if not self._num_jobs:
                 return
             self._subscriber.join()
-            self._subscriber.define(_definition(self._num_jobs))
+            self._subscriber.define(definition(self._num_jobs))
             while not self._stop.is_set():
                 self._take_one()
         except (PenstockError, *PASSING) as exc:
@@ -186,11 +187,12 @@ class Evaluation:
         self._subscriber.commit(n, delivery.digest)
         self._subscriber.checkpointed(n)
         with self._news:
-            self._remember(rows)
+            self.remember(rows)
             self._news.notify_all()
 
 
-def _definition(num_jobs: int) -> dict[str, Value]:
+def definition(num_jobs: int) -> dict[str, Value]:
+    """Fields of the subscription that reads evaluations of ``num_jobs`` jobs each."""
     return {
         "lanes": "eval",
         "mode": "eval",

@@ -115,7 +115,7 @@ class GRPO:
                 for micro, old in zip(micros, of, strict=True):
                     self._backward(micro, old, totals, first=epoch == 0, moved=self.steps > begun)
                 self._average_gradients()
-                norms.append(self._apply(batch))
+                norms.append(self.apply(batch))
         skipped = self.skipped - before
         self._count_batch(batch.n, skipped)
         told = [norm for norm in norms if math.isfinite(norm)] or norms
@@ -234,7 +234,7 @@ class GRPO:
             for parameter, grad in zip(members, torch.split(flat, [g.numel() for g in grads]), strict=True):
                 parameter.grad = grad.view_as(parameter)
 
-    def _apply(self, batch: Batch) -> float:
+    def apply(self, batch: Batch) -> float:
         """Clip, warm up, step, or skip what is not finite; returns the norm before the clip."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
         if not self._is_finite_everywhere(norm):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.grpo.main import Reference
+from consumers.grpo.loop import make_loop
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, DataEnded, LeadershipLost
@@ -233,13 +233,13 @@ def test_the_reference_trainer_publishes_saves_and_exits_0_when_the_data_ends(
     config = config.model_copy(update={"model": model, "trainer": trainer})
     done: list[int] = []
     with buffering(config), producing(config), Drawing(redis_server.url, keys):
-        reference = Reference(config, 0, 1)
-        thread = threading.Thread(target=lambda: done.append(reference.run()), daemon=True)
+        loop = make_loop(config, 0, 1)
+        thread = threading.Thread(target=lambda: done.append(loop.run()), daemon=True)
         thread.start()
         thread.join(2 * PATIENCE_S)
     assert done == [0]
     # the last batch was trained between two versions, and is in one
-    assert (reference.step, reference._published, reference._published_at) == (3, 3, 3)
+    assert (loop.step, loop.published, loop.published_at) == (3, 3, 3)
     assert (config.run_dir / "checkpoints").is_dir()
 
 

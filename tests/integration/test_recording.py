@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from console.launch import preflight
-from consumers.grpo.main import Reference
+from consumers.grpo.loop import make_loop
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError
@@ -47,9 +47,9 @@ def test_a_rollout_only_run_is_recorded_and_then_trained_by_itself(
     config: Config, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
     with buffering(config):
-        reference = Reference(config, 0, 1)
+        loop = make_loop(config, 0, 1)
         done: list[int] = []
-        thread = threading.Thread(target=lambda: done.append(reference.run()), daemon=True)
+        thread = threading.Thread(target=lambda: done.append(loop.run()), daemon=True)
         thread.start()
         until(lambda: client.hget(keys.clock, "version:policy") == b"1", timeout_s=60)
         admit(client, keys, 2 * STEPS)

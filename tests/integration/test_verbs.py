@@ -17,7 +17,7 @@ import typer
 
 from console.cli import main as cli
 from consumers.adapters.requests import Requests
-from consumers.grpo.evaluate import NAME, _definition
+from consumers.grpo.evaluate import NAME, definition
 from consumers.subscription.subscriber import Subscriber
 from consumers.trainer import Trainer
 from penstock.config import Config
@@ -80,7 +80,7 @@ def verb(
     evaluation = Subscriber(redis_server.url, keys, NAME)
     with buffering(config), Trainer(config) as trainer, Requests(config, lane="eval"):
         evaluation.join()
-        evaluation.define(_definition(4))
+        evaluation.define(definition(4))
         publish(trainer)
         play.admit(client, keys, [play.job(i) for i in range(4)])
         ready, buried, _ = play.lease(client, keys, "w1", most=3, version=1)

@@ -54,7 +54,10 @@ def evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluation:
             "run": "r",
             "redis": {"url": "redis://127.0.0.1:1"},
             "model": {"path": str(tmp_path)},
-            "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
+            "data": {
+                "train": [{"name": "d", "path": "d.jsonl"}],
+                "eval": [{"name": name, "path": f"{name}.jsonl"} for name in ("held", "other")],
+            },
         }
     )
     return Evaluation(config, tmp_path / "eval.jsonl")
@@ -63,14 +66,14 @@ def evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluation:
 def test_T18_only_what_the_asked_version_drew_ends_training(
     evaluation: Evaluation, caplog: pytest.LogCaptureFixture
 ) -> None:
-    evaluation._remember(rows_of(row("held/1/0", {1: 94, 2: 6}), row("other/1/0", {1: 100})))
+    evaluation.remember(rows_of(row("held/1/0", {1: 94, 2: 6}), row("other/1/0", {1: 100})))
     with caplog.at_level(logging.WARNING):
         assert not evaluation.has_reached(0.9)
         assert not evaluation.has_reached(0.9)
     (said,) = caplog.messages
     assert "version 1 is at 1.000, and does not end training: it drew 94 %" in said
     assert "data.eval_pinned" in said
-    evaluation._remember(rows_of(row("held/2/0", {2: 95, 3: 5}), row("other/2/0", {2: 10}, reward=0.0)))
+    evaluation.remember(rows_of(row("held/2/0", {2: 95, 3: 5}), row("other/2/0", {2: 10}, reward=0.0)))
     assert not evaluation.has_reached(0.9)
     assert evaluation.has_reached(0.5)
 
@@ -87,26 +90,25 @@ def test_T18_tokens_that_a_filter_masked_are_nobody_elses() -> None:
 def test_an_evaluation_most_of_whose_prompts_are_missing_ends_nothing(
     evaluation: Evaluation, caplog: pytest.LogCaptureFixture
 ) -> None:
-    evaluation._remember(rows_of(row("held/1/0", {1: 10}), asked=10))
+    evaluation.remember(rows_of(row("held/1/0", {1: 10}), asked=10))
     with caplog.at_level(logging.WARNING):
         assert not evaluation.has_reached(0.5)
     assert "version 1 is at 1.000, and does not end training: 10 % of its prompts were answered" in caplog.text
-    evaluation._remember(rows_of(row("held/2/0", {2: 10}), asked=1))
+    evaluation.remember(rows_of(row("held/2/0", {2: 10}), asked=1))
     assert evaluation.has_reached(0.5)
 
 
 def test_a_row_that_does_not_tell_its_versions_ends_nothing(evaluation: Evaluation) -> None:
-    evaluation._remember([{"dataset": "held", "version": 1, "accuracy": 1.0}])
+    evaluation.remember([{"dataset": "held", "version": 1, "accuracy": 1.0}])
     assert not evaluation.has_reached(0.5)
 
 
 def test_the_last_evaluation_is_waited_for_until_every_dataset_has_its_row_its_limit_or_a_stop(
     evaluation: Evaluation,
 ) -> None:
-    evaluation._datasets = {"held", "other"}
-    evaluation._remember(rows_of(row("held/1/0", {1: 10})))
+    evaluation.remember(rows_of(row("held/1/0", {1: 10})))
     with pytest.raises(WaitTimeout, match=r"not there in data\.eval_timeout_s = 0\.01"):
         evaluation.wait(1, 0.01)
     assert evaluation.wait(1, None, stopped=lambda: True) is None
-    evaluation._remember(rows_of(row("other/1/0", {1: 10}, reward=0.0)))
+    evaluation.remember(rows_of(row("other/1/0", {1: 10}, reward=0.0)))
     assert evaluation.wait(1, None) == {"held": 1.0, "other": 0.0}

@@ -144,7 +144,7 @@ def test_T9_T10_every_optimizer_step_has_the_gradient_written_out(
     with torch.no_grad():
         old = logprobs_np(near_model(), samples)
     trainer = GRPO(model, torch.optim.SGD(model.parameters(), lr=0.05), settings, **limits)
-    apply, errors = trainer._apply, []
+    apply, errors = trainer.apply, []
     parts = partition.minibatches(batch.all_rows, settings.minibatches) * settings.epochs
 
     def watched(batch: Batch) -> Any:
@@ -154,7 +154,7 @@ def test_T9_T10_every_optimizer_step_has_the_gradient_written_out(
         errors.append(float((found - wanted).abs().max() / wanted.abs().max()))
         return apply(batch)
 
-    trainer._apply = watched  # type: ignore[method-assign]
+    trainer.apply = watched  # type: ignore[method-assign]
     metrics = trainer.step(batch)
     assert len(errors) == settings.minibatches * settings.epochs == metrics["optimizer_steps"] == trainer.steps
     assert max(errors) < 2e-5

@@ -4,7 +4,7 @@ import copy
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from consumers.batch.batch import Batch
 from consumers.grpo import checkpoint
-from consumers.grpo.main import Reference, _told
+from consumers.grpo.loop import TrainingLoop, finite_or_none
 from consumers.grpo.step import GRPO
+from consumers.trainer import Trainer
 from penstock.config import Config, TrainerConfig
 from penstock.errors import PenstockError
 from tests.batch_factory import make_batch, make_samples, tiny_model
@@ -119,12 +120,10 @@ class Source:
 
 
 def test_the_run_stops_behind_the_commit_and_the_checkpoint_so_that_no_bad_batch_comes_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     source, trained = Source(), learner(max_skipped_steps=2, epochs=3)
-    monkeypatch.setattr("consumers.grpo.main._source", lambda *_: source)
-    monkeypatch.setattr("consumers.grpo.main._learner", lambda *_: trained)
-    reference = Reference(
+    loop = TrainingLoop(
         Config.model_validate(
             {
                 "run": "r",
@@ -134,12 +133,12 @@ def test_the_run_stops_behind_the_commit_and_the_checkpoint_so_that_no_bad_batch
                 "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
             }
         ),
-        0,
-        1,
+        cast(Trainer, source),
+        trained,
     )
-    reference._train(bad(1))
+    loop.train(bad(1))
     with pytest.raises(PenstockError, match="2 batches in a row"):
-        reference._train(bad(2))
+        loop.train(bad(2))
     assert source.done == ["commit 1", "publish 1", "commit 2", "publish 2", "checkpointed"]
     found = checkpoint.latest(tmp_path / "r" / "checkpoints", "cpu", fits=lambda _: True)
     assert found is not None
@@ -177,5 +176,5 @@ def test_a_restored_trainer_knows_what_was_skipped_before() -> None:
 
 def test_what_is_not_finite_is_null_in_the_file() -> None:
     row = {"grad_norm": math.inf, "loss": math.nan, "step": 3, "lr": 0.1, "version": None}
-    text = json.dumps({key: _told(value) for key, value in row.items()}, allow_nan=False)
+    text = json.dumps({key: finite_or_none(value) for key, value in row.items()}, allow_nan=False)
     assert json.loads(text) == {"grad_norm": None, "loss": None, "step": 3, "lr": 0.1, "version": None}

@@ -117,7 +117,7 @@ def test_T9_pi_old_is_frozen_at_the_batch_s_first_step() -> None:
     model, old = near_model(), near_model()
     trainer = GRPO(model, torch.optim.SGD(model.parameters(), lr=0.2), config(lr=0.2, correction="decoupled", epochs=2))
     before_last: list[Tensor] = []
-    apply = trainer._apply
+    apply = trainer.apply
 
     def watched(batch: Batch) -> float:
         before_last.append(gradient(model))
@@ -130,7 +130,7 @@ def test_T9_pi_old_is_frozen_at_the_batch_s_first_step() -> None:
 
     wanted: list[Tensor] = []
     wrong: list[Tensor] = []
-    trainer._apply = watched  # type: ignore[method-assign]
+    trainer.apply = watched  # type: ignore[method-assign]
     trainer.step(batch)
     assert error(before_last[1], wanted[0]) < TOLERANCE
     assert error(before_last[1], wrong[0]) > 100 * TOLERANCE

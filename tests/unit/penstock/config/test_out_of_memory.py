@@ -36,7 +36,7 @@ def test_a_trainer_that_is_short_of_memory_raises_the_sentence(monkeypatch: pyte
         def run(self) -> int:
             return int(torch.empty(2**60, dtype=torch.uint8)[0])  # really refused by the allocator
 
-    monkeypatch.setattr(main, "Reference", Large)
+    monkeypatch.setattr(main, "make_loop", Large)
     monkeypatch.setattr(main.signal, "signal", lambda *_: None)
     config = Config.model_validate(
         {"run": "r", "model": {"path": "m"}, "data": {"train": [{"name": "t", "path": "t"}]}}

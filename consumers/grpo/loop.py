@@ -1,0 +1,288 @@
+"""The reference training loop: GRPO on what the buffer cuts, exactly once, restartable at any instant.
+
+    restore ─> publish ─> [ next ─> step ─> commit ─> publish ─> checkpoint ] x steps ─> last evaluation
+       └── all steps are trained, the last evaluation is asked for ──────────────────────────^
+
+It ends after ``trainer.steps``, at ``trainer.stop_at_accuracy``, or with the data (``data.epochs``). Ranks agree on
+what they are about to train before every step, and no rank waits for data inside a collective.
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from consumers.batch import behaviour
+from consumers.batch.batch import Batch
+from consumers.batch.ledger import Ledger
+from consumers.batch.replay import RecordingOver, Replay
+from consumers.grpo import checkpoint
+from consumers.grpo.evaluate import Evaluation
+from consumers.grpo.step import GRPO
+from consumers.trainer import Trainer
+from penstock.config import Config
+from penstock.errors import ConfigError, DataEnded, PenstockError, WaitTimeout
+from penstock.system.disk import append, until_room
+
+log = logging.getLogger(__name__)
+
+Verdict = Literal["train", "enough", "over", "stop"]
+
+#: How late a stop is seen while waiting for a batch.
+LOOK_S = 0.5
+
+
+class TrainingLoop:
+    """One rank of the reference trainer.
+
+    Args:
+        trainer: where batches come from, and weights go.
+        learner: what makes optimizer steps of them.
+        rank, size: which of how many data-parallel ranks this one is.
+    """
+
+    def __init__(self, config: Config, trainer: Trainer | Replay, learner: GRPO, rank: int = 0, size: int = 1) -> None:
+        self.config = config
+        self.trainer = trainer
+        self.learner = learner
+        self.rank = rank
+        self.size = size
+        #: Batches trained.
+        self.step = 0
+        self.evaluation: Evaluation | None = None
+        #: Version of the last publication, and the step it was made at.
+        self.published = self.published_at = 0
+        self._ledger = Ledger()
+        self._folder = config.run_dir / "checkpoints"
+        self._stopping = False
+        #: True once the data has ended.
+        self._over = False
+
+    def stop(self) -> None:
+        """Leave after the present step; safe in a signal handler."""
+        self._stopping = True
+
+    def run(self) -> int:
+        """Train all steps. Returns 0 when they are done or the data has ended, 130 when stopped before. Blocks."""
+        with self.trainer:
+            self._restore()
+            over = self._is_over()
+            if not over:
+                self._publish()
+            self._begin_evaluation()
+            try:
+                while not over and self.step < self.config.trainer.steps:
+                    batch = self._next()
+                    if batch is None:
+                        break
+                    self.train(batch)
+                if self._over and self.step > self.published_at:
+                    self._publish(tick=self.config.debug.rollout_only)  # the data ended between two versions
+                done = not self._stopping
+                if not over:
+                    self._save()
+                done = done and self._last_evaluation()
+            finally:
+                if self.evaluation is not None:
+                    self.evaluation.stop()
+        return 0 if done else 130
+
+    def _next(self) -> Batch | None:
+        """The next batch, agreed on by all ranks; None to stop."""
+        batch: Batch | None = None
+        while batch is None and not self._stopping and not self._is_enough():
+            try:
+                batch = self.trainer.next(timeout=LOOK_S)
+            except WaitTimeout:
+                continue
+            except DataEnded as exc:
+                log.info("%s", exc)
+                self._over = True
+                break
+            except RecordingOver as exc:
+                log.info("%s", exc)
+                return None
+        verdict: Verdict = "over" if self._over else "train"
+        if self._stopping or self._is_enough():
+            verdict = "stop" if self._stopping else "enough"
+        return batch if self._agree(verdict, batch) else None
+
+    def _is_enough(self) -> bool:
+        wanted = self.config.trainer.stop_at_accuracy
+        return wanted is not None and self.evaluation is not None and self.evaluation.has_reached(wanted)
+
+    def _agree(self, verdict: Verdict, batch: Batch | None) -> bool:
+        """Every rank must be about to train the same batch, or none does (T14)."""
+        verdicts = {verdict} if self.size == 1 else set(self.trainer.agree(batch, step=self.step, word=verdict))
+        self._stopping = self._stopping or "stop" in verdicts
+        return verdicts == {"train"}
+
+    def train(self, batch: Batch) -> None:
+        """One step: train, commit, publish and save where they are due, report. Blocks."""
+        config, trainer = self.config.trainer, self.trainer
+        began = time.monotonic()
+        rollout_only = self.config.debug.rollout_only
+        metrics = {} if rollout_only else self.learner.step(batch)
+        trained = time.monotonic()
+        trainer.commit(batch)
+        self.step += 1
+        if self.step % config.batches_per_version == 0:
+            self._publish(tick=rollout_only)
+        published = time.monotonic()
+        if self.step % config.checkpoint_every == 0:
+            self._save()
+        if self.rank == 0:
+            self._report(batch, metrics, trained - began, published - trained)
+        if not rollout_only:
+            self._check_skipped()
+
+    def _check_skipped(self) -> None:
+        """Stop the run where gradients that are not finite have become the rule, behind the batches that had them.
+
+        The checkpoint keeps them from coming again at the next start: those behind the last checkpoint do.
+        """
+        try:
+            self.learner.check_skipped()
+        except PenstockError:
+            if self.step % self.config.trainer.checkpoint_every:
+                self._save()
+            # The first rank that ends has the others ended: none does before rank 0 has written.
+            self._agree("stop", None)
+            raise
+
+    def _publish(self, *, tick: bool = False) -> None:
+        """Publish the weights; ``tick``: those of the last publication."""
+        trainer, step = self.trainer, self.step
+        self.published = trainer.tick(step=step) if tick else trainer.publish(self.learner.model, step=step)
+        self.published_at = step
+
+    def _report(self, batch: Batch, metrics: dict[str, float], step_s: float, publish_s: float) -> None:
+        manifest, rows = batch.manifest, batch.all_rows
+        row: dict[str, Any] = {
+            "step": self.step,
+            "version": manifest.train_version,
+            "batch": batch.n,
+            "reward_mean": sum(one.reward for one in rows) / len(rows) if rows else 0.0,
+            "staleness_max": manifest.staleness_max,
+            "staleness_mean": manifest.staleness_mean,
+            "samples": manifest.num_samples,
+            "tokens": sum(one.length for one in rows),
+            "generated_tokens": sum(one.num_generated for one in rows),
+            "loss_tokens": manifest.num_loss_tokens,
+            "wait_s": self.trainer.take_wait_s(),
+            "step_s": step_s,
+            "publish_s": publish_s,
+            "time_s": time.time(),
+            **metrics,
+            **self._ledger.metrics(manifest),
+        }
+        text = json.dumps({key: finite_or_none(value) for key, value in row.items()}) + "\n"
+        self._until_room(partial(append, self._file("steps.jsonl"), text))
+        shown = {name: row[name] for name in ("step", "version", "reward_mean", "staleness_max", "staleness_mean")}
+        total = row["wait_s"] + step_s + publish_s
+        self.trainer.report(**shown, wait_share=row["wait_s"] / total if total else 0.0)
+
+    def _restore(self) -> None:
+        """Take up the newest checkpoint; without one, whatever was cut comes again from the first batch."""
+        found = checkpoint.latest(self._folder, self.config.trainer.device, fits=self.trainer.fits)
+        if found is None:
+            self.trainer.load_state_dict({"run": self.config.run, "subscription": self.trainer.name, "batch": 0})
+            return
+        self.learner.load_state_dict(found.learner)
+        found.restore_rng()
+        self.step = found.step
+        self.trainer.load_state_dict(found.trainer)
+        log.info("restored step %d from %s", found.step, found.path)
+
+    def _save(self) -> None:
+        state = self.trainer.state_dict()
+        if self.rank == 0:
+            learner = self.learner.state_dict()
+            self._until_room(partial(checkpoint.save, self._folder, step=self.step, learner=learner, trainer=state))
+        self.trainer.checkpointed()
+
+    def _until_room(self, work: Callable[[], object]) -> None:
+        until_room(work, tell=self.trainer.tell_wait, stopped=lambda: self._stopping)
+
+    def _is_over(self) -> bool:
+        """Whether an earlier start has trained all there is to train, and nothing but the last evaluation may be left.
+
+        Its version is the one that is waited for, then: another publication would have to be evaluated anew. Every rank
+        reads the same, because nothing is published in between.
+        """
+        if not self.config.data.eval:
+            return False
+        self.published = self.trainer.asked_last(self._end())
+        return self.published > 0
+
+    def _end(self) -> str:
+        """Where training ended, and by which rule: with more steps to train, an earlier end is none."""
+        epochs = self.config.data.epochs
+        passes = "" if epochs is None else f", {epochs} passes"
+        return f"{self.step} of {self.config.trainer.steps}, accuracy {self.config.trainer.stop_at_accuracy}{passes}"
+
+    def _begin_evaluation(self) -> None:
+        """Rank 0 of a live run reads evaluations beside training; a recording has none."""
+        if self.rank or not self.config.data.eval or self.config.debug.load_batches is not None:
+            return
+        self.evaluation = Evaluation(self.config, self._file("eval.jsonl"))
+        self.evaluation.start()
+
+    def _last_evaluation(self) -> bool:
+        """Have the last version evaluated. Blocks until it is; False when stopped before."""
+        if self.evaluation is None:
+            return True
+        self.trainer.ask_evaluation(self.published, self._end())
+        timeout_s = self.config.data.eval_timeout_s
+        accuracy = self.evaluation.wait(self.published, timeout_s, stopped=lambda: self._stopping)
+        if accuracy is None:
+            return False
+        log.info("version %d: %s", self.published, ", ".join(f"{k} {v:.3f}" for k, v in accuracy.items()))
+        return True
+
+    def _file(self, name: str) -> Path:
+        self.config.run_dir.mkdir(parents=True, exist_ok=True)
+        return self.config.run_dir / name
+
+
+def finite_or_none(value: Any) -> Any:
+    """JSON has no number that is not finite; a skipped step's norm is null there."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def make_loop(config: Config, rank: int, size: int) -> TrainingLoop:
+    """The loop of one rank, by the run's configuration. Blocks while the model is loaded and Redis is waited for."""
+    if not config.debug.rollout_only:
+        behaviour.check_config(config)
+    return TrainingLoop(config, source_of(config, rank, size), learner_of(config, size), rank, size)
+
+
+def source_of(config: Config, rank: int, size: int) -> Trainer | Replay:
+    """The run's batches, or those of a recording."""
+    if config.debug.load_batches is not None:
+        return Trainer.replay(config.debug.load_batches, config, dp_rank=rank, dp_size=size)
+    return Trainer(config, dp_rank=rank, dp_size=size)
+
+
+def learner_of(config: Config, size: int) -> GRPO:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(config.seed)
+    if config.trainer.num_threads:
+        torch.set_num_threads(config.trainer.num_threads)
+    dtype = torch.float32 if config.model.dtype == "auto" else getattr(torch, config.model.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"model.dtype {config.model.dtype!r} is not a torch dtype: use float32 or bfloat16.")
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"model.path {config.model.path} holds no model that can be loaded: {exc}") from exc
+    model.to(config.trainer.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.trainer.lr)
+    return GRPO(model, optimizer, config.trainer, dp_size=size)
