@@ -4,6 +4,7 @@ import logging
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from consumers.subscription.subscriber import Subscriber
 from penstock.errors import ProtocolError, PublishError
@@ -12,6 +13,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.presence import read_workers
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.staleness import Lineage
+from penstock.redis.control import Client
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ class Clock:
         self.must_publish = False
         #: Newest version that anybody had seen when the next one was numbered.
         self._known = 0
+        #: True once it was said that publications are missing.
+        self._warned = False
 
     @property
     def _keys(self) -> Keys:
@@ -59,6 +63,32 @@ class Clock:
             raise ProtocolError(
                 f"This trainer published version {self.last}, and Redis knows {clock} as the newest: it lost "
                 "acknowledged writes, as after a failover. Restore the last checkpoint."
+            )
+
+    def check_batch(self, n: int, train_version: int, committed: int) -> None:
+        """T2: the version written in the manifest of a new batch ``n`` is the one that the trainer holds now.
+
+        Args:
+            committed: batch that was committed last.
+
+        Raises ProtocolError where a later one is published already; warns once where that one is not yet.
+        """
+        clock = self.read()
+        self.check_lost(clock)
+        if clock > train_version:
+            raise ProtocolError(
+                f"Batch {n} was cut for version {train_version}, but version {clock} is published: "
+                "publish once every trainer.batches_per_version batches."
+            )
+        # Who takes a batch before the one before it is trained publishes in between.
+        if clock < train_version and n == committed + 1 and not self._warned:
+            self._warned = True
+            log.warning(
+                "batch %d was cut for version %d, but only version %d is published: publish after every batch whose "
+                "number is a multiple of trainer.batches_per_version, before the next batch, or staleness is wrong",
+                n,
+                train_version,
+                clock,
             )
 
     def next_version(self) -> tuple[int, list[list[int]]]:
@@ -146,6 +176,26 @@ class Clock:
         )
         self.must_publish = False
         return self.last
+
+    def ask_evaluation(self, version: int, end: str) -> None:
+        """Have ``version`` evaluated, see ``Trainer.ask_evaluation``."""
+        # As notes, which a full Redis takes: the run is at its end. The words come first, and count with the version.
+        control = self._subscriber.control
+        control.call(scripts.note(self._keys, self._keys.source, "final_end", f"{version} {end}".encode()))
+        control.call(scripts.note(self._keys, self._keys.clock, "final", str(version).encode()))
+
+    def asked_last(self, end: str) -> int:
+        """The newest version, if it was asked for with this ``end``; else 0."""
+
+        def look(client: Client) -> list[Any]:
+            pipe = client.pipeline(transaction=True)
+            pipe.hmget(self._keys.clock, "final", scripts.version_field(self.model))
+            pipe.hget(self._keys.source, "final_end")
+            return list(pipe.execute())
+
+        (final, newest), words = self._subscriber.control.do(look)
+        same = final is not None and final == newest and words == f"{int(final)} {end}".encode()
+        return int(final) if same else 0
 
 
 def versions_in(folder: Path) -> list[int]:

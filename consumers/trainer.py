@@ -11,43 +11,31 @@ Exactly once is relative to the checkpoint that is restored: ``load_state_dict``
 again in the same order.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from consumers.batch.ahead import Ahead
 from consumers.batch.batch import Batch
-from consumers.batch.reader import BatchReader, check_reading
-from consumers.clock import Clock
+from consumers.batch.reader import check_reading
+from consumers.session import Session
 from consumers.subscription.agreement import agree
+from consumers.subscription.progress import batch_of
 from consumers.subscription.seat import Seat, job_of
-from consumers.subscription.subscriber import Delivery, Subscriber
 from penstock.config import Config
 from penstock.config.subscription import subscription_of
-from penstock.errors import ConfigError, DataEnded, ProtocolError, PublishError, RolesApart, WaitTimeout
+from penstock.errors import DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.memory_control import TAGS, change, check_tags, revive, watch
-from penstock.protocol.presence import live_workers
-from penstock.protocol.records.codec import pack
-from penstock.protocol.records.publication import Publication
+from penstock.protocol.memory_control import TAGS
 from penstock.protocol.staleness import Policy
-from penstock.redis.control import Client
 from penstock.redis.saved_config import config_of
 
 if TYPE_CHECKING:
     from consumers.batch.replay import Replay
     from consumers.weights.publisher import Publisher
     from consumers.weights.sources import Weights
-
-log = logging.getLogger(__name__)
-
-#: How often a wait for a batch that is fetched ahead is told.
-LOOK_S = 0.5
 
 
 class Trainer:
@@ -77,27 +65,6 @@ class Trainer:
 
     The subscription is taken on ``__enter__`` and given back on ``__exit__``. Not thread-safe.
     """
-
-    #: Seconds spent in ``next`` since the start.
-    wait_s = 0.0
-    #: Number of the batch that is handed out next.
-    _next = 1
-    #: Batch that the last ``state_dict`` told of.
-    _stated: int | None = None
-    #: Number and digest of the batch that was committed last.
-    _committed: tuple[int, str] | None = None
-    #: Last batch that the weights of this process have seen.
-    _position = 0
-    #: True once ``load_state_dict`` said where the weights are.
-    _restored = False
-    #: Batches up to this one were committed by all roles before this one was restored to an older one.
-    _redone = 0
-    #: Times that the ranks agreed.
-    _rounds = 0
-    #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
-    _redelivered = 0
-    _warned = False
-    _publisher: "Publisher | None" = None
 
     def __init__(
         self,
@@ -129,8 +96,6 @@ class Trainer:
         self.dp_rank, self.dp_size = dp_rank, dp_size
         self.model_name = config.model.name
         policy = Policy.of(config.staleness, config.buffer, filtered=bool(config.trainer.filter.functions))
-        if (url := config.redis.url) is None:
-            raise ConfigError("The trainer needs redis.url: the address of the run's Redis.")
         wanted = subscription_of({**config.trainer.subscription.model_dump(), **(subscription or {})}, self.name)
         #: True where its publications move the clock.
         self.drives = wanted.driving
@@ -139,20 +104,22 @@ class Trainer:
                 **policy.definition(config.trainer, model=self.model_name, seed=config.seed, subscription=wanted),
                 "roles": ",".join(roles),
             }
-        self._subscriber = Subscriber(
-            url,
-            Keys(config.run),
+        #: What this rank is made of, and the batches that it is handed.
+        self.session = Session(
+            config,
             self.name,
             seat=self.seat,
             definition=dict(definition),
-            model=self.model_name if self.drives else "",
+            driving=self.drives,
             job=job_of(os.environ) if job is None else job,
+            replica_group=replica_group,
+            prepare=prepare,
         )
-        self._reader = BatchReader(config, self._subscriber, replica_group=replica_group, prepare=prepare)
-        self._ahead = Ahead(0 if policy.mode == "sync" else prefetch, self._read_ahead)
-        self._clock = Clock(self._subscriber, self.model_name, weights_dir_of(config))
-        #: False until a role that follows knows where the driving one goes on.
-        self._begun = self.seat.drives
+        self.stream = self.session.stream(0 if policy.mode == "sync" else prefetch)
+        #: Seconds spent in ``next`` since the last ``take_wait_s``.
+        self.wait_s = 0.0
+        #: Times that the ranks agreed.
+        self._rounds = 0
 
     @classmethod
     def replay(
@@ -169,12 +136,9 @@ class Trainer:
 
         return Replay(path_template, config, dp_rank=dp_rank, dp_size=dp_size)
 
-    # --- life -----------------------------------------------------------------------------------------------------
-
     def __enter__(self) -> Self:
-        self._subscriber.join()
-        self._position = self._subscriber.cursor
-        self._next = self._position + 1
+        self.session.progress.join()
+        self.stream.last = self.session.progress.position
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -182,11 +146,8 @@ class Trainer:
 
     def close(self) -> None:
         """Give the subscription back. Blocks shortly."""
-        self._ahead.close()
-        if self._publisher is not None:
-            self._publisher.close()
-        self._subscriber.leave()
-        self._reader.close()
+        self.stream.close()
+        self.session.close()
 
     @property
     def is_leader(self) -> bool:
@@ -195,24 +156,23 @@ class Trainer:
 
     @property
     def keys(self) -> Keys:
-        return self._subscriber.keys
+        """Names of the run's keys."""
+        return self.session.keys
 
     @property
     def version(self) -> int:
         """Version of the last publication; 0 before the first. Blocks for one round trip."""
-        return self._clock.read()
+        return self.session.clock.read()
 
     @property
     def position(self) -> int:
         """Batches behind this trainer: handed out, or committed before it joined."""
-        return self._next - 1
+        return self.stream.last
 
     def source_lines(self) -> int | None:
         """Prompts of one epoch, as the producer counts them; None before it has. Blocks for one round trip."""
-        lines = self._subscriber.control.do(lambda client: client.hget(self.keys.source, "epoch_lines"))
+        lines = self.session.subscriber.control.do(lambda client: client.hget(self.keys.source, "epoch_lines"))
         return None if lines is None else int(lines)
-
-    # --- batches --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches until the data ends; blocks as :meth:`next`, and raises what it raises but for DataEnded."""
@@ -233,19 +193,17 @@ class Trainer:
             ProtocolError: a restored trainer has not published its weights yet.
             RolesApart: this role was restored to a later batch than the driving one.
         """
-        if self._clock.must_publish:
+        if self.session.clock.must_publish:
             raise ProtocolError(
                 "Publish the restored weights before the next batch: engines may hold a version that was abandoned."
             )
         began = time.monotonic()
         try:
-            self._begin(timeout)
-            batch = self._take(self._next, timeout)
+            batch = self.stream.take(timeout)
         finally:
             self.wait_s += time.monotonic() - began
-        self._check_clock(batch)
-        self._next = batch.n + 1
-        self._look_ahead()
+        self.session.check_clock(batch)
+        self.stream.hand_out(batch)
         return batch
 
     def next_nowait(self) -> Batch | None:
@@ -254,63 +212,6 @@ class Trainer:
             return self.next(timeout=0.0)
         except WaitTimeout:
             return None
-
-    def _begin(self, timeout: float | None) -> None:
-        """A role that follows goes on from where its weights are, once the driving one has rewound (T13)."""
-        if self._begun:
-            return
-        self._subscriber.await_driver(timeout)
-        cursor = self._subscriber.cursor
-        if self._position > cursor:
-            raise RolesApart(
-                cursor,
-                f"Role {self.seat.role} has trained batch {self._position}, but role {self.seat.roles[0]} goes on from "
-                f"batch {cursor}: restore a checkpoint of batch {cursor} or before.",
-            )
-        if not self._restored:
-            self._position = cursor
-        self._redone = cursor
-        self._next = self._position + 1
-        self._begun = True
-
-    def _ask(self, n: int) -> None:
-        if self.seat.drives:
-            self._subscriber.ask(n)
-
-    def _take(self, n: int, timeout: float | None) -> Batch:
-        ahead = self._ahead.get(n)
-        if ahead is None:
-            self._ask(n)
-            return self._reader.prepare(self._make(self._subscriber.read(n, timeout, look=self._look_after)))
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        while not ahead.done():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise WaitTimeout(f"Batch {n} of subscription {self.name!r} was not there in {timeout} s.")
-            self._look_after()
-            self._subscriber.waiting.for_(f"batch {n} of buffer:{self.name}")
-            futures.wait([ahead], min(LOOK_S, left))
-        self._subscriber.waiting.end()
-        return self._ahead.take(n)
-
-    def _look_after(self) -> None:
-        """While it waits for a batch: a version that engines die of is announced again. Raises PublishError."""
-        if self.is_leader and self.drives:
-            staleness = self.config.staleness
-            self._clock.announce_again(staleness.bound if staleness.mode == "async" else 0)
-
-    def _look_ahead(self) -> None:
-        if self._ahead.depth:
-            self._ask(self._next + self._ahead.depth - 1)
-            self._ahead.look(self._next)
-
-    def _read_ahead(self, n: int, stopped: Callable[[], bool]) -> Batch:
-        batch = self._make(self._subscriber.read(n, stopped=stopped, ahead=True))
-        batch.decode()
-        return self._reader.prepare(batch)
-
-    def _make(self, delivery: Delivery) -> Batch:
-        return self._reader.read(delivery, redone=delivery.manifest.n <= self._redone)
 
     def agree(self, batch: Batch | None, *, step: int = 0, word: str = "", timeout: float | None = None) -> list[str]:
         """Before a step: every rank of this role is about to train the same batch at the same step, or all stop (T14).
@@ -333,31 +234,7 @@ class Trainer:
         self._rounds += 1
         about = None if batch is None else (batch.n, batch.digest, step)
         timeout_s = self.config.trainer.rank_timeout_s if timeout is None else timeout
-        return agree(self._subscriber, self._rounds, about, word, timeout_s)
-
-    def _check_clock(self, batch: Batch) -> None:
-        """T2: the version written in a new manifest is the one the trainer holds now."""
-        if batch.n <= self._redelivered or not self.drives:
-            return
-        clock = self.version if self.is_leader else 0
-        if self.is_leader:
-            self._clock.check_lost(clock)
-        if clock > batch.train_version:
-            raise ProtocolError(
-                f"Batch {batch.n} was cut for version {batch.train_version}, but version {clock} is published: "
-                "publish once every trainer.batches_per_version batches."
-            )
-        committed = self._committed[0] if self._committed is not None else self._subscriber.cursor
-        # Who takes a batch before the one before it is trained publishes in between.
-        if self.is_leader and clock < batch.train_version and batch.n == committed + 1 and not self._warned:
-            self._warned = True
-            log.warning(
-                "batch %d was cut for version %d, but only version %d is published: publish after every batch whose "
-                "number is a multiple of trainer.batches_per_version, before the next batch, or staleness is wrong",
-                batch.n,
-                batch.train_version,
-                clock,
-            )
+        return agree(self.session.subscriber, self._rounds, about, word, timeout_s)
 
     def commit(self, batch: Batch) -> None:
         """This rank has trained ``batch``; the last rank to say so moves the cursor. Idempotent.
@@ -365,17 +242,7 @@ class Trainer:
         Blocks for one round trip; a role that is a batch ahead of others waits for them, and says so. Raises
         OwnershipLost, ProtocolError (out of order, cut anew meanwhile, or of another subscription).
         """
-        if batch.manifest.sub != self.name:
-            raise ProtocolError(
-                f"Batch {batch.n} is of subscription {batch.manifest.sub!r}; commit it to its own trainer, not to "
-                f"{self.name!r}."
-            )
-        self._subscriber.commit(batch.n, batch.digest, behind=self._position)
-        self._committed = (batch.n, batch.digest)
-        self._position = batch.n
-        self._clock.see(batch.train_version if self.drives else 0)
-
-    # --- weights --------------------------------------------------------------------------------------------------
+        self.session.commit(batch)
 
     def publish(self, weights: "Weights", *, step: int = 0, timeout: float = 600.0) -> int:
         """Write the next version and announce it; returns its number. Every rank calls it; the leader rank writes.
@@ -394,80 +261,20 @@ class Trainer:
             PublishError: the files cannot be written or read back, or nothing new was committed.
             WaitTimeout: another rank has not committed in ``timeout`` seconds.
         """
-        from consumers.weights.publisher import tell_failure
-        from consumers.weights.sources import as_source
-
-        self._check_drives("publish")
-        source = as_source(weights)
-        if not self.is_leader:
-            self._clock.last = self.publisher.follow(source) or self._clock.last
-            return self._clock.last
-        try:
-            through = self._await_ranks(timeout)
-            version, abandoned = self._clock.next_version()
-            written = self.publisher.write(source, self.weights_dir, version)
-            publication = Publication(
-                model=self.model_name,
-                version=version,
-                transport=self.publisher.transport,
-                path=str(written.path),
-                index=written.index_digest,
-                step=step,
-                through=through,
-                published_s=time.time(),
-                abandoned=abandoned,
-            )
-            self.publisher.open(publication)
-            self._clock.announce(publication)
-            self.publisher.send(source, publication)
-        except BaseException as exc:
-            tell_failure(self.publisher, source, exc)
-            raise
-        self.publisher.tell(source, "done", self._clock.last)
-        return self._clock.last
+        return self.session.publications.publish(weights, step=step, timeout_s=timeout)
 
     @property
     def publisher(self) -> "Publisher":
         """What writes and sends weights; imports torch when first used."""
-        if self._publisher is None:
-            from consumers.weights.publisher import Publisher
-
-            subscriber = self._subscriber
-            self._publisher = Publisher(self.config, subscriber.keys, subscriber.control, subscriber.waiting)
-        return self._publisher
+        return self.session.publications.publisher
 
     def tick(self, *, step: int = 0, timeout: float = 600.0) -> int:
         """The next version with the weights of the last one: a step that changed none, as a critic's warm-up (T13)."""
-        self._check_drives("tick")
-        if not self.is_leader:
-            return self._clock.last
-        if self._clock.must_publish:
-            raise ProtocolError("Publish the restored weights before tick(): the last version may be abandoned.")
-        through = self._await_ranks(timeout)
-        before = self._clock.newest()
-        version, abandoned = self._clock.next_version()
-        fields = {name: getattr(before, name) for name in ("model", "path", "index", "tensors", "checksums")}
-        return self._clock.announce(
-            Publication(
-                **fields,
-                transport="disk",
-                version=version,
-                step=step,
-                through=through,
-                published_s=time.time(),
-                abandoned=abandoned,
-            )
-        )
+        return self.session.publications.tick(step=step, timeout_s=timeout)
 
     def tell_wait(self, what: str) -> None:
         """Show in `penstock why` what the caller waits for beside these calls; '' ends it. Returns at once."""
-        self._subscriber.waiting.for_(what)
-
-    def _check_drives(self, verb: str) -> None:
-        if not self.seat.drives:
-            raise ProtocolError(
-                f"Role {self.seat.role} may not {verb}(): only role {self.seat.roles[0]} drives the clock."
-            )
+        self.session.subscriber.waiting.for_(what)
 
     def offload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
         """Have every engine give up GPU memory: ``weights``, ``kv_cache``, ``cuda_graph``; default all of it.
@@ -478,16 +285,14 @@ class Trainer:
         Raises:
             WaitTimeout: a worker did not follow in ``timeout`` seconds; names it.
         """
-        given = set(check_tags(tags))
-        self._change_memory(lambda offloaded: offloaded | given, timeout)
+        self.session.engines.offload(tags, timeout)
 
     def onload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
         """Let engines have that memory again; with ``weights`` they load the newest publication before they go on.
 
         Blocks as :meth:`offload_engines`.
         """
-        given = set(check_tags(tags))
-        self._change_memory(lambda offloaded: offloaded - given, timeout)
+        self.session.engines.onload(tags, timeout)
 
     def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:
         """Have workers count health checks of their engines, or, ``watched`` false, leave them out: while this process
@@ -495,9 +300,7 @@ class Trainer:
 
         Blocks until all do. Raises WaitTimeout as :meth:`offload_engines`.
         """
-        if self.is_leader:
-            by = f"trainer {self.name}"
-            watch(self._subscriber.control, self.keys, self.model_name, watched, by=by, timeout_s=timeout)
+        self.session.engines.watch(watched, timeout)
 
     def revive_engines(self, *, timeout: float = 600.0) -> None:
         """Have engines that are lost started at once, without the wait after several failures; blocks until all serve.
@@ -508,80 +311,34 @@ class Trainer:
         Raises:
             WaitTimeout: an engine was not back in ``timeout`` seconds; names its worker and why.
         """
-        if self.is_leader:
-            subscriber, by = self._subscriber, f"trainer {self.name}"
-            tell = subscriber.waiting.for_
-            revive(subscriber.control, self.keys, self.model_name, by=by, timeout_s=timeout, tell=tell)
+        self.session.engines.revive(timeout)
 
     def workers(self) -> list[dict[str, Any]]:
         """What each live worker shows of itself: ``name``, ``url`` of its engine, ``version``, ``state``, ...
 
         Blocks for a round trip.
         """
-        workers = self._subscriber.control.do(lambda client: live_workers(client, self.keys))
-        return [worker.to_record() for worker in workers]
-
-    def _change_memory(self, change_tags: "Callable[[set[str]], set[str]]", timeout: float) -> None:
-        if not self.is_leader:
-            return
-        subscriber = self._subscriber
-        change(
-            subscriber.control,
-            self.keys,
-            self.model_name,
-            change_tags,
-            by=f"trainer {self.name}",
-            timeout_s=timeout,
-            tell=subscriber.waiting.for_,
-        )
+        return self.session.engines.workers()
 
     def pin(self, version: int, name: str) -> Path:
         """Keep the folder of ``version`` for ``name`` (an evaluation, say) until ``unpin``; returns it.
 
         Raises PublishError when it is not there any more. Blocks for one round trip.
         """
-        self._subscriber.control.do(lambda client: client.hset(self.keys.pins(self.model_name), name, version))
-        folder = self.weights_dir / f"v{version:08d}"
-        if not folder.is_dir():
-            self.unpin(name)
-            raise PublishError(
-                f"Version {version} is not kept any more: raise trainer.keep_versions, or pin it earlier."
-            )
-        return folder
+        return self.session.publications.pin(version, name)
 
     def unpin(self, name: str) -> None:
         """What ``name`` had pinned may be deleted."""
-        self._subscriber.control.do(lambda client: client.hdel(self.keys.pins(self.model_name), name))
-
-    def _await_ranks(self, timeout: float) -> int:
-        """Block until every rank has committed the last batch; its number."""
-        if self._committed is None:
-            return self._subscriber.cursor
-        n, digest = self._committed
-        deadline = time.monotonic() + timeout
-        while others := self._subscriber.commit(n, digest):
-            self._subscriber.ownership.check()
-            self._subscriber.waiting.for_(f"other ranks to commit batch {n}: {others}")
-            if time.monotonic() > deadline:
-                raise WaitTimeout(
-                    f"Not every rank committed batch {n} in {timeout:g} s: one is dead or stuck ({others})."
-                )
-            time.sleep(0.005)
-        self._subscriber.waiting.end()
-        return n
+        self.session.publications.unpin(name)
 
     @property
     def weights_dir(self) -> Path:
         """Folder of published versions."""
-        return weights_dir_of(self.config)
-
-    # --- checkpoints ----------------------------------------------------------------------------------------------
+        return self.session.publications.folder
 
     def state_dict(self) -> dict[str, Any]:
         """What to keep in the trainer's own checkpoint; equal on all ranks (T15)."""
-        self._stated = self._position
-        where = {"run": self.config.run, "subscription": self.name, "batch": self._position}
-        return where | {"version": self._clock.seen}
+        return self.session.state()
 
     def fits(self, state: dict[str, Any]) -> bool:
         """True where ``load_state_dict`` can go back to ``state``: Redis knows its batch, and has what came after it.
@@ -589,11 +346,7 @@ class Trainer:
         After a power loss the newest checkpoint may name a batch that Redis lost. Its version counts as seen either
         way, so that its number is not used again. Blocks for one round trip.
         """
-        self._clock.see(int(state.get("version", 0)))
-        floor, cursor = self._subscriber.control.do(
-            lambda client: client.hmget(self.keys.sub(self.name), "floor", "cursor")
-        )
-        return int(floor or 0) <= int(state["batch"]) <= int(cursor or 0)
+        return self.session.fits(state)
 
     def checkpointed(self) -> None:
         """The file that holds the last ``state_dict`` is safe on disk: what it trained on may go.
@@ -601,11 +354,7 @@ class Trainer:
         With roles, it may go when every role has said so. Blocks until every rank has committed. Raises
         ProtocolError without a ``state_dict`` before it.
         """
-        if self._stated is None:
-            raise ProtocolError("Call state_dict() and save it before checkpointed().")
-        if self.seat.rank == 0:
-            self._await_ranks(600.0)
-            self._subscriber.checkpointed(self._stated)
+        self.session.progress.checkpointed()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to where ``state`` was taken: the batches after it come again, in the same order.
@@ -614,32 +363,11 @@ class Trainer:
         rank. A role that follows rewinds nobody: it trains again, alone, what the others have committed since. Raises
         ProtocolError when the buffer no longer has what is needed.
         """
-        if (state.get("run"), state.get("subscription")) != (self.config.run, self.name):
-            raise ConfigError(
-                f"The checkpoint is of subscription {state.get('subscription')!r} of run {state.get('run')!r}, "
-                f"not of {self.name!r} of {self.config.run!r}."
-            )
-        if not isinstance(state.get("batch"), int):
-            raise ConfigError(
-                f"The checkpoint says of no batch where it stands (batch is {state.get('batch')!r}): give what "
-                "Trainer.state_dict() returned."
-            )
-        self._ahead.drop()
-        self._committed = None
-        self._clock.see(int(state.get("version", 0)))
-        self._clock.must_publish = self.is_leader and self.drives
-        n = int(state["batch"])
-        self._position, self._restored = n, True
-        if not self.seat.drives:
-            self._begun = False
-            return
-        self._subscriber.rewind(n)
-        # From the rewind to the next publication nothing is cut.
-        cut = self._subscriber.control.do(lambda client: client.hget(self.keys.sub(self.name), "cut"))
-        self._redelivered = int(cut or 0)
-        self._next = n + 1
-
-    # --- presence -------------------------------------------------------------------------------------------------
+        n = batch_of(state, self.config.run, self.name)
+        self.stream.drop()
+        self.session.go_back(n, int(state.get("version", 0)))
+        if self.seat.drives:
+            self.stream.last = n
 
     def ask_evaluation(self, version: int, end: str = "") -> None:
         """Have ``version`` evaluated, whatever ``data.eval_every`` says: the last one of a run.
@@ -647,24 +375,11 @@ class Trainer:
         Args:
             end: where training ended, in words of the caller's own, for :meth:`asked_last`.
         """
-        # As notes, which a full Redis takes: the run is at its end. The words come first, and count with the version.
-        self._subscriber.control.call(
-            scripts.note(self.keys, self.keys.source, "final_end", f"{version} {end}".encode())
-        )
-        self._subscriber.control.call(scripts.note(self.keys, self.keys.clock, "final", str(version).encode()))
+        self.session.clock.ask_evaluation(version, end)
 
     def asked_last(self, end: str) -> int:
         """The newest version, if ``ask_evaluation`` was asked for it with this ``end``; else 0."""
-
-        def look(client: Client) -> list[Any]:
-            pipe = client.pipeline(transaction=True)
-            pipe.hmget(self.keys.clock, "final", scripts.version_field(self.model_name))
-            pipe.hget(self.keys.source, "final_end")
-            return list(pipe.execute())
-
-        (final, newest), words = self._subscriber.control.do(look)
-        same = final is not None and final == newest and words == f"{int(final)} {end}".encode()
-        return int(final) if same else 0
+        return self.session.clock.asked_last(end)
 
     def take_wait_s(self) -> float:
         """Seconds spent in ``next`` since the last call."""
@@ -673,14 +388,7 @@ class Trainer:
 
     def report(self, **figures: float | int | str) -> None:
         """Show figures of the last step in `penstock status` and the live view."""
-        record = {"name": self.name, "rank": self.seat.rank, "pid": os.getpid(), "at": time.time(), **figures}
-        who = f"{self.name}/{self.seat.role}/{self.seat.rank}" if self.seat.roles else f"{self.name}/{self.seat.rank}"
-        self._subscriber.control.call(scripts.note(self.keys, self.keys.trainers, who, pack(record)))
-
-
-def weights_dir_of(config: Config) -> Path:
-    """Folder of a run's published versions."""
-    return Path(config.trainer.weights_dir or config.run_dir / "weights").absolute()
+        self.session.report(figures)
 
 
 def _with_groups(config: Config, batch_groups: int | None) -> Config:

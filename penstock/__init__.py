@@ -11,7 +11,7 @@ from penstock.system.own_packages import check_importable, install
 if TYPE_CHECKING:
     from consumers.adapters.engine_metrics import EngineMetrics as EngineMetrics
     from consumers.adapters.iterable import RolloutDataset as RolloutDataset
-    from consumers.adapters.requests import Request as Request
+    from consumers.adapters.prompts import Request as Request
     from consumers.adapters.requests import Requests as Requests
     from consumers.adapters.rollout_manager import RolloutManager as RolloutManager
     from consumers.adapters.trl import TrlRollouts as TrlRollouts
@@ -54,7 +54,7 @@ _LAZY = {
     "OwnershipLost": "penstock.errors",
     "PenstockError": "penstock.errors",
     "Receiver": "workers.weights.receive.receiver",
-    "Request": "consumers.adapters.requests",
+    "Request": "consumers.adapters.prompts",
     "Requests": "consumers.adapters.requests",
     "RolesApart": "penstock.errors",
     "RolloutDataset": "consumers.adapters.iterable",

@@ -8,31 +8,33 @@ itself: a job is started only on weights at least as new as those published befo
 every token.
 """
 
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from consumers.adapters.prompts import Lane, Prompts, Request
 from consumers.adapters.rows import RowArrays, rows_of
 from consumers.batch import behaviour
 from consumers.batch.batch import Batch
-from consumers.trainer import Trainer
+from consumers.batch.reader import check_reading
+from consumers.session import Session
+from consumers.subscription.seat import job_of
+from consumers.subscription.subscriber import ALONE
 from penstock.config import Config, RolloutConfig
 from penstock.config.sampling import temperature_of
-from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
+from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.protocol import scripts
-from penstock.protocol.audit import scan_groups
-from penstock.protocol.records.job import Job
-from penstock.redis.control import Client
+from penstock.protocol.keys import Keys
+from penstock.protocol.memory_control import TAGS
+from penstock.redis.saved_config import config_of
 
-#: Jobs admitted per verb.
-CHUNK = 128
+if TYPE_CHECKING:
+    from consumers.weights.sources import Weights
+
 #: How often a wait looks for prompts that were given up; how late a time-out is seen.
 LOOK_S = 0.5
-
-Lane = Literal["train", "eval"]
 
 #: The subscription: no model, so no bound; a batch is the first ``size`` groups, and ``answer`` sets the size.
 DEFINITION: dict[str, scripts.Value] = {
@@ -40,30 +42,17 @@ DEFINITION: dict[str, scripts.Value] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One prompt to be answered ``n`` times; fields as of ``penstock.Job``."""
-
-    prompt: str | None = None
-    prompt_ids: list[int] | None = None
-    n: int = 1
-    label: str = ""
-    metadata: dict[str, Any] = field(default_factory=dict)
-    sampling: dict[str, Any] = field(default_factory=dict)
-    reward: str | None = None
-    environment: str | None = None
-
-
-class Requests(Trainer):
-    """A trainer whose batches are the answers to its own prompts.
+class Requests:
+    """Asks the workers of a run for answers to prompts of its own, and publishes the weights that they answer with.
 
     Args:
         config, run: as of ``Trainer``; the run needs a buffer and workers, and no producer.
         name: subscription and dataset of the jobs; jobs are named ``NAME/0/NUMBER``.
         lane: ``train`` refuses sampling that hides the distribution (T7); ``eval`` goes before it and allows any.
 
-    One process per name. Weights are published by ``publish`` as by any trainer, also where nothing was asked since
-    the last publication. Not thread-safe.
+    The subscription is taken on ``__enter__`` and given back on ``__exit__``. One process per name. Weights are
+    published by ``publish`` as by any trainer, also where nothing was asked since the last publication. Not
+    thread-safe.
     """
 
     def __init__(
@@ -74,23 +63,49 @@ class Requests(Trainer):
         name: str = "requests",
         lane: Lane = "train",
     ) -> None:
-        super().__init__(config, run=run, name=name, definition=DEFINITION | {"lanes": lane})
+        self.config = config_of(config, run, "Requests")
+        self.name = name
         self.lane = lane
+        check_reading(self.config, ALONE, None)
+        #: What this process is made of, and the jobs that it admits.
+        self.session = Session(
+            self.config,
+            name,
+            seat=ALONE,
+            definition=DEFINITION | {"lanes": lane},
+            driving=self.config.trainer.subscription.driving,
+            job=job_of(os.environ),
+        )
+        self.prompts = Prompts(self.session, lane)
         #: True while jobs of a call may be live.
         self._busy = True
         #: Batches behind the last publication.
         self._published = -1
 
     def __enter__(self) -> Self:
-        self._check_alone()
-        super().__enter__()
+        self.prompts.check_alone()
+        self.session.progress.join()
         self._clean()
         self._busy = False
-        self._published = self.position
+        self._published = self.session.progress.position
         return self
 
-    def next(self, timeout: float | None = None) -> Batch:
-        raise ProtocolError("These batches are answers to prompts: call answer() with them.")
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the subscription back. Blocks shortly."""
+        self.session.close()
+
+    @property
+    def keys(self) -> Keys:
+        """Names of the run's keys."""
+        return self.session.keys
+
+    @property
+    def version(self) -> int:
+        """Version of the last publication; 0 before the first. Blocks for one round trip."""
+        return self.session.clock.read()
 
     def answer(self, requests: Sequence[Request], timeout: float | None = None) -> list[list[RowArrays]]:
         """The samples of every request, in order, k ascending; blocks until all are there (`penstock why`).
@@ -111,8 +126,8 @@ class Requests(Trainer):
         version = self.version
         self._busy = True
         try:
-            self._subscriber.define({"size": len(requests)})
-            jobs = self._admit(requests, deadline)
+            self.session.subscriber.define({"size": len(requests)})
+            jobs = self.prompts.admit(requests, deadline)
             batch = self._await(set(jobs), deadline)
             groups = _groups(batch, dict(zip(jobs, (one.n for one in requests), strict=True)), version)
             if self.lane == "train":
@@ -121,65 +136,72 @@ class Requests(Trainer):
             self._clean()
             raise
         finally:
-            self._subscriber.waiting.end()
+            self.session.subscriber.waiting.end()
         self._done(batch)
         self._busy = False
         return [groups[job] for job in jobs]
 
-    def publish(self, weights: Any, *, step: int = 0, timeout: float = 600.0) -> int:
+    def publish(self, weights: "Weights", *, step: int = 0, timeout: float = 600.0) -> int:
         """As ``Trainer.publish``, but nothing need have been asked since the last publication; lane train only."""
         if self.lane != "train":
             raise ConfigError("Publish with the requests of lane train: one subscription moves the clock.")
-        if self._published == self.position:
+        if self._published == self.session.progress.position:
             # To Redis it is a trainer that was restored to where it stands.
-            self.load_state_dict(self.state_dict())
-        version = super().publish(weights, step=step, timeout=timeout)
-        self._published = self.position
+            self.session.go_back(self._published, self.session.clock.seen)
+        version = self.session.publications.publish(weights, step=step, timeout_s=timeout)
+        self._published = self.session.progress.position
         return version
 
-    # --- one call -------------------------------------------------------------------------------------------------
+    def temperature(self, sampling: Mapping[str, Any]) -> float:
+        """What a request of such a ``sampling`` is to be drawn at, by the configuration of this process."""
+        return temperature_of(self.config.rollout.sampling | dict(sampling))
 
-    def _admit(self, requests: Sequence[Request], deadline: float) -> list[str]:
-        """Admit all; their ids. Waits for room in Redis."""
-        jobs: list[str] = []
-        for first in range(0, len(requests), CHUNK):
-            chunk = requests[first : first + CHUNK]
-            while (position := self._admit_chunk(chunk)) < 0:
-                self._subscriber.waiting.for_("room in Redis, to admit prompts: sweep, or more memory")
-                if time.monotonic() >= deadline:
-                    raise WaitTimeout("Redis had no room for the prompts: raise its maxmemory.")
-                time.sleep(LOOK_S)
-            jobs += [f"{self.name}/0/{position + i}" for i in range(len(chunk))]
-        return jobs
+    def offload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
+        """As ``Trainer.offload_engines``."""
+        self.session.engines.offload(tags, timeout)
 
-    def _admit_chunk(self, requests: Sequence[Request]) -> int:
-        """Number of the first job, or -1 when Redis is full."""
-        control = self._subscriber.control
-        while True:
-            position = int(control.do(lambda client: client.hget(self.keys.source, self.name)) or 0)
-            jobs = [_job(f"{self.name}/0/{position + i}", one, self.lane) for i, one in enumerate(requests)]
-            try:
-                done = control.call(
-                    scripts.admit(
-                        self.keys,
-                        [(job, job.to_bytes()) for job in jobs],
-                        lane=self.lane,
-                        source=self.name,
-                        position=position,
-                        model=self.model_name,
-                        gate=None,
-                    )
-                )
-            except QueueFull:
-                return -1
-            if done.outcome == "ok":
-                return position
+    def onload_engines(self, tags: Iterable[str] = TAGS, *, timeout: float = 120.0) -> None:
+        """As ``Trainer.onload_engines``."""
+        self.session.engines.onload(tags, timeout)
+
+    def watch_engines(self, watched: bool = True, *, timeout: float = 120.0) -> None:
+        """As ``Trainer.watch_engines``."""
+        self.session.engines.watch(watched, timeout)
+
+    def revive_engines(self, *, timeout: float = 600.0) -> None:
+        """As ``Trainer.revive_engines``."""
+        self.session.engines.revive(timeout)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """As ``Trainer.workers``."""
+        return self.session.engines.workers()
+
+    def pin(self, version: int, name: str) -> Path:
+        """As ``Trainer.pin``."""
+        return self.session.publications.pin(version, name)
+
+    def unpin(self, name: str) -> None:
+        """As ``Trainer.unpin``."""
+        self.session.publications.unpin(name)
+
+    @property
+    def weights_dir(self) -> Path:
+        """Folder of published versions."""
+        return self.session.publications.folder
+
+    def tell_wait(self, what: str) -> None:
+        """As ``Trainer.tell_wait``."""
+        self.session.subscriber.waiting.for_(what)
+
+    def report(self, **figures: float | int | str) -> None:
+        """As ``Trainer.report``."""
+        self.session.report(figures)
 
     def _await(self, jobs: set[str], deadline: float) -> Batch:
         """The batch that holds just ``jobs``; one cut for a call before this one is passed over."""
         while True:
-            n = self._subscriber.cursor + 1
-            self._subscriber.ask(n)
+            n = self.session.subscriber.cursor + 1
+            self.session.subscriber.ask(n)
             batch = self._read(n, jobs, deadline)
             found = {row.job for row in batch.all_rows}
             if found == jobs:
@@ -194,41 +216,17 @@ class Requests(Trainer):
     def _read(self, n: int, jobs: set[str], deadline: float) -> Batch:
         while True:
             try:
-                batch = self._make(self._subscriber.read(n, min(LOOK_S, max(0.0, deadline - time.monotonic()))))
+                timeout_s = min(LOOK_S, max(0.0, deadline - time.monotonic()))
+                batch = self.session.reader.read(self.session.subscriber.read(n, timeout_s))
                 batch.trained = self.lane == "train"
                 return batch
             except WaitTimeout:
-                self._check_buried(jobs)
+                self.prompts.check_buried(jobs)
                 if time.monotonic() >= deadline:
                     raise WaitTimeout(
                         f"The answers to {len(jobs)} prompts of {self.name!r} were not there in time: `penstock why` "
                         "says what they wait for."
                     ) from None
-
-    def _check_buried(self, jobs: set[str]) -> None:
-        def states(client: Any) -> list[bytes | None]:
-            pipe = client.pipeline(transaction=False)
-            for job in jobs:
-                pipe.hget(self.keys.group(job), "st")
-            return list(pipe.execute())
-
-        found = zip(jobs, self._subscriber.control.do(states), strict=True)
-        buried = sorted(job for job, state in found if state == b"dead")
-        if buried:
-            raise ProtocolError(
-                f"{len(buried)} of {len(jobs)} prompts were given up by the workers, {buried[0]} as: "
-                f"{self._why(buried[0])}"
-            )
-
-    def _why(self, job: str) -> str:
-        for _, entry in self._subscriber.control.do(lambda client: client.xrevrange(self.keys.dead, count=1000)):
-            if entry.get(b"id") == job.encode():
-                return f"{entry[b'reason'].decode()}: {entry[b'detail'].decode(errors='replace')[-2000:]}"
-        return "its dead letter is gone."
-
-    def temperature(self, sampling: Mapping[str, Any]) -> float:
-        """What a request of such a ``sampling`` is to be drawn at, by the configuration of this process."""
-        return temperature_of(self.config.rollout.sampling | dict(sampling))
 
     def _check_temperatures(self, groups: Mapping[str, Sequence[RowArrays]], requests: Mapping[str, Request]) -> None:
         """The worker's configuration is another file: what it drew at must be what the trainer will divide by."""
@@ -238,47 +236,19 @@ class Requests(Trainer):
 
     def _done(self, batch: Batch) -> None:
         """Read, and never to be read again."""
-        self.commit(batch)
-        self._next = batch.n + 1
-        self.state_dict()
-        self.checkpointed()
-
-    # --- order ----------------------------------------------------------------------------------------------------
-
-    def _check_alone(self) -> None:
-        """Another subscription of this lane would be handed our answers, and hold them."""
-        for name in self._live_subs():
-            lanes = self._subscriber.control.do(partial(_lanes, self.keys.sub(name)))
-            if name != self.name and self.lane in lanes:
-                raise ConfigError(
-                    f"Lane {self.lane} of run {self.config.run!r} belongs to subscription {name!r} already: "
-                    "take a run of its own for prompts that a trainer submits itself."
-                )
-
-    def _live_subs(self) -> list[str]:
-        raw = self._subscriber.control.do(lambda client: client.hgetall(self.keys.subs))
-        return sorted(field.decode()[4:] for field in raw if field.startswith(b"sub:"))
+        self.session.commit(batch)
+        self.session.progress.state()
+        self.session.progress.checkpointed()
 
     def _clean(self) -> None:
         """Let go of whatever an earlier call or process left: cut batches, then live jobs. Blocks for a scan each."""
-        subs = self._live_subs()
         while True:
-            for batch in self._cut():
+            for batch in self.prompts.unread():
                 self._done(batch)
-            mine = f"{self.name}/0/"
-            found = self._subscriber.control.do(lambda client: list(scan_groups(client, self.keys)))
-            calls = [scripts.cancel(self.keys, job, subs) for job in found if job.startswith(mine)]
             # What was asked before stands: the buffer may have cut a batch of these jobs since, and none again
             # once that is read.
-            if "cut" not in [self._subscriber.control.call(call) for call in calls]:
+            if self.prompts.cancel():
                 return
-
-    def _cut(self) -> Iterator[Batch]:
-        """Batches that were cut and not committed."""
-        cut = int(self._subscriber.control.do(lambda client: client.hget(self.keys.sub(self.name), "cut")) or 0)
-        for n in range(self._subscriber.cursor + 1, cut + 1):
-            delivery = self._subscriber.read(n, LOOK_S)
-            yield Batch(delivery.manifest, digest=delivery.digest, payloads={})
 
 
 def eval_sampling(sampling: Mapping[str, Any], rollout: RolloutConfig, most_new_tokens: int | None) -> dict[str, Any]:
@@ -292,15 +262,6 @@ def eval_sampling(sampling: Mapping[str, Any], rollout: RolloutConfig, most_new_
     if most_new_tokens is not None and named is not None and named > most_new_tokens:
         own["max_new_tokens"] = most_new_tokens
     return own
-
-
-def _lanes(sub: str, client: Client) -> list[str]:
-    return str((client.hget(sub, "lanes") or b"train").decode()).split(",")
-
-
-def _job(name: str, request: Request, lane: Lane) -> Job:
-    fields: Mapping[str, Any] = {key: getattr(request, key) for key in Request.__slots__}
-    return Job(name, lane=lane, **fields)
 
 
 def _groups(batch: Batch, wanted: Mapping[str, int], version: int) -> dict[str, list[RowArrays]]:

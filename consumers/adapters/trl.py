@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from consumers.adapters.requests import Request, Requests
+from consumers.adapters.prompts import Request
+from consumers.adapters.requests import Requests
 from consumers.adapters.rows import RowArrays
 from penstock.config import Config
 from penstock.errors import ConfigError

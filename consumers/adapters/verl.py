@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from verl import DataProto
 
-from consumers.adapters.requests import Request, Requests, eval_sampling
+from consumers.adapters.prompts import Request
+from consumers.adapters.requests import Requests, eval_sampling
 from consumers.adapters.rows import RowArrays, rows_of
 from consumers.batch import behaviour
 from consumers.batch.batch import Batch

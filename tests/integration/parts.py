@@ -12,6 +12,8 @@ import redis
 import torch
 
 from buffer.main import Buffer
+from consumers.adapters.requests import Requests
+from consumers.session import Session
 from consumers.trainer import Trainer
 from penstock import payloads
 from penstock.config import Config
@@ -113,16 +115,21 @@ def kill(trainer: Trainer, client: redis.Redis, *, owner: bool = True) -> None:
 
     ``owner``: it is the process that owns the subscription.
     """
-    subscriber = trainer._subscriber
+    trainer.session.subscriber.ownership.stop()
+    trainer.stream.drop()
+    if owner:
+        silence(trainer.session, client)
+
+
+def silence(session: Session, client: redis.Redis) -> None:
+    """The owner of a subscription renews its lease no more, and the lease runs out."""
+    subscriber = session.subscriber
     subscriber.ownership.stop()
-    trainer._ahead.drop()
-    if not owner:
-        return
     client.pexpire(subscriber.keys.owner(subscriber.name), 1)
     until(lambda: not client.exists(subscriber.keys.owner(subscriber.name)))
 
 
-def publish(trainer: Trainer, step: int = 0) -> int:
+def publish(trainer: Trainer | Requests, step: int = 0) -> int:
     return trainer.publish({"weight": torch.full((1,), float(step))}, step=step)
 
 

@@ -65,7 +65,7 @@ def test_who_joins_while_redis_is_gone_waits_for_it_and_keeps_what_it_has_taken(
         healer.start()
         with Trainer(config(redis={"url": proxy.url})) as trainer:
             assert client.get(keys.owner("actor")), "it waited, and has it"
-            trainer._subscriber.ownership.check()
+            trainer.session.subscriber.ownership.check()
         healer.join()
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.adapters.requests import Request, Requests
+from consumers.adapters.prompts import Request
+from consumers.adapters.requests import Requests
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.protocol import scripts

@@ -71,7 +71,7 @@ class Training:
             try:
                 batch = trainer.next(timeout=60)
             except WaitTimeout as exc:
-                exc.add_note(f"waits: {waits(trainer._subscriber.control.client, trainer.keys)}")
+                exc.add_note(f"waits: {waits(trainer.session.subscriber.control.client, trainer.keys)}")
                 raise
             assert batch.lost == []
             self.servers.update(row.server for row in batch.all_rows)

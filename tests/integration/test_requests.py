@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from consumers.adapters.requests import Request, Requests
+from consumers.adapters.prompts import Prompts, Request
+from consumers.adapters.requests import Requests
 from consumers.batch.batch import Batch
 from consumers.trainer import Trainer
 from penstock.config import Config
@@ -20,7 +21,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.integration import play
-from tests.integration.parts import PATIENCE_S, Player, buffering, kill, make_config, publish, until, until_waits
+from tests.integration.parts import PATIENCE_S, Player, buffering, make_config, publish, silence, until, until_waits
 
 
 @pytest.fixture
@@ -131,14 +132,14 @@ def test_I4_what_a_killed_process_had_asked_is_let_go_by_the_next(
     worker = Player(client, keys)
     requests = Requests(config).__enter__()
     publish(requests)
-    jobs = requests._admit(prompts("a", "b"), float("inf"))
-    requests._subscriber.define({"size": 2})
-    requests._subscriber.ask(1)
+    jobs = requests.prompts.admit(prompts("a", "b"), float("inf"))
+    requests.session.subscriber.define({"size": 2})
+    requests.session.subscriber.ask(1)
     for held in worker.lease(finished, version=1):
         worker.answer(held, [1])
     if finished == 2:
         until(lambda: client.hget(keys.sub("requests"), "cut") == b"1", "the batch to be cut for nobody")
-    kill(requests, client)
+    silence(requests.session, client)
     with Requests(config) as requests:
         until(lambda: live(client, keys) == 0, "all of it to go, before anything new is asked")
         assert publish(requests) == 2
@@ -154,20 +155,20 @@ def test_I4_a_batch_cut_while_a_killed_process_is_tidied_up_is_let_go_too(
     worker = Player(client, keys)
     requests = Requests(config).__enter__()
     publish(requests)
-    requests._admit(prompts("a", "b"), float("inf"))
-    requests._subscriber.define({"size": 2})
-    requests._subscriber.ask(1)
+    requests.prompts.admit(prompts("a", "b"), float("inf"))
+    requests.session.subscriber.define({"size": 2})
+    requests.session.subscriber.ask(1)
     worker.answer(worker.lease(1, version=1)[0], [1])
-    kill(requests, client)
-    cut = Requests._cut
+    silence(requests.session, client)
+    unread = Prompts.unread
 
-    def cut_behind_its_back(self: Requests) -> Iterator[Batch]:
+    def cut_behind_its_back(self: Prompts) -> Iterator[Batch]:
         """The next process has the size of one group when it begins, so the buffer cuts what was asked before."""
-        found = list(cut(self))
+        found = list(unread(self))
         until(lambda: client.hget(keys.sub("requests"), "cut") == b"1", "the batch to be cut for nobody")
         return iter(found)
 
-    monkeypatch.setattr(Requests, "_cut", cut_behind_its_back)
+    monkeypatch.setattr(Prompts, "unread", cut_behind_its_back)
     with Requests(config) as requests:
         until(lambda: live(client, keys) == 0, "all of it to go, before anything new is asked")
     assert audit(client, keys).ok
@@ -220,8 +221,12 @@ def test_I8_a_call_that_waits_says_so(config: Config, client: redis.Redis, keys:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert requests.answer([]) == []
-        with pytest.raises(ProtocolError, match="call answer"):
-            requests.next()
+
+
+def test_what_asks_for_itself_has_no_batches_to_be_asked_for() -> None:
+    """It is no trainer: what is cut for it are answers, which only ``answer`` hands out."""
+    assert not issubclass(Requests, Trainer)
+    assert not {"next", "next_nowait", "commit", "__iter__"} & set(dir(Requests))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_I3_I5_a_standby_leads_when_the_leader_dies_or_freezes_and_one_that_wake
         trained = jobs_of(step(trainer))
         before = epoch(client, keys)
         # In its way: a batch that was asked for, which the leader may be cutting just now.
-        trainer._subscriber.ask(2)
+        trainer.session.subscriber.ask(2)
         os.kill(leader.pid, number)
         worker.work(4, 1)
         trained += [*jobs_of(step(trainer)), *jobs_of(step(trainer))]

@@ -135,7 +135,7 @@ def test_I5_what_a_dead_member_had_in_hand_goes_to_the_others_once_its_seat_is_f
         set_subscription(client, keys, "right", {"keep_s": "0.1"})
         assert sorted(take(left)) == sorted(in_hand)
         with pytest.raises(OwnershipLost):  # it wakes up, and is told so
-            dead._subscriber.commit(2, "digest")
+            dead.session.subscriber.commit(2, "digest")
         with pytest.raises(WaitTimeout):
             left.next(timeout=0.5)
     assert sub_of(client, keys, "right")["parked"]
@@ -377,7 +377,7 @@ def test_a_driving_subscription_that_is_gone_for_too_long_no_longer_holds_the_ga
     assert sub_of(client, keys, "other")["parked"]
     with Trainer(config, name="other") as back:
         assert not sub_of(client, keys, "other")["parked"]
-        assert back._subscriber.read(1, 10.0).manifest.train_version == 1, "what was cut for it is still its own"
+        assert back.session.subscriber.read(1, 10.0).manifest.train_version == 1, "what was cut for it is still its own"
 
 
 # --- changes at run time, bad input -------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ def test_bad_definitions_are_refused_and_nothing_is_changed(
         after = client.hgetall(keys.sub("actor"))
         assert {k: v for k, v in after.items() if k != b"seen"} == {k: v for k, v in before.items() if k != b"seen"}
         with pytest.raises(ProtocolError, match="no such batch was cut"):
-            actor._subscriber.commit(7, "digest")
+            actor.session.subscriber.commit(7, "digest")
     assert client.hkeys(keys.subs) == [b"sub:actor", b"rev"]
 
 

@@ -66,7 +66,7 @@ def state_at(keys: Keys, n: int) -> dict[str, Any]:
 def is_lost(trainer: Trainer) -> bool:
     """True once its heartbeat has seen that another one owns the subscription."""
     try:
-        trainer._subscriber.ownership.check()
+        trainer.session.subscriber.ownership.check()
     except OwnershipLost:
         return True
     return False
@@ -274,9 +274,9 @@ def test_I5_only_the_next_batch_in_its_own_bytes_can_be_committed(
         trainer.commit(first)
         trainer.commit(first)
         with pytest.raises(ProtocolError, match="no such batch was cut"):
-            trainer._subscriber.commit(9, first.digest)
+            trainer.session.subscriber.commit(9, first.digest)
         with pytest.raises(ProtocolError, match=r"Redis holds another batch of this number.*rewind to a checkpoint"):
-            trainer._subscriber.commit(2, first.digest)
+            trainer.session.subscriber.commit(2, first.digest)
         trainer.commit(second)
     assert client.hget(keys.sub("actor"), "cursor") == b"2"
 
@@ -290,14 +290,14 @@ def test_a_damaged_or_missing_manifest_is_an_error_not_a_wait(config: Config, cl
         key = keys.batches("actor")
         (_, fields) = client.xrange(key)[1]
         client.xdel(key, "1-0")
-        trainer._subscriber.rewind(0)
+        trainer.session.subscriber.rewind(0)
         with pytest.raises(
             ProtocolError, match=r"Batch 1 of subscription 'actor' is gone \(the next one there is 2-0\)"
         ):
-            trainer._subscriber.read(1, 1.0)
+            trainer.session.subscriber.read(1, 1.0)
         client.xadd(key, {**fields, b"m": fields[b"m"] + b"x"}, id="3-0")
         with pytest.raises(ProtocolError, match=r"manifest of batch 3 .* is damaged"):
-            trainer._subscriber.read(3, 1.0)
+            trainer.session.subscriber.read(3, 1.0)
 
 
 @pytest.mark.usefixtures("buffer")
@@ -448,7 +448,7 @@ def test_I3_a_trainer_that_lost_its_subscription_changes_nothing(
             publish(frozen)
         with pytest.raises(OwnershipLost):
             frozen.load_state_dict(state_at(keys, 0))
-        frozen._clock.must_publish = False
+        frozen.session.clock.must_publish = False
         with pytest.raises(OwnershipLost):
             frozen.next(timeout=5)
         frozen.state_dict()
@@ -586,6 +586,6 @@ def test_a_rank_follows_a_rewind_of_rank_0_and_stops_when_another_trainer_takes_
 def test_a_rank_that_finds_no_rank_0_times_out_and_says_so(config: Config, client: redis.Redis, keys: Keys) -> None:
     lonely = Trainer(config, dp_rank=1, dp_size=2)
     with pytest.raises(WaitTimeout, match="waited in vain for rank 0 to join"):
-        lonely._subscriber.join(timeout_s=0.8)
+        lonely.session.subscriber.join(timeout_s=0.8)
     assert waits(client, keys)["trainer:actor/1"] == "rank 0 of subscription actor"
     lonely.close()

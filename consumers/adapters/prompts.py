@@ -1,0 +1,159 @@
+"""Prompts that a trainer chooses itself, as jobs of a run: admitted, watched, and taken back.
+
+Jobs are named ``NAME/0/NUMBER``. They belong to the subscription that asked; nobody else may read their lane.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from consumers.batch.batch import Batch
+from consumers.session import Session
+from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
+from penstock.protocol import scripts
+from penstock.protocol.audit import scan_groups
+from penstock.protocol.records.job import Job
+from penstock.redis.control import Client
+
+#: Jobs admitted per verb.
+CHUNK = 128
+#: Between two looks at whether Redis has room.
+LOOK_S = 0.5
+
+Lane = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be answered ``n`` times; fields as of ``penstock.Job``."""
+
+    prompt: str | None = None
+    prompt_ids: list[int] | None = None
+    n: int = 1
+    label: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
+    reward: str | None = None
+    environment: str | None = None
+
+
+class Prompts:
+    """The jobs of one subscription that asks for itself.
+
+    Args:
+        session: whose they are; its name is the dataset.
+        lane: where they wait for a worker.
+    """
+
+    def __init__(self, session: Session, lane: Lane) -> None:
+        self._subscriber = session.subscriber
+        self._control = session.subscriber.control
+        self._keys = session.keys
+        self._model = session.config.model.name
+        self._name = session.name
+        self._lane: Lane = lane
+
+    def admit(self, requests: Sequence[Request], deadline: float) -> list[str]:
+        """Admit all; their ids. Blocks for room in Redis; raises WaitTimeout past ``deadline`` (monotonic)."""
+        jobs: list[str] = []
+        for first in range(0, len(requests), CHUNK):
+            chunk = requests[first : first + CHUNK]
+            while (position := self._admit_chunk(chunk)) < 0:
+                self._subscriber.waiting.for_("room in Redis, to admit prompts: sweep, or more memory")
+                if time.monotonic() >= deadline:
+                    raise WaitTimeout("Redis had no room for the prompts: raise its maxmemory.")
+                time.sleep(LOOK_S)
+            jobs += [self._id(position + i) for i in range(len(chunk))]
+        return jobs
+
+    def check_buried(self, jobs: Iterable[str]) -> None:
+        """Raise ProtocolError where workers gave up one of ``jobs``, with its reason. Blocks for one round trip."""
+        jobs = list(jobs)
+
+        def states(client: Client) -> list[bytes | None]:
+            pipe = client.pipeline(transaction=False)
+            for job in jobs:
+                pipe.hget(self._keys.group(job), "st")
+            return list(pipe.execute())
+
+        found = zip(jobs, self._control.do(states), strict=True)
+        buried = sorted(job for job, state in found if state == b"dead")
+        if buried:
+            raise ProtocolError(
+                f"{len(buried)} of {len(jobs)} prompts were given up by the workers, {buried[0]} as: "
+                f"{self._why(buried[0])}"
+            )
+
+    def check_alone(self) -> None:
+        """Raise ConfigError where another subscription reads this lane: it would be handed our answers, and hold them.
+
+        Blocks for a round trip per subscription.
+        """
+        for name in self._live_subs():
+            lanes = self._control.do(partial(_lanes, self._keys.sub(name)))
+            if name != self._name and self._lane in lanes:
+                raise ConfigError(
+                    f"Lane {self._lane} of run {self._keys.run!r} belongs to subscription {name!r} already: "
+                    "take a run of its own for prompts that a trainer submits itself."
+                )
+
+    def cancel(self) -> bool:
+        """Take back every job that is live; False where a batch of some was cut meanwhile. Blocks for a scan."""
+        subs, mine = self._live_subs(), self._id("")
+        found = self._control.do(lambda client: list(scan_groups(client, self._keys)))
+        calls = [scripts.cancel(self._keys, job, subs) for job in found if job.startswith(mine)]
+        return "cut" not in [self._control.call(call) for call in calls]
+
+    def unread(self) -> Iterator[Batch]:
+        """Batches that were cut and are not committed, without their payloads. Blocks for a round trip each."""
+        sub = self._keys.sub(self._name)
+        cut = int(self._control.do(lambda client: client.hget(sub, "cut")) or 0)
+        for n in range(self._subscriber.cursor + 1, cut + 1):
+            delivery = self._subscriber.read(n, LOOK_S)
+            yield Batch(delivery.manifest, digest=delivery.digest, payloads={})
+
+    def _id(self, number: int | str) -> str:
+        return f"{self._name}/0/{number}"
+
+    def _admit_chunk(self, requests: Sequence[Request]) -> int:
+        """Number of the first job, or -1 when Redis is full."""
+        while True:
+            position = int(self._control.do(lambda client: client.hget(self._keys.source, self._name)) or 0)
+            jobs = [_job(self._id(position + i), one, self._lane) for i, one in enumerate(requests)]
+            try:
+                done = self._control.call(
+                    scripts.admit(
+                        self._keys,
+                        [(job, job.to_bytes()) for job in jobs],
+                        lane=self._lane,
+                        source=self._name,
+                        position=position,
+                        model=self._model,
+                        gate=None,
+                    )
+                )
+            except QueueFull:
+                return -1
+            if done.outcome == "ok":
+                return position
+
+    def _why(self, job: str) -> str:
+        for _, entry in self._control.do(lambda client: client.xrevrange(self._keys.dead, count=1000)):
+            if entry.get(b"id") == job.encode():
+                return f"{entry[b'reason'].decode()}: {entry[b'detail'].decode(errors='replace')[-2000:]}"
+        return "its dead letter is gone."
+
+    def _live_subs(self) -> list[str]:
+        raw = self._control.do(lambda client: client.hgetall(self._keys.subs))
+        return sorted(field.decode()[4:] for field in raw if field.startswith(b"sub:"))
+
+
+def _lanes(sub: str, client: Client) -> list[str]:
+    return str((client.hget(sub, "lanes") or b"train").decode()).split(",")
+
+
+def _job(name: str, request: Request, lane: Lane) -> Job:
+    fields: Mapping[str, Any] = {key: getattr(request, key) for key in Request.__slots__}
+    return Job(name, lane=lane, **fields)

@@ -1,0 +1,94 @@
+"""The batches of one rank in their order: asked for, waited for by name, read ahead where that is wanted."""
+
+import time
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
+
+from consumers.batch.ahead import Ahead
+from consumers.batch.batch import Batch
+from consumers.batch.reader import BatchReader
+from consumers.subscription.progress import Progress
+from consumers.subscription.subscriber import Delivery, Subscriber
+from penstock.errors import WaitTimeout
+
+#: How often a wait for a batch that is fetched ahead is told.
+LOOK_S = 0.5
+
+
+class Stream:
+    """Batches as they are handed to a trainer.
+
+    Args:
+        prefetch: batches cut and fetched ahead, by a thread of their own; 0: none.
+        look: called now and then while a batch is waited for; what it raises ends the wait.
+    """
+
+    def __init__(
+        self,
+        subscriber: Subscriber,
+        reader: BatchReader,
+        progress: Progress,
+        *,
+        prefetch: int = 0,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._subscriber = subscriber
+        self._reader = reader
+        self._progress = progress
+        self._ahead = Ahead(prefetch, self._read_ahead)
+        self._look = look
+        #: Batches behind this rank: handed out, or committed before it joined.
+        self.last = 0
+
+    def take(self, timeout_s: float | None) -> Batch:
+        """The batch after ``last``; blocks until it is cut and its payloads are here. Raises as ``Trainer.next``."""
+        if self._progress.begin(timeout_s):
+            self.last = self._progress.position
+        n = self.last + 1
+        ahead = self._ahead.get(n)
+        if ahead is not None:
+            return self._await(n, ahead, timeout_s)
+        self._ask(n)
+        return self._reader.prepare(self._make(self._subscriber.read(n, timeout_s, look=self._look)))
+
+    def hand_out(self, batch: Batch) -> None:
+        """``batch`` is handed out: the ones after it are looked for. Blocks for a round trip where they are."""
+        self.last = batch.n
+        if self._ahead.depth:
+            self._ask(batch.n + self._ahead.depth)
+            self._ahead.look(batch.n + 1)
+
+    def drop(self) -> None:
+        """Forget what was read ahead. Blocks until the thread has let go of it."""
+        self._ahead.drop()
+
+    def close(self) -> None:
+        """End the thread. Blocks shortly."""
+        self._ahead.close()
+
+    def _ask(self, n: int) -> None:
+        if self._subscriber.seat.drives:
+            self._subscriber.ask(n)
+
+    def _await(self, n: int, ahead: "Future[Batch]", timeout_s: float | None) -> Batch:
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while not ahead.done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WaitTimeout(
+                    f"Batch {n} of subscription {self._subscriber.name!r} was not there in {timeout_s} s."
+                )
+            self._look()
+            self._subscriber.waiting.for_(f"batch {n} of buffer:{self._subscriber.name}")
+            futures.wait([ahead], min(LOOK_S, left))
+        self._subscriber.waiting.end()
+        return self._ahead.take(n)
+
+    def _read_ahead(self, n: int, stopped: Callable[[], bool]) -> Batch:
+        batch = self._make(self._subscriber.read(n, stopped=stopped, ahead=True))
+        batch.decode()
+        return self._reader.prepare(batch)
+
+    def _make(self, delivery: Delivery) -> Batch:
+        return self._reader.read(delivery, redone=delivery.manifest.n <= self._progress.redone)

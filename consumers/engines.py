@@ -1,0 +1,56 @@
+"""What a trainer has the engines of its run do: give up GPU memory and have it back, go unwatched, come back to life.
+
+The leader rank asks; on the others every call but ``workers`` returns at once.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from consumers.subscription.subscriber import Subscriber
+from penstock.protocol.memory_control import change, check_tags, revive, watch
+from penstock.protocol.presence import live_workers
+
+
+class Engines:
+    """The engines of one model, as ``subscriber`` may command them.
+
+    Every call blocks until all workers have followed, and says which one it waits for; WaitTimeout names it.
+    """
+
+    def __init__(self, subscriber: Subscriber, model: str) -> None:
+        self._subscriber = subscriber
+        self._control = subscriber.control
+        self._keys = subscriber.keys
+        self._model = model
+        self._by = f"trainer {subscriber.name}"
+
+    def offload(self, tags: Iterable[str], timeout_s: float) -> None:
+        """Give up memory of ``tags``, see ``Trainer.offload_engines``."""
+        given = set(check_tags(tags))
+        self._change(lambda offloaded: offloaded | given, timeout_s)
+
+    def onload(self, tags: Iterable[str], timeout_s: float) -> None:
+        """Have memory of ``tags`` again, see ``Trainer.onload_engines``."""
+        given = set(check_tags(tags))
+        self._change(lambda offloaded: offloaded - given, timeout_s)
+
+    def watch(self, watched: bool, timeout_s: float) -> None:
+        """Count health checks, or leave them out, see ``Trainer.watch_engines``."""
+        if self._subscriber.seat.leads:
+            watch(self._control, self._keys, self._model, watched, by=self._by, timeout_s=timeout_s)
+
+    def revive(self, timeout_s: float) -> None:
+        """Start those that are lost at once, see ``Trainer.revive_engines``."""
+        if self._subscriber.seat.leads:
+            tell = self._subscriber.waiting.for_
+            revive(self._control, self._keys, self._model, by=self._by, timeout_s=timeout_s, tell=tell)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """What each live worker shows of itself. Blocks for a round trip."""
+        workers = self._control.do(lambda client: live_workers(client, self._keys))
+        return [worker.to_record() for worker in workers]
+
+    def _change(self, change_tags: Callable[[set[str]], set[str]], timeout_s: float) -> None:
+        if self._subscriber.seat.leads:
+            tell = self._subscriber.waiting.for_
+            change(self._control, self._keys, self._model, change_tags, by=self._by, timeout_s=timeout_s, tell=tell)

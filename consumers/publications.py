@@ -1,0 +1,137 @@
+"""What a trainer publishes: weights written, numbered, announced and sent; and versions whose folders are kept.
+
+all ranks    publish(weights): a sharded model is gathered by all
+rank 0       every rank has committed ─> number ─> write ─> open ─> announce ─> send
+"""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from consumers.clock import Clock
+from consumers.subscription.progress import Progress
+from consumers.subscription.subscriber import Subscriber
+from penstock.config import Config
+from penstock.errors import ProtocolError, PublishError
+from penstock.protocol.records.publication import Publication
+
+if TYPE_CHECKING:
+    from consumers.weights.publisher import Publisher
+    from consumers.weights.sources import Weights
+
+
+class Publications:
+    """Versions of one trainer's weights.
+
+    Args:
+        clock: numbers and announces them.
+        progress: what they have seen.
+    """
+
+    def __init__(self, config: Config, subscriber: Subscriber, clock: Clock, progress: Progress) -> None:
+        self._config = config
+        self._subscriber = subscriber
+        self._clock = clock
+        self._progress = progress
+        self._publisher: Publisher | None = None
+        #: Folder of published versions.
+        self.folder = weights_dir_of(config)
+
+    @property
+    def publisher(self) -> "Publisher":
+        """What writes and sends weights; imports torch when first used."""
+        if self._publisher is None:
+            from consumers.weights.publisher import Publisher
+
+            subscriber = self._subscriber
+            self._publisher = Publisher(self._config, subscriber.keys, subscriber.control, subscriber.waiting)
+        return self._publisher
+
+    def close(self) -> None:
+        """End what sends weights. Blocks shortly."""
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def publish(self, weights: "Weights", *, step: int, timeout_s: float) -> int:
+        """Write the next version and announce it, see ``Trainer.publish``."""
+        from consumers.weights.publisher import tell_failure
+        from consumers.weights.sources import as_source
+
+        self._check_drives("publish")
+        source = as_source(weights)
+        if not self._subscriber.seat.leads:
+            self._clock.last = self.publisher.follow(source) or self._clock.last
+            return self._clock.last
+        try:
+            through = self._progress.await_ranks(timeout_s)
+            version, abandoned = self._clock.next_version()
+            written = self.publisher.write(source, self.folder, version)
+            publication = Publication(
+                model=self._clock.model,
+                version=version,
+                transport=self.publisher.transport,
+                path=str(written.path),
+                index=written.index_digest,
+                step=step,
+                through=through,
+                published_s=time.time(),
+                abandoned=abandoned,
+            )
+            self.publisher.open(publication)
+            self._clock.announce(publication)
+            self.publisher.send(source, publication)
+        except BaseException as exc:
+            tell_failure(self.publisher, source, exc)
+            raise
+        self.publisher.tell(source, "done", self._clock.last)
+        return self._clock.last
+
+    def tick(self, *, step: int, timeout_s: float) -> int:
+        """The next version with the weights of the last one, see ``Trainer.tick``."""
+        self._check_drives("tick")
+        if not self._subscriber.seat.leads:
+            return self._clock.last
+        if self._clock.must_publish:
+            raise ProtocolError("Publish the restored weights before tick(): the last version may be abandoned.")
+        through = self._progress.await_ranks(timeout_s)
+        before = self._clock.newest()
+        version, abandoned = self._clock.next_version()
+        fields = {name: getattr(before, name) for name in ("model", "path", "index", "tensors", "checksums")}
+        return self._clock.announce(
+            Publication(
+                **fields,
+                transport="disk",
+                version=version,
+                step=step,
+                through=through,
+                published_s=time.time(),
+                abandoned=abandoned,
+            )
+        )
+
+    def pin(self, version: int, name: str) -> Path:
+        """Keep the folder of ``version`` for ``name``, see ``Trainer.pin``."""
+        pins = self._subscriber.keys.pins(self._clock.model)
+        self._subscriber.control.do(lambda client: client.hset(pins, name, version))
+        folder = self.folder / f"v{version:08d}"
+        if not folder.is_dir():
+            self.unpin(name)
+            raise PublishError(
+                f"Version {version} is not kept any more: raise trainer.keep_versions, or pin it earlier."
+            )
+        return folder
+
+    def unpin(self, name: str) -> None:
+        """What ``name`` had pinned may be deleted. Blocks for one round trip."""
+        pins = self._subscriber.keys.pins(self._clock.model)
+        self._subscriber.control.do(lambda client: client.hdel(pins, name))
+
+    def _check_drives(self, verb: str) -> None:
+        seat = self._subscriber.seat
+        if not seat.drives:
+            raise ProtocolError(f"Role {seat.role} may not {verb}(): only role {seat.roles[0]} drives the clock.")
+
+
+def weights_dir_of(config: Config) -> Path:
+    """Folder of a run's published versions."""
+    return Path(config.trainer.weights_dir or config.run_dir / "weights").absolute()

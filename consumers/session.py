@@ -1,0 +1,127 @@
+"""One rank of a trainer at work with a run, from join to leave: what trainers of every kind are made of.
+
+    subscriber     its place at the buffer          reader        manifests made batches
+    progress       what its weights have seen       clock         the versions that it drives
+    publications   weights on their way out         engines       what it has engines do
+
+``Trainer`` reads the batches that are cut for it; ``Requests`` reads the answers to its own prompts.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from consumers.batch.batch import Batch
+from consumers.batch.reader import BatchReader
+from consumers.batch.stream import Stream
+from consumers.clock import Clock
+from consumers.engines import Engines
+from consumers.publications import Publications, weights_dir_of
+from consumers.subscription.progress import Progress
+from consumers.subscription.seat import Seat
+from consumers.subscription.subscriber import Subscriber
+from penstock.config import Config
+from penstock.errors import ConfigError, ProtocolError
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.codec import pack
+
+
+class Session:
+    """The parts of one rank, which share one connection to the control Redis. Not thread-safe.
+
+    Args:
+        name: the subscription.
+        seat: whose place it is among the ranks and roles that train the subscription.
+        definition: fields of the subscription, set by rank 0 when it joins.
+        driving: its publications move the clock.
+        job: as of ``Subscriber``.
+        replica_group, prepare: as of ``BatchReader``.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        *,
+        seat: Seat,
+        definition: dict[str, scripts.Value],
+        driving: bool,
+        job: str = "",
+        replica_group: Any = None,
+        prepare: Callable[[Batch], Any] | None = None,
+    ) -> None:
+        if (url := config.redis.url) is None:
+            raise ConfigError("The trainer needs redis.url: the address of the run's Redis.")
+        self.config = config
+        self.name = name
+        self.seat = seat
+        self.driving = driving
+        self.keys = Keys(config.run)
+        model = config.model.name
+        self.subscriber = Subscriber(
+            url, self.keys, name, seat=seat, definition=definition, model=model if driving else "", job=job
+        )
+        self.reader = BatchReader(config, self.subscriber, replica_group=replica_group, prepare=prepare)
+        self.progress = Progress(self.subscriber)
+        self.clock = Clock(self.subscriber, model, weights_dir_of(config))
+        self.publications = Publications(config, self.subscriber, self.clock, self.progress)
+        self.engines = Engines(self.subscriber, model)
+
+    def close(self) -> None:
+        """Give the subscription back. Blocks shortly."""
+        self.publications.close()
+        self.subscriber.leave()
+        self.reader.close()
+
+    def stream(self, prefetch: int = 0) -> Stream:
+        """The batches of this rank in their order, ``prefetch`` of them read ahead."""
+        return Stream(self.subscriber, self.reader, self.progress, prefetch=prefetch, look=self._keep_announced)
+
+    def check_clock(self, batch: Batch) -> None:
+        """T2: a new batch was cut for the version that the trainer holds now, see ``Clock.check_batch``."""
+        if self.seat.leads and self.driving and batch.n > self.progress.redelivered:
+            self.clock.check_batch(batch.n, batch.train_version, self.progress.committed)
+
+    def commit(self, batch: Batch) -> None:
+        """This rank has ``batch`` behind it, see ``Trainer.commit``."""
+        if batch.manifest.sub != self.name:
+            raise ProtocolError(
+                f"Batch {batch.n} is of subscription {batch.manifest.sub!r}; commit it to its own trainer, not to "
+                f"{self.name!r}."
+            )
+        self.progress.commit(batch.n, batch.digest)
+        self.clock.see(batch.train_version if self.driving else 0)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this rank, see ``Trainer.state_dict``."""
+        where = {"run": self.config.run, "subscription": self.name, "batch": self.progress.state()}
+        return where | {"version": self.clock.seen}
+
+    def fits(self, state: Mapping[str, Any]) -> bool:
+        """True where this rank can go back to ``state``, see ``Trainer.fits``."""
+        self.clock.see(int(state.get("version", 0)))
+        return self.progress.can_go_back(int(state["batch"]))
+
+    def go_back(self, n: int, version: int) -> None:
+        """Go on behind batch ``n``, with weights that have seen no other and no version above ``version``.
+
+        Whoever drives the clock has to publish next (T1). Raises as ``Progress.go_back``.
+        """
+        self.clock.see(version)
+        self.clock.must_publish = self.seat.leads and self.driving
+        self.progress.go_back(n)
+
+    def report(self, figures: dict[str, float | int | str]) -> None:
+        """Show figures in `penstock status` and the live view. Blocks for one round trip."""
+        seat = self.seat
+        record = {"name": self.name, "rank": seat.rank, "pid": os.getpid(), "at": time.time(), **figures}
+        who = f"{self.name}/{seat.role}/{seat.rank}" if seat.roles else f"{self.name}/{seat.rank}"
+        self.subscriber.control.call(scripts.note(self.keys, self.keys.trainers, who, pack(record)))
+
+    def _keep_announced(self) -> None:
+        """While it waits for a batch: a version that engines die of is announced again. Raises PublishError."""
+        if self.seat.leads and self.driving:
+            staleness = self.config.staleness
+            self.clock.announce_again(staleness.bound if staleness.mode == "async" else 0)

@@ -1,0 +1,144 @@
+"""How far the weights of one process are: what they have seen, what is committed of it, what a checkpoint has.
+
+commit n ─> state (batch n) ─> the file is on disk ─> checkpointed n: what is older may go
+   ^                                 │
+   └──── go_back n: batches after n come again ───┘
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from consumers.subscription.subscriber import Subscriber
+from penstock.errors import ConfigError, ProtocolError, RolesApart, WaitTimeout
+
+#: Between two looks at whether the other ranks have committed.
+LOOK_S = 0.005
+#: Longest wait of a checkpoint for the other ranks' commits.
+CHECKPOINT_TIMEOUT_S = 600.0
+
+
+class Progress:
+    """Progress of one rank on its subscription; not thread-safe."""
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self._subscriber = subscriber
+        #: Last batch that the weights of this process have seen.
+        self.position = 0
+        #: Last batch that was cut before the last rewind: it keeps the version of its first delivery.
+        self.redelivered = 0
+        #: Batches up to this one were committed by all roles before this one was restored to an older one.
+        self.redone = 0
+        #: Number and digest of the batch that was committed last.
+        self._committed: tuple[int, str] | None = None
+        #: Batch that the last ``state`` told of.
+        self._stated: int | None = None
+        #: True once ``go_back`` said where the weights are.
+        self._restored = False
+        #: False until a role that follows knows where the driving one goes on.
+        self._begun = subscriber.seat.drives
+
+    @property
+    def committed(self) -> int:
+        """Batch that was committed last, by this rank if it has committed any."""
+        return self._committed[0] if self._committed is not None else self._subscriber.cursor
+
+    def join(self) -> None:
+        """Take the subscription, behind its last committed batch. Blocks and raises as ``Subscriber.join``."""
+        self._subscriber.join()
+        self.position = self._subscriber.cursor
+
+    def begin(self, timeout_s: float | None) -> bool:
+        """A role that follows goes on from where its weights are, once the driving one has rewound (T13).
+
+        True where it began just now. Blocks until the driving role has asked for a batch. Raises RolesApart,
+        WaitTimeout.
+        """
+        if self._begun:
+            return False
+        self._subscriber.await_driver(timeout_s)
+        cursor, seat = self._subscriber.cursor, self._subscriber.seat
+        if self.position > cursor:
+            raise RolesApart(
+                cursor,
+                f"Role {seat.role} has trained batch {self.position}, but role {seat.roles[0]} goes on from "
+                f"batch {cursor}: restore a checkpoint of batch {cursor} or before.",
+            )
+        if not self._restored:
+            self.position = cursor
+        self.redone = cursor
+        self._begun = True
+        return True
+
+    def commit(self, n: int, digest: str) -> None:
+        """This rank has trained batch ``n``. Blocks and raises as ``Subscriber.commit``."""
+        self._subscriber.commit(n, digest, behind=self.position)
+        self._committed = (n, digest)
+        self.position = n
+
+    def await_ranks(self, timeout_s: float) -> int:
+        """Block until every rank has committed the last batch; its number. Raises WaitTimeout, OwnershipLost."""
+        if self._committed is None:
+            return self._subscriber.cursor
+        n, digest = self._committed
+        deadline = time.monotonic() + timeout_s
+        while others := self._subscriber.commit(n, digest):
+            self._subscriber.ownership.check()
+            self._subscriber.waiting.for_(f"other ranks to commit batch {n}: {others}")
+            if time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"Not every rank committed batch {n} in {timeout_s:g} s: one is dead or stuck ({others})."
+                )
+            time.sleep(LOOK_S)
+        self._subscriber.waiting.end()
+        return n
+
+    def state(self) -> int:
+        """The batch that a checkpoint taken now is at."""
+        self._stated = self.position
+        return self.position
+
+    def checkpointed(self) -> None:
+        """The checkpoint of the last ``state`` is safe on disk, see ``Trainer.checkpointed``."""
+        if self._stated is None:
+            raise ProtocolError("Call state_dict() and save it before checkpointed().")
+        if self._subscriber.seat.rank == 0:
+            self.await_ranks(CHECKPOINT_TIMEOUT_S)
+            self._subscriber.checkpointed(self._stated)
+
+    def can_go_back(self, n: int) -> bool:
+        """True where Redis knows batch ``n`` as committed and has what came after it. Blocks for one round trip."""
+        sub = self._subscriber.keys.sub(self._subscriber.name)
+        floor, cursor = self._subscriber.control.do(lambda client: client.hmget(sub, "floor", "cursor"))
+        return int(floor or 0) <= n <= int(cursor or 0)
+
+    def go_back(self, n: int) -> None:
+        """The weights are those that have seen batch ``n``: what comes after it comes again.
+
+        A role that follows rewinds nobody. Raises ProtocolError when the buffer no longer has what is needed.
+        """
+        self._committed = None
+        self.position, self._restored = n, True
+        if not self._subscriber.seat.drives:
+            self._begun = False
+            return
+        self._subscriber.rewind(n)
+        # From the rewind to the next publication nothing is cut.
+        sub = self._subscriber.keys.sub(self._subscriber.name)
+        cut = self._subscriber.control.do(lambda client: client.hget(sub, "cut"))
+        self.redelivered = int(cut or 0)
+
+
+def batch_of(state: Mapping[str, Any], run: str, name: str) -> int:
+    """The batch that a checkpoint's ``state`` is at. Raises ConfigError where it is none of this subscription."""
+    if (state.get("run"), state.get("subscription")) != (run, name):
+        raise ConfigError(
+            f"The checkpoint is of subscription {state.get('subscription')!r} of run {state.get('run')!r}, "
+            f"not of {name!r} of {run!r}."
+        )
+    if not isinstance(state.get("batch"), int):
+        raise ConfigError(
+            f"The checkpoint says of no batch where it stands (batch is {state.get('batch')!r}): give what "
+            "Trainer.state_dict() returned."
+        )
+    return int(state["batch"])
