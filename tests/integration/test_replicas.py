@@ -23,10 +23,10 @@ from tests.integration.parts import PATIENCE_S, Player, admit, buffering, make_c
 PROGRAM = """
 import json, os, sys
 import torch, torch.distributed as dist
-from consumers.batch import fetch
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import PenstockError
+from penstock.payloads.redis_store import PayloadRedis
 
 settings = json.loads(sys.argv[1])
 rank, steps = settings["rank"], settings["steps"]
@@ -36,8 +36,8 @@ if settings["broadcast"]:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method="file://" + settings["store"], rank=rank, world_size=2)
     group = dist.group.WORLD
-asked, mget = [], fetch._mget
-fetch._mget = lambda names, client: (asked.append(len(names)), mget(names, client))[1]
+asked, read = [], PayloadRedis.read
+PayloadRedis.read = lambda store, names: (asked.append(len(names)), read(store, names))[1]
 out = {"batches": [], "asked": asked}
 try:
     with Trainer(config, replica=rank, num_replicas=2, replica_group=group, prefetch=settings["prefetch"]) as trainer:
