@@ -508,6 +508,29 @@ def test_keys_of_an_unknown_run_are_not_touched(desk: Desk) -> None:
         server.kill()
 
 
+def test_a_run_of_another_schema_does_not_go_on(desk: Desk) -> None:
+    import redis
+
+    server = RedisServer(desk.folder / "own")
+    try:
+        desk.settings["redis"] = {"url": server.start()}
+        process = desk.start()
+        desk.up()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        client = redis.Redis(port=server.port)
+        client.set("penstock:{demo}:schema", 9)
+
+        code, _, err = desk.run("--resume")
+        assert (code, "The records of run demo are of schema 9" in err) == (2, True)
+        assert client.get("penstock:{demo}:schema") == b"9"
+
+        desk.do("trainer", "exit 0")
+        assert desk.run("--fresh")[0] == 0
+    finally:
+        server.kill()
+
+
 def test_fresh_deletes_in_no_folder_that_only_redis_names(desk: Desk) -> None:
     """Who can write to Redis must not choose what is deleted."""
     import redis
