@@ -31,7 +31,6 @@ from buffer.rollback import Rollback
 from buffer.scores import Scores
 from buffer.state import State
 from penstock.config import Config
-from penstock.config.load import redact
 from penstock.errors import ConfigError, LeadershipLost, QueueUnavailable
 from penstock.names import LANES
 from penstock.payloads.servers import seeds
@@ -40,6 +39,7 @@ from penstock.protocol.attendance import Attendance
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import Leadership, ensure_lanes
 from penstock.protocol.waits import Waiting
+from penstock.redaction import redact
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Client, Control
 from penstock.system.tokens import new_token

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.config import RedisConfig
-from penstock.config.load import redact
 from penstock.errors import QueueUnavailable
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.redis_store import PayloadRedis
@@ -20,6 +19,7 @@ from penstock.payloads.servers import Directory, read
 from penstock.payloads.store import PayloadStore, open_store
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.sample_meta import SampleMeta, stored
+from penstock.redaction import redact
 from penstock.redis.control import PASSING, Client
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ import logging
 import sys
 from typing import Any, TextIO
 
-from penstock.config.load import redact
+from penstock.redaction import redact
 from penstock.system.disk import is_full
 from penstock.words import trace_of, writable
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.config import EngineConfig
-from penstock.config.load import redact
+from penstock.redaction import redact
 from penstock.system.backoff import pause_s
 
 #: Lines of a log that are shown with a reason.

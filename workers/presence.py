@@ -8,11 +8,11 @@ import socket
 import time
 from collections.abc import Mapping
 
-from penstock.config.load import redact
 from penstock.protocol import scripts
 from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.records.codec import pack
 from penstock.protocol.waits import Waiting
+from penstock.redaction import redact
 from workers.capacity import Capacity
 from workers.jobs.held_job import HeldJob
 from workers.services import Services

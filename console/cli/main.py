@@ -222,7 +222,7 @@ def _forbidden(exc: OSError) -> str:
 
 
 def _fail(exc: Exception, code: int, text: str | None = None) -> int:
-    from penstock.config.load import redact
+    from penstock.redaction import redact
 
     logging.getLogger(__name__).debug("traceback", exc_info=exc)
     print(f"penstock: {redact(text or str(exc))}", file=sys.stderr)

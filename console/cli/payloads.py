@@ -38,9 +38,9 @@ def ls(
 def _row(server: Any) -> dict[str, Any]:
     import redis as redis_
 
-    from penstock.config.load import redact
     from penstock.errors import PenstockError
     from penstock.payloads.store import open_store
+    from penstock.redaction import redact
 
     row = {"name": server.name, "state": server.state, "url": redact(server.url), "answers": "yes"}
     try:

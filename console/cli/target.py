@@ -11,9 +11,9 @@ class Target:
     """The run that a command looks into. Raises ConfigError when it cannot be found, or is of another schema."""
 
     def __init__(self, run: str | None, url: str | None, directory: Path) -> None:
-        from penstock.config.load import redact
         from penstock.protocol import scripts
         from penstock.protocol.keys import Keys
+        from penstock.redaction import redact
         from penstock.redis.connect import connect
         from penstock.redis.server import read_address
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from console.terminal import Terminal
 from penstock.config import Config
-from penstock.config.load import redact
+from penstock.redaction import redact
 
 #: Between two plain lines, and between two that say the same.
 LINE_EVERY_S = 5.0

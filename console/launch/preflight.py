@@ -8,10 +8,11 @@ from pathlib import Path
 from console.launch.trainable import check_device, check_groups, check_rollouts
 from penstock.config import Config
 from penstock.config.dataset_path import parse_path
-from penstock.config.load import check_files, redact
+from penstock.config.load import check_files
 from penstock.errors import ConfigError
 from penstock.payloads.store import open_store
 from penstock.protocol.keys import Keys
+from penstock.redaction import redact
 from penstock.redis.connect import connect
 from penstock.system.extras import check_installed
 from penstock.system.own_packages import check_ours

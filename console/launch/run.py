@@ -33,11 +33,12 @@ from console.launch.preflight import check, check_data
 from console.launch.prepare import prepare_logged
 from console.launch.run_parts import check_parts, parts_of
 from penstock.config import Config
-from penstock.config.load import redact, save_resolved, secret_environment, without_settings
+from penstock.config.load import save_resolved, secret_environment, without_settings
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import check_schema, run, span
+from penstock.redaction import redact
 from penstock.redis.saved_config import CONFIG_FILE
 from penstock.redis.server import with_url, write_address
 from penstock.system.disk import until_room

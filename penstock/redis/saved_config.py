@@ -89,7 +89,7 @@ def keep_config(config: "Config", source: Path, *, replace: bool) -> None:
 
 def _addresses(folder: Path) -> dict[str, str]:
     """Settings that put the passwords of Redis back which ``config.yaml`` masks."""
-    from penstock.config.load import redact
+    from penstock.redaction import redact
     from penstock.redis.server import read_addresses
 
     if "PENSTOCK_REDIS" in os.environ:

@@ -19,11 +19,11 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from penstock.config import Config
-from penstock.config.load import redact
 from penstock.errors import ConfigError, PenstockError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import read_workers
 from penstock.protocol.scripts import check_schema
+from penstock.redaction import redact
 from penstock.redis.control import PASSING, Client, Control
 from penstock.system.stop import Stop
 from workers.fleet.kept import Spec, Status

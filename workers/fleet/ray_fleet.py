@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.config import Config
-from penstock.config.load import ENV_PREFIX
+from penstock.config.reading.settings import ENV_PREFIX
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 from penstock.system.processes import python_environment

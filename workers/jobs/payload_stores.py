@@ -11,11 +11,11 @@ import time
 from collections.abc import Collection, Sequence
 
 from penstock.config import RedisConfig
-from penstock.config.load import redact
 from penstock.errors import QueueFull, QueueUnavailable
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.async_store import AsyncPayloadRedis, AsyncPayloadStore, open_async_store
 from penstock.protocol.keys import CONTROL, Keys
+from penstock.redaction import redact
 from penstock.redis.control import AsyncControl
 
 log = logging.getLogger(__name__)

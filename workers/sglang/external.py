@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.config.load import redact
 from penstock.errors import ConfigError
+from penstock.redaction import redact
 from workers.sglang.server import refuse_hiding
 
 

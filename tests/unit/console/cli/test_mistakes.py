@@ -10,8 +10,9 @@ import pytest
 from console.cli.main import execute
 from console.launch import preflight, trainable
 from penstock.config import Config
-from penstock.config.key_hints import ABSENT, CALLED
-from penstock.config.load import _annotation, load_config
+from penstock.config.load import load_config
+from penstock.config.reading.declared import annotation
+from penstock.config.reading.key_hints import ABSENT, CALLED
 from penstock.config.sampling_names import NAMES
 from penstock.errors import ConfigError
 
@@ -124,7 +125,7 @@ def test_a_hint_names_a_key_that_is_there() -> None:
     for named in CALLED.values():
         for key in named.split(" (")[0].split(",")[0].split(" and ")[0].split(":")[0].split(" or "):
             path = tuple(key.strip().split("."))
-            at = _annotation(path[:-1])
+            at = annotation(path[:-1])
             known = path[-1] in getattr(at, "model_fields", {}) or path[-2:][0] in ("sampling", "eval_sampling", "args")
             assert known, f"{key} is no key"
     assert not CALLED.keys() & ABSENT.keys()

@@ -13,12 +13,12 @@ from penstock.config import Config, EngineConfig, StalenessConfig, TrainerConfig
 from penstock.config.load import (
     check_files,
     load_config,
-    redact,
     save_resolved,
     secret_environment,
     without_settings,
 )
 from penstock.errors import ConfigError
+from penstock.redaction import redact
 
 BASE = """
 run: demo
@@ -139,7 +139,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
     assert "There is no configuration" in refused(tmp_path / "absent.yaml")
     assert "line 2" in refused(twice)
-    assert "the key run stands twice" in refused(twice)
+    assert "the key run is given twice" in refused(twice)
     assert "bad.yaml" in refused(bad)
 
 

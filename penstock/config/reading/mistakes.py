@@ -1,0 +1,66 @@
+"""What is wrong with a configuration, in one sentence per key that says what to do."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.config.reading.declared import nearest
+from penstock.config.reading.key_hints import hint as hint_of
+from penstock.config.reading.nested import Key
+from penstock.redaction import redact
+
+
+def sentences(exc: ValidationError, where: dict[Key, str], path: str) -> Iterator[str]:
+    """One for each key that was refused.
+
+    Args:
+        where: where each key was set.
+        path: the YAML file, for those that were not.
+    """
+    seen: set[str] = set()
+    for error in exc.errors(include_url=False):
+        key = tuple(str(part) for part in error["loc"])
+        sentence = _sentence(key, error, where.get(key) or _source(key, error, where, path))
+        # A union reports each of its members; the first says enough.
+        if ".".join(_declared(key)) not in seen:
+            seen.add(".".join(_declared(key)))
+            yield sentence
+
+
+def _source(key: Key, error: Any, where: dict[Key, str], path: str) -> str:
+    """Where that was set for which a whole section is refused: of the keys that the sentence names, one on top."""
+    under = {at: source for at, source in where.items() if at[: len(key)] == key}
+    said = str(error.get("ctx", {}).get("error", ""))
+    named = [source for at, source in under.items() if re.search(rf"\b{re.escape(at[-1])}\b", said)]
+    later = [source for source in named if source != path]
+    return next(iter(later or named or (under.values() if key else ())), path)
+
+
+def _declared(key: Key) -> Key:
+    return tuple(part for part in key if part.isidentifier() or part.isdigit())
+
+
+def _sentence(key: Key, error: Any, source: str) -> str:
+    name = ".".join(key)
+    match error["type"]:
+        case "extra_forbidden":
+            near = nearest(key)
+            hint = hint_of(key[-1]) or (f"did you mean {near}?" if near else "remove it.")
+            return f"{name} ({source}): there is no such key; {hint}"
+        case "missing":
+            return f"{name} is missing in {source}; set it."
+        case "value_error":
+            text = str(error["ctx"]["error"]).rstrip(".")
+            end = "" if text.endswith("?") else "."
+            return f"{name} ({source}): {text}{end}" if name else f"{text} ({source})."
+    said = error["msg"].removeprefix("Input should be ").removeprefix("Value should ")
+    shown = "" if key[:1] == ("redis",) else f", not {_shown(error['input'])}"
+    return f"{name} ({source}): it should be {said}{shown}."
+
+
+def _shown(value: Any) -> str:
+    text = redact(json.dumps(value, default=str))
+    return text if len(text) <= 60 else text[:57] + "..."
