@@ -279,8 +279,8 @@ def make_fleet(redis_server: RedisServer, keys: Keys, model_config: ModelConfig,
         fleet = {"models": [{"name": "policy", "server_groups": list(groups)} | model], "autoscale": autoscale}
         config = make_config(redis_server.url, keys, model_config, tmp_path, fleet=fleet)
         made = Fleet(config, launcher, nodes, Stop())
-        made._start_waiting()
-        made._keep()
+        made.start_waiting()
+        made.keep_up()
         return made
 
     return make
@@ -304,14 +304,14 @@ def test_those_with_the_oldest_weights_leave_first(client: redis.Redis, keys: Ke
     fleet.scale("policy", "r", 2)
     assert [told for told in notes.told if told[0] == "terminate"] == [("terminate", "policy.r.1")]
     notes.states["policy.r.1"] = "ended"
-    fleet._keep()
+    fleet.keep_up()
     assert ("forget", "policy.r.1") in notes.told
     assert [worker.name for worker in fleet.plan.workers] == ["policy.r.0", "policy.r.2"]
 
     # What it had is given to who comes next; more than there is, is refused by name.
     write_wanted(client, keys, "policy.r", 4)
-    fleet._talk()
-    fleet._start_waiting()
+    fleet.follow_and_show()
+    fleet.start_waiting()
     assert {worker.name: worker.gpus for worker in fleet.plan.workers}["policy.r.1"] == (1,)
     assert "what is free is: 127.0.0.1 0 of 3" in shown(client, keys)["groups"]["policy.r"]["refused"]
 
@@ -324,11 +324,11 @@ def test_what_ray_cannot_place_is_refused_and_the_rest_goes_on(
     notes.no_place = {"policy.r.1"}
     write_wanted(client, keys, "policy.r", 2)
     for _ in range(3):
-        fleet._talk()
-        fleet._start_waiting()
-        fleet._keep()
+        fleet.follow_and_show()
+        fleet.start_waiting()
+        fleet.keep_up()
     assert [worker.name for worker in fleet.plan.workers] == ["policy.r.0"]
-    fleet._talk()
+    fleet.follow_and_show()
     assert shown(client, keys)["groups"]["policy.r"]["refused"] == "policy.r.1 has no place"
 
 
@@ -336,16 +336,16 @@ def test_an_engine_behind_a_router_leaves_it_before_it_ends(client: redis.Redis,
     notes = Notes()
     fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1))], {"name": "r", "num_gpus": 2}, router={})
     first, second = (engine.url for engine in fleet.plan.engines)
-    fleet._tell_members()
+    fleet.show_members()
     show_worker(client, keys, "policy.routed", 4, {first: 3, second: 4})
     fleet.scale("policy", "r", 1)
     members = read_members(client, keys, "policy.routed")
     assert members is not None
     assert [member.url for member in members] == [second]
-    fleet._keep()
+    fleet.keep_up()
     assert "policy.r.0.engine" in notes.states
     show_worker(client, keys, "policy.routed", 4, {second: 4})
-    fleet._keep()
+    fleet.keep_up()
     assert "policy.r.0.engine" not in notes.states
 
 
@@ -355,7 +355,7 @@ def test_processes_of_one_engine_die_together(make_fleet: Any) -> None:
     fleet = make_fleet(notes, nodes, {"name": "r", "num_gpus": 4, "num_gpus_per_engine": 4})
     assert sorted(notes.states) == ["policy.r.0", "policy.r.0.n0.engine", "policy.r.0.n1.engine"]
     notes.states["policy.r.0.n1.engine"] = "restarting"
-    fleet._keep()
+    fleet.keep_up()
     assert notes.told == [("bounce", "policy.r.0.n0.engine")]
 
 
@@ -368,15 +368,15 @@ def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
     write_capacity(client, keys, 640.0)  # as an earlier fleet saw it
     fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1, 2))], *groups, autoscale=limits)
     admit(client, keys, [job(i) for i in range(100)])
-    fleet._talk()
-    fleet._talk()
-    fleet._start_waiting()
+    fleet.follow_and_show()
+    fleet.follow_and_show()
+    fleet.start_waiting()
     assert sorted(notes.states) == ["policy.r.0", "policy.r.1"]
     known = shown(client, keys)["autoscale"]
     assert known == {"group": "policy.r", "wanted": 2, "binds": "max", "engines": 2, "capacity_tokens_per_s": 640.0}
     write_wanted(client, keys, "policy.r", 3)
-    fleet._talk()
-    fleet._talk()
+    fleet.follow_and_show()
+    fleet.follow_and_show()
     assert len(fleet.plan.workers) == 3
     with pytest.raises(ConfigError, match=r"fleet\.autoscale scales one regular group of policy, and there are 2"):
         make_fleet(notes, [Node("h", (0, 1))], {"num_gpus": 1}, {"num_gpus": 1}, autoscale=limits)
@@ -384,7 +384,7 @@ def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
 
 def test_encoders_answer_before_anyone_is_told_of_them(make_fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     answering: set[str] = set()
-    monkeypatch.setattr(fleet_main, "_answers", answering.__contains__)
+    monkeypatch.setattr(fleet_main, "answers", answering.__contains__)
     notes = Notes()
     groups = [{"name": name, "worker_type": name, "num_gpus": 1} for name in ("encoder", "prefill", "decode")]
     fleet = make_fleet(notes, [Node("127.0.0.1", (0, 1, 2))], *groups)
@@ -392,7 +392,7 @@ def test_encoders_answer_before_anyone_is_told_of_them(make_fleet: Any, monkeypa
     states = {one["name"]: one["state"] for one in fleet.record()["processes"]}
     assert states["policy.prefill.0.engine"] == "waiting for encoders"
     answering.update(engine.url for engine in fleet.plan.engines if engine.worker_type == "encoder")
-    fleet._start_waiting()
+    fleet.start_waiting()
     assert {f"policy.{name}.0.engine" for name in ("encoder", "prefill", "decode")} <= set(notes.states)
 
 

@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError
@@ -27,11 +27,13 @@ from penstock.redaction import redact
 from penstock.redis.control import PASSING, Client, Control
 from penstock.system.stop import Stop
 from workers.fleet.kept import Spec, Status
+from workers.fleet.launcher import Launcher
 from workers.fleet.local import LocalLauncher
 from workers.fleet.models import groups_of
 from workers.fleet.nodes import Node, local_nodes
-from workers.fleet.plan import Plan, engine_name, extend, plan
+from workers.fleet.plan import Plan, engine_name, plan
 from workers.fleet.pressure import Scaling
+from workers.fleet.reserved_plans import ReservedPlans
 from workers.fleet.specs import engine_process, specs_of
 from workers.fleet.state import clear_wanted, read_wanted, write_state
 from workers.router.members import write_members
@@ -44,21 +46,6 @@ LOOK_S = 0.2
 SHOW_S = 1.0
 #: Longest wait for the end of everything but workers; workers have their drain on top.
 STOP_S = 10.0
-#: Tries to find ports that are nobody's.
-MAX_PLANS = 20
-
-
-class Launcher(Protocol):
-    """Who starts processes: on this machine, or by Ray."""
-
-    def reserve(self, host: str, ports: list[int]) -> list[int]: ...
-    def release(self, host: str, ports: list[int]) -> None: ...
-    def start(self, spec: Spec) -> None: ...
-    def look(self) -> dict[str, Status]: ...
-    def bounce(self, name: str) -> None: ...
-    def terminate(self, name: str) -> None: ...
-    def forget(self, name: str) -> None: ...
-    def close(self) -> None: ...
 
 
 class Fleet:
@@ -71,15 +58,14 @@ class Fleet:
     def __init__(self, config: Config, launcher: Launcher, nodes: list[Node], stop: Stop) -> None:
         assert config.redis.url is not None
         self.config = config
-        self.nodes = nodes
         self.launcher = launcher
         self.stop = stop
         self.keys = Keys(config.run)
         control = Control(config.redis.url)
         control.call(check_schema(self.keys))
         self.client: Client = control.client
-        self._taken: dict[str, frozenset[int]] = {}
-        self.plan = self._reserved(lambda: plan(config, nodes, self._taken), None)
+        self._plans = ReservedPlans(config, nodes, launcher)
+        self.plan = self._plans.first()
         self._specs = specs_of(config, self.plan)
         self._waiting = dict(self._specs)
         self._statuses: dict[str, Status] = {}
@@ -94,16 +80,16 @@ class Fleet:
         self._scaling = Scaling(config, self.client, self.keys) if config.fleet.autoscale is not None else None
 
     def run(self) -> int:
-        """Keep the fleet up until told to stop; the exit code. Blocks."""
+        """Keep the fleet up until a signal ends it; the exit code. Blocks."""
         clear_wanted(self.client, self.keys)
-        self._tell_members()
+        self.show_members()
         try:
             while not self.stop:
-                self._start_waiting()
-                self._keep()
+                self.start_waiting()
+                self.keep_up()
                 if time.monotonic() - self._shown >= SHOW_S:
                     self._shown = time.monotonic()
-                    self._talk()
+                    self.follow_and_show()
                 time.sleep(LOOK_S)
             self._finish()
             return 0
@@ -113,36 +99,15 @@ class Fleet:
                 write_state(self.client, self.keys, {})
             self.client.close()
 
-    # -- plan
-
-    def _reserved(self, lay_out: Any, old: Plan | None) -> Plan:
-        """A plan whose ports are all ours."""
-        for _ in range(MAX_PLANS):
-            new: Plan = lay_out()
-            refused = False
-            for node in self.nodes:
-                known = set(old.ports(node.host)) if old is not None else set()
-                if bad := self.launcher.reserve(node.host, [p for p in new.ports(node.host) if p not in known]):
-                    self._taken[node.host] = self._taken.get(node.host, frozenset()) | frozenset(bad)
-                    refused = True
-            if not refused:
-                return new
-            for node in self.nodes:
-                known = set(old.ports(node.host)) if old is not None else set()
-                self.launcher.release(node.host, [p for p in new.ports(node.host) if p not in known])
-        raise ConfigError(
-            f"fleet.ports {list(self.config.fleet.ports)}: others take its ports faster than they are planned."
-        )
-
     def _adopt(self, new: Plan) -> None:
         """Start what is new in a plan."""
         self.plan = new
         specs = specs_of(self.config, new)
         self._waiting |= {name: spec for name, spec in specs.items() if name not in self._specs}
         self._specs = specs
-        self._tell_members()
+        self.show_members()
 
-    def _tell_members(self) -> None:
+    def show_members(self) -> None:
         """Say which engines each worker has behind its router."""
         leaving = {e.url for e in self.plan.engines if e.key in self._leaving}
         for worker in self.plan.workers:
@@ -150,14 +115,12 @@ class Fleet:
                 members = [one for one in worker.engine.router.engines if one.url not in leaving]
                 write_members(self.client, self.keys, worker.name, members)
 
-    # -- keep
-
-    def _start_waiting(self) -> None:
+    def start_waiting(self) -> None:
         """Start what waits for nothing: engines that name encoders wait until those answer."""
         encoders = {e.model: False for e in self.plan.engines if e.worker_type == "encoder"}
         for model in encoders:
             urls = [e.url for e in self.plan.engines if e.model == model and e.worker_type == "encoder"]
-            encoders[model] = all(map(_answers, urls))
+            encoders[model] = all(map(answers, urls))
         for name, spec in list(self._waiting.items()):
             model = name.split(".", 1)[0]
             if spec.kind == "encoder" or encoders.get(model, True):
@@ -179,9 +142,10 @@ class Fleet:
                 raise
             self._unplaced[f"{key[0]}.{key[1]}"] = str(exc)
             self._leaving[key] = 0.0
-            self._tell_members()
+            self.show_members()
 
-    def _keep(self) -> None:
+    def keep_up(self) -> None:
+        """Restart what died, with what is tied to it, and end what has left."""
         before, self._statuses = self._statuses, self.launcher.look()
         for name, status in self._statuses.items():
             old = before.get(name)
@@ -197,8 +161,6 @@ class Fleet:
                 log.warning("%s is started again with %s", other, name)
                 self.launcher.bounce(other)
 
-    # -- scale
-
     def scale(self, model: str, group: str, count: int) -> None:
         """Have ``count`` engines in a group: start, or drain those with the oldest weights.
 
@@ -207,18 +169,12 @@ class Fleet:
         """
         there = [key for key in self._keys_of(model, group) if key not in self._leaving]
         for _ in range(count - len(there)):
-            old = self.plan
-            self._adopt(
-                self._reserved(lambda old=old: extend(self.config, self.nodes, old, model, group, self._taken), old)
-            )
+            self._adopt(self._plans.extended(self.plan, model, group))
         if count < len(there):
             versions = self._versions()
             stalest = sorted(there, key=lambda key: (versions.get(engine_name(*key), -1), -key[2]))
             for key in stalest[: len(there) - count]:
                 self._drain(key)
-
-    def _grown(self, old: Plan, model: str, group: str) -> Plan:
-        return extend(self.config, self.nodes, old, model, group, self._taken)
 
     def _keys_of(self, model: str, group: str) -> list[tuple[str, str, int]]:
         return list(dict.fromkeys(e.key for e in self.plan.engines if e.key[:2] == (model, group)))
@@ -241,7 +197,7 @@ class Fleet:
             if name in self._statuses:
                 self.launcher.terminate(name)
         else:
-            self._tell_members()
+            self.show_members()
 
     def _let_go(self) -> None:
         """End the processes of drained engines, and give back what they had."""
@@ -258,9 +214,7 @@ class Fleet:
             for process in [name, *map(engine_process, mine)]:
                 self._waiting.pop(process, None)
                 self.launcher.forget(process)
-            old, self.plan = self.plan, self.plan.without(key)
-            for host in {e.host for e in mine if e.host}:
-                self.launcher.release(host, sorted(set(old.ports(host)) - set(self.plan.ports(host))))
+            self.plan = self._plans.without(self.plan, key)
             self._specs = specs_of(self.config, self.plan)
             del self._leaving[key]
             log.info("%s has left", name)
@@ -269,10 +223,8 @@ class Fleet:
         known = {engine.url for worker in read_workers(self.client, self.keys) for engine in worker.engines}
         return bool(urls & known)
 
-    # -- show
-
-    def _talk(self) -> None:
-        """Follow what is asked, show how it stands. A Redis that is away is tried again."""
+    def follow_and_show(self) -> None:
+        """Follow what is asked for in Redis, and show how the fleet stands. A Redis that is away is tried again."""
         try:
             wanted = read_wanted(self.client, self.keys)
             self._follow(wanted)
@@ -339,8 +291,6 @@ class Fleet:
             ],
         }
 
-    # -- end
-
     def _finish(self) -> None:
         """Drain the workers, then end the rest; a second signal has workers hand back what runs, a third one kills."""
         workers = [name for name, spec in self._specs.items() if spec.kind == "worker" and name in self._statuses]
@@ -366,7 +316,7 @@ class Fleet:
             self.launcher.forget(name)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
     import urllib.request
 
     try:
