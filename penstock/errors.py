@@ -16,7 +16,7 @@ PenstockError
 ├── EngineError            the engine refused, died, or answered what it may not
 │   ├── EngineRefused      the request can never be answered (too long, for instance); trying again is in vain
 │   └── EngineDied         the engine process is gone or stopped answering
-│       └── ReplicaDied    one engine of several is gone; the others go on
+│       └── MemberDied     one engine of several is gone; the others go on
 ├── ScoreError             sequences that were to be scored cannot be; says why
 ├── EnvironmentTimeout     a sample's environment did not answer in its time
 ├── EnvironmentRaised      a sample's environment raised, or answered what is no Observation
@@ -98,7 +98,7 @@ class EngineDied(EngineError):
     """The engine process is gone, or stopped answering for longer than its health limit."""
 
 
-class ReplicaDied(EngineDied):
+class MemberDied(EngineDied):
     """One of several engines behind a router was lost under a request; the others go on."""
 
 

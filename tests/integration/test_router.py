@@ -51,7 +51,7 @@ from workers.jobs.partial import partial_from_bytes
 from workers.router.engine import RoutedEngine
 from workers.router.members import write_members
 from workers.router.process import Router
-from workers.router.replicas import Replica
+from workers.router.tended_engines import Member
 from workers.sglang import server as servers
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -296,9 +296,9 @@ async def test_nothing_is_sent_after_a_cut_stream_before_all_engines_were_looked
         assert isinstance(engine, RoutedEngine)
         check = engine._check
 
-        async def checks_late(replica: Replica) -> None:
+        async def checks_late(member: Member) -> None:
             await looks.wait()
-            await check(replica)
+            await check(member)
 
         monkeypatch.setattr(engine, "_check", checks_late)
         two.refuses_loads = "not now"

@@ -10,9 +10,9 @@ from penstock.errors import (
     EngineRefused,
     EnvironmentRaised,
     EnvironmentTimeout,
+    MemberDied,
     PayloadError,
     ProtocolError,
-    ReplicaDied,
     RewardError,
 )
 from penstock.protocol import scripts
@@ -51,7 +51,7 @@ class Charge:
         match failure:
             case EngineDied():
                 services = self._services
-                died = services.present() if isinstance(failure, ReplicaDied) else services.died
+                died = services.present() if isinstance(failure, MemberDied) else services.died
                 await self._crash(str(failure), *died)
             case ConfigError() | ProtocolError() | EngineRefused():
                 await self._fail(failure, "refused", str(failure), permanent=True)

@@ -22,11 +22,11 @@ from penstock.errors import (
     EngineDied,
     EngineRefused,
     LeaseLost,
+    MemberDied,
     PayloadError,
     PenstockError,
     ProtocolError,
     QueueFull,
-    ReplicaDied,
 )
 from penstock.protocol import score_jobs, scripts
 from penstock.protocol.records.job import Job
@@ -250,7 +250,7 @@ class HeldJob:
                 tokenizer=services.tokenizer,
                 max_context=services.config.rollout.max_context_tokens,
             )
-        except ReplicaDied:
+        except MemberDied:
             raise  # the other engines go on
         except EngineDied as exc:
             services.lose_engine(birth, str(exc))
@@ -272,7 +272,7 @@ class HeldJob:
                 interval=services.config.worker.stream_interval,
                 drawn=prefix.drawn,
             )
-        except ReplicaDied:
+        except MemberDied:
             raise  # the other engines go on
         except EngineDied as exc:
             services.lose_engine(birth, str(exc))

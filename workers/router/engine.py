@@ -10,7 +10,7 @@ any time; the others go on.
 
 | what happens                         | what the samples see                                                |
 |--------------------------------------|---------------------------------------------------------------------|
-| a server dies under a request        | ReplicaDied: charged as a crash, tried again elsewhere, and not      |
+| a server dies under a request        | MemberDied: charged as a crash, tried again elsewhere, and not      |
 |                                      | before it is known which server that was                             |
 | the router dies                      | an abort: they go on from their tokens when it is back               |
 | no server is there                   | the same; the engine counts as lost until one is there               |
@@ -24,12 +24,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError, ReplicaDied
+from penstock.errors import EngineDied, EngineError, EngineRefused, MemberDied, PublishError
 from penstock.protocol.presence import EngineState
 from penstock.protocol.records.publication import Publication
 from workers.engine import Heard
 from workers.router.process import dropped_fields
-from workers.router.replicas import TendedEngines
+from workers.router.tended_engines import TendedEngines
 from workers.sglang.engine import SglangEngine
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class RoutedEngine(TendedEngines):
                 if self._tender.done():
                     self._tender.result()
                 # One that loads has a limit of its own.
-                loading = any(one.is_loading for one in self._replicas.values())
+                loading = any(one.is_loading for one in self._members.values())
                 if not self._quorum and not loading and time.monotonic() > deadline:
                     self.is_away = True
                     raise EngineError(f"no engine serves behind the router: {self.missing}")
@@ -95,18 +95,18 @@ class RoutedEngine(TendedEngines):
     async def stop(self) -> None:
         """Leave the servers alone and end the router; requests still running return as aborted or raise EngineDied."""
         tender, self._tender = self._tender, None
-        tasks = [one.task for one in self._replicas.values() if one.task is not None]
+        tasks = [one.task for one in self._members.values() if one.task is not None]
         if tender is not None:
             tasks.append(tender)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._routable.clear()
-        self._replicas = {url: one for url, one in self._replicas.items() if one.state is not EngineState.LEAVING}
+        self._members = {url: one for url, one in self._members.items() if one.state is not EngineState.LEAVING}
         self._take_wanted()
-        for replica in self._replicas.values():
-            replica.state, replica.task, replica.failures, replica.retry_at = EngineState.JOINING, None, 0, 0.0
-            await replica.engine.stop()
+        for member in self._members.values():
+            member.state, member.task, member.failures, member.retry_at = EngineState.JOINING, None, 0, 0.0
+            await member.engine.stop()
         await self._router.stop()
         await super().stop()
 
@@ -140,30 +140,30 @@ class RoutedEngine(TendedEngines):
         if receive is not None:
             await self.verify(publication)
         async with self._change:
-            replicas = self._serving()
+            members = self._serving()
             self._newest = publication.version
             self.loading = True
             try:
                 results = await asyncio.gather(
-                    *(one.engine.load(publication) for one in replicas), return_exceptions=True
+                    *(one.engine.load(publication) for one in members), return_exceptions=True
                 )
             finally:
                 self.loading = False
-            failed = [(one, r) for one, r in zip(replicas, results, strict=True) if isinstance(r, BaseException)]
+            failed = [(one, r) for one, r in zip(members, results, strict=True) if isinstance(r, BaseException)]
             for _, failure in failed:
                 if not isinstance(failure, EngineError | PublishError):
                     raise failure
             refusals = [failure for _, failure in failed if isinstance(failure, PublishError)]
-            if replicas and len(refusals) == len(replicas):
+            if members and len(refusals) == len(members):
                 self._newest = self.version
                 raise refusals[0]
-            if len(failed) == len(replicas):
+            if len(failed) == len(members):
                 raise EngineDied(f"no engine has loaded version {publication.version}: {[str(f) for _, f in failed]}")
             self._publication = publication
             self._set_version(publication.version, publication.rev)
             self.abandoned = publication.abandoned
-            for replica, failure in failed:
-                await self._lose(replica, f"did not load version {publication.version}: {failure}")
+            for member, failure in failed:
+                await self._lose(member, f"did not load version {publication.version}: {failure}")
             return max(result for result in results if isinstance(result, float))
 
     # -- requests
@@ -190,18 +190,18 @@ class RoutedEngine(TendedEngines):
             EngineRefused: one of them refused, and stays.
             EngineError: all failed.
         """
-        replicas = self._controlled()
-        if not replicas:
+        members = self._controlled()
+        if not members:
             raise EngineDied(f"no engine is there behind the router for {path}: {self.missing}")
-        results = await asyncio.gather(*(ask(one.engine) for one in replicas), return_exceptions=True)
+        results = await asyncio.gather(*(ask(one.engine) for one in members), return_exceptions=True)
         if refusal := next((result for result in results if isinstance(result, EngineRefused)), None):
             raise refusal
         answers = [result for result in results if not isinstance(result, BaseException)]
-        for replica, result in zip(replicas, results, strict=True):
+        for member, result in zip(members, results, strict=True):
             if isinstance(result, EngineError):
                 if not answers:
                     raise result
-                await self._lose(replica, f"failed {path}: {result}")
+                await self._lose(member, f"failed {path}: {result}")
             elif isinstance(result, BaseException):
                 raise result
         return answers[0]
@@ -234,7 +234,7 @@ class RoutedEngine(TendedEngines):
                 raise
             self._suspect()
             if self._router.starts == starts and await self._router.healthy():
-                raise ReplicaDied(f"an engine was lost under the request: {exc}") from exc
+                raise MemberDied(f"an engine was lost under the request: {exc}") from exc
             self._routable.clear()
             return await self._aborted(f"the router was lost ({exc})")
         except EngineRefused:
@@ -247,14 +247,14 @@ class RoutedEngine(TendedEngines):
                 return await self._aborted("no engine could be reached")
             if any(code in text for code in _LOST):
                 await self._found_dead(text)
-                raise ReplicaDied(f"an engine was lost under the request: {text}") from exc
+                raise MemberDied(f"an engine was lost under the request: {text}") from exc
             raise
 
     async def _found_dead(self, text: str) -> None:
         """Take out the server that an error names; other requests wait until the router has let go of it."""
-        named = [replica for replica in self._serving() if replica.member.url in text]
-        for replica in named:
-            await self._lose(replica, "was lost under a request")
+        named = [member for member in self._serving() if member.config.url in text]
+        for member in named:
+            await self._lose(member, "was lost under a request")
         if named:
             self._wake.set()
         else:

@@ -36,10 +36,10 @@ _LOOK_S = 0.05
 
 
 @dataclass(slots=True)
-class Replica:
+class Member:
     """One server behind the router."""
 
-    member: MemberConfig
+    config: MemberConfig
     engine: SglangEngine
     state: EngineState = EngineState.JOINING
     failures: int = 0
@@ -61,8 +61,8 @@ class TendedEngines(SglangClient):
         self._log_dir = log_dir
         self._router = Router(config.router, config.python, name=name, log_dir=log_dir)
         #: The servers that there should be, by address.
-        self._wanted = {member.url: member for member in config.router.engines}
-        self._replicas: dict[str, Replica] = {}
+        self._wanted = {one.url: one for one in config.router.engines}
+        self._members: dict[str, Member] = {}
         self._take_wanted()
         self._publication: Publication | None = None
         #: Held while the weights of serving servers change, and while one begins to serve.
@@ -78,16 +78,15 @@ class TendedEngines(SglangClient):
         self._suspicions = 0
         self._looked = 0
 
-    def _replica(self, member: MemberConfig) -> Replica:
-        config = self.config.model_copy(update={"router": None, "url": member.url})
+    def _make(self, config: MemberConfig) -> Member:
         engine = SglangEngine(
-            config,
+            self.config.model_copy(update={"router": None, "url": config.url}),
             self.model,
-            name=f"{self.name}@{member.url}",
+            name=f"{self.name}@{config.url}",
             log_dir=self._log_dir,
-            answers_alone=member.worker_type == "regular",
+            answers_alone=config.worker_type == "regular",
         )
-        return Replica(member, engine)
+        return Member(config, engine)
 
     @property
     def router_pid(self) -> int:
@@ -99,51 +98,51 @@ class TendedEngines(SglangClient):
         return [
             EnginePresence(
                 url=url,
-                worker_type=one.member.worker_type,
-                bootstrap_port=one.member.bootstrap_port,
+                worker_type=one.config.worker_type,
+                bootstrap_port=one.config.bootstrap_port,
                 state=one.state,
                 version=one.engine.version,
                 why=one.why,
             )
-            for url, one in self._replicas.items()
+            for url, one in self._members.items()
         ]
 
     def set_members(self, members: Sequence[MemberConfig]) -> None:
         """Say which servers there are: new ones join, missing ones leave. Returns at once."""
-        self._wanted = {member.url: member for member in members}
+        self._wanted = {one.url: one for one in members}
         self._take_wanted()
-        for url, replica in self._replicas.items():
-            if url not in self._wanted and replica.state is not EngineState.LEAVING:
+        for url, member in self._members.items():
+            if url not in self._wanted and member.state is not EngineState.LEAVING:
                 log.info("engine %s leaves", url)
-                self._cancel(replica)
-                was_serving, replica.state = replica.state is EngineState.SERVING, EngineState.LEAVING
-                replica.task = asyncio.create_task(self._leave(replica, was_serving), name=f"leave {url}")
+                self._cancel(member)
+                was_serving, member.state = member.state is EngineState.SERVING, EngineState.LEAVING
+                member.task = asyncio.create_task(self._leave(member, was_serving), name=f"leave {url}")
         self._wake.set()
 
     def _take_wanted(self) -> None:
         """A place for every server that is wanted; one that is just leaving is taken again when it has left."""
-        for url, member in self._wanted.items():
-            if url not in self._replicas:
+        for url, config in self._wanted.items():
+            if url not in self._members:
                 log.info("engine %s joins", url)
-                self._replicas[url] = self._replica(member)
+                self._members[url] = self._make(config)
 
-    def _serving(self) -> list[Replica]:
-        return [one for one in self._replicas.values() if one.state is EngineState.SERVING]
+    def _serving(self) -> list[Member]:
+        return [one for one in self._members.values() if one.state is EngineState.SERVING]
 
-    def _controlled(self) -> list[Replica]:
-        return [one for one in self._replicas.values() if one.state is not EngineState.JOINING]
+    def _controlled(self) -> list[Member]:
+        return [one for one in self._members.values() if one.state is not EngineState.JOINING]
 
     @property
     def _quorum(self) -> bool:
         """Whether a request can be answered: a regular server, or prefill and decode."""
-        kinds = {one.member.worker_type for one in self._serving()}
+        kinds = {one.config.worker_type for one in self._serving()}
         return "regular" in kinds or {"prefill", "decode"} <= kinds
 
     @property
     def missing(self) -> str:
         """Who is not there and why, as words; empty when all serve."""
         return "; ".join(
-            f"{url}: {one.why or one.state}" for url, one in self._replicas.items() if one.state is EngineState.JOINING
+            f"{url}: {one.why or one.state}" for url, one in self._members.items() if one.state is EngineState.JOINING
         )
 
     async def _tend(self) -> None:
@@ -154,11 +153,11 @@ class TendedEngines(SglangClient):
             await self._tend_router()
             await asyncio.gather(*(self._check(one) for one in self._serving()))
             self._looked = suspicions
-            for replica in list(self._replicas.values()):
-                idle = replica.task is None or replica.task.done()
-                is_due = replica.state is EngineState.JOINING and time.monotonic() >= replica.retry_at
+            for member in list(self._members.values()):
+                idle = member.task is None or member.task.done()
+                is_due = member.state is EngineState.JOINING and time.monotonic() >= member.retry_at
                 if is_due and idle and not self.offloaded:
-                    replica.task = asyncio.create_task(self._join(replica), name=f"join {replica.member.url}")
+                    member.task = asyncio.create_task(self._join(member), name=f"join {member.config.url}")
             with contextlib.suppress(EngineError):
                 await self._reconcile()
             self._note_quorum()
@@ -197,62 +196,62 @@ class TendedEngines(SglangClient):
     async def _reconcile(self) -> None:
         """The router knows exactly the servers that serve: it takes one back by itself when it answers again."""
         known = await self._router.engines()
-        wanted = {one.member.url: one for one in self._serving()}
+        wanted = {one.config.url: one for one in self._serving()}
         for url in known.keys() - wanted.keys():
-            replica = self._replicas.get(url)
+            member = self._members.get(url)
             # One that is just being taken in is listed a moment before it counts.
-            if replica is None or replica.task is None or replica.task.done():
+            if member is None or member.task is None or member.task.done():
                 await self._router.remove(url)
         for url in wanted.keys() - known.keys():
-            await self._router.add(wanted[url].member)
+            await self._router.add(wanted[url].config)
 
-    async def _check(self, replica: Replica) -> None:
+    async def _check(self, member: Member) -> None:
         """One health check; not while weights load: nobody answers then, and that has a limit of its own."""
         if self._change.locked() or self.is_busy:
             return
         version = self.version
         try:
             # The first asks the scheduler; the second has the version of what was loaded last.
-            await replica.engine._call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
-            info = await replica.engine._call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
+            await member.engine._call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
+            info = await member.engine._call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
         except EngineDied as exc:
-            await self._lose(replica, str(exc))
+            await self._lose(member, str(exc))
             return
         except EngineError as exc:
-            replica.failures += 1
-            if replica.failures >= self.config.health_failures and not (self._change.locked() or self.is_busy):
-                await self._lose(replica, f"failed {replica.failures} health checks in a row: {exc}")
+            member.failures += 1
+            if member.failures >= self.config.health_failures and not (self._change.locked() or self.is_busy):
+                await self._lose(member, f"failed {member.failures} health checks in a row: {exc}")
             return
-        replica.failures = 0
+        member.failures = 0
         shown = info.get("weight_version")
         if self.version == version >= 0 and not self._change.locked() and shown not in (None, str(version)):
-            await self._lose(replica, f"has weights {shown!r} where {version} was loaded: it was restarted")
+            await self._lose(member, f"has weights {shown!r} where {version} was loaded: it was restarted")
 
-    async def _join(self, replica: Replica) -> None:
+    async def _join(self, member: Member) -> None:
         """Weights first (I9), then the router."""
-        url = replica.member.url
+        url = member.config.url
         try:
-            await replica.engine.stop()
+            await member.engine.stop()
             if not await self._is_up(url):
                 raise EngineError("does not answer")
-            replica.is_loading = True
-            await replica.engine.start(self._publication)
+            member.is_loading = True
+            await member.engine.start(self._publication)
             async with self._change:
-                if (replica.engine.version, replica.engine.rev) != (self.version, self.rev):
+                if (member.engine.version, member.engine.rev) != (self.version, self.rev):
                     assert self._publication is not None
-                    await replica.engine._load_first(self._publication)
-                self._refuse_unlike(replica)
-                await self._router.add(replica.member)
-                replica.state, replica.why, replica.failures = EngineState.SERVING, "", 0
+                    await member.engine._load_first(self._publication)
+                self._refuse_unlike(member)
+                await self._router.add(member.config)
+                member.state, member.why, member.failures = EngineState.SERVING, "", 0
                 self.info = merge([one.engine.info for one in self._serving()])
         except (EngineError, ConfigError, PublishError) as exc:
-            if replica.why != str(exc):
+            if member.why != str(exc):
                 log.warning("engine %s does not serve: %s", url, exc)
-            replica.why = str(exc)
-            replica.retry_at = time.monotonic() + _RETRY_S
+            member.why = str(exc)
+            member.retry_at = time.monotonic() + _RETRY_S
             return
         finally:
-            replica.is_loading = False
+            member.is_loading = False
         log.info("engine %s serves version %d", url, self.version)
         self._note_quorum()
 
@@ -263,47 +262,47 @@ class TendedEngines(SglangClient):
         except (aiohttp.ClientError, TimeoutError):
             return False
 
-    def _refuse_unlike(self, replica: Replica) -> None:
+    def _refuse_unlike(self, member: Member) -> None:
         """Nobody tells which server answers a request, so all must send a stream and logprobs alike."""
         first = not self._serving()
-        if replica.engine.answers_alone:
-            if not first and replica.engine.logprob_kind != self.logprob_kind:
+        if member.engine.answers_alone:
+            if not first and member.engine.logprob_kind != self.logprob_kind:
                 raise ConfigError(
-                    f"it returns {replica.engine.logprob_kind} logprobs, and those that serve {self.logprob_kind} "
+                    f"it returns {member.engine.logprob_kind} logprobs, and those that serve {self.logprob_kind} "
                     f"ones: start all engines with {ORIGINAL_LOGPROB}=0"
                 )
-            self.logprob_kind = replica.engine.logprob_kind
-        if not first and replica.engine.info.streams_increments != self.info.streams_increments:
+            self.logprob_kind = member.engine.logprob_kind
+        if not first and member.engine.info.streams_increments != self.info.streams_increments:
             raise ConfigError(
                 "it streams otherwise than those that serve: give all engines incremental-streaming-output, or none"
             )
 
-    async def _lose(self, replica: Replica, why: str) -> None:
+    async def _lose(self, member: Member, why: str) -> None:
         """Take a server out at once; its requests return as aborted, where it can still be told."""
-        if replica.state is not EngineState.SERVING:
+        if member.state is not EngineState.SERVING:
             return
-        log.error("engine %s is lost: %s", replica.member.url, why)
-        replica.state, replica.why, replica.retry_at = EngineState.JOINING, why, time.monotonic() + _RETRY_S
-        url = replica.member.url
+        log.error("engine %s is lost: %s", member.config.url, why)
+        member.state, member.why, member.retry_at = EngineState.JOINING, why, time.monotonic() + _RETRY_S
+        url = member.config.url
         self._evicting.add(url)
         self._note_quorum()
-        replica.task = asyncio.create_task(self._evict(replica), name=f"evict {url}")
-        replica.task.add_done_callback(lambda _: self._evicted(url))
+        member.task = asyncio.create_task(self._evict(member), name=f"evict {url}")
+        member.task.add_done_callback(lambda _: self._evicted(url))
 
     def _evicted(self, url: str) -> None:
         self._evicting.discard(url)
         self._note_quorum()
 
-    async def _evict(self, replica: Replica) -> None:
-        url, starts = replica.member.url, self._router.starts
+    async def _evict(self, member: Member) -> None:
+        url, starts = member.config.url, self._router.starts
         try:
             await self._router.remove(url)
         except EngineError as exc:
             log.warning("the router is not told of the loss of %s: %s", url, exc)
         self._evicted(url)
         try:
-            await replica.engine._call("POST", "/continue_generation", {})
-            await replica.engine.abort_all()
+            await member.engine._call("POST", "/continue_generation", {})
+            await member.engine.abort_all()
         except EngineDied:
             pass  # its requests ended with it
         except EngineError as exc:
@@ -311,15 +310,15 @@ class TendedEngines(SglangClient):
             log.warning("engine %s cannot be told to abort (%s): the router is started again", url, exc)
             with contextlib.suppress(EngineError):
                 await self._router.restart(starts)
-        await replica.engine.stop()
+        await member.engine.stop()
 
-    def _cancel(self, replica: Replica) -> None:
-        if replica.task is not None and not replica.task.done():
-            replica.task.cancel()
+    def _cancel(self, member: Member) -> None:
+        if member.task is not None and not member.task.done():
+            member.task.cancel()
 
-    async def _leave(self, replica: Replica, was_serving: bool) -> None:
+    async def _leave(self, member: Member, was_serving: bool) -> None:
         """Drain a server: no new requests, running ones end or are aborted, then it is forgotten."""
-        url = replica.member.url
+        url = member.config.url
         self._note_quorum()
         try:
             if was_serving:
@@ -327,19 +326,19 @@ class TendedEngines(SglangClient):
                 # Loads are told late, so it is asked more than once; what is left then returns what it has.
                 deadline, idle = time.monotonic() + _DRAIN_S, 0
                 while idle < 3:
-                    idle = 0 if await self._running_at(replica) else idle + 1
+                    idle = 0 if await self._running_at(member) else idle + 1
                     if time.monotonic() > deadline or idle:
-                        await replica.engine.abort_all()
+                        await member.engine.abort_all()
                     await asyncio.sleep(_LOOK_S)
         except EngineError as exc:
             log.warning("engine %s left without an answer: %s", url, exc)
-        await replica.engine.stop()
-        self._replicas.pop(url, None)
+        await member.engine.stop()
+        self._members.pop(url, None)
         log.info("engine %s has left", url)
         self._take_wanted()
 
-    async def _running_at(self, replica: Replica) -> int:
-        answer = await replica.engine._call("GET", "/v1/loads?include=core")
+    async def _running_at(self, member: Member) -> int:
+        answer = await member.engine._call("GET", "/v1/loads?include=core")
         try:
             return sum(int(one["num_running_reqs"]) + int(one["num_waiting_reqs"]) for one in answer["loads"])
         except (KeyError, TypeError, ValueError) as exc:
