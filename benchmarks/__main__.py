@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.common import run_cli
+from benchmarks.common import execute
 
 #: Name -> arguments, in the order they run.
 SIZES: dict[str, list[str]] = {
@@ -45,4 +45,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

@@ -31,7 +31,7 @@ import torch
 import typer
 
 from benchmarks.bench_run import part
-from benchmarks.common import Report, redis_server, run_cli, version_in, versions
+from benchmarks.common import Report, execute, redis_server, version_in, versions
 from benchmarks.engine import ARGS, default_python, engine_env
 from benchmarks.engine_overhead import pairs
 from benchmarks.gpu_model import SHAPES, fast_folder
@@ -311,4 +311,4 @@ def report(rows: list[dict[str, Any]], shape: str, options: dict[str, int], seen
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.common import Report, median, run_cli, versions
+from benchmarks.common import Report, execute, median, versions
 from penstock.protocol import partition
 from penstock.protocol.records.manifest import Row
 
@@ -80,4 +80,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

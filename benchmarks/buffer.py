@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import redis
 import typer
 
-from benchmarks.common import Report, percentile, redis_server, run_cli, versions
+from benchmarks.common import Report, execute, percentile, redis_server, versions
 from benchmarks.scale import GROUPS_PER_BATCH, OWNER, SAMPLES, SUB, Queue, open_queue, settle
 from penstock.protocol import scripts
 from penstock.protocol.records.sample_meta import SampleMeta
@@ -167,4 +167,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

@@ -32,7 +32,7 @@ from penstock.redis.server import RedisServer
 PROCESS_TIMEOUT_S = 300.0
 
 
-def run_cli(main: Callable[..., None]) -> None:
+def execute(main: Callable[..., None]) -> None:
     """Run ``main`` as a command line; an error of a benchmark is a plain traceback."""
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
     app.command()(main)

@@ -25,7 +25,7 @@ import redis
 import typer
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
-from benchmarks.common import Report, median, redis_server, run_cli, run_together, spread, versions
+from benchmarks.common import Report, execute, median, redis_server, run_together, spread, versions
 from benchmarks.direct_client import generate_all
 from benchmarks.engine import RunningEngine, default_python, running_engine
 from benchmarks.random_model import Shape
@@ -228,4 +228,4 @@ def report(rates: dict[str, list[float]], load: Load, shape: Shape, seen_version
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

@@ -21,7 +21,7 @@ import torch
 import typer
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
-from benchmarks.common import Report, median, redis_server, run_cli, versions
+from benchmarks.common import Report, execute, median, redis_server, versions
 from benchmarks.engine import default_python, running_engine
 from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
@@ -156,4 +156,4 @@ def report(measured: dict[str, list[dict[str, float]]], shape: str, device: str,
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

@@ -23,7 +23,7 @@ import typer
 import yaml
 
 from benchmarks import tail_task
-from benchmarks.common import Report, median, run_cli, versions
+from benchmarks.common import Report, execute, median, versions
 from benchmarks.engine import serving
 
 MODES: dict[str, dict[str, Any]] = {
@@ -206,4 +206,4 @@ def limits(rows: list[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

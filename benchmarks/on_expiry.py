@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from benchmarks import modes, tail_task
-from benchmarks.common import Report, median, redis_server, run_cli, versions
+from benchmarks.common import Report, execute, median, redis_server, versions
 from benchmarks.engine import serving
 from benchmarks.watch import Fate, Watch
 
@@ -126,4 +126,4 @@ def report(found: dict[str, list[dict[str, float]]], *, bound: int, steps: int, 
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

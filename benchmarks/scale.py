@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import redis
 import typer
 
-from benchmarks.common import Report, median, redis_server, run_cli, versions
+from benchmarks.common import Report, execute, median, redis_server, versions
 from buffer.cutter import Cutter
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
@@ -336,4 +336,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

@@ -22,7 +22,7 @@ import typer
 import uvloop
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
-from benchmarks.common import Report, median, redis_server, run_cli, run_together, versions
+from benchmarks.common import Report, execute, median, redis_server, run_together, versions
 from benchmarks.penstock_path import GROUP, LEASED, _write_group, load, make_values
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
@@ -174,4 +174,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

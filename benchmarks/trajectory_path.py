@@ -34,7 +34,7 @@ import redis
 import typer
 
 from benchmarks import penstock_path
-from benchmarks.common import Report, format_value, median, redis_server, run_cli, run_together, spread, versions
+from benchmarks.common import Report, execute, format_value, median, redis_server, run_together, spread, versions
 
 if TYPE_CHECKING:
     import torch
@@ -308,4 +308,4 @@ def median_cpu(figures: list[Figure]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

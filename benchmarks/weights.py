@@ -24,7 +24,7 @@ import redis
 import typer
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
-from benchmarks.common import Report, redis_server, run_cli, versions
+from benchmarks.common import Report, execute, redis_server, versions
 from benchmarks.engine import RunningEngine, default_python, running_engine
 from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
@@ -260,4 +260,4 @@ def report(
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    execute(main)

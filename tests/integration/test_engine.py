@@ -179,9 +179,9 @@ async def test_T8_the_text_of_a_sample_is_what_the_server_itself_tells(
     texts: dict[str, str] = {}
 
     class Telling(SglangEngine):
-        def _segment(self, answer: Any, sent: int, rid: str) -> Segment:
+        def segment_of(self, answer: Any, sent: int, rid: str) -> Segment:
             texts[rid] = answer["text"]
-            return super()._segment(answer, sent, rid)
+            return super().segment_of(answer, sent, rid)
 
     config = cpu_engine().model_copy(update={"url": engine_url})
     engine = Telling(config, model_config, name="test", log_dir=tmp_path)

@@ -294,19 +294,19 @@ async def test_nothing_is_sent_after_a_cut_stream_before_all_engines_were_looked
         jobs = await hold_at_both(client, keys, fakes)
         engine = worker.services.engine
         assert isinstance(engine, RoutedEngine)
-        check = engine._check
+        check = engine.check_member
 
         async def checks_late(member: Member) -> None:
             await looks.wait()
             await check(member)
 
-        monkeypatch.setattr(engine, "_check", checks_late)
+        monkeypatch.setattr(engine, "check_member", checks_late)
         two.refuses_loads = "not now"
         two.die()
         await until(lambda: play.counter(client, keys, "crashes") > 0)
         await until(lambda: worker.services.num_running == 8)
         assert len(one.prompts) == len(two.prompts) == 4, "those of the dead one wait"
-        assert not engine._routable.is_set()
+        assert not engine.routable.is_set()
         one.open.set()
         two.open.set()
         looks.set()

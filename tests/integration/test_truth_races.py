@@ -41,8 +41,8 @@ class CountingEngine(RecordingEngine):
 
     num_races = 0
 
-    def _segment(self, answer: Any, sent: int, rid: str) -> Segment:
-        segment = super()._segment(answer, sent, rid)
+    def segment_of(self, answer: Any, sent: int, rid: str) -> Segment:
+        segment = super().segment_of(answer, sent, rid)
         ended = bool(segment.output_ids) and segment.output_ids[-1] in (*STOPS, 1)
         self.num_races += segment.finish_reason == "abort" and ended
         return segment

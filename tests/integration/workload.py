@@ -39,9 +39,9 @@ class RecordingEngine(SglangEngine):
         #: Per request: version at the sending, in whose namespace it looks for prefix KV, and tokens found there.
         self.found: dict[str, list[tuple[int, int]]] = {}
 
-    def _segment(self, answer: Any, sent: int, rid: str) -> Segment:
+    def segment_of(self, answer: Any, sent: int, rid: str) -> Segment:
         thrown_away = self.num_stale_prefixes
-        segment = super()._segment(answer, sent, rid)
+        segment = super().segment_of(answer, sent, rid)
         if self.num_stale_prefixes > thrown_away:
             return segment
         spans = answer["meta_info"]["weight_versions"]

@@ -76,6 +76,10 @@ class Prefix:
             Exception: what ended it, but for a Redis that is full.
         """
         self._ended = True
+        await self.written()
+
+    async def written(self) -> None:
+        """Wait for the checkpoint on its way; raises as ``settle``."""
         if self._task is not None:
             await asyncio.shield(self._task)
 

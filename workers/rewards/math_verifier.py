@@ -44,8 +44,10 @@ class MathVerifier:
 
     def __init__(self, num_processes: int, *, cpu_s: int) -> None:
         self.cpu_s = cpu_s
-        self._free = asyncio.Semaphore(num_processes)
-        self._idle: list[_Process] = []
+        #: Held by each check.
+        self.free = asyncio.Semaphore(num_processes)
+        #: Processes that check nothing now.
+        self.idle: list[_Process] = []
 
     async def verify(self, label: str, text: str) -> Verdict:
         """Whether ``text`` ends in a result equal to ``label``, as mathematics. Waits without a limit of its own.
@@ -56,8 +58,8 @@ class MathVerifier:
             ValueError: the label cannot be read as mathematics, or not within its time.
             RuntimeError: the process died otherwise than by its CPU limit.
         """
-        async with self._free:
-            process = self._idle.pop() if self._idle else await _Process.start(self.cpu_s)
+        async with self.free:
+            process = self.idle.pop() if self.idle else await _Process.start(self.cpu_s)
             try:
                 answer = await process.ask({"label": label, "text": final(text)})
             except BaseException:
@@ -71,7 +73,7 @@ class MathVerifier:
                     raise ValueError(too_slow(label, self.cpu_s))
                 raise RuntimeError(f"the verifier process ended with code {code}")
             if process.num_checks < MAX_CHECKS:
-                self._idle.append(process)
+                self.idle.append(process)
             else:
                 await process.kill()
         if "error" in answer:
@@ -80,8 +82,8 @@ class MathVerifier:
 
     async def close(self) -> None:
         """End the idle processes; checks that run end with their caller."""
-        while self._idle:
-            await self._idle.pop().kill()
+        while self.idle:
+            await self.idle.pop().kill()
 
 
 class _Process:

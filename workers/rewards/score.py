@@ -52,7 +52,8 @@ class Rewards:
     def __init__(self, config: RewardConfig, checks: "Checks | None" = None, allowed: Collection[str] = ()) -> None:
         self.config = config
         self.checks = checks
-        self._verifier: MathVerifier | None = None
+        #: Processes for ``math_verify``; None before the first check.
+        self.verifier: MathVerifier | None = None
         self._repeats = Repeats()
         if checks is None and "math_verify" in (config.function, *allowed):
             check_installed("math_verify", "reward math_verify")
@@ -85,9 +86,9 @@ class Rewards:
         """End the verifier's processes; checks that the pool still has are withdrawn."""
         if self.checks is not None:
             await self.checks.close()
-        if self._verifier is not None:
-            await self._verifier.close()
-            self._verifier = None
+        if self.verifier is not None:
+            await self.verifier.close()
+            self.verifier = None
 
     async def _try(self, function: RewardFunction, sample: Sample, name: str) -> Any:
         for attempt in range(1, self.config.max_attempts + 1):
@@ -128,10 +129,10 @@ class Rewards:
         return _async(import_reward(name), name)
 
     async def _math_verify(self, sample: Sample) -> dict[str, Any]:
-        if self._verifier is None:
+        if self.verifier is None:
             check_installed("math_verify", "reward math_verify")
-            self._verifier = MathVerifier(self.config.processes, cpu_s=self.config.check_cpu_s)
-        verdict = await self._verifier.verify(sample.job.label, sample.text)
+            self.verifier = MathVerifier(self.config.processes, cpu_s=self.config.check_cpu_s)
+        verdict = await self.verifier.verify(sample.job.label, sample.text)
         return {self.config.key: float(verdict.correct), **({"out_of_time": True} if verdict.out_of_time else {})}
 
 

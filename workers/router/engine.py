@@ -63,10 +63,10 @@ class RoutedEngine(TendedEngines):
         self._publication = publication
         self._set_version(*((publication.version, publication.rev) if publication else (-1, 0)))
         self.abandoned = publication.abandoned if publication else []
-        self._http.open()
+        self.http.open()
         try:
             await self._router.start()
-            self._http.url = self._router.url
+            self.http.url = self._router.url
             self._seen_starts = self._router.starts
             self._tender = asyncio.create_task(self._tend(), name="tend engines")
             await self._first_engines()
@@ -76,7 +76,7 @@ class RoutedEngine(TendedEngines):
 
     async def _first_engines(self) -> None:
         deadline = time.monotonic() + min(_FIRST_S, self.config.start_timeout_s)
-        routable = asyncio.create_task(self._routable.wait())
+        routable = asyncio.create_task(self.routable.wait())
         try:
             while not routable.done():
                 assert self._tender is not None
@@ -101,7 +101,7 @@ class RoutedEngine(TendedEngines):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._routable.clear()
+        self.routable.clear()
         self._members = {url: one for url, one in self._members.items() if one.state is not EngineState.LEAVING}
         self._take_wanted()
         for member in self._members.values():
@@ -141,7 +141,7 @@ class RoutedEngine(TendedEngines):
             await self.verify(publication)
         async with self._change:
             members = self._serving()
-            self._newest = publication.version
+            self.newest = publication.version
             self.loading = True
             try:
                 results = await asyncio.gather(
@@ -155,7 +155,7 @@ class RoutedEngine(TendedEngines):
                     raise failure
             refusals = [failure for _, failure in failed if isinstance(failure, PublishError)]
             if members and len(refusals) == len(members):
-                self._newest = self.version
+                self.newest = self.version
                 raise refusals[0]
             if len(failed) == len(members):
                 raise EngineDied(f"no engine has loaded version {publication.version}: {[str(f) for _, f in failed]}")
@@ -168,7 +168,7 @@ class RoutedEngine(TendedEngines):
 
     # -- requests
 
-    async def _call(
+    async def call(
         self,
         method: str,
         path: str,
@@ -181,7 +181,7 @@ class RoutedEngine(TendedEngines):
         """Tokens through the router, everything else to each server."""
         if path == "/generate":
             return await self._generate(body or {}, timeout_s)
-        return await self._to_each(path, lambda one: one._call(method, path, body, timeout_s, ok=ok, is_json=is_json))
+        return await self._to_each(path, lambda one: one.call(method, path, body, timeout_s, ok=ok, is_json=is_json))
 
     async def _to_each(self, path: str, ask: Callable[[SglangEngine], Awaitable[Any]]) -> Any:
         """Ask every server; one that fails is taken out. The first answer.
@@ -207,7 +207,7 @@ class RoutedEngine(TendedEngines):
         return answers[0]
 
     async def _generate(self, body: dict[str, Any], timeout_s: float | None) -> Any:
-        return await self._guarded(body, lambda: super(RoutedEngine, self)._call("POST", "/generate", body, timeout_s))
+        return await self._guarded(body, lambda: super(RoutedEngine, self).call("POST", "/generate", body, timeout_s))
 
     async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard) -> dict[str, Any]:
         # The router drops the interval: every token comes by itself.
@@ -224,25 +224,25 @@ class RoutedEngine(TendedEngines):
                 f"sglang-router would drop {', '.join(dropped)} without a word: leave it out, or use an engine without "
                 "a router."
             )
-        if not self._routable.is_set():
+        if not self.routable.is_set():
             return await self._aborted("no engine could be reached")
         starts = self._router.starts
         try:
             return await ask()
         except EngineDied as exc:
-            if not self._http.is_open or _is_other_weights(exc):
+            if not self.http.is_open or _is_other_weights(exc):
                 raise
             self._suspect()
             if self._router.starts == starts and await self._router.healthy():
                 raise MemberDied(f"an engine was lost under the request: {exc}") from exc
-            self._routable.clear()
+            self.routable.clear()
             return await self._aborted(f"the router was lost ({exc})")
         except EngineRefused:
             raise
         except EngineError as exc:
             text = str(exc)
             if any(code in text for code in _UNREACHED):
-                self._routable.clear()
+                self.routable.clear()
                 self._wake.set()
                 return await self._aborted("no engine could be reached")
             if any(code in text for code in _LOST):
@@ -263,7 +263,7 @@ class RoutedEngine(TendedEngines):
     async def _aborted(self, message: str) -> Any:
         """What a request that reached no engine returns: nothing drawn, go on when there is one."""
         if self._tender is not None:
-            routable = asyncio.create_task(self._routable.wait())
+            routable = asyncio.create_task(self.routable.wait())
             try:
                 await asyncio.wait({routable, self._tender}, return_when=asyncio.FIRST_COMPLETED)
             finally:

@@ -68,7 +68,7 @@ class TendedEngines(SglangClient):
         #: Held while the weights of serving servers change, and while one begins to serve.
         self._change = asyncio.Lock()
         #: Set while requests can be sent.
-        self._routable = asyncio.Event()
+        self.routable = asyncio.Event()
         self._wake = asyncio.Event()
         self._tender: asyncio.Task[None] | None = None
         self._seen_starts = 0
@@ -151,7 +151,7 @@ class TendedEngines(SglangClient):
             self._wake.clear()
             suspicions = self._suspicions
             await self._tend_router()
-            await asyncio.gather(*(self._check(one) for one in self._serving()))
+            await asyncio.gather(*(self.check_member(one) for one in self._serving()))
             self._looked = suspicions
             for member in list(self._members.values()):
                 idle = member.task is None or member.task.done()
@@ -169,20 +169,20 @@ class TendedEngines(SglangClient):
     def _suspect(self) -> None:
         """A server was lost, and nobody knows which: nothing is sent before all were looked at."""
         self._suspicions += 1
-        self._routable.clear()
+        self.routable.clear()
         self._wake.set()
 
     def _note_quorum(self) -> None:
         is_known = not self._evicting and self._looked == self._suspicions
         if self._quorum and is_known and self._router.alive and self._router.starts == self._seen_starts:
-            self._routable.set()
+            self.routable.set()
         else:
-            self._routable.clear()
+            self.routable.clear()
 
     async def _tend_router(self) -> None:
         if await self._router.healthy() and self._router.starts == self._seen_starts:
             return
-        self._routable.clear()
+        self.routable.clear()
         while not await self._router.healthy():
             log.error("the router is lost and is started again")
             try:
@@ -205,15 +205,15 @@ class TendedEngines(SglangClient):
         for url in wanted.keys() - known.keys():
             await self._router.add(wanted[url].config)
 
-    async def _check(self, member: Member) -> None:
+    async def check_member(self, member: Member) -> None:
         """One health check; not while weights load: nobody answers then, and that has a limit of its own."""
         if self._change.locked() or self.is_busy:
             return
         version = self.version
         try:
             # The first asks the scheduler; the second has the version of what was loaded last.
-            await member.engine._call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
-            info = await member.engine._call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
+            await member.engine.call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
+            info = await member.engine.call("GET", "/model_info", timeout_s=self.config.health_timeout_s)
         except EngineDied as exc:
             await self._lose(member, str(exc))
             return
@@ -239,7 +239,7 @@ class TendedEngines(SglangClient):
             async with self._change:
                 if (member.engine.version, member.engine.rev) != (self.version, self.rev):
                     assert self._publication is not None
-                    await member.engine._load_first(self._publication)
+                    await member.engine.load_first(self._publication)
                 self._refuse_unlike(member)
                 await self._router.add(member.config)
                 member.state, member.why, member.failures = EngineState.SERVING, "", 0
@@ -257,7 +257,7 @@ class TendedEngines(SglangClient):
 
     async def _is_up(self, url: str) -> bool:
         try:
-            async with self._http.session.get(url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
+            async with self.http.session.get(url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
@@ -301,7 +301,7 @@ class TendedEngines(SglangClient):
             log.warning("the router is not told of the loss of %s: %s", url, exc)
         self._evicted(url)
         try:
-            await member.engine._call("POST", "/continue_generation", {})
+            await member.engine.call("POST", "/continue_generation", {})
             await member.engine.abort_all()
         except EngineDied:
             pass  # its requests ended with it
@@ -338,7 +338,7 @@ class TendedEngines(SglangClient):
         self._take_wanted()
 
     async def _running_at(self, member: Member) -> int:
-        answer = await member.engine._call("GET", "/v1/loads?include=core")
+        answer = await member.engine.call("GET", "/v1/loads?include=core")
         try:
             return sum(int(one["num_running_reqs"]) + int(one["num_waiting_reqs"]) for one in answer["loads"])
         except (KeyError, TypeError, ValueError) as exc:

@@ -3,8 +3,8 @@
 One server (``engine.py``), or several behind a router (``workers/router``), which answer to the same requests. Tried on
 releases 0.5.17 to 0.5.23. Knows nothing of Redis.
 
-In one file, because requests and controls hold each other: what a request drew is known by the version at its sending,
-by what was loaded meanwhile, and by the marks that a change of weights leaves in its stream.
+Over 400 lines because requests and controls hold each other: what a request drew is known by the version at its
+sending, by what was loaded meanwhile, and by the marks that a change of weights leaves in its stream.
 """
 
 import asyncio
@@ -93,11 +93,12 @@ class SglangClient(ABC):
         self.eos_token_ids = read_eos_token_ids(model.path)
         #: Number of its ids; 0: unknown.
         self.vocab_size = read_vocab_size(model.path)
-        self._http = EngineHttp(name, config, most_bytes=self._most_bytes, ended=self._how_it_ended)
-        self._http.url = (config.url or "").rstrip("/")
+        self.http = EngineHttp(name, config, most_bytes=self._most_bytes, ended=self._how_it_ended)
+        self.http.url = (config.url or "").rstrip("/")
         self._unwatched = 0
         self._namespace = ""
-        self._newest = -1
+        #: Version that it is loading, or loaded last: what is drawn meanwhile may be of it already.
+        self.newest = -1
         self._serial = itertools.count()
         self._client = secrets.token_hex(4)
         #: rid -> its requests on their way -> version at the sending of each.
@@ -112,7 +113,7 @@ class SglangClient(ABC):
     @property
     def url(self) -> str:
         """Address while it runs."""
-        return self._http.url
+        return self.http.url
 
     @property
     def pid(self) -> int | None:
@@ -154,14 +155,14 @@ class SglangClient(ABC):
         self.paused = False
         self.offloaded = set()
         self._set_version(-1)
-        return self._http.detach()
+        return self.http.detach()
 
     async def restart(self, publication: Publication | None) -> None:
         """Stop whatever is left of it and start it with ``publication``; raises as :meth:`start`."""
         await self.stop()
         await self.start(publication)
 
-    async def _call(
+    async def call(
         self,
         method: str,
         path: str,
@@ -172,7 +173,7 @@ class SglangClient(ABC):
         is_json: bool = True,
     ) -> Any:
         """See :meth:`EngineHttp.call`."""
-        return await self._http.call(method, path, body, timeout_s, ok=ok, is_json=is_json)
+        return await self.http.call(method, path, body, timeout_s, ok=ok, is_json=is_json)
 
     def _how_it_ended(self) -> str:
         """How its process ended, as the end of a sentence."""
@@ -201,11 +202,11 @@ class SglangClient(ABC):
             "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True},
             "rid": self._wire_rid("proof"),
         }
-        answer = await self._call("POST", "/generate", body, timeout_s)
+        answer = await self.call("POST", "/generate", body, timeout_s)
         self._provenance(self.version, "proof").check(meta_of(answer, "proof").get("weight_version"))
 
     def _set_version(self, version: int, rev: int = 0) -> None:
-        self.version, self.rev, self._newest = version, rev, version
+        self.version, self.rev, self.newest = version, rev, version
         # Prefix KV is found by requests of the same load only: an in-place load leaves KV of two versions behind, and
         # the versions of another run on the same server mean other weights.
         self._namespace = f"{version}.{secrets.token_hex(4)}"
@@ -251,7 +252,7 @@ class SglangClient(ABC):
             heard, interval = _unheard, _PROOF_TOKENS
         try:
             if heard is None:
-                answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
+                answer = await self.call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
             else:
                 body["sampling_params"] = sampling | {"stream_interval": interval}
                 answer = await self._stream(body | {"stream": True}, sent, rid, heard)
@@ -260,15 +261,15 @@ class SglangClient(ABC):
             self._heard.pop(wire_rid, None)
             if not live:
                 self._live.pop(rid, None)
-        segment = self._segment(answer, sent, rid)
+        segment = self.segment_of(answer, sent, rid)
         check_length(len(segment.output_ids), _most_tokens(body), rid)
         return segment
 
     async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard) -> dict[str, Any]:
         answer = Answer(rid, incremental=self.info.streams_increments, most=_most_tokens(body))
-        async with self._http.request("POST", "/generate", body, self.config.request_timeout_s) as response:
+        async with self.http.request("POST", "/generate", body, self.config.request_timeout_s) as response:
             if response.status != 200:
-                raise self._http.refusal("/generate", response.status, await read_head(response.content))
+                raise self.http.refusal("/generate", response.status, await read_head(response.content))
             async for event in read_events(response.content, self._most_bytes(body)):
                 ids, logprobs = answer.add(event)
                 self._heard[body["rid"]] = time.monotonic()
@@ -281,7 +282,7 @@ class SglangClient(ABC):
             raise EngineDied(f"{rid}: the stream of engine {self.name} ended before the answer{self._how_it_ended()}.")
         return answer.whole()
 
-    def _segment(self, answer: Any, sent: int, rid: str) -> Segment:
+    def segment_of(self, answer: Any, sent: int, rid: str) -> Segment:
         drawn = read_drawn(answer, rid)
         meta = drawn.meta
         self.num_aborted += drawn.reason == "abort"
@@ -329,12 +330,12 @@ class SglangClient(ABC):
 
     def _provenance(self, sent: int, rid: str) -> Provenance:
         info = self.info
-        return Provenance(rid, sent, self._newest, info.reports_spans, self.changes_in_place, info.window)
+        return Provenance(rid, sent, self.newest, info.reports_spans, self.changes_in_place, info.window)
 
     async def abort(self, rid: str) -> None:
         """Ask for the end of the requests named ``rid``; they return with what they have. Returns at once."""
         for wire_rid in list(self._live.get(rid, ())):
-            await self._call("POST", "/abort_request", {"rid": wire_rid})
+            await self.call("POST", "/abort_request", {"rid": wire_rid})
 
     async def score(
         self, input_ids: list[int], start: int, *, rid: str = "score", with_routing: bool = False
@@ -365,7 +366,7 @@ class SglangClient(ABC):
         if self.info.shares_prefixes:
             body["extra_key"] = self._namespace
         sent = self.version
-        answer = await self._call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
+        answer = await self.call("POST", "/generate", body, timeout_s=self.config.request_timeout_s)
         logprobs = read_scored(answer, input_ids, start, self.vocab_size, rid)
         if logprobs is None:
             return Scores([], None)
@@ -407,7 +408,7 @@ class SglangClient(ABC):
             "flush_cache": False,
         }
         started = time.perf_counter()
-        self._newest = publication.version
+        self.newest = publication.version
         self.loading = True
         try:
             received = receive is not None and await receive()
@@ -431,7 +432,7 @@ class SglangClient(ABC):
             # Its roll-back reads the folder that just failed.
             if "rolling back" in message.lower():
                 raise EngineDied(f"the engine's weights are mixed after a failed load; restart it: {message}")
-            self._newest = self.version
+            self.newest = self.version
             raise PublishError(f"the engine refused version {publication.version} and keeps {self.version}: {message}")
         self._set_version(publication.version, publication.rev)
         self.abandoned = publication.abandoned
@@ -441,11 +442,11 @@ class SglangClient(ABC):
         """Freeze generation where it stands; KV is kept."""
         await self._end_marking()
         self.paused = True
-        await self._call("POST", "/pause_generation", {"mode": "in_place"})
+        await self.call("POST", "/pause_generation", {"mode": "in_place"})
 
     async def resume(self) -> None:
         """Go on after :meth:`pause`."""
-        await self._call("POST", "/continue_generation", {})
+        await self.call("POST", "/continue_generation", {})
         self.paused = False
         older = any(sent < self.version for live in self._live.values() for sent in live.values())
         if older and self._proves_by_stream:
@@ -469,7 +470,7 @@ class SglangClient(ABC):
             await self.prove(self.config.request_timeout_s)
             self._is_marking = True
             body = {"new_version": f"{version}{MARK}", "abort_all_requests": False}
-            await self._call("POST", "/update_weight_version", body)
+            await self.call("POST", "/update_weight_version", body)
         except EngineError as exc:
             log.info("tokens of running requests stay with the version before %d: %s", version, exc)
         finally:
@@ -490,17 +491,17 @@ class SglangClient(ABC):
         The server must be idle: it ends itself otherwise.
         """
         self.offloaded |= set(tags)
-        await self._call("POST", "/release_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
+        await self.call("POST", "/release_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
         """Take memory again. Weights have to be loaded after it."""
-        await self._call("POST", "/resume_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
+        await self.call("POST", "/resume_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
         self.offloaded -= set(tags)
 
     async def flush_cache(self) -> bool:
         """Empty the prefix cache; False where something still runs, and nothing was done."""
         try:
-            await self._call("POST", "/flush_cache", {}, is_json=False)
+            await self.call("POST", "/flush_cache", {}, is_json=False)
         except EngineRefused:
             return False
         return True
@@ -518,17 +519,17 @@ class SglangClient(ABC):
 
     async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """A control call whose answer says ``success`` and ``message``; 400 is such an answer too."""
-        answer = await self._call("POST", path, body, timeout_s, ok=(200, 400))
+        answer = await self.call("POST", path, body, timeout_s, ok=(200, 400))
         return answer if isinstance(answer, dict) else {}
 
     async def abort_all(self) -> None:
         """Ask for the end of every request; each returns with what it has. Returns at once."""
-        await self._call("POST", "/abort_request", {"abort_all": True})
+        await self.call("POST", "/abort_request", {"abort_all": True})
 
     async def healthy(self) -> bool:
         """Whether its scheduler answers within ``health_timeout_s``; also true while it is frozen."""
         try:
-            await self._call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
+            await self.call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
         except EngineError:
             return False
         return True

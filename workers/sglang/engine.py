@@ -72,24 +72,24 @@ class SglangEngine(SglangClient):
         """
         if publication is not None:
             await self.verify(publication)
-        self._http.open()
+        self.http.open()
         try:
             if self.config.url is None:
                 await self._spawn(publication)
-            await self._probe()
+            await self.probe()
             if publication is not None and self.version != publication.version:
-                await self._load_first(publication)
+                await self.load_first(publication)
             if self._server is None:
                 await self._learn_logprob_kind()
             if self._faults.any:
                 self._faulty_path = FaultyPath(self._faults, None if self._server is None else self._kill)
                 await self._faulty_path.up(self.url)
-                self._http.generate_url = self._faulty_path.url
+                self.http.generate_url = self._faulty_path.url
         except BaseException:
             await asyncio.shield(self.stop())
             raise
 
-    async def _load_first(self, publication: Publication) -> None:
+    async def load_first(self, publication: Publication) -> None:
         if self._server is not None:
             await self.load(publication)
             return
@@ -115,13 +115,13 @@ class SglangEngine(SglangClient):
                 self.config, self.model, name=self.name, log_dir=self.log_dir, path=path, version=version
             )
 
-        self._server = await servers.start(make, self._http.session, self.config.start_timeout_s)
+        self._server = await servers.start(make, self.http.session, self.config.start_timeout_s)
         self._server.exit_reason()  # takes in the pid, where nobody has asked yet
-        self._http.url = self._server.url
+        self.http.url = self._server.url
         self._set_version(version, first.rev if first else 0)
         self.abandoned = first.abandoned if first else []
 
-    async def _probe(self) -> None:
+    async def probe(self) -> None:
         try:
             told = await self._ask("/server_info")
         except EngineError as exc:
@@ -154,7 +154,7 @@ class SglangEngine(SglangClient):
         sampling = {"temperature": PROBE_TEMPERATURE, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
         rid = self._wire_rid("proof")
         body = {"input_ids": [0], "sampling_params": sampling, "rid": rid, "return_logprob": True}
-        answer = await self._call("POST", "/generate", body, self.config.start_timeout_s)
+        answer = await self.call("POST", "/generate", body, self.config.start_timeout_s)
         kind = kind_of(read_drawn(answer, rid).logprobs, self.vocab_size)
         if self.config.logprob_kind not in (None, kind):
             raise ConfigError(
@@ -217,7 +217,7 @@ class SglangEngine(SglangClient):
 
     async def _ask(self, path: str) -> dict[str, Any]:
         """What the server says about itself there. Raises EngineError where that is no map."""
-        told = await self._call("GET", path, timeout_s=self.config.health_timeout_s)
+        told = await self.call("GET", path, timeout_s=self.config.health_timeout_s)
         if not isinstance(told, dict):
             raise EngineError(f"engine {self.name} answered {path} with {shown(told)}, which is no map.")
         return told

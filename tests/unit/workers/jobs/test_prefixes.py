@@ -62,8 +62,7 @@ def make(server: Server, **worker: Any) -> tuple[Prefix, Sample]:
 async def draw(prefix: Prefix, sample: Sample, count: int, version: int = 1) -> None:
     sample.append([7] * count, version=version, logprobs=[-0.5] * count)
     prefix.drawn()
-    if prefix._task is not None:
-        await prefix._task
+    await prefix.written()
 
 
 async def test_a_checkpoint_costs_its_new_tokens() -> None:

@@ -296,8 +296,8 @@ async def test_T11_a_check_over_its_own_cpu_limit_is_worth_0_and_the_next_one_is
 
 async def test_T11_an_overloaded_verifier_is_reward_timeout_and_not_worth_0(maths: Rewards) -> None:
     await maths.score(sample("$1$", "1"))
-    assert maths._verifier is not None
-    async with maths._verifier._free:  # its only process is busy
+    assert maths.verifier is not None
+    async with maths.verifier.free:  # its only process is busy
         maths.config = maths.config.model_copy(update={"timeout_s": 0.05})
         with pytest.raises(RewardError) as caught:
             await maths.score(sample("$3$", "3"))
@@ -307,8 +307,8 @@ async def test_T11_an_overloaded_verifier_is_reward_timeout_and_not_worth_0(math
 
 async def test_T11_a_killed_verifier_is_started_again(maths: Rewards) -> None:
     await maths.score(sample("$1$", "1"))
-    assert maths._verifier is not None
-    maths._verifier._idle[0].process.kill()
+    assert maths.verifier is not None
+    maths.verifier.idle[0].process.kill()
 
     await maths.score(made := sample("$3$", "3"))
 

@@ -18,7 +18,7 @@ from workers.sglang.stream import PROVEN
 
 def engine(*, version: int = 3, newest: int = 3, window: int = 0, reports_spans: bool = True) -> SglangEngine:
     engine = SglangEngine(EngineConfig(), ModelConfig(path="."), name="t", log_dir=Path())
-    engine.version, engine._newest = version, newest
+    engine.version, engine.newest = version, newest
     engine.info = ServerInfo(window=window, reports_spans=reports_spans)
     return engine
 
@@ -37,7 +37,7 @@ def answer(ids: list[int], spans: list[tuple[str, int, int]] | None = None, **ch
 
 
 def read(given: Any, sent: int = 3, **options: Any) -> Segment:
-    return engine(**options)._segment(given, sent, "a/0/0/0")
+    return engine(**options).segment_of(given, sent, "a/0/0/0")
 
 
 def test_T6_reported_spans_are_taken_as_they_are() -> None:
@@ -63,7 +63,7 @@ def test_T6_without_spans_a_token_is_of_a_proven_version_only_where_no_newer_wei
     assert (segment.versions, segment.unproven) == ([2, 2], [unproven, unproven])
     client = engine(version=2, newest=3, reports_spans=False)
     client.changes_in_place = False
-    assert not any(client._segment(given, 2, "r").unproven), "it was answered before the load"
+    assert not any(client.segment_of(given, 2, "r").unproven), "it was answered before the load"
 
 
 def test_T6_results_in_flight_during_a_change_carry_the_older_version() -> None:
@@ -95,7 +95,7 @@ async def test_where_spans_are_not_told_no_request_finds_KV_of_another_if_weight
         keys.append(body["extra_key"])
         return answer([1])
 
-    monkeypatch.setattr(client, "_call", call)
+    monkeypatch.setattr(client, "call", call)
     for in_place, spans in ((True, True), (False, False), (True, False)):
         client.changes_in_place, client.info = in_place, ServerInfo(reports_spans=spans)
         for rid in ("a", "b"):
@@ -113,7 +113,7 @@ async def test_no_two_clients_of_a_server_ever_name_a_request_alike(monkeypatch:
             names.append(body["rid"])
             return answer([1])
 
-        monkeypatch.setattr(client, "_call", call)
+        monkeypatch.setattr(client, "call", call)
         await client.prove(1.0)
         await client.generate([5], {}, rid="j/1")
         await client.generate([5], {}, rid="j/10")
@@ -128,7 +128,7 @@ async def test_a_sample_has_a_seed_of_its_own_where_the_engine_draws_by_seeds(mo
         bodies.append(body["sampling_params"])
         return answer([1])
 
-    monkeypatch.setattr(client, "_call", call)
+    monkeypatch.setattr(client, "call", call)
     client.seed = 7
     await client.generate([5], {"temperature": 1.0}, rid="d/0/0/1")
     client.info = replace(client.info, deterministic=True)
@@ -202,11 +202,11 @@ def test_an_answer_that_ended_for_an_unknown_reason_is_one_that_was_cut_short() 
 def test_T6_without_spans_the_proven_versions_count_and_no_others() -> None:
     client = engine(version=5, newest=5, reports_spans=False)
     given = answer([1, 2, 3, 4, 5], weight_version="5+") | {PROVEN: [(4, 2), (5, 4)]}
-    segment = client._segment(given, 3, "r")
+    segment = client.segment_of(given, 3, "r")
     assert segment.versions == [3, 3, 4, 4, 5]
     assert segment.unproven == [True, True, True, True, False], "version 5 may have drawn all but what it did"
     with pytest.raises(EngineDied, match="was restarted or loaded by someone else"):
-        client._segment(given, 6, "r")
+        client.segment_of(given, 6, "r")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def answering(given: Any) -> SglangEngine:
     async def call(*_: Any, **__: Any) -> Any:
         return given
 
-    made._call = call  # type: ignore[method-assign]
+    made.call = call  # type: ignore[method-assign]
     return made
 
 
@@ -67,7 +67,7 @@ async def stream(given: Any) -> None:
     for event in given:
         if isinstance(event, dict):
             put_together.add(event)
-    engine()._segment(put_together.whole(), 2, "r")
+    engine().segment_of(put_together.whole(), 2, "r")
 
 
 async def segment(given: Any) -> None:
@@ -84,7 +84,7 @@ READERS: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
     "stream": ([answer([1, 2]), answer([3, 4], SPANS)], stream),
     "proof": (answer([1]), lambda given: answering(given).prove(1)),
     "scores": ({"meta_info": SCORES | {"weight_version": "3"}}, lambda given: answering(given).score([1, 2], 1)),
-    "info": (INFO, lambda given: answering(given)._probe()),
+    "info": (INFO, lambda given: answering(given).probe()),
 }
 
 
@@ -139,9 +139,9 @@ class Endless:
         await server.start_server()
         config = EngineConfig(url=str(server.make_url("")).rstrip("/"))
         client = SglangEngine(config, ModelConfig(path="."), name="t", log_dir=Path())
-        client.version = client._newest = 3
+        client.version = client.newest = 3
         client.info = ServerInfo(streams_increments=True)
-        client._http.open()
+        client.http.open()
         try:
             yield client
         finally:
