@@ -55,10 +55,10 @@ class Caretaker:
             await self._start()
         except EngineError as exc:
             log.error("the engine did not start: %s", exc)
-            self._restarts.failed()
+            self._restarts.note_failure()
             self._services.lose_engine(self._services.births)
             await self._bring_back(str(exc))
-            self._services.engine_is_back()
+            self._services.regain_engine()
         self._waiting.end()
 
     async def run(self) -> None:
@@ -68,14 +68,14 @@ class Caretaker:
             born, progress = time.monotonic(), services.tally.progress
             reason = await self._death()
             if time.monotonic() - born >= SETTLED_S or services.tally.progress > progress:
-                self._restarts.settled()
-            self._restarts.failed()
+                self._restarts.note_settled()
+            self._restarts.note_failure()
             log.error("engine lost: %s", reason)
             services.tally.engine_restarts += 1
             services.lose_engine(services.births, reason)
             await self._bring_back(reason)
             await self._give_back_newer()
-            services.engine_is_back()
+            services.regain_engine()
 
     async def _start(self) -> None:
         services, engine = self._services, self._services.engine
@@ -112,7 +112,7 @@ class Caretaker:
                     log.error("the engine did not start, trying again: %s", exc)
                 reason = str(exc)
                 if not services.engine.is_away:
-                    self._restarts.failed()
+                    self._restarts.note_failure()
                 elif time.monotonic() - away_since > services.config.worker.lease_s:
                     self._hand_back()
                 continue
@@ -171,7 +171,7 @@ class Caretaker:
             except EngineError as exc:
                 services.lose_engine(birth, str(exc))
                 return False
-            await services.finished(birth, "")
+            await services.note_finished(birth, "")
         return birth == services.births and not services.engine_lost.is_set()
 
     async def _let_go(self) -> None:

@@ -28,11 +28,11 @@ class Restarts:
         self._clock = clock
         self._failures: deque[float] = deque()
 
-    def failed(self) -> None:
+    def note_failure(self) -> None:
         """The engine died before it had finished anything, or did not start."""
         self._failures.append(self._clock())
 
-    def settled(self) -> None:
+    def note_settled(self) -> None:
         """It lived long enough, or finished something: what was before does not count any more."""
         self._failures.clear()
 

@@ -125,7 +125,7 @@ class Services:
         """As ``died``, of the engine that is there."""
         return self.publication, f"{self.worker}/{self.births}", self.is_sure
 
-    async def finished(self, birth: int, begun_on: str) -> None:
+    async def note_finished(self, birth: int, begun_on: str) -> None:
         """The engine of start ``birth`` finished a request that began on publication ``begun_on``.
 
         What began and ended on one publication proves that engines live on it: told once, in a round trip.
@@ -139,7 +139,7 @@ class Services:
         trials = self.keys.trials(self.config.model.name)
         await self.control.call(scripts.note(self.keys, trials, f"ok:{begun_on}", b"1"))
 
-    def engine_is_back(self) -> None:
+    def regain_engine(self) -> None:
         """Let requests through again."""
         self.engine_lost.clear()
         self._shut.close()

@@ -14,7 +14,7 @@ WorkerType = Literal["regular", "prefill", "decode", "encoder", "placeholder"]
 Port = Annotated[int, Field(gt=0, le=65535)]
 
 
-def _is_http(url: str) -> str:
+def _checked_url(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url!r} is no address of a server; write http://HOST:PORT")
     if "@" in url:
@@ -22,7 +22,7 @@ def _is_http(url: str) -> str:
     return url.rstrip("/")
 
 
-def _is_name(kind: str, name: str) -> str:
+def _checked_name(kind: str, name: str) -> str:
     try:
         return check_name(kind, name)
     except ConfigError as exc:
@@ -41,8 +41,8 @@ class MemberConfig(Section):
 
     @field_validator("url")
     @classmethod
-    def _url_is_http(cls, url: str) -> str:
-        return _is_http(url)
+    def _url_checked_url(cls, url: str) -> str:
+        return _checked_url(url)
 
     @model_validator(mode="after")
     def _bootstrap_is_of_prefill(self) -> Self:
@@ -119,7 +119,7 @@ class GroupConfig(Section):
     @field_validator("name")
     @classmethod
     def _name_is_one(cls, name: str | None) -> str | None:
-        return name if name is None else _is_name("group", name)
+        return name if name is None else _checked_name("group", name)
 
     @field_validator("env")
     @classmethod
@@ -133,7 +133,7 @@ class GroupConfig(Section):
     @field_validator("urls")
     @classmethod
     def _urls_are_http(cls, urls: list[str]) -> list[str]:
-        return [_is_http(url) for url in urls]
+        return [_checked_url(url) for url in urls]
 
     @property
     def per_engine(self) -> int:
@@ -203,7 +203,7 @@ class ModelGroups(Section):
     @field_validator("name")
     @classmethod
     def _name_is_one(cls, name: str) -> str:
-        return _is_name("model", name)
+        return _checked_name("model", name)
 
     @model_validator(mode="after")
     def _groups_fit(self) -> Self:

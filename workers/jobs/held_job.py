@@ -270,7 +270,7 @@ class HeldJob:
                 environment=services.environments.make(self._job),
                 partial=sample,
                 interval=services.config.worker.stream_interval,
-                drawn=prefix.drawn,
+                drawn=prefix.keep_if_due,
             )
         except MemberDied:
             raise  # the other engines go on
@@ -278,7 +278,7 @@ class HeldJob:
             services.lose_engine(birth, str(exc))
             raise
         if sample.status != "aborted":
-            await services.finished(birth, begun_on)
+            await services.note_finished(birth, begun_on)
 
     async def _commit(self, sample: Sample) -> None:
         services = self._services

@@ -55,7 +55,7 @@ class Prefix:
         self._ended = False
         self._task: asyncio.Task[None] | None = None
 
-    def drawn(self) -> None:
+    def keep_if_due(self) -> None:
         """Tokens were drawn: begin a checkpoint if one is due. Does not block."""
         if self._ended or (self._task is not None and not self._task.done()) or self._sample.num_turns > 1:
             return

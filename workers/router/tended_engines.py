@@ -287,9 +287,9 @@ class TendedEngines(SglangClient):
         self._evicting.add(url)
         self._note_quorum()
         member.task = asyncio.create_task(self._evict(member), name=f"evict {url}")
-        member.task.add_done_callback(lambda _: self._evicted(url))
+        member.task.add_done_callback(lambda _: self._end_eviction(url))
 
-    def _evicted(self, url: str) -> None:
+    def _end_eviction(self, url: str) -> None:
         self._evicting.discard(url)
         self._note_quorum()
 
@@ -299,7 +299,7 @@ class TendedEngines(SglangClient):
             await self._router.remove(url)
         except EngineError as exc:
             log.warning("the router is not told of the loss of %s: %s", url, exc)
-        self._evicted(url)
+        self._end_eviction(url)
         try:
             await member.engine.call("POST", "/continue_generation", {})
             await member.engine.abort_all()

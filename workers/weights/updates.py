@@ -114,7 +114,7 @@ class Updates:
                 if publication is newest:
                     self._say(publication, exc)
                 continue
-            self._is_loaded(publication)
+            self._note_loaded(publication)
             return
         await self._services.engine.start(None)
 
@@ -242,7 +242,7 @@ class Updates:
                 await self._refused(newest, exc)
             else:
                 if report is not None:
-                    self._is_loaded(newest)
+                    self._note_loaded(newest)
                     await self._count(report)
 
     async def settle_memory(self) -> None:
@@ -264,7 +264,7 @@ class Updates:
             services.lose_engine(birth)
         else:
             if weights_back and newest is not None:
-                self._is_loaded(newest)
+                self._note_loaded(newest)
             services.show.set()
 
     async def _apply(self, newest: Publication) -> ApplyReport | None:
@@ -325,7 +325,7 @@ class Updates:
         record = pack({"versions": sorted(versions), "at": time.time()})
         await services.control.call(note(keys, keys.loading(model), services.worker, record))
 
-    def _is_loaded(self, publication: Publication) -> None:
+    def _note_loaded(self, publication: Publication) -> None:
         self.loaded = publication
         if publication is self.newest:
             self.cannot_load = ""

@@ -26,7 +26,7 @@ def test_the_first_start_is_at_once_and_the_others_back_off() -> None:
     failing = restarts(Clock())
     waits = []
     for _ in range(6):
-        failing.failed()
+        failing.note_failure()
         waits.append(failing.wait_s)
     assert waits == [0.0, 1.0, 2.0, 4.0, 6.0, 6.0]
 
@@ -35,24 +35,24 @@ def test_enough_failures_within_the_window_are_a_crash_loop_until_it_passes() ->
     clock = Clock()
     failing = restarts(clock)
     for _ in range(4):
-        failing.failed()
+        failing.note_failure()
         clock.now += 10.0
     assert not failing.is_loop
-    failing.failed()
+    failing.note_failure()
     assert failing.is_loop
     assert failing.said() == "failed 5 times in 100 s"
     clock.now = 100.5
     assert not failing.is_loop, "the first failure is older than the window"
     clock.now = 1000.0
-    failing.failed()
+    failing.note_failure()
     assert failing.wait_s == 0.0
 
 
 def test_an_engine_that_settled_begins_anew() -> None:
     failing = restarts(Clock())
     for _ in range(5):
-        failing.failed()
-    failing.settled()
+        failing.note_failure()
+    failing.note_settled()
     assert (failing.count, failing.is_loop) == (0, False)
 
 

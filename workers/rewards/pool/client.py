@@ -325,11 +325,11 @@ class Checks:
         _, records, *places = await self._control.do(ask)
         present = self._present(records)
         for (_, check), place in zip(old, places, strict=True):
-            self._is_missing(check, place is None, LOST_S, "no verifier has it, nor has the queue")
+            self._end_if_missing(check, place is None, LOST_S, "no verifier has it, nor has the queue")
         for check in list(self._open.values()):
             if check.verifier:
                 gone = f"its verifier {check.verifier} is gone"
-                self._is_missing(check, check.verifier not in present, LOOK_S / 2, gone)
+                self._end_if_missing(check, check.verifier not in present, LOOK_S / 2, gone)
         self._waiting.for_(self._what(len(queued), present))
 
     def _present(self, records: dict[bytes, bytes]) -> set[str]:
@@ -343,7 +343,7 @@ class Checks:
         return {name for name, (_, changed) in seen.items() if now - changed < GONE_S}
 
     @staticmethod
-    def _is_missing(check: _Check, missing: bool, limit_s: float, why: str) -> None:
+    def _end_if_missing(check: _Check, missing: bool, limit_s: float, why: str) -> None:
         """A check that is missing at two looks, ``limit_s`` apart, is over: its verdict may be on its way."""
         now = time.monotonic()
         if not missing:

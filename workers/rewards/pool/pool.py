@@ -78,7 +78,7 @@ class _Child:
         self.start_at = 0.0
         self.quick_deaths = 0
 
-    def died(self) -> None:
+    def plan_restart(self) -> None:
         """Plan the next start."""
         now = time.monotonic()
         self.quick_deaths = self.quick_deaths + 1 if now - self.started < QUICK_S else 0
@@ -131,7 +131,7 @@ class Pool:
         if child.process is not None and not child.process.is_alive():
             log.warning("verifier %s ended with %s", child.name, child.process.exitcode)
             self._show(child.name, b"")
-            child.died()
+            child.plan_restart()
         if child.process is None and time.monotonic() >= child.start_at:
             # A name of its own for each: what an earlier one held must not be taken for this one's.
             child.name = f"{self.name}-{child.index}.{new_token()[:8]}"

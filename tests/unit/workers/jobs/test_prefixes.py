@@ -61,7 +61,7 @@ def make(server: Server, **worker: Any) -> tuple[Prefix, Sample]:
 
 async def draw(prefix: Prefix, sample: Sample, count: int, version: int = 1) -> None:
     sample.append([7] * count, version=version, logprobs=[-0.5] * count)
-    prefix.drawn()
+    prefix.keep_if_due()
     await prefix.written()
 
 
@@ -101,7 +101,7 @@ async def test_what_is_on_its_way_arrives_before_the_end_and_nothing_after_it(en
     server.open.clear()
     prefix, sample = make(server, checkpoint_tokens=2)
     sample.append([7] * 4, version=1, logprobs=[-0.5] * 4)
-    prefix.drawn()
+    prefix.keep_if_due()
     end = asyncio.create_task(getattr(prefix, ending)())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -110,7 +110,7 @@ async def test_what_is_on_its_way_arrives_before_the_end_and_nothing_after_it(en
     await end
     count = len(server.verbs)
     sample.append([7] * 4, version=1, logprobs=[-0.5] * 4)
-    prefix.drawn()
+    prefix.keep_if_due()
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(server.verbs) == count == (1 if ending == "settle" else 2)
