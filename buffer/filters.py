@@ -81,10 +81,10 @@ def load_filter(name: str) -> FilterFunction:
     if name in BUILT_IN:
         return BUILT_IN[name]
     if ":" not in name:
-        raise ConfigError(f"filter {name!r} is none: use {', '.join(BUILT_IN)} or module:function.")
+        raise ConfigError(f"filter {name!r} is not a filter: use {', '.join(BUILT_IN)} or module:function.")
     found = find(name, "filter")
     if not callable(found):
-        raise ConfigError(f"filter {name} is no function.")
+        raise ConfigError(f"filter {name} is not a function.")
     return found  # type: ignore[no-any-return]
 
 

@@ -196,7 +196,7 @@ class Buffer:
         if epoch != lead.epoch:
             raise LeadershipLost("The leadership went to another buffer, or ran out; starting over.")
         if self._run_id() != started:
-            raise LeadershipLost("Redis was restarted; reading everything anew.")
+            raise LeadershipLost("Redis was restarted; reading everything again.")
         self._rollback.remember()
         self._renew_at = time.monotonic() + self._lease_ms / 3000
 

@@ -97,7 +97,7 @@ class Dataset:
             pass  # told below, as of the whole line
         except TypeError as exc:
             raise ConfigError(
-                f"{where}: its {key!r} is no label: it holds what JSON has no value for ({exc})."
+                f"{where}: its {key!r} is not a label: it holds what JSON cannot represent ({exc})."
             ) from exc
         return label
 
@@ -110,7 +110,7 @@ class Dataset:
         value = row[key] if row[key] is not None else []
         answers = [value] if isinstance(value, str) or _is_ids(value) else value
         if not isinstance(answers, list) or not all(isinstance(one, str) or _is_ids(one) for one in answers):
-            raise ConfigError(f"{where}: {key!r} is no answer: it is text, a list of token ids, or a list of those.")
+            raise ConfigError(f"{where}: {key!r} is not an answer: give text, a list of token ids, or a list of those.")
         return answers
 
     def _render(self, value: Any, where: str) -> tuple[str | None, list[int] | None]:

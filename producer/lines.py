@@ -40,13 +40,13 @@ def check_writable(value: Any, where: str) -> None:
         unpack(pack([[[value]]]), where)
     except UnicodeEncodeError as exc:
         raise ConfigError(
-            f"{where}: it holds half of a surrogate pair ({exc.object[exc.start : exc.end]!a}), which is no text; "
+            f"{where}: it holds half of a surrogate pair ({exc.object[exc.start : exc.end]!a}), which is not text; "
             "correct the escapes."
         ) from exc
     except OverflowError as exc:
         raise ConfigError(f"{where}: it holds an integer beyond 64 bits; write it as text.") from exc
     except TypeError as exc:
-        raise ConfigError(f"{where}: it holds what JSON has no value for ({exc}).") from exc
+        raise ConfigError(f"{where}: it holds what JSON cannot represent ({exc}).") from exc
     except (ValueError, RecursionError, ProtocolError) as exc:
         why = exc.__cause__ if isinstance(exc, ProtocolError) else exc
         raise ConfigError(f"{where}: it is nested too deeply, or too large, for a record ({why}).") from exc
@@ -78,7 +78,7 @@ def _raw_lines(path: Path, config: DatasetConfig) -> Iterator[bytes]:
                 yield line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
     except (OSError, EOFError, zlib.error) as exc:
         raise ConfigError(
-            f"dataset {config.name}: {path} cannot be read behind line {number} ({exc}): make it anew."
+            f"dataset {config.name}: {path} cannot be read after line {number} ({exc}): write it again."
         ) from exc
 
 

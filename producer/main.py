@@ -101,7 +101,7 @@ class Producer:
         if self._is_full():
             return "room in Redis, which is above 85 % of its maxmemory: sweep, or more memory"
         if burned := self._control.do(lambda client: user_failures.too_many(client, self._keys, self._config.reward)):
-            return f"a person to mend the code of the run, or what it is given, and start the producer again: {burned}"
+            return f"someone to correct the code of the run, or its data, and start the producer again: {burned}"
         try:
             self._admit_evals(version)
             return self._admit_train()

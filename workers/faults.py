@@ -80,7 +80,7 @@ class FaultyPath:
         self._open.append(request)
         try:
             if fault == "error":
-                return web.json_response({"error": {"message": "a fault that was asked for"}}, status=500)
+                return web.json_response({"error": {"message": "an injected fault"}}, status=500)
             if fault == "hang":
                 await asyncio.Event().wait()
             return await self._pass_on(request, body, fault)

@@ -20,7 +20,7 @@ from penstock.errors import EngineError
 engines_app = typer.Typer(help="Engines: their GPU memory and their weights.")
 
 RunOption = Annotated[str | None, typer.Option("--run", help="The run; default: the newest in the folder.")]
-TagsOption = Annotated[str, typer.Option("--tags", help="Of weights, cuda_graph, kv_cache; comma-separated.")]
+TagsOption = Annotated[str, typer.Option("--tags", help="Any of weights, cuda_graph, kv_cache, separated by commas.")]
 ModelOption = Annotated[str, typer.Option("--model", help="Name of the weights.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Longest wait for the workers, seconds.")]
 
@@ -114,7 +114,7 @@ def check(
 def _judge(rows: list[dict[str, Any]]) -> None:
     """Raise EngineError unless all engines of a version said the same."""
     if not rows:
-        raise EngineError("No engine is there whose weights could be compared; `penstock workers ls` lists workers.")
+        raise EngineError("There is no engine whose weights could be compared; `penstock workers ls` lists workers.")
     for version in sorted({row["version"] for row in rows}):
         found = {row["checksum"] for row in rows if row["version"] == version and row["checksum"]}
         if len(found) > 1:

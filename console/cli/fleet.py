@@ -78,7 +78,9 @@ def list_(
 @fleet_app.command()
 def scale(
     count: Annotated[int, typer.Argument(min=0, metavar="N", help="Engines that the group should have.")],
-    group: Annotated[str | None, typer.Option("--group", help="MODEL.GROUP; else the only one that can be.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="MODEL.GROUP; default: the only one that can be scaled.")
+    ] = None,
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
@@ -131,7 +133,7 @@ def engines(
         members = [member for member in members if member.url != url.rstrip("/")]
     for url in add or []:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--add {url} is no address of a server; write http://HOST:PORT.")
+            raise ConfigError(f"--add {url} is not the address of a server; write http://HOST:PORT.")
         members = [*(member for member in members if member.url != url.rstrip("/")), MemberConfig(url=url)]
     if add or remove:
         write_members(target.client, target.keys, worker, members)

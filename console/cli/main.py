@@ -60,15 +60,17 @@ def _root(
 def run(
     context: typer.Context,
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in its folder.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; what is there moves to NAME.prev.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in its folder.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; what is there moves to NAME.prev.")] = False,
     without: Annotated[
         list[str] | None,
-        typer.Option("--without", metavar="PART", help="Leave a part to be started by hand: trainer, worker, ..."),
+        typer.Option(
+            "--without", metavar="PART", help="Leave out a part that you start yourself: trainer, worker, ..."
+        ),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print who gets which GPUs, and start nothing.")] = False,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", min=0, metavar="N", help="Take this machine to have N GPUs.")
+        int | None, typer.Option("--gpus", min=0, metavar="N", help="Plan as if this machine had N GPUs.")
     ] = None,
     redis: RedisOption = None,
 ) -> None:
@@ -77,7 +79,7 @@ def run(
     from penstock.system.gpus import numbered, visible_gpus
 
     if resume and fresh:
-        raise ConfigError("--resume goes on and --fresh starts anew: give one of them.")
+        raise ConfigError("--resume continues the run and --fresh starts over: give one of them.")
     loaded = load_config(config, overrides_of(context))
     names = visible_gpus() if gpus is None else numbered(gpus)
     left_out = frozenset(without or ())

@@ -6,11 +6,13 @@ from typing import Annotated
 import typer
 
 UrlOption = Annotated[
-    str | None, typer.Option("--redis", "--redis.url", help="Redis URL; else what the run's folder says.")
+    str | None, typer.Option("--redis", "--redis.url", help="Redis URL; default: what the run's folder says.")
 ]
 FolderOption = Annotated[Path, typer.Option("--directory", help="Folder of the runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunArgument = Annotated[str | None, typer.Option("--run", help="Name of the run; else the newest under --directory.")]
+RunArgument = Annotated[
+    str | None, typer.Option("--run", help="Name of the run; default: the newest under --directory.")
+]
 DIRECTORY = Path("runs")
 
 #: Arguments that are no options of a command are overrides of the configuration.
@@ -18,5 +20,5 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 ConfigOption = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="YAML file of the run.")]
 #: Sets redis.url, by ``overrides_of``: the same option under the same names as of the commands that look into a run.
 RedisOption = Annotated[
-    str | None, typer.Option("--redis", "--redis.url", metavar="URL", help="Redis URL; else what the file says.")
+    str | None, typer.Option("--redis", "--redis.url", metavar="URL", help="Redis URL; default: what the file says.")
 ]

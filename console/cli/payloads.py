@@ -81,7 +81,7 @@ def drain(
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
-    wait: Annotated[bool, typer.Option(help="Wait until it is empty; else only begin.")] = True,
+    wait: Annotated[bool, typer.Option(help="Wait until it is empty; otherwise only begin.")] = True,
 ) -> None:
     """Write to a server no more, and wait until all that lies there is trained and freed. It may be stopped then."""
     from penstock.payloads import servers as payload_servers

@@ -50,7 +50,7 @@ def subs_set(
     for given in fields:
         field, equals, value = given.partition("=")
         if not equals or not field:
-            raise ConfigError(f"{given!r} sets nothing: write FIELD=VALUE, as size=64.")
+            raise ConfigError(f"{given!r} sets nothing: write FIELD=VALUE, such as size=64.")
         changes[field] = value
     target = Target(run, redis, directory)
     definition = set_subscription(target.client, target.keys, name, changes)

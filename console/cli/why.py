@@ -53,7 +53,7 @@ class Chain:
     def lines(self) -> Iterator[str]:
         """As people read it, a step deeper with every line."""
         for depth, link in enumerate(self.links):
-            yield f"{'  ' * depth}{link.who} waits since {link.since_s:.0f} s for {link.what}"
+            yield f"{'  ' * depth}{link.who} has waited {link.since_s:.0f} s for {link.what}"
         if self.end:
             yield f"{'  ' * len(self.links)}{self.end}"
 
@@ -84,7 +84,7 @@ def _follow(state: Mapping[str, Any], waits: Sequence[Link], first: Link) -> Cha
             chain.end = step
             return chain
         if step.who in seen:
-            chain.end = f"which brings it back to {step.who}: these wait for one another"
+            chain.end = f"which leads back to {step.who}: these wait for one another"
             return chain
         seen.add(step.who)
         chain.links.append(step)
@@ -121,17 +121,17 @@ def _look_at_buffer(state: Mapping[str, Any], waits: Sequence[Link], name: str) 
 
 def _look_at_producer(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | str:
     if not any(one["part"] == "producer" and one["age_s"] < GONE_S for one in state["parts"]):
-        return _absence(state, "producer", "no producer is there")
+        return _absence(state, "producer", "there is no producer")
     return _longest(waits, "producer") or "the producer is at work"
 
 
 def _look_at_trainer(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | str:
     subs = [sub for sub in state["subs"] if (sub["name"] == name if name else sub.get("driving"))]
     if not subs:
-        return f"no trainer{f' of subscription {name}' if name else ''} has come yet: start one"
+        return f"no trainer{f' of subscription {name}' if name else ''} has joined yet: start one"
     sub = subs[0]
     shown = [one["age_s"] for one in state["trainers"] if one.get("name") == sub["name"]]
-    last = f"; it last told of a step {min(shown):.0f} s ago" if shown else ""
+    last = f"; its last step was {min(shown):.0f} s ago" if shown else ""
     if not sub["owned"]:
         return f"trainer {sub['name']} is gone{last}: start it again, or drop its subscription"
     return _longest(waits, f"trainer:{sub['name']}") or f"trainer {sub['name']} is at work{last}"
@@ -144,7 +144,7 @@ def _look_at_worker(state: Mapping[str, Any], waits: Sequence[Link], name: str) 
         return f"lane {paused[0]} is paused by a person, with {state['lanes'][paused[0]]['queued']} jobs in it"
     workers: list[WorkerPresence] = state["workers"]
     if not workers:
-        return "no worker is there: start one"
+        return "there is no worker: start one"
     if all(one.state in _SICK for one in workers):
         worst = min(workers, key=lambda one: _SICK.index(WorkerState(one.state)))
         told = _longest(waits, f"worker:{worst.name}")
@@ -182,11 +182,12 @@ def _absence(state: Mapping[str, Any], part: str, said: str) -> str:
     silent = [one for one in state["parts"] if one["part"] == part and one["age_s"] >= GONE_S]
     beating = [one for one in state["parts"] if one["part"] == part and one["age_s"] < GONE_S]
     if beating:
-        return f"{said}: {part} on {beating[0]['host']} (pid {beating[0]['pid']}) has just come, or was just killed"
+        return f"{said}: {part} on {beating[0]['host']} (pid {beating[0]['pid']}) has just started, or was just killed"
     if not silent:
         return f"{said}: start it with `penstock {part}`"
     last = min(silent, key=lambda one: float(one["age_s"]))
-    return f"{said}: {part} on {last['host']} (pid {last['pid']}) is silent since {last['age_s']:.0f} s; start it again"
+    who = f"{part} on {last['host']} (pid {last['pid']})"
+    return f"{said}: {who} has been silent for {last['age_s']:.0f} s; start it again"
 
 
 _LOOKS = {

@@ -51,7 +51,9 @@ class OwnRedis:
         if not has_room(server.folder):
             # With appendfsync always it ends rather than lose a write. The parts wait for it meanwhile.
             if not self._waits_for_room:
-                log.warning("Redis ended for want of room in %s, and is started when there is some", server.folder)
+                log.warning(
+                    "Redis ended because there is no room in %s, and is started again when there is", server.folder
+                )
             self._waits_for_room = True
             return None
         self._waits_for_room = False

@@ -88,7 +88,7 @@ def gpus_of_engine(config: Config) -> int:
         if config.worker.count > 1:
             key = "env.CUDA_VISIBLE_DEVICES" if "CUDA_VISIBLE_DEVICES" in engine.env else "args.base-gpu-id"
             raise ConfigError(
-                f"engine.{key} names the GPUs of one engine, and worker.count is {config.worker.count}: leave it away, "
+                f"engine.{key} names the GPUs of one engine, and worker.count is {config.worker.count}: remove it, "
                 "each engine is given GPUs of its own; or set worker.count 1."
             )
         return 0
@@ -99,7 +99,7 @@ def gpus_of_engine(config: Config) -> int:
 def _size(args: dict[str, Any], short: str, long: str) -> int:
     value = next((args[name] for name in (f"{short}_size", long, short) if name in args), 1)
     if type(value) is not int or value < 1:
-        raise ConfigError(f"engine.args: {short}-size {value!r} is no number of GPUs; write 1 or more.")
+        raise ConfigError(f"engine.args: {short}-size {value!r} is not a number of GPUs; write 1 or more.")
     return value
 
 

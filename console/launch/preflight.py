@@ -139,5 +139,5 @@ def _served_version(url: str) -> str:
         with urllib.request.urlopen(f"{url.rstrip('/')}/server_info", timeout=10) as answer:
             return str(json.load(answer).get("version", "unknown"))
     except (OSError, ValueError) as exc:
-        logging.getLogger(__name__).warning("%s does not tell its version: %s", redact(url), exc)
+        logging.getLogger(__name__).warning("%s does not say its version: %s", redact(url), exc)
         return "unknown"

@@ -115,13 +115,13 @@ def _decide(choice: Choice, folder: RunFolder, console: Console) -> bool:
         return False
     if choice == "resume":
         if not folder.path.exists():
-            raise ConfigError(f"There is no run to resume in {folder.path}: leave --resume away to start one.")
+            raise ConfigError(f"There is no run to resume in {folder.path}: start one without --resume.")
         return True
     said = f"Run {folder.path.name} in {folder.path} is unfinished"
     if console.is_terminal and sys.stdin.isatty():
-        answer = console.input(f"{said}. Go on with it, or start anew? [R/n] ")
+        answer = console.input(f"{said}. Resume it, or start over? [R/n] ")
         return not answer.strip().lower().startswith("n")
-    console.print(f"{said} and goes on; --fresh starts anew.", soft_wrap=True)
+    console.print(f"{said} and is resumed; --fresh starts over.", soft_wrap=True)
     return True
 
 
@@ -280,10 +280,10 @@ class _Run:
             until_room(partial(self.observer.report, self.record.active_s), stopped=lambda: bool(self.stop))
         until_room(partial(self.folder.write, self.record), stopped=lambda: bool(self.stop))
         if state == "failed":
-            self.live.event(f"{reason}\nCorrect it and go on with --resume.")
+            self.live.event(f"{reason}\nCorrect it and continue with --resume.")
             return EXIT_FAILED
         if state == "stopped":
-            self.live.event(f"Run {self.config.run} is stopped; `penstock run ... --resume` goes on.")
+            self.live.event(f"Run {self.config.run} is stopped; `penstock run ... --resume` continues it.")
             return EXIT_PIPE if self.live.closed else EXIT_INTERRUPT
         return EXIT_OK
 

@@ -24,8 +24,8 @@ def check_rollouts(config: Config) -> None:
         name, value = hidden
         where = f"data.train.{index}.sampling" if name in dataset.sampling else "rollout.sampling"
         raise ConfigError(
-            f"{where}.{name} is {value!r}, which draws from another distribution than the logprobs tell, so it cannot "
-            "be trained on: remove it, or put it under rollout.eval_sampling."
+            f"{where}.{name} is {value!r}, which draws from another distribution than the logprobs describe, so it "
+            "cannot be trained on: remove it, or put it under rollout.eval_sampling."
         )
 
 

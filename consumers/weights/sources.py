@@ -140,7 +140,7 @@ def load_converter(path: str) -> Converter:
     except (ImportError, AttributeError, ValueError) as exc:
         raise ConfigError(f"The converter {path!r} cannot be imported ({exc}): write it as module:function.") from exc
     if not callable(found):
-        raise ConfigError(f"The converter {path!r} is no function.")
+        raise ConfigError(f"The converter {path!r} is not a function.")
     return found  # type: ignore[no-any-return]
 
 

@@ -23,7 +23,7 @@ def _named(kind: str, own: tuple[str, ...] = (), like: str = "module:function") 
             return name
         near = difflib.get_close_matches(name, own, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"use {', '.join((*own, like))}"
-        raise ValueError(f"{name!r} is no {kind}: {remedy}")
+        raise ValueError(f"there is no {kind} {name!r}: {remedy}")
 
     return check
 

@@ -18,9 +18,9 @@ def parse_path(text: str) -> tuple[Path, int, int]:
     match = _SLICE.fullmatch(text)
     if match is None:
         if _MEANT_AS_SLICE.search(text):
-            raise ValueError(f"{text!r} ends in no slice: write FILE@[FIRST:LAST], lines counted from 0")
+            raise ValueError(f"{text!r} does not end in a slice: write FILE@[FIRST:LAST], lines counted from 0")
         return Path(text), 0, END
     first, last = int(match[2] or 0), int(match[3] or END)
     if first >= last:
-        raise ValueError(f"the slice [{match[2]}:{match[3]}] of {match[1]} holds no line: its end is behind its start")
+        raise ValueError(f"the slice [{match[2]}:{match[3]}] of {match[1]} is empty: its end is not after its start")
     return Path(match[1]), first, last

@@ -71,8 +71,8 @@ class EngineConfig(Section):
         kind = "original" if _IS_ORIGINAL[given.lower()] else "scaled"
         if self.logprob_kind not in (None, kind):
             raise ValueError(
-                f"logprob_kind is {self.logprob_kind}, and env.{ORIGINAL_LOGPROB} {given} says {kind}: leave the "
-                "variable away"
+                f"logprob_kind is {self.logprob_kind}, and env.{ORIGINAL_LOGPROB} {given} says {kind}: "
+                "remove the variable"
             )
         self._follow(logprob_kind=kind)
         return self
@@ -83,7 +83,7 @@ class EngineConfig(Section):
         if self.router is not None and given:
             raise ValueError(
                 f"{' and '.join(given)} are of one engine, and router names several that are there already: give them "
-                "to those servers, or leave router away"
+                "to those servers, or remove router"
             )
         return self
 
@@ -97,7 +97,7 @@ class EngineConfig(Section):
         if given:
             raise ValueError(
                 f"{' and '.join(given)} are for a server that penstock starts, and url names one that is there "
-                "already: give them to that server, or leave url away"
+                "already: give them to that server, or remove url"
             )
         return self
 
@@ -112,7 +112,7 @@ class FaultsConfig(Section):
     error_every: Annotated[int, Field(ge=0)] = 0
     #: ... never answered, until ``engine.request_timeout_s``.
     hang_every: Annotated[int, Field(ge=0)] = 0
-    #: ... answered with what is not JSON.
+    #: ... answered with something that is not JSON.
     garbage_every: Annotated[int, Field(ge=0)] = 0
     #: ... answered with one logprob fewer than tokens.
     short_logprobs_every: Annotated[int, Field(ge=0)] = 0

@@ -5,9 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config.sampling import ORIGINAL_LOGPROB
-from penstock.config.section import Positive, Seconds, Section
-from penstock.errors import ConfigError
-from penstock.names import check_name
+from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.redaction import is_secret
 
 WorkerType = Literal["regular", "prefill", "decode", "encoder", "placeholder"]
@@ -16,17 +14,10 @@ Port = Annotated[int, Field(gt=0, le=65535)]
 
 def _checked_url(url: str) -> str:
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is no address of a server; write http://HOST:PORT")
+        raise ValueError(f"{url!r} is not the address of a server; write http://HOST:PORT")
     if "@" in url:
         raise ValueError("an engine's address cannot hold a password: write http://HOST:PORT")
     return url.rstrip("/")
-
-
-def _checked_name(kind: str, name: str) -> str:
-    try:
-        return check_name(kind, name)
-    except ConfigError as exc:
-        raise ValueError(str(exc)) from exc
 
 
 class MemberConfig(Section):
@@ -119,7 +110,7 @@ class GroupConfig(Section):
     @field_validator("name")
     @classmethod
     def _name_is_one(cls, name: str | None) -> str | None:
-        return name if name is None else _checked_name("group", name)
+        return name if name is None else checked_name("group", name)
 
     @field_validator("env")
     @classmethod
@@ -179,10 +170,10 @@ class GroupConfig(Section):
         ]
         if given:
             raise ValueError(
-                f"urls names servers that run already, so {', '.join(given)} would change nothing: leave it away"
+                f"urls names servers that run already, so {', '.join(given)} would change nothing: remove it"
             )
         if self.worker_type != "regular":
-            raise ValueError(f"urls takes regular engines; start {self.worker_type} engines by the fleet")
+            raise ValueError(f"urls takes regular engines; start {self.worker_type} engines with the fleet")
         return self
 
 
@@ -203,7 +194,7 @@ class ModelGroups(Section):
     @field_validator("name")
     @classmethod
     def _name_is_one(cls, name: str) -> str:
-        return _checked_name("model", name)
+        return checked_name("model", name)
 
     @model_validator(mode="after")
     def _groups_fit(self) -> Self:
@@ -217,7 +208,7 @@ class ModelGroups(Section):
             raise ValueError(f"model {self.name} has encoders and nothing that they encode for: add prefill and decode")
         names = [name for name in (group.name for group in self.server_groups) if name]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"model {self.name} has two groups {twice}: name them apart")
+            raise ValueError(f"model {self.name} has two groups {twice}: give them different names")
         return self
 
     def names(self) -> list[str]:
@@ -279,12 +270,12 @@ class FleetConfig(Section):
     @classmethod
     def _ports_are_a_range(cls, ports: tuple[int, int]) -> tuple[int, int]:
         if ports[0] > ports[1]:
-            raise ValueError(f"{list(ports)} is no range: write [FIRST, LAST]")
+            raise ValueError(f"{list(ports)} is not a range: write [FIRST, LAST]")
         return ports
 
     @model_validator(mode="after")
     def _named_once(self) -> Self:
         for kind, names in (("model", [m.name for m in self.models]), ("node", [n.host for n in self.nodes])):
             if twice := next((name for name in names if names.count(name) > 1), None):
-                raise ValueError(f"{kind} {twice} stands twice: name each once")
+                raise ValueError(f"{kind} {twice} is listed twice: list each once")
         return self

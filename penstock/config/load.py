@@ -94,7 +94,7 @@ def check_files(config: Config, *, data: bool = True, model: bool = True) -> Non
                     raise ConfigError(f"data.{name}.{index}.path: there is no file {file}; {_make_it(config)}.")
     if model and not Path(config.model.path, "config.json").is_file():
         raise ConfigError(
-            f"model.path: {config.model.path} is no folder with a config.json; "
+            f"model.path: {config.model.path} is not a folder with a config.json; "
             f"{_make_it(config, 'download the model and name its folder')}."
         )
 

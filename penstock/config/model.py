@@ -20,5 +20,5 @@ class ModelConfig(Section):
     @classmethod
     def _dtype_is_known(cls, dtype: str) -> str:
         if dtype not in _DTYPES:
-            raise ValueError(f"{dtype!r} is no dtype of weights: write {', '.join(_DTYPES)}")
+            raise ValueError(f"{dtype!r} is not a dtype of weights: write {', '.join(_DTYPES)}")
         return dtype

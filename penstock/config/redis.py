@@ -66,5 +66,5 @@ class RedisConfig(Section):
     @model_validator(mode="after")
     def _one_redis(self) -> Self:
         if self.url is not None and self.port:
-            raise ValueError("port is for a server of our own, and url names another one: leave one of them away")
+            raise ValueError("port is for a server of our own, and url names another one: remove one of them")
         return self

@@ -33,9 +33,7 @@ class DebugConfig(Section):
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if self.load_batches is not None and (self.rollout_only or self.save_batches is not None):
-            raise ValueError(
-                "load_batches trains a recording, so nothing is rolled out or recorded: leave the others away"
-            )
+            raise ValueError("load_batches trains a recording, so nothing is rolled out or recorded: remove the others")
         return self
 
 
@@ -87,7 +85,7 @@ class Config(Section):
             )
         if self.trainer.stop_at_accuracy is not None and not self.data.eval:
             raise ValueError(
-                "trainer.stop_at_accuracy needs an evaluation, and data.eval names no file: name one, or leave it away"
+                "trainer.stop_at_accuracy needs an evaluation, and data.eval names no file: name one, or remove it"
             )
         return self
 
@@ -111,7 +109,7 @@ class Config(Section):
         if "apply" in self.worker.model_fields_set:
             raise ValueError(
                 f"worker.apply is {self.worker.apply}, and staleness.mode one_step always drains: "
-                "leave worker.apply away, or choose mode async"
+                "remove worker.apply, or choose mode async"
             )
         worker = self.worker.model_copy()
         worker._follow(apply="drain")
@@ -125,7 +123,7 @@ class Config(Section):
         if gpus is not None and not way.has_parameter_servers:
             owners = ", ".join(one for one, known in TRANSPORTS.items() if known.has_parameter_servers)
             raise ValueError(
-                f"trainer.parameter_server_gpus is for trainer.transport {owners}, and that is {name}: leave it away"
+                f"trainer.parameter_server_gpus is for trainer.transport {owners}, and that is {name}: remove it"
             )
         if gpus is not None and len(set(gpus)) < len(gpus):
             raise ValueError(f"trainer.parameter_server_gpus {gpus} names a GPU twice: one parameter server is on each")

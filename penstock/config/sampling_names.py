@@ -68,7 +68,7 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
     """Raise ValueError for a name that no engine knows, or a value that none takes. null leaves a parameter away."""
     for name, value in sampling.items():
         if name not in NAMES:
-            raise ValueError(f"{name} is no sampling parameter of SGLang; {_hint(name)}")
+            raise ValueError(f"{name} is not a sampling parameter of SGLang; {_hint(name)}")
         if value is None:
             continue
         if name in _SWITCHES and not isinstance(value, bool):
@@ -88,7 +88,7 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def hidden_by(sampling: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """The first parameter that draws from another distribution than the logprobs tell (T7), with its value."""
+    """The first parameter that draws from another distribution than the logprobs describe (T7), with its value."""
     for name, value in sampling.items():
         neutral = value is None or value == NEUTRAL.get(name) or (name == "top_k" and value == TOP_K_ALL)
         greedy = name == "temperature" and value is not None and value < GREEDY_BELOW

@@ -34,7 +34,6 @@ class StalenessConfig(Section):
         wanted = MODE_BOUND.get(self.mode, self.bound)
         if self.bound != wanted:
             raise ValueError(
-                f"mode {self.mode} means bound {wanted}, and bound is {self.bound}: "
-                "leave bound away, or choose mode async"
+                f"mode {self.mode} means bound {wanted}, and bound is {self.bound}: remove bound, or choose mode async"
             )
         return self

@@ -89,15 +89,15 @@ class SubscriptionConfig(Section):
     @model_validator(mode="after")
     def _can_be_cut(self) -> Self:
         if self.share and self.reuse > 1:
-            raise ValueError("the members of a pool use each group once: leave reuse away, or leave share away")
+            raise ValueError("the members of a pool use each group once: remove reuse or share")
         if self.share and self.sampler == "cohort":
-            raise ValueError("a cohort is complete, so it cannot be divided: leave share away, or take another sampler")
+            raise ValueError("a cohort is complete, so it cannot be divided: remove share, or choose another sampler")
         if self.share and (self.quota < 1 or self.start != "oldest"):
-            raise ValueError("members of a pool divide all groups: leave quota and start away")
+            raise ValueError("members of a pool divide all groups: remove quota and start")
         if self.sampler == "cohort" and (self.unit != "groups" or self.multiple > 1 or self.quota < 1):
             raise ValueError("sampler cohort takes whole cohorts: its unit is groups, multiple and quota are 1")
         if self.sampler == "cohort" and (self.keep_groups or self.keep_bytes):
-            raise ValueError("sampler cohort takes whole cohorts: leave keep_groups and keep_bytes away")
+            raise ValueError("sampler cohort takes whole cohorts: remove keep_groups and keep_bytes")
         if self.unit == "groups" and self.size and 0 < self.keep_groups < self.size:
             raise ValueError(
                 f"a batch of {self.size} groups can never be cut while at most {self.keep_groups} are held: "
@@ -151,7 +151,7 @@ class Definition(SubscriptionConfig):
         if self.driving and self.bound < 0:
             raise ValueError("a subscription that drives the clock needs a bound of 0 or more")
         if self.keep_when_few and (self.unit != "groups" or self.share):
-            raise ValueError("keep_when_few counts groups of one subscription: leave unit, share or it away")
+            raise ValueError("keep_when_few counts groups of one subscription: remove unit, share or keep_when_few")
         return self
 
     def fields(self) -> dict[str, Value]:

@@ -138,9 +138,9 @@ class TrainerConfig(Section):
     def _device_is_known(cls, device: str) -> str:
         kind, _, number = device.partition(":")
         if kind == "gpu":
-            raise ValueError(f"device {device!r} is none of torch's: write {device.replace('gpu', 'cuda')}")
+            raise ValueError(f"device {device!r} is not a torch device: write {device.replace('gpu', 'cuda')}")
         if kind not in _DEVICES or (":" in device and not number.isdigit()):
-            raise ValueError(f"device {device!r} is none of torch's: write {', '.join(_DEVICES)}, or cuda:NUMBER")
+            raise ValueError(f"device {device!r} is not a torch device: write {', '.join(_DEVICES)}, or cuda:NUMBER")
         return device
 
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"clip_low", "clip_high", "dual_clip", "aggregation"})
@@ -166,21 +166,21 @@ class TrainerConfig(Section):
         if self.correction == "bypass" and self.weight_cap is not None:
             raise ValueError(
                 "weight_cap caps a weight that correction bypass does not have, and a second one would correct "
-                "twice: leave it away, or choose correction decoupled"
+                "twice: remove it, or choose correction decoupled"
             )
         for name in ("clip_low", "clip_high"):
             value = getattr(self, name)
             if self.loss == "reinforce" and value is not None:
                 raise ValueError(
-                    f"{name} clips a ratio that loss reinforce does not take: leave it away and set weight_cap, or "
+                    f"{name} clips a ratio that loss reinforce does not take: remove it and set weight_cap, or "
                     "choose loss ppo"
                 )
             if self.loss != "reinforce" and value is None:
-                raise ValueError(f"{name} is null, and loss {self.loss} has a clip: give a number, or leave it away")
+                raise ValueError(f"{name} is null, and loss {self.loss} has a clip: give a number, or remove it")
         if self.dual_clip is not None and self.loss in ("cispo", "reinforce"):
             raise ValueError(
                 f"dual_clip bounds a ratio that loss {self.loss} does not take, whose weight is capped either way: "
-                "leave it away, or choose loss ppo or gspo"
+                "remove it, or choose loss ppo or gspo"
             )
         if (self.aggregation == "constant") != (self.constant_tokens is not None):
             raise ValueError("aggregation constant and constant_tokens belong together: set both, or neither")

@@ -77,7 +77,7 @@ def set_subscription(client: Client, keys: Keys, name: str, changes: Mapping[str
 def drop_subscription(client: Client, keys: Keys, name: str) -> None:
     """Drop a subscription with its batches, for good. Raises ConfigError when there is none. Blocks shortly."""
     if not run(client, scripts.unsubscribe(keys, name)):
-        raise ConfigError(f"There is no subscription {name!r} to be dropped; `penstock subs ls` lists those there are.")
+        raise ConfigError(f"There is no subscription {name!r} to drop; `penstock subs ls` lists those that exist.")
 
 
 def list_subscriptions(client: Client, keys: Keys) -> list[dict[str, Any]]:

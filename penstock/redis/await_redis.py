@@ -41,7 +41,7 @@ def await_redis(config: Config, *, stopped: Callable[[], bool] = lambda: False) 
         now = time.monotonic()
         if now - said >= SAY_EVERY_S:
             said = now
-            log.warning("waiting for Redis since %.0f s: %s", now - began, why)
+            log.warning("waiting for Redis for %.0f s: %s", now - began, why)
         tries += 1
         time.sleep(pause_s(tries, FIRST_WAIT_S, LONGEST_WAIT_S))
 

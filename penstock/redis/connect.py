@@ -48,7 +48,7 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> re
     Raises:
         QueueUnavailable: nobody answers, or the server is still loading.
         QueueRefused: it refuses the password or this user's rights, or is too old; waiting would change nothing.
-        ConfigError: the URL cannot be read, or the server throws keys away when it is full.
+        ConfigError: the URL cannot be read, or the server evicts keys when it is full.
     """
     client: redis.Redis = _client(redis.Redis, url, timeout_s, Retry(NoBackoff(), 0))
     if check:
@@ -143,7 +143,7 @@ def translate(exc: Exception, url: str) -> PenstockError:
             return QueueRefused(f"Redis at {at} forbids this user a command that penstock needs: {exc}.")
         case ResponseError() if str(exc).startswith("DENIED"):
             return QueueRefused(
-                f"Redis at {at} runs in protected mode and answers this machine nothing: set a password there "
+                f"Redis at {at} runs in protected mode and does not answer this machine: set a password there "
                 "(requirepass), and name it in redis.url (redis://:PASSWORD@HOST:PORT)."
             )
         case BusyLoadingError():
@@ -156,7 +156,7 @@ def translate(exc: Exception, url: str) -> PenstockError:
         case DiskRefused():
             return QueueUnavailable(
                 f"Redis at {at} takes no writes, because its disk does not take them ({redact(str(exc)).rstrip('.')}): "
-                "make room there, and all goes on by itself."
+                "make room there, and everything continues by itself."
             )
         case OutOfMemoryError():
             return QueueFull(f"Redis at {at} is full: raise its maxmemory, or let the trainers catch up.")
@@ -221,7 +221,7 @@ def _judge(info: Any, settings: Any, url: str) -> None:
     policy = settings.get("maxmemory-policy", str(info.get("maxmemory_policy", "noeviction")))
     if policy != "noeviction":
         raise ConfigError(
-            f"Redis at {at} throws keys away when it is full ({policy}), so jobs would vanish: "
+            f"Redis at {at} evicts keys when it is full ({policy}), so jobs would vanish: "
             "set maxmemory-policy noeviction."
         )
     if not int(info.get("aof_enabled", 1)):

@@ -49,7 +49,7 @@ class _Patience:
             raise why from exc.__cause__ if why is exc else exc
         if now - self.said >= SAY_EVERY_S:
             self.said = now
-            log.warning("waiting for Redis since %.0f s: %s", now - self.began, why)
+            log.warning("waiting for Redis for %.0f s: %s", now - self.began, why)
         self.failures += 1
         return pause_s(self.failures, FIRST_WAIT_S, LONGEST_WAIT_S)
 

@@ -49,7 +49,7 @@ def parse(url: str) -> SentinelUrl:
     if not hosts or not name:
         raise ValueError(f"write {SCHEME}://[:PASSWORD@]HOST:PORT,HOST:PORT/NAME, NAME being what the sentinels watch")
     if db and not db.isdigit():
-        raise ValueError(f"{db!r} after the name is no database number")
+        raise ValueError(f"{db!r} after the name is not a database number")
     options = dict(parse_qsl(parts.query))
     if unknown := options.keys() - {"sentinel_username", "sentinel_password"}:
         raise ValueError(f"it has the unknown option {sorted(unknown)[0]!r}")
@@ -67,7 +67,7 @@ def _address(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::(.*))?", text)
     host, port = (match[1].strip("[]"), match[2] or "") if match else ("", "")
     if port and not port.isdigit():
-        raise ValueError(f"{port!r} is no port")
+        raise ValueError(f"{port!r} is not a port")
     if not host:
         raise ValueError("one of its sentinels has no host")
     return host, int(port or DEFAULT_PORT)

@@ -71,7 +71,7 @@ def _check_one(worker: WorkerPresence, url: str, action: str) -> dict[str, Any]:
     try:
         told = json.loads(fetch(f"{url}/weights_checker", json.dumps({"action": action}).encode()))
     except ValueError as exc:
-        raise EngineError(f"{name} answers with what is not JSON.") from exc
+        raise EngineError(f"{name} answers with something that is not JSON.") from exc
     except EngineError as exc:
         raise EngineError(f"{name} did not {action} its weights: {exc}") from exc
     if not isinstance(told, dict) or not told.get("success", False):

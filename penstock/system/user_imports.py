@@ -65,7 +65,7 @@ def main() -> int:
         for what, name in json.load(sys.stdin):
             found = find(name, what)
             if not callable(found):
-                raise ConfigError(f"{what} {name} is no function.")
+                raise ConfigError(f"{what} {name} is not a function.")
     except ConfigError as exc:
         print(" ".join(str(exc).split()), file=sys.stderr)
         return 2

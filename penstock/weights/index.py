@@ -56,7 +56,9 @@ class WeightsIndex(Record):
         try:
             found = [TensorEntry(str(n), str(d), tuple(map(int, s)), int(c), str(f)) for n, d, s, c, f in self.tensors]
         except (TypeError, ValueError) as exc:
-            raise PublishError(f"The index of the weights names what is no tensor ({exc}): publish again.") from exc
+            raise PublishError(
+                f"The index of the weights names something that is not a tensor ({exc}): publish again."
+            ) from exc
         if unknown := {entry.dtype for entry in found} - _DTYPE_BYTES.keys():
             raise PublishError(f"The index of the weights has dtypes that cannot be loaded: {sorted(unknown)}.")
         return found

@@ -73,7 +73,7 @@ def compare_layouts(
         instead = f", and has {len(extra)} others, such as {min(extra)!r}" if extra else ""
         raise PublishError(f"{what} lacks {len(missing)} tensors of {other}, such as {min(missing)!r}{instead}.")
     if extra:
-        raise PublishError(f"{what} has {len(extra)} tensors that {other} has not, such as {min(extra)!r}.")
+        raise PublishError(f"{what} has {len(extra)} tensors that {other} does not have, such as {min(extra)!r}.")
     for name in wanted.keys() & found.keys():
         (dtype, shape), (other_dtype, other_shape) = found[name], wanted[name]
         if shape != other_shape:

@@ -37,7 +37,9 @@ def load_tokenizer(path: str) -> Tokenizer:
         ConfigError: there is none, or it gives ids that the model does not have.
     """
     if not Path(path, "config.json").is_file():
-        raise ConfigError(f"model.path {path} is no folder with a config.json: download the model and name its folder.")
+        raise ConfigError(
+            f"model.path {path} is not a folder with a config.json: download the model and name its folder."
+        )
     tokenizer = read_tokenizer(path)
     check_vocabulary(tokenizer, read_vocab_size(path), path)
     return tokenizer

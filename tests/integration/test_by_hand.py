@@ -104,7 +104,7 @@ def guarded(tmp_path: Path) -> Iterator[RedisServer]:
 
 def test_parts_may_start_before_the_redis_of_their_run_and_wait_for_it_by_name(hand: Hand) -> None:
     buffer = hand.start("buffer")
-    hand.says("buffer", "waiting for Redis since 0 s: no Redis is known for run demo")
+    hand.says("buffer", "waiting for Redis for 0 s: no Redis is known for run demo")
     assert buffer.poll() is None
 
     hand.start("redis")
@@ -129,7 +129,7 @@ def test_an_address_that_an_earlier_redis_left_is_read_anew(hand: Hand, redis_se
 
 def test_sigterm_ends_the_wait_for_redis(hand: Hand) -> None:
     buffer = hand.start("buffer", "--redis.url=redis://127.0.0.1:1/0")
-    hand.says("buffer", "waiting for Redis since 0 s: No Redis answers at redis://127.0.0.1:1/0")
+    hand.says("buffer", "waiting for Redis for 0 s: No Redis answers at redis://127.0.0.1:1/0")
 
     buffer.send_signal(signal.SIGTERM)
 

@@ -86,7 +86,7 @@ def test_a_server_that_waiting_would_not_change_is_refused_at_once(redis_server:
     try:
         with redis.Redis.from_url(evicting.url) as client:
             client.config_set("maxmemory-policy", "allkeys-lru")
-        with pytest.raises(ConfigError, match="throws keys away"):
+        with pytest.raises(ConfigError, match="evicts keys"):
             Control(evicting.url)
     finally:
         evicting.stop()

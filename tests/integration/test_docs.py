@@ -43,7 +43,7 @@ LISTED = {
     "README.md: dataset ──> producer": "a diagram",
     "docs/concepts.md: dataset ──> producer": "a diagram",
     "docs/consumers.md: name   state   share": "what a command printed",
-    "docs/operations.md: trainer:actor waits since": "what a command printed",
+    "docs/operations.md: trainer:actor has waited": "what a command printed",
     "docs/truth.md: staleness =": "a formula",
     "docs/truth.md: admit while": "a formula",
     "docs/truth.md: untrained(o <= d)": "a formula",

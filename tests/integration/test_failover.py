@@ -193,9 +193,9 @@ def test_sentinels_that_know_no_primary_are_named(cluster: Sentinels) -> None:
     [
         ("redis+sentinel://h:1", "NAME being what the sentinels watch"),
         ("redis+sentinel:///name", "NAME being what the sentinels watch"),
-        ("redis+sentinel://h:x/name", "'x' is no port"),
+        ("redis+sentinel://h:x/name", "'x' is not a port"),
         ("redis+sentinel://h:1,:2/name", "one of its sentinels has no host"),
-        ("redis+sentinel://h:1/name/x", "'x' after the name is no database number"),
+        ("redis+sentinel://h:1/name/x", "'x' after the name is not a database number"),
         ("redis+sentinel://h:1/name?ssl=1", "unknown option 'ssl'"),
     ],
 )

@@ -279,7 +279,7 @@ def test_a_filter_sees_metadata_and_one_that_gives_no_bool_has_raised() -> None:
         ("no_such", "use nonzero_std or module:function"),
         ("no_such_module:f", "there is no module no_such_module"),
         (f"{HERE}:no_such", "correct the name after the colon"),
-        (f"{HERE}:RELEASE", "is no function"),
+        (f"{HERE}:RELEASE", "is not a function"),
     ],
 )
 def test_a_filter_that_is_not_there_is_a_mistake_of_the_configuration(name: str, words: str) -> None:

@@ -82,7 +82,7 @@ def test_I8_why_names_waiters_and_causes(cli: Cli, client: redis.Redis, keys: Ke
     assert [(one["who"], one["what"]) for one in cli.json("why")] == [("producer", "the gate")]
     code, out, _ = cli("why")
     assert code == 0
-    assert out.startswith("producer waits since ")
+    assert out.startswith("producer has waited ")
     assert out.rstrip().endswith("s for the gate")
     client.delete(keys.waits)
     assert cli("why")[1] == "Nobody waits for longer than a moment.\n"

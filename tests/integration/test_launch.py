@@ -208,7 +208,7 @@ def test_ctrl_c_stops_everything_within_seconds_and_the_run_goes_on_later(desk: 
     code, out, _ = desk.run()
 
     assert code == 0
-    assert "unfinished and goes on; --fresh starts anew" in out
+    assert "unfinished and is resumed; --fresh starts over" in out
     snapshots = [json.loads(line)["step"] for line in (desk.run_dir / "queue.jsonl").read_text().splitlines()]
     assert snapshots == list(range(1, len(snapshots) + 1)), "Redis kept its data"
 

@@ -149,9 +149,9 @@ async def test_an_engine_that_does_not_tell_its_routing_is_refused(
         )
         return make_engine(config, "w", tmp_path)
 
-    with pytest.raises(ConfigError, match="is no mixture of experts"):
+    with pytest.raises(ConfigError, match="is not a mixture of experts"):
         engine_of(model_config)
     engine = engine_of(model_config.model_copy(update={"path": mixture.path}))
     engine.model = model_config
-    with pytest.raises(ConfigError, match="does not tell them: start it with enable-return-routed-experts"):
+    with pytest.raises(ConfigError, match="does not return them: start it with enable-return-routed-experts"):
         await engine.start()

@@ -452,7 +452,7 @@ def test_bad_definitions_are_refused_and_nothing_is_changed(
                 set_subscription(client, keys, "new", {"size": "2", **fields})
         with pytest.raises(ConfigError, match="lanes of subscription 'actor' cannot change"):
             set_subscription(client, keys, "actor", {"lanes": "eval"})
-        with pytest.raises(ConfigError, match="no subscription 'nobody' to be dropped"):
+        with pytest.raises(ConfigError, match="no subscription 'nobody' to drop"):
             drop_subscription(client, keys, "nobody")
         with pytest.raises(ConfigError, match="belongs to a trainer that is alive"):
             Trainer(config).__enter__()

@@ -56,7 +56,7 @@ async def test_I8_a_reward_that_raises_on_everything_stops_admission_and_why_say
         stack.callback(producer.wait)
         stack.callback(producer.kill)
         async with tended(client, keys, lease_ms=60_000):
-            says = "a person to mend the code of the run"
+            says = "someone to correct the code of the run"
             await until(lambda: [wait for wait in read_waits(client, keys) if wait.what.startswith(says)])
             admitted = play.counter(client, keys, "admitted")
             await until(lambda: play.counter(client, keys, "buried") == admitted, "for what is queued to end")

@@ -116,7 +116,7 @@ def names(app: Any, path: str = "") -> Iterator[str]:
 #: Verb with its arguments -> exit code and words that it says, on stdout where it is done and else on stderr.
 VERBS: dict[str, tuple[int, list[str]]] = {
     "status": (0, ["async, bound 1, version 1", "worker-1", "actor", "eval", "requests", "the gate"]),
-    "why": (0, ["producer waits since", "for the gate"]),
+    "why": (0, ["producer has waited", "for the gate"]),
     "audit": (0, ["ok"]),
     "jobs ls": (0, ["d/0/0", "d/0/3", "leased"]),
     "jobs cancel d/0/3": (0, ["d/0/3: cancelled, it was queued"]),

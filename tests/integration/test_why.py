@@ -76,12 +76,12 @@ async def test_I8_why_ends_in_who_was_killed_or_paused_or_never_came(
     model = AutoModelForCausalLM.from_pretrained(publications[0].path)
     trainer.publish(model)
     came = asyncio.create_task(asyncio.to_thread(trainer.next, LIMIT_S))
-    found = await until_ends(client, keys, "trainer:actor", "no worker is there")
+    found = await until_ends(client, keys, "trainer:actor", "there is no worker")
     assert [link.who for link in found.links][-2:] == ["trainer:actor", "buffer:actor"]
 
     buffer.kill()
     await until_ends(client, keys, "trainer:actor", f"no buffer leads: buffer on {HOST} (pid {buffer.process.pid})")
-    await until_ends(client, keys, "trainer:actor", "is silent since")
+    await until_ends(client, keys, "trainer:actor", "has been silent for")
     start_part("buffer", config, "buffer2")
 
     client.sadd(keys.paused, "train")
@@ -90,7 +90,7 @@ async def test_I8_why_ends_in_who_was_killed_or_paused_or_never_came(
     client.srem(keys.paused, "train")
     await asyncio.to_thread(train, trainer, await came, model)
     producer.kill()
-    silent = f"no producer is there: producer on {HOST} (pid {producer.process.pid}) is silent since"
+    silent = f"there is no producer: producer on {HOST} (pid {producer.process.pid}) has been silent for"
 
     # What is left is trained, then the trainer waits in vain.
     while not ((found := chain_of(client, keys, "trainer:actor")) and silent in found.to_map()["cause"]):

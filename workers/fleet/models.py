@@ -38,7 +38,7 @@ def _check_model(config: Config, model: ModelGroups) -> None:
     if trained and model.update_weights is False:
         raise ConfigError(
             f"fleet.models.{model.name} is the trained model (model.name), and update_weights false would freeze it: "
-            "leave it away, or give the frozen model another name."
+            "remove it, or give the frozen model another name."
         )
     if not trained and model.update_weights:
         raise ConfigError(
@@ -50,7 +50,7 @@ def _check_model(config: Config, model: ModelGroups) -> None:
     if trained and model.model_path not in (None, config.model.path):
         raise ConfigError(
             f"fleet.models.{model.name}.model_path is {model.model_path}, and model.path {config.model.path}: both are "
-            "the trained model; leave model_path away."
+            "the trained model; remove model_path."
         )
     for name, group in zip(model.names(), model.server_groups, strict=True):
         where = f"fleet.models.{model.name}.{name}"

@@ -90,7 +90,7 @@ class Inventory:
         """These GPU ids of one node; raises ConfigError where one is not there or another's."""
         nodes = self._candidates(who, host)
         if len(nodes) > 1:
-            raise ConfigError(f"{who}: gpus {list(gpus)} are of which node? Set host beside gpus.")
+            raise ConfigError(f"{who}: gpus {list(gpus)} do not say on which node they are: set host too.")
         node = nodes[0]
         for gpu in gpus:
             if gpu not in node.gpus:
@@ -106,5 +106,5 @@ class Inventory:
         nodes = [node for node in self.nodes if host is None or node.host == host]
         if not nodes:
             known = ", ".join(node.host for node in self.nodes) or "none"
-            raise ConfigError(f"{who}: host {host} is no node of the fleet (there: {known}); add it to fleet.nodes.")
+            raise ConfigError(f"{who}: host {host} is not a node of the fleet (there: {known}); add it to fleet.nodes.")
         return nodes

@@ -179,7 +179,7 @@ def extend(
             f"{where} cannot grow: {'its urls are' if group.urls else group.worker_type + ' groups are'} fixed."
         )
     if group.gpus is not None:
-        raise ConfigError(f"{where} cannot grow: its gpus {group.gpus} are fixed; leave gpus away.")
+        raise ConfigError(f"{where} cannot grow: its gpus {group.gpus} are fixed; remove gpus.")
     used = {
         host: frozenset(old.ports(host)) | frozenset((taken or {}).get(host, ())) for host in {n.host for n in nodes}
     }

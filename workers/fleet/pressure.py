@@ -130,6 +130,6 @@ def the_group(config: Config) -> str:
     if len(able) != 1:
         raise ConfigError(
             f"fleet.autoscale scales one regular group of {model.name}, and there are {len(able)} that can grow: "
-            "leave autoscale away, or have exactly one (without urls and gpus)."
+            "remove autoscale, or have exactly one (without urls and gpus)."
         )
     return able[0]

@@ -227,7 +227,7 @@ class RayLauncher:
         try:
             self._ray.get(getattr(self._actors[name], what).remote(), timeout=END_S)
         except (self._ray.exceptions.RayError, TimeoutError) as exc:
-            log.warning("%s could not be told to %s: %s", name, what, str(exc).splitlines()[0])
+            log.warning("%s could not be asked to %s: %s", name, what, str(exc).splitlines()[0])
 
     def forget(self, name: str) -> None:
         """Kill what is left of a process, its actor and its place."""

@@ -57,18 +57,20 @@ def parallelism(where: str, args: dict[str, Any], num_gpus: int) -> dict[str, An
     }
     given = {kind: next((args[n] for n in aliases if n in args), None) for kind, aliases in names.items()}
     if bad := next((k for k, v in given.items() if v is not None and (type(v) is not int or v < 1)), None):
-        raise ConfigError(f"{where}: {bad}_size = {given[bad]!r} is no number of GPUs.")
+        raise ConfigError(f"{where}: {bad}_size = {given[bad]!r} is not a number of GPUs.")
     # With DP attention the data-parallel ranks live inside the tensor-parallel group.
     outside = (given["dp"] or 1) if not args.get("enable_dp_attention") else 1
     others = (given["pp"] or 1) * outside
     if given["tp"] is None:
         if num_gpus % others:
-            raise ConfigError(f"{where}: {num_gpus} GPUs per engine are no multiple of pp_size x dp_size = {others}.")
+            raise ConfigError(
+                f"{where}: {num_gpus} GPUs per engine are not a multiple of pp_size x dp_size = {others}."
+            )
         return args | {"tp_size": num_gpus // others}
     if given["tp"] * others != num_gpus:
         raise ConfigError(
             f"{where}: tp_size x pp_size x dp_size is {given['tp'] * others}, and an engine has {num_gpus} GPUs: "
-            "leave tp_size away, or correct num_gpus_per_engine."
+            "remove tp_size, or correct num_gpus_per_engine."
         )
     return args
 

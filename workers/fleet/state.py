@@ -56,7 +56,7 @@ def read_wanted(client: Client, keys: Keys) -> dict[str, int]:
     value = unpack(data, "what is wanted of the fleet") if data else {}
     fine = isinstance(value, dict) and all(type(n) is int and 0 <= n <= MAX_WANTED for n in value.values())
     if not fine:
-        raise ProtocolError("What is wanted of the fleet is no map of groups to numbers.")
+        raise ProtocolError("What is wanted of the fleet is not a map of groups to numbers.")
     return dict(value)
 
 

@@ -100,14 +100,14 @@ def checked(observation: object, what: str) -> Observation | None:
             return Observation(text=writable(text)) if isinstance(text, str) else _refuse(text, what)
         ids = [operator.index(token) for token in tokens]
     except Exception as exc:
-        raise EnvironmentRaised(f"{what} answered tokens {shown(tokens)}, which are no ids: {said(exc)}.") from exc
+        raise EnvironmentRaised(f"{what} answered tokens {shown(tokens)}, which are not ids: {said(exc)}.") from exc
     if not all(0 <= token < MAX_TOKEN for token in ids):
         raise EnvironmentRaised(f"{what} answered tokens that are below 0 or above {MAX_TOKEN}.")
     return Observation(tokens=ids)
 
 
 def _refuse(text: object, what: str) -> NoReturn:
-    raise EnvironmentRaised(f"{what} answered the text {shown(text)}, which is none.")
+    raise EnvironmentRaised(f"{what} answered the text {shown(text)}, which is not text.")
 
 
 class Environments:

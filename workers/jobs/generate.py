@@ -51,7 +51,8 @@ def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
         )
     if not is_temperature(sampling.get("temperature", 0)):
         raise ConfigError(
-            f"job {job.id}: sampling.temperature = {sampling['temperature']!r} is none: give a number, 0 or above."
+            f"job {job.id}: sampling.temperature = {sampling['temperature']!r} is not a temperature: "
+            "give a number, 0 or above."
         )
     sampling["temperature"] = temperature_of(sampling)
     if job.lane == "train":
@@ -65,7 +66,7 @@ def _refuse_hidden(job: Job, sampling: dict[str, Any]) -> None:
     if hidden is None:
         return
     name, value = hidden
-    does = "draws from another distribution than the logprobs tell"
+    does = "draws from another distribution than the logprobs describe"
     if name == "temperature":
         does = f"cannot be trained on, because an engine draws greedily below {GREEDY_BELOW:g}"
     raise ConfigError(

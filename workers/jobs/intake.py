@@ -88,7 +88,7 @@ class Intake:
             known = [job for job, held in self._held.items() if not held.lost]
             for lane in LANES:
                 for job in await services.control.call(scripts.abandon(services.keys, lane, services.worker, known)):
-                    log.warning("the lease of job %s came back to the queue: its reply was lost", job)
+                    log.warning("job %s went back to the queue: the reply to its lease was lost", job)
 
     async def _until_worth_a_look(self, stop: "asyncio.Task[Any]") -> None:
         services = self._services

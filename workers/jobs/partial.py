@@ -157,7 +157,7 @@ def _records(data: bytes) -> Iterator[dict[str, Any]]:
     end = 0
     for record in unpacker:
         if not isinstance(record, dict):
-            raise ValueError("it holds what is no record")
+            raise ValueError("it holds something that is not a record")
         end = unpacker.tell()
         yield record
     if end != len(data):
@@ -169,7 +169,7 @@ def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:
         raise ValueError(f"it is one of {record['sample']!r} in format {record['format']!r}")
     sample.tokens, sample.logprobs, sample.versions = _arrays(record)
     if not isinstance(record["generated"], bytes) or not isinstance(record["loss_mask"], bytes):
-        raise ValueError("its masks are no bytes")
+        raise ValueError("its masks are not bytes")
     sample.generated, sample.loss_mask = list(record["generated"]), list(record["loss_mask"])
     length = len(sample.tokens)
     if not len(sample.generated) == len(sample.loss_mask) == length:
@@ -181,7 +181,7 @@ def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:
             raise ValueError(f"its {name} is {shown(record[name])}")
         setattr(sample, name, record[name])
     if not set(map(type, sample.turns)) <= {str}:
-        raise ValueError("its turns are no texts")
+        raise ValueError("its turns are not texts")
     _read_unproven(record, sample)
     sample.text = "".join(sample.turns)
     temperature, kind = record["temperature"], record["logprob_kind"]
@@ -221,7 +221,7 @@ def _arrays(record: dict[str, Any]) -> tuple[list[int], list[float], list[int]]:
         raise ValueError("its arrays differ in length")
     spans = record["versions"]
     if not all(type(version) is int and type(count) is int and count > 0 for version, count in spans):
-        raise ValueError("its version spans are no pairs of a version and a length")
+        raise ValueError("its version spans are not pairs of a version and a length")
     if sum(count for _, count in spans) != length:
         raise ValueError("its version spans do not cover its tokens")
     return tokens.tolist(), logprobs.tolist(), [v for v, count in spans for _ in range(count)]

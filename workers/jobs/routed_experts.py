@@ -21,6 +21,6 @@ def check_rows(sample: Sample) -> None:
     rows = sample.sides.get(ROUTED_EXPERTS)
     if rows is None or len(rows) != len(sample.tokens) - 1:
         raise EngineError(
-            f"sample {sample.id}: the engine told the routing of {0 if rows is None else len(rows)} positions, where "
-            f"its {len(sample.tokens)} tokens have {len(sample.tokens) - 1}."
+            f"sample {sample.id}: the engine returned the routing of {0 if rows is None else len(rows)} positions, "
+            f"where its {len(sample.tokens)} tokens have {len(sample.tokens) - 1}."
         )

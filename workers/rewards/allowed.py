@@ -20,9 +20,9 @@ def allowed_rewards(config: Config) -> frozenset[str]:
 def import_reward(name: str) -> Callable[[Sample], Any]:
     """The reward ``module:function``. Raises ConfigError."""
     if ":" not in name:
-        raise ConfigError(f"reward.function {name!r} is no reward: use exact_match, math_verify or module:function.")
+        raise ConfigError(f"reward.function {name!r} is not a reward: use exact_match, math_verify or module:function.")
     found = find(name, "reward.function")
     if not callable(found):
-        raise ConfigError(f"reward.function {name} is no function.")
+        raise ConfigError(f"reward.function {name} is not a function.")
     function: Callable[[Sample], Any] = found
     return function

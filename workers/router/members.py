@@ -49,7 +49,7 @@ def decode_members(data: bytes | None, worker: str) -> list[MemberConfig] | None
     what = f"the engines of worker {worker}"
     values = unpack(data, what)
     if not isinstance(values, list) or len(values) > MAX_MEMBERS:
-        raise ProtocolError(f"{what} are no list of at most {MAX_MEMBERS}.")
+        raise ProtocolError(f"{what} are not a list of at most {MAX_MEMBERS}.")
     try:
         return [MemberConfig.model_validate(value) for value in values]
     except ValidationError as exc:

@@ -204,7 +204,7 @@ class Router:
                 raise EngineDied(f"the router {reason} while it started; the end of {server.log}:\n{tail}")
             if time.monotonic() - self._started_at > limit:
                 raise EngineError(
-                    f"the router did not answer within router.start_timeout_s = {limit:g} s; raise it or look into "
+                    f"the router did not answer within router.start_timeout_s = {limit:g} s; raise it or see "
                     f"{server.log}:\n{server.log_tail()}"
                 )
             await asyncio.sleep(_LOOK_S)
@@ -308,7 +308,7 @@ class Router:
         try:
             return orjson.loads(answer) if answer[:1] in (b"{", b"[") else None
         except orjson.JSONDecodeError as exc:
-            raise EngineError(f"the router answered {path} with what is not JSON: {answer[:200]!r}.") from exc
+            raise EngineError(f"the router answered {path} with something that is not JSON: {answer[:200]!r}.") from exc
 
 
 def check_python_of(python: str) -> None:

@@ -274,7 +274,7 @@ class TendedEngines(SglangClient):
             self.logprob_kind = member.engine.logprob_kind
         if not first and member.engine.info.streams_increments != self.info.streams_increments:
             raise ConfigError(
-                "it streams otherwise than those that serve: give all engines incremental-streaming-output, or none"
+                "it streams differently from those that serve: give all engines incremental-streaming-output, or none"
             )
 
     async def _lose(self, member: Member, why: str) -> None:
@@ -298,7 +298,7 @@ class TendedEngines(SglangClient):
         try:
             await self._router.remove(url)
         except EngineError as exc:
-            log.warning("the router is not told of the loss of %s: %s", url, exc)
+            log.warning("the router was not told that %s is lost: %s", url, exc)
         self._end_eviction(url)
         try:
             await member.engine.call("POST", "/continue_generation", {})
@@ -307,7 +307,7 @@ class TendedEngines(SglangClient):
             pass  # its requests ended with it
         except EngineError as exc:
             # It hangs, and with it requests that nobody can name: the router is their only end.
-            log.warning("engine %s cannot be told to abort (%s): the router is started again", url, exc)
+            log.warning("engine %s cannot be asked to abort (%s): the router is started again", url, exc)
             with contextlib.suppress(EngineError):
                 await self._router.restart(starts)
         await member.engine.stop()

@@ -124,7 +124,7 @@ def _ask(config: EngineConfig, script: str, timeout_s: float) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise ConfigError(f"engine.python {config.python} does not tell its arguments of SGLang: {exc}.") from exc
+        raise ConfigError(f"engine.python {config.python} does not list the arguments of SGLang: {exc}.") from exc
     said = done.stderr.decode(errors="replace").strip()
     if "No module named sglang" in said or "No module named 'sglang'" in said:
         raise ConfigError(
@@ -134,7 +134,7 @@ def _ask(config: EngineConfig, script: str, timeout_s: float) -> str:
     if done.returncode != 0 or not lines:
         tail = "\n".join(said.splitlines()[-5:])
         raise ConfigError(
-            f"engine.python {config.python}: its sglang cannot be imported (exit code {done.returncode}); mend the "
+            f"engine.python {config.python}: its sglang cannot be imported (exit code {done.returncode}); repair the "
             f"environment:\n{tail}"
         )
     return lines[-1].removeprefix(_MARK).strip()
@@ -168,7 +168,7 @@ def _from_cache(key: str) -> Installation | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        log.warning("%s cannot be read and is made anew: %r", _cache_file(key), exc)
+        log.warning("%s cannot be read and is written again: %r", _cache_file(key), exc)
         return None
 
 

@@ -136,7 +136,7 @@ class SglangEngine(SglangClient):
         self.info = read_info(told, self.config.reports_spans)
         if self.routing is not None and not told.get(FLAG.replace("-", "_")):
             raise ConfigError(
-                f"rollout.sides asks for {ROUTED_EXPERTS}, and engine {self.name} does not tell them: start it with "
+                f"rollout.sides asks for {ROUTED_EXPERTS}, and engine {self.name} does not return them: start it with "
                 f"{FLAG}."
             )
 
@@ -159,7 +159,7 @@ class SglangEngine(SglangClient):
         if self.config.logprob_kind not in (None, kind):
             raise ConfigError(
                 f"engine.logprob_kind is {self.config.logprob_kind}, and the server at {redact(self.url)} returns "
-                f"{kind} ones: leave the key away to record these, or start the server with {ORIGINAL_LOGPROB}="
+                f"{kind} ones: remove the key to record these, or start the server with {ORIGINAL_LOGPROB}="
                 f"{int(kind == 'scaled')}."
             )
         self.logprob_kind = kind
@@ -219,7 +219,7 @@ class SglangEngine(SglangClient):
         """What the server says about itself there. Raises EngineError where that is no map."""
         told = await self.call("GET", path, timeout_s=self.config.health_timeout_s)
         if not isinstance(told, dict):
-            raise EngineError(f"engine {self.name} answered {path} with {shown(told)}, which is no map.")
+            raise EngineError(f"engine {self.name} answered {path} with {shown(told)}, which is not a map.")
         return told
 
     def _how_it_ended(self) -> str:

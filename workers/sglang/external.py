@@ -39,5 +39,5 @@ def check_external(url: str, info: Mapping[str, Any], served: Mapping[str, Any],
 _MUST_BE_OFF = {
     "skip_tokenizer_init": "and cannot see stop strings",
     "allow_auto_truncate": "and would answer other prompts than it was given",
-    "preferred_sampling_params": "and would draw otherwise than it is asked to",
+    "preferred_sampling_params": "and would not draw as it is asked to",
 }

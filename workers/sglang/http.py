@@ -94,7 +94,9 @@ class EngineHttp:
         try:
             return orjson.loads(answer) if answer and is_json else {}
         except orjson.JSONDecodeError as exc:
-            raise EngineError(f"engine {self._name} answered {path} with what is not JSON: {answer[:200]!r}.") from exc
+            raise EngineError(
+                f"engine {self._name} answered {path} with something that is not JSON: {answer[:200]!r}."
+            ) from exc
 
     @asynccontextmanager
     async def request(

@@ -53,7 +53,7 @@ class Routing:
         """
         if not isinstance(text, str):
             raise EngineError(
-                f"{rid}: the engine did not tell which experts it used, and rollout.sides asks for {ROUTED_EXPERTS}."
+                f"{rid}: the engine did not say which experts it used, and rollout.sides asks for {ROUTED_EXPERTS}."
             )
         try:
             flat = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
@@ -86,8 +86,8 @@ def routing_of(model: Mapping[str, Any], path: str) -> Routing:
     known = [value for value in shape if isinstance(value, int) and value > 0]
     if len(known) != len(shape):
         raise ConfigError(
-            f"rollout.sides asks for {ROUTED_EXPERTS}, and model.path {path} is no mixture of experts (its config.json "
-            "lacks num_experts_per_tok or the number of experts): leave it out of rollout.sides."
+            f"rollout.sides asks for {ROUTED_EXPERTS}, and model.path {path} is not a mixture of experts (its "
+            "config.json lacks num_experts_per_tok or the number of experts): leave it out of rollout.sides."
         )
     return Routing(*known)
 

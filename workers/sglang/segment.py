@@ -53,7 +53,7 @@ def count_of(meta: dict[str, Any], name: str, rid: str) -> int:
     if value is None:
         return 0
     if type(value) is not int or not 0 <= value < _MOST_TOKENS:
-        raise EngineError(f"{rid}: the engine tells {name} = {shown(value)}, which is no number of tokens.")
+        raise EngineError(f"{rid}: the engine reports {name} = {shown(value)}, which is not a number of tokens.")
     return value
 
 
@@ -99,7 +99,7 @@ def read_drawn(answer: Any, rid: str) -> Drawn:
     except (KeyError, TypeError, IndexError, AttributeError) as exc:
         raise EngineError(f"{rid}: the engine's answer lacks ids, logprobs or a finish reason ({shown(exc)}).") from exc
     if not are_ids(ids):
-        raise EngineError(f"{rid}: the engine's output_ids are no token ids: {shown(ids)}.")
+        raise EngineError(f"{rid}: the engine's output_ids are not token ids: {shown(ids)}.")
     if drawn != ids:
         raise EngineError(f"{rid}: the engine gave {len(drawn)} logprobs for {len(ids)} ids, not one for each.")
     if not all_finite(logprobs) or matched == _NAN:
@@ -134,7 +134,7 @@ def read_scored(answer: Any, input_ids: list[int], start: int, vocab_size: int, 
     except (KeyError, TypeError, IndexError, AttributeError) as exc:
         raise EngineError(f"{rid}: the engine's answer has no logprobs of the input ({shown(exc)}).") from exc
     if not are_ids(scored):
-        raise EngineError(f"{rid}: the engine's logprobs of the input are of no token ids: {shown(scored)}.")
+        raise EngineError(f"{rid}: the engine's logprobs of the input are not of token ids: {shown(scored)}.")
     # SGLang scores the last id of the vocabulary rightly, and names it 0 (seen in 0.5.20).
     names = {0, vocab_size - 1}
     same = [a == b or {a, b} == names for a, b in zip(input_ids[start:], scored, strict=False)]

@@ -32,7 +32,7 @@ _OURS = {
     "api_key": "nothing; the server listens on loopback alone",
     "ssl_keyfile": "nothing; the server listens on loopback alone",
     "ssl_certfile": "nothing; the server listens on loopback alone",
-    "config": "engine.args for what stands in that file",
+    "config": "engine.args for what is in that file",
     "preferred_sampling_params": "rollout.sampling and rollout.eval_sampling",
 }
 
@@ -106,7 +106,7 @@ def refuse_hiding(where: str, args: Mapping[str, Any]) -> None:
         if value not in (None, 1):
             raise ConfigError(
                 f"{where}: {name.replace('_', '-')} {value} takes drafts that the model would not have drawn, and the "
-                "logprobs do not tell: leave it away."
+                "logprobs do not show it: remove it."
             )
 
 
@@ -239,8 +239,8 @@ class Server:
                     raise self._start_error(died.result())
                 if time.monotonic() > deadline:
                     raise EngineError(
-                        f"the engine did not answer within engine.start_timeout_s = {timeout_s:g} s; raise it or look "
-                        f"into {self.log}:\n{self.log_tail()}"
+                        f"the engine did not answer within engine.start_timeout_s = {timeout_s:g} s; raise it or "
+                        f"see {self.log}:\n{self.log_tail()}"
                     )
         finally:
             died.cancel()

@@ -69,7 +69,7 @@ def _number(told: Mapping[str, Any], name: str) -> int:
     """A number that it tells; 0 where it does not."""
     value = told.get(name) or 0
     if type(value) is not int or not 0 <= value < 2**63:
-        raise EngineError(f"the server tells {name} = {shown(value)}, which is no number.")
+        raise EngineError(f"the server reports {name} = {shown(value)}, which is not a number.")
     return value
 
 

@@ -94,9 +94,9 @@ def _decode(data: bytes) -> dict[str, Any]:
     try:
         event = orjson.loads(data)
     except orjson.JSONDecodeError as exc:
-        raise EngineError(f"the engine streamed what is not JSON: {data[:200]!r}.") from exc
+        raise EngineError(f"the engine streamed something that is not JSON: {data[:200]!r}.") from exc
     if not isinstance(event, dict):
-        raise EngineError(f"the engine streamed what is no object: {data[:200]!r}.")
+        raise EngineError(f"the engine streamed something that is not an object: {data[:200]!r}.")
     return event
 
 
@@ -151,7 +151,7 @@ class Answer:
         entries = meta.get("output_token_logprobs") or []
         if not are_ids(ids) or not isinstance(entries, list):
             raise EngineError(
-                f"{self._rid}: the engine streamed {shown(ids)} and {shown(entries)}, no ids or logprobs."
+                f"{self._rid}: the engine streamed {shown(ids)} and {shown(entries)}, which are not ids and logprobs."
             )
         known = min(len(self._ids), len(self._entries))
         if self._is_increment(ids):
@@ -168,7 +168,7 @@ class Answer:
             logprobs = [float(entry[0]) for entry in self._entries[known:fresh]]
         except (TypeError, ValueError, IndexError, KeyError) as exc:
             raise EngineError(
-                f"{self._rid}: the engine streamed ids or logprobs that are no numbers ({shown(exc)})."
+                f"{self._rid}: the engine streamed ids or logprobs that are not numbers ({shown(exc)})."
             ) from exc
         if new != drawn:
             raise EngineError(f"{self._rid}: the engine streamed logprobs of other ids than it drew.")

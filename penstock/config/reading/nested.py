@@ -27,7 +27,7 @@ def put(values: dict[str, Any], key: Key, value: Any, source: str) -> None:
                 at[part] = {}
             at = at[part]
         if not isinstance(at, dict | list):
-            raise ConfigError(f"{'.'.join(key)} ({source}): {'.'.join(key[: depth + 1])} is no section.")
+            raise ConfigError(f"{'.'.join(key)} ({source}): {'.'.join(key[: depth + 1])} is not a section.")
     last: Any = key[-1]
     if isinstance(at, list):
         last = _index(at, last, key, source)
@@ -41,7 +41,7 @@ def put(values: dict[str, Any], key: Key, value: Any, source: str) -> None:
 def _index(values: list[Any], part: str, key: Key, source: str) -> int:
     if not part.isdigit() or int(part) >= len(values):
         raise ConfigError(
-            f"{'.'.join(key)} ({source}): {part!r} is no place in a list of {len(values)}; count from 0, "
+            f"{'.'.join(key)} ({source}): {part!r} is not an index of a list of {len(values)}; count from 0, "
             "or set the whole list as [..., ...]."
         )
     return int(part)

@@ -55,7 +55,10 @@ def test_answers_may_be_given(tmp_path: Path) -> None:
     assert made.job(made.prompts[1], 0, n=1, lane="train", sampling={}).answers == [[5, 6]]
     other = dataset(tmp_path, [{"prompt": "p", "answer": "another"}] * 5, **keys)
     assert Mixture([made], 0).fingerprint() != Mixture([other], 0).fingerprint()
-    for row, says in (({"prompt": "p"}, "there is no 'answer'"), ({"prompt": "p", "answer": {"x": 1}}, "is no answer")):
+    for row, says in (
+        ({"prompt": "p"}, "there is no 'answer'"),
+        ({"prompt": "p", "answer": {"x": 1}}, "is not an answer"),
+    ):
         with pytest.raises(ConfigError, match=f"line 1: .*{says}|line 1: {says}"):
             dataset(tmp_path, [row], **keys)
 
@@ -94,7 +97,7 @@ def test_a_missing_file_and_bad_metadata_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b'{"prompt": "\\ud800", "label": ""}', r"half of a surrogate pair \('\\ud800'\), which is no text"),
+        (b'{"prompt": "\\ud800", "label": ""}', r"half of a surrogate pair \('\\ud800'\), which is not text"),
         (b'{"prompt": "p", "label": {"deep": ["\\udfff"]}}', "half of a surrogate pair"),
         (b'{"prompt": "p", "label": "", "info": {"id": 18446744073709551616}}', "an integer beyond 64 bits"),
         (b'{"prompt": "p", "label": -9223372036854775809}', "an integer beyond 64 bits"),
@@ -135,10 +138,10 @@ def test_gzip_is_read_as_lines_and_a_cut_file_is_told(tmp_path: Path) -> None:
     config = DatasetConfig(name="d", path=f"{path}@[1:3]")
     assert [(one.index, one.text) for one in Dataset(config).prompts] == [(1, "p1"), (2, "p2")]
     path.write_bytes(gzip.compress(rows)[:-100])
-    with pytest.raises(ConfigError, match=r"d\.jsonl\.gz cannot be read behind line \d+ .*: make it anew"):
+    with pytest.raises(ConfigError, match=r"d\.jsonl\.gz cannot be read after line \d+ .*: write it again"):
         Dataset(config)
     path.write_bytes(rows)
-    with pytest.raises(ConfigError, match=r"cannot be read behind line 0"):
+    with pytest.raises(ConfigError, match=r"cannot be read after line 0"):
         Dataset(config)
 
 
@@ -223,5 +226,5 @@ def test_a_label_that_is_bytes_names_its_line(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pytest.importorskip("pyarrow").table({"prompt": ["p"], "label": [b"\xff"]})
     parquet.write_table(table, tmp_path / "d.parquet")
-    with pytest.raises(ConfigError, match="line 1: its 'label' is no label"):
+    with pytest.raises(ConfigError, match="line 1: its 'label' is not a label"):
         Dataset(DatasetConfig(name="d", path=str(tmp_path / "d.parquet"), input_key="prompt"))

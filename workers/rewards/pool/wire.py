@@ -93,7 +93,7 @@ def _parse(text: str | bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         raise ProtocolError(f"The JSON of {what} cannot be read: {exc}.") from exc
     if not isinstance(value, dict):
-        raise ProtocolError(f"The JSON of {what} is no map.")
+        raise ProtocolError(f"The JSON of {what} is not a map.")
     return value
 
 

@@ -76,7 +76,7 @@ class CheckJob(RqJob):
         """(worker that asks, reward, sample as JSON text). Raises ProtocolError where it is no check."""
         args = self.args
         if self.func_name != ENTRY or len(args) != 3 or not all(isinstance(one, str) for one in args):
-            raise ProtocolError(f"The rq job {self.id} is no check of penstock, or larger than a check may be.")
+            raise ProtocolError(f"The rq job {self.id} is not a check of penstock, or is larger than a check may be.")
         asker, reward, text = args
         return check_name("worker", asker), reward, text
 
@@ -157,7 +157,7 @@ class Verifier(Worker):
         try:
             said = verdict.to_json()
         except (ValueError, RecursionError) as exc:
-            return Verdict(error=f"{type(exc).__name__}: what the reward gave cannot be told: {exc}").to_json()
+            return Verdict(error=f"{type(exc).__name__}: what the reward gave cannot be sent: {exc}").to_json()
         if len(said) <= self.config.pool.max_bytes:
             return said
         return Verdict(outcome=TOO_LARGE, error=f"the reward gave {len(said)} bytes, and reward.pool.max_bytes is "

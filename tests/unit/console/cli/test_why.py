@@ -16,7 +16,7 @@ RUNNING = "4 more groups (0 of 4 are ready, 7 are queued or running)"
 PRODUCER = {"part": "producer", "host": "h", "pid": 7, "age_s": 1.0}
 BUFFER = {"part": "buffer", "host": "h", "pid": 8, "age_s": 1.0}
 WORKER = WorkerPresence(name="w.1", state=WorkerState.SERVING)
-FIRST = "trainer:actor waits since 9 s for batch 3 of buffer:actor"
+FIRST = "trainer:actor has waited 9 s for batch 3 of buffer:actor"
 
 
 def state(*waits: tuple[str, str], queued: int = 0, leased: int = 0, **over: Any) -> dict[str, Any]:
@@ -45,27 +45,27 @@ SILENT = {**PRODUCER, "age_s": 40.0}
 @pytest.mark.parametrize(
     ("seen", "depth", "end"),
     [
-        (state(TRAINER, leader=None), 1, "no buffer leads: buffer on h (pid 8) has just come, or was just killed"),
+        (state(TRAINER, leader=None), 1, "no buffer leads: buffer on h (pid 8) has just started, or was just killed"),
         (
             state(TRAINER, leader=None, parts=[{**BUFFER, "age_s": 33.0}]),
             1,
-            "no buffer leads: buffer on h (pid 8) is silent since 33 s; start it again",
+            "no buffer leads: buffer on h (pid 8) has been silent for 33 s; start it again",
         ),
         (state(TRAINER, leader=None, parts=[]), 1, "no buffer leads: start it with `penstock buffer`"),
         (
             state(TRAINER, SHORT, ("producer", GATE)),
             3,
-            "which brings it back to trainer:actor: these wait for one another",
+            "which leads back to trainer:actor: these wait for one another",
         ),
         (
             state(TRAINER, SHORT, parts=[SILENT]),
             2,
-            "no producer is there: producer on h (pid 7) is silent since 40 s; st",
+            "there is no producer: producer on h (pid 7) has been silent for 40 s; st",
         ),
-        (state(TRAINER, SHORT, parts=[BUFFER]), 2, "no producer is there: start it with `penstock producer`"),
+        (state(TRAINER, SHORT, parts=[BUFFER]), 2, "there is no producer: start it with `penstock producer`"),
         (state(TRAINER, SHORT), 2, "the producer is at work"),
         (state(TRAINER, SHORT, ("producer", "room in Redis, which is above 85 %")), 3, ""),
-        (state(TRAINER, BUSY, queued=7, workers=[]), 2, "no worker is there: start one"),
+        (state(TRAINER, BUSY, queued=7, workers=[]), 2, "there is no worker: start one"),
         (state(TRAINER, BUSY, queued=7, paused=["train"]), 2, "lane train is paused by a person, with 7 jobs in it"),
         (
             state(TRAINER, BUSY, leased=7, workers=[replace(WORKER, running=5)]),
@@ -80,17 +80,17 @@ SILENT = {**PRODUCER, "age_s": 40.0}
             "worker w.1 is in the state crash loop: no CUDA device",
         ),
         (state(TRAINER, BUSY, ("worker:w.1:commit", "room in Redis for finished samples"), leased=7), 3, ""),
-        (state(TRAINER, BUSY, IDLE, ("producer", GATE), queued=1), 4, "which brings it back to trainer:actor"),
+        (state(TRAINER, BUSY, IDLE, ("producer", GATE), queued=1), 4, "which leads back to trainer:actor"),
         (
             state(("producer", GATE), subs=[{"name": "actor", "driving": 1, "owned": False}]),
             1,
-            "trainer actor is gone; it last told of a step 30 s ago: start it again, or drop its subscription",
+            "trainer actor is gone; its last step was 30 s ago: start it again, or drop its subscription",
         ),
-        (state(("producer", GATE)), 1, "trainer actor is at work; it last told of a step 30 s ago"),
+        (state(("producer", GATE)), 1, "trainer actor is at work; its last step was 30 s ago"),
         (
             state(("producer", "the first publication of model policy, by the trainer"), subs=[]),
             1,
-            "no trainer has come",
+            "no trainer has joined",
         ),
         (
             state(
@@ -103,7 +103,7 @@ SILENT = {**PRODUCER, "age_s": 40.0}
         (
             state(TRAINER, ("buffer:actor", "2 of 4 jobs of the cohort to be finished"), workers=[]),
             2,
-            "no worker is there",
+            "there is no worker",
         ),
         (state(("worker:w.1:engine", "its engine to start")), 1, ""),
     ],
@@ -123,9 +123,9 @@ def test_I8_every_wait_is_shown_once_in_the_longest_chain_that_holds_it() -> Non
         ["trainer:actor", "buffer:actor"],
     ]
     assert list(found[1].lines()) == [
-        "trainer:actor waits since 8 s for batch 3 of buffer:actor",
-        f"  buffer:actor waits since 7 s for {GROUPS}",
-        "    no producer is there: producer on h (pid 7) is silent since 40 s; start it again",
+        "trainer:actor has waited 8 s for batch 3 of buffer:actor",
+        f"  buffer:actor has waited 7 s for {GROUPS}",
+        "    there is no producer: producer on h (pid 7) has been silent for 40 s; start it again",
     ]
     assert [len(chain.links) for chain in chains(state(TRAINER, SHORT, ("producer", GATE)))] == [3], "a circle, once"
     assert chains(state()) == []

@@ -98,7 +98,7 @@ def test_without_nvidia_smi_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch,
         ({"trainer": {"device": "cuda"}}, 0, "takes GPU 0, and this machine has no GPU: lower trainer.dp_size"),
         ({"trainer": {"device": "cuda:7"}}, 4, "trainer.device cuda:7 with trainer.dp_size 1 takes GPU 7, and this"),
         ({"trainer": {"device": "cuda:1", "dp_size": 2}}, 4, "is one GPU, and trainer.dp_size is 2: write device cuda"),
-        ({"engine": {"args": {"tp-size": 0}}}, 8, "tp-size 0 is no number of GPUs"),
+        ({"engine": {"args": {"tp-size": 0}}}, 8, "tp-size 0 is not a number of GPUs"),
         (
             {"engine": {"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "worker": {"count": 4}},
             8,

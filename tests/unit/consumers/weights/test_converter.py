@@ -117,7 +117,7 @@ def test_what_the_converter_does_not_know_is_said() -> None:
 def test_a_converter_is_found_by_its_import_path() -> None:
     assert load_converter("consumers.weights.converter:megatron_to_hf") is megatron_to_hf
     for path in ("consumers.weights.converter", "consumers.weights.converter:nothing", "no.such:thing"):
-        with pytest.raises(ConfigError, match=r"cannot be imported|is no function"):
+        with pytest.raises(ConfigError, match=r"cannot be imported|is not a function"):
             load_converter(path)
     whole = torch.arange(12).reshape(4, 3)
     joined = dict(concatenated({"w": 0})("w", whole.chunk(2), {}))

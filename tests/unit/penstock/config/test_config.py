@@ -104,7 +104,7 @@ def test_paths_of_the_file_are_relative_to_it_and_the_rest_to_the_current_folder
         ("worker.slots=many", "it should be a valid integer"),
         ("worker.apply=foo", "it should be 'in_place', 'abort' or 'drain', not \"foo\"."),
         ("worker=3", "worker (the argument --worker): it should be a"),
-        ("data.train.4.n=1", "'4' is no place in a list of 1"),
+        ("data.train.4.n=1", "'4' is not an index of a list of 1"),
         ("run=a b", "is not a name"),
         ("--verbose", "write it as --a.b=c"),
         ("redis.url=http://x", "is not the address of a Redis"),
@@ -159,9 +159,9 @@ def test_T5_modes_fix_the_bound_and_one_step_drains(tmp_path: Path) -> None:
     assert sync.staleness.bound == 0
     assert (one_step.staleness.bound, one_step.worker.apply) == (1, "drain")
     assert StalenessConfig(mode="sync").bound == 0
-    assert "leave worker.apply away" in refused(path, "staleness.mode=one_step", "worker.apply=abort")
-    assert "leave bound away" in refused(path, "staleness.mode=sync", "staleness.bound=2")
-    assert "leave one of them away" in refused(path, "redis.url=redis://x", "redis.port=1")
+    assert "remove worker.apply" in refused(path, "staleness.mode=one_step", "worker.apply=abort")
+    assert "remove bound" in refused(path, "staleness.mode=sync", "staleness.bound=2")
+    assert "remove one of them" in refused(path, "redis.url=redis://x", "redis.port=1")
 
 
 def test_the_resolved_file_and_the_secrets_give_the_same_configuration(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_absent_data_and_model_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"data\.train\.0\.path: there is no file .*train\.jsonl; correct the path"):
         check_files(config)
-    with pytest.raises(ConfigError, match=r"model\.path: .*policy is no folder with a config\.json"):
+    with pytest.raises(ConfigError, match=r"model\.path: .*policy is not a folder with a config\.json"):
         check_files(config, data=False)
 
 
@@ -223,7 +223,7 @@ def test_the_resolved_file_is_readable_by_its_owner_alone(tmp_path: Path) -> Non
 
 def test_the_kind_of_logprobs_is_said_once(tmp_path: Path) -> None:
     env = "engine: {env: {SGLANG_RETURN_ORIGINAL_LOGPROB: '%s'}%s}\n"
-    assert "leave the variable away" in refused(write(tmp_path, env % ("1", ", logprob_kind: scaled")))
+    assert "remove the variable" in refused(write(tmp_path, env % ("1", ", logprob_kind: scaled")))
     assert "write 1 or 0" in refused(write(tmp_path, env % ("yes", "")))
     assert load_config(write(tmp_path, env % ("1", "")), [], {}).engine.logprob_kind == "original"
 

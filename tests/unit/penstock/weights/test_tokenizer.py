@@ -12,7 +12,7 @@ from tests.tiny_model import make_tiny_model
 
 
 def test_a_model_path_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model.path .*nowhere is no folder with a config.json"):
+    with pytest.raises(ConfigError, match=r"model.path .*nowhere is not a folder with a config.json"):
         load_tokenizer(str(tmp_path / "nowhere"))
 
 

@@ -216,7 +216,7 @@ def test_growing_behind_a_router_tells_its_worker() -> None:
         ([{"num_gpus": 12, "num_gpus_per_engine": 12}], "12 GPUs cannot be divided over nodes of 8"),
         ([{"num_gpus": 1, "gpus": [3]}, {"num_gpus": 1, "gpus": [3]}], "both want GPU 3 of 127.0.0.1"),
         ([{"num_gpus": 1, "gpus": [9]}], "has no GPU 9"),
-        ([{"num_gpus": 1, "host": "h"}], "host h is no node of the fleet"),
+        ([{"num_gpus": 1, "host": "h"}], "host h is not a node of the fleet"),
         ([{"worker_type": "prefill", "num_gpus": 1}], "prefill engines and no decode"),
         ([{"worker_type": "decode", "num_gpus": 1}], "decode engines and no prefill"),
         ([{"worker_type": "encoder", "num_gpus": 1}], "encoders and nothing that they encode for"),
@@ -224,7 +224,7 @@ def test_growing_behind_a_router_tells_its_worker() -> None:
         ([{"worker_type": "placeholder"}], "a placeholder occupies GPUs"),
         ([{"num_gpus": 1, "num_engines": 1}], "num_engines is for engines without GPUs"),
         ([{"urls": ["http://h:1"], "num_gpus": 1}], "num_gpus would change nothing"),
-        ([{"urls": ["h:1"]}], "no address of a server"),
+        ([{"urls": ["h:1"]}], "not the address of a server"),
         ([{"urls": ["http://u:secret@h:1"]}], "cannot hold a password"),
         ([{"num_gpus": 1, "env": {"HF_TOKEN": "x"}}], "put secrets into engine.env"),
         ([{"num_gpus": 1, "env": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}}], "set engine.logprob_kind instead"),
@@ -245,7 +245,7 @@ def test_contradictions_are_refused_with_a_sentence(groups: list[dict[str, Any]]
     [
         ({"models": [{"name": "x", "model_path": "/x", "server_groups": [{"num_gpus": 1}]}]}, "has no model policy"),
         ({"models": [{"name": "policy", "update_weights": False, "server_groups": [{"num_gpus": 1}]}]}, "freeze it"),
-        ({"models": [{"name": "policy", "model_path": "/o", "server_groups": [{"num_gpus": 1}]}]}, "leave model_path"),
+        ({"models": [{"name": "policy", "model_path": "/o", "server_groups": [{"num_gpus": 1}]}]}, "remove model_path"),
         (
             {
                 "models": [
@@ -265,7 +265,7 @@ def test_contradictions_are_refused_with_a_sentence(groups: list[dict[str, Any]]
             "set its model_path",
         ),
         ({"ports": [20000, 20002]}, r"\[20000, 20002\] is too small for host 127.0.0.1: no 1 free port left"),
-        ({"ports": [2, 1]}, "is no range"),
+        ({"ports": [2, 1]}, "is not a range"),
     ],
 )
 def test_fleets_that_cannot_be_are_refused(over: dict[str, Any], says: str) -> None:

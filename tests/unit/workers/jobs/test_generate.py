@@ -277,7 +277,7 @@ def test_T7_what_an_engine_draws_greedily_is_not_trained_on(temperature: float) 
 @pytest.mark.parametrize("temperature", [-0.1, float("nan"), float("inf"), "warm", True, [1.0]])
 @pytest.mark.parametrize("lane", ["train", "eval"])
 def test_what_is_no_temperature_is_refused_in_every_lane(temperature: Any, lane: str) -> None:
-    with pytest.raises(ConfigError, match=r"sampling\.temperature = .* is none"):
+    with pytest.raises(ConfigError, match=r"sampling\.temperature = .* is not a temperature"):
         sampling_for(Job(id="d/0/0", n=1, lane=lane, sampling={"temperature": temperature}), ROLLOUT)
 
 

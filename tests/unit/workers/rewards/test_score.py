@@ -189,7 +189,7 @@ async def test_a_jobs_own_reward_goes_before_the_runs() -> None:
         ("exact", "use exact_match, math_verify or module:function"),
         ("no_such_module:f", "there is no module no_such_module"),
         ("reward_examples:absent", "correct the name after the colon"),
-        ("reward_examples:number", "is no function"),
+        ("reward_examples:number", "is not a function"),
     ],
 )
 async def test_a_reward_that_is_not_there_is_a_mistake_of_the_configuration(function: str, said: str) -> None:

@@ -103,7 +103,7 @@ def test_it_is_asked_once_for_each_installation(
         kept.write_text("[]")
     check_arguments(make(tp_size=2))
     assert len(asked.read_text().split()) == 3
-    assert "is made anew" in caplog.text
+    assert "is written again" in caplog.text
 
 
 def test_a_release_that_is_too_old_is_refused(make: Any, tmp_path: Path) -> None:

@@ -107,8 +107,8 @@ def test_rows_come_in_the_smallest_type_and_without_what_was_not_asked() -> None
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "did not tell which experts"),
-        (7, "did not tell which experts"),
+        (None, "did not say which experts"),
+        (7, "did not say which experts"),
         ("not base64!", "cannot be read"),
         ("AAA=", "cannot be read"),
         (wire(np.zeros((2, 2, 3))), "has 12 numbers, where 4 tokens, 2 layers and 3 experts a token need 18"),
@@ -129,7 +129,7 @@ def test_the_shape_is_read_from_the_models_config(name: str) -> None:
 
 
 def test_a_dense_model_is_refused_early() -> None:
-    with pytest.raises(ConfigError, match="m is no mixture of experts"):
+    with pytest.raises(ConfigError, match="m is not a mixture of experts"):
         routing_of({"num_hidden_layers": 2}, "m")
 
 

@@ -51,7 +51,7 @@ async def test_nothing_behind_the_end_mark_is_read() -> None:
 
 @pytest.mark.parametrize("data", [b"data: <html>\n", b"data: 3\n"])
 async def test_a_stream_of_something_else_is_an_error(data: bytes) -> None:
-    with pytest.raises(EngineError, match="streamed what is no"):
+    with pytest.raises(EngineError, match="streamed something that is not"):
         await events_of(data)
 
 
