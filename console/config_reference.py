@@ -78,7 +78,7 @@ def _inner(annotation: object) -> Iterator[tuple[type[Section], str]]:
 
 
 def _keys(section: type[Section]) -> Iterator[Key]:
-    """Keys that are no sections, those of the classes that it is made of first."""
+    """Keys that are not sections, those of the classes that it is made of first."""
     schema = section.model_json_schema()["properties"]
     said = _comments(section)
     for name, field in section.model_fields.items():

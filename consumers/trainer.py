@@ -221,7 +221,7 @@ class Trainer:
 
         Args:
             batch: what this rank is about to train; None: nothing, which is not compared.
-            word: heard by all, for instance that this rank was told to stop.
+            word: heard by all, for instance that this rank was asked to stop.
             timeout: seconds; None takes ``trainer.rank_timeout_s``.
 
         Returns:

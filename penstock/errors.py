@@ -14,7 +14,7 @@ PenstockError
 │   └── RolesApart         a role has trained batches that the driving one gave up; ``batch`` is where that goes on
 ├── PayloadError           bytes of a sample cannot be what they claim to be; names the sample
 ├── EngineError            the engine refused, died, or answered what it may not
-│   ├── EngineRefused      the request can never be answered (too long, for instance); trying again is in vain
+│   ├── EngineRefused      the request can never be answered (too long, for instance); trying again does not help
 │   └── EngineDied         the engine process is gone or stopped answering
 │       └── MemberDied     one engine of several is gone; the others go on
 ├── ScoreError             sequences that were to be scored cannot be; says why

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import quote, unquote, urlsplit
 
-#: What stands in the place of a secret.
+#: What is shown in place of a secret.
 MASK = "***"
 
 #: Names of variables and arguments whose values must not be shown; ``monkey`` and ``tokenizer`` are none of them.

@@ -48,7 +48,7 @@ class Dataset:
         template: renders chat messages; needed where prompts are lists of messages.
 
     Raises:
-        ConfigError: the file is not there, a line cannot be read (its number is told), or it has no line.
+        ConfigError: the file is not there, a line cannot be read (its number is given), or it has no line.
     """
 
     def __init__(self, config: DatasetConfig, template: Template | None = None) -> None:
@@ -94,7 +94,7 @@ class Dataset:
         try:
             json.dumps(label)
         except RecursionError:
-            pass  # told below, as of the whole line
+            pass  # reported below, as of the whole line
         except TypeError as exc:
             raise ConfigError(
                 f"{where}: its {key!r} is not a label: it holds what JSON cannot represent ({exc})."

@@ -1,7 +1,7 @@
 """Starts the worker's engine, and brings it back whenever it is lost.
 
 lost ─> at once ─> after 1, 2, 4 ... s ─> crash loop: every 30 s, jobs handed back, none leased, the reason published
-  │          each time weights, then a token of nobody's, then jobs
+  │          each time weights, then a token that belongs to no sample, then jobs
   └ an external engine that does not answer: away, asked every few seconds, never counted as a failure
 
 Whatever the way, weights come before work (I9): the newest publication is loaded before the gate opens.
@@ -157,8 +157,9 @@ class Caretaker:
     async def make_sure(self) -> bool:
         """Before an engine that has finished nothing takes a suspect, where there is nothing else to take.
 
-        On a publication on which engines have finished jobs it draws tokens of nobody's first; where none has, a death
-        is charged to the publication. False where there is no suspect, or the engine was lost. Blocks for the tokens.
+        On a publication on which engines have finished jobs it first draws tokens that belong to no sample; where none
+        has, a death is charged to the publication. False where there is no suspect, or the engine was lost. Blocks for
+        the tokens.
         """
         services = self._services
         keys, birth = services.keys, services.births
@@ -186,7 +187,7 @@ class Caretaker:
             held.release()
 
     async def _give_back_newer(self) -> None:
-        """T12: where the engine came back with older weights, or none, jobs of a newer version are not gone on with."""
+        """T12: where the engine came back with older weights, or none, jobs of a newer version are handed back."""
         version = self._services.highest
         newer = [held for held in self._held.values() if version < max(0, held.lease.not_before)]
         for held in newer:

@@ -21,7 +21,7 @@ from penstock.protocol.records.sample import LogprobKind
 ROUTED_EXPERTS = "routed_experts"
 #: Numbers of experts, by position, layer and choice.
 Rows = NDArray[Any]
-#: Is told of tokens while they are drawn: version at the sending of the request, ids, logprobs.
+#: Called with tokens while they are drawn: version at the sending of the request, ids, logprobs.
 Heard = Callable[[int, list[int], list[float]], None]
 
 
@@ -43,7 +43,7 @@ class Segment:
     prompt_tokens: int
     #: What the engine said about an abort.
     message: str = ""
-    #: [P + T - 1, layers, top_k] experts of every position but the last, where that was asked for; None: nothing told.
+    #: [P + T - 1, layers, top_k] experts of every position but the last, where that was asked for; else None.
     experts: Rows | None = field(default=None, compare=False)
     #: [T] True on tokens that a newer version than theirs may have drawn; empty: none is such a token.
     unproven: list[bool] = field(default_factory=list)
@@ -88,13 +88,13 @@ class Engine(Protocol):
     """
 
     config: EngineConfig
-    #: Told in errors.
+    #: Named in errors.
     name: str
     #: Publication number of its weights; -1 when none was loaded.
     version: int
     #: Revision of that publication.
     rev: int
-    #: Ranges (first, last) of versions that were abandoned before it: tokens of theirs are not gone on from (T1).
+    #: Ranges (first, last) of versions that were abandoned before it: tokens of theirs are not continued (T1).
     abandoned: list[list[int]]
     #: scaled: logprobs are after temperature; original: before it.
     logprob_kind: LogprobKind
@@ -106,7 +106,7 @@ class Engine(Protocol):
     offloaded: set[str]
     #: Answers so far that ended by an abort.
     num_aborted: int
-    #: Answers so far that were thrown away because their prefix KV was of older weights; they are drawn anew.
+    #: Answers so far that were thrown away because their prefix KV was of older weights; they are drawn again.
     num_stale_prefixes: int
     #: Ids that end an answer of this model.
     eos_token_ids: frozenset[int]
@@ -131,7 +131,7 @@ class Engine(Protocol):
 
     @property
     def tells_routing(self) -> bool:
-        """Whether answers tell the experts that saw each token."""
+        """Whether answers say which experts saw each token."""
 
     @property
     def num_running(self) -> int:
@@ -188,8 +188,8 @@ class Engine(Protocol):
             input_ids: [P] the whole sequence so far.
             sampling: SGLang's sampling parameters.
             rid: name for :meth:`abort`.
-            heard: told of tokens while they are drawn, in portions of ``interval``; those of the last portion may not
-                be told before the answer is there.
+            heard: called with tokens while they are drawn, in portions of ``interval``; those of the last portion may
+                not be reported before the answer is there.
 
         Raises:
             EngineDied: the connection was lost, or it has other weights than were loaded.
@@ -237,7 +237,7 @@ class Engine(Protocol):
         """
 
     async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None:
-        """Draw tokens of nobody's, to see that it serves. Blocks until they are there; raises as :meth:`generate`."""
+        """Draw tokens that belong to no sample, to see that it serves. Blocks for them; raises as :meth:`generate`."""
 
     async def release_memory(self, tags: Sequence[str]) -> None:
         """Give memory back to the GPU: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``."""

@@ -17,10 +17,10 @@ SHOWN_CHARS = 2000
 class Restarts:
     """Counts the failures of one worker's engine, and says how long to wait before the next start.
 
-    A failure is a start in vain, or a death before anything came to its end. The first is followed by a start at once,
-    the k-th by one after ``restart_wait_s * 2 ** (k - 2)``, at most ``max_restart_wait_s``. ``crash_loop_failures`` of
-    them within ``crash_loop_window_s`` are a crash loop, which ends when an engine has settled, or when the failures
-    are older than the window.
+    A failure is a start that failed, or a death before anything came to its end. The first is followed by a start at
+    once, the k-th by one after ``restart_wait_s * 2 ** (k - 2)``, at most ``max_restart_wait_s``.
+    ``crash_loop_failures`` of them within ``crash_loop_window_s`` are a crash loop, which ends when an engine has
+    settled, or when the failures are older than the window.
     """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:

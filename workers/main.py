@@ -198,7 +198,7 @@ class Worker:
                 group.create_task(task, name=name)
 
     async def _finish(self, tasks: "list[asyncio.Task[None]]") -> None:
-        """Let what runs end, for as long as it may, or until told to hurry."""
+        """Let what runs end, for as long as it may, or until a second call of ``drain``."""
         ended = asyncio.create_task(self._all_ended())
         hurry = asyncio.create_task(self._hurry.wait())
         first: set[asyncio.Future[Any]] = {ended, hurry, self.held.failed, *tasks}

@@ -69,7 +69,7 @@ class Services:
     slots: asyncio.Semaphore
     #: Set by whoever sees the engine die first; the engine task restarts it.
     engine_lost: asyncio.Event = field(default_factory=asyncio.Event)
-    #: What whoever saw it die first said of it.
+    #: Why, as whoever saw it die first put it.
     loss: str = ""
     #: Why the engine is not tried any more but now and then; '' unless it is in a crash loop.
     crash_loop: str = ""
@@ -81,7 +81,7 @@ class Services:
     died: tuple[str, str, bool] = ("", "", True)
     #: Newest version that was set aside, where older weights serve in its stead as far as the bound allows; -1: none.
     stands_in_for: int = -1
-    #: The publication on which this worker told last that something was finished.
+    #: The last publication on which this worker reported that something was finished.
     proven: str = ""
     #: Set whenever a sample was drawn or a job has ended: there may be room for another.
     room: asyncio.Event = field(default_factory=asyncio.Event)
@@ -128,7 +128,7 @@ class Services:
     async def note_finished(self, birth: int, begun_on: str) -> None:
         """The engine of start ``birth`` finished a request that began on publication ``begun_on``.
 
-        What began and ended on one publication proves that engines live on it: told once, in a round trip.
+        What began and ended on one publication proves that engines live on it: reported once, in a round trip.
         """
         if birth != self.births or self.engine_lost.is_set():
             return

@@ -27,7 +27,7 @@ TimeoutOption = Annotated[float, typer.Option("--timeout", help="Longest wait fo
 ALL = "weights,cuda_graph,kv_cache"
 #: Longest answer of an engine that is read, and longest wait for it.
 _ANSWER_BYTES, _ANSWER_S = 4 * 1024 * 1024, 120.0
-#: A wait that is shorter is not told.
+#: A shorter wait is not shown.
 MOMENT_S = 1.0
 #: Longest reason shown.
 _REASON_CHARS = 200
@@ -56,7 +56,7 @@ def onload(
     url: UrlOption = None,
     directory: FolderOption = Path("runs"),
 ) -> None:
-    """Let engines have their memory again; weights are loaded anew before they go on."""
+    """Let engines have their memory again; weights are loaded again before they go on."""
     given = set(tags.split(","))
     _change(Target(run, url, directory), model, lambda offloaded: offloaded - given, timeout)
 

@@ -1,7 +1,7 @@
 """Mistakes in a command line as one sentence each.
 
-Typer brings a click of its own in some releases and takes the installed one in others; what both raise is told by the
-base of typer's own ``BadParameter``.
+Typer brings a click of its own in some releases and takes the installed one in others; what both raise is recognised by
+the base of typer's own ``BadParameter``.
 """
 
 import difflib

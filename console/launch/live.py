@@ -19,8 +19,8 @@ LINE_EVERY_S = 5.0
 SAME_EVERY_S = 60.0
 #: Waits shorter than this are no news.
 WAIT_SHOWN_S = 1.0
-#: Waits told in a plain line, longest first.
-WAITS_TOLD = 2
+#: Waits shown in a plain line, longest first.
+WAITS_SHOWN = 2
 
 
 class Live:
@@ -152,9 +152,9 @@ def _told(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _waits_line(snapshot: dict[str, Any]) -> str:
     waits = _told(snapshot)
-    told = [f"{wait.get('who')} {_wait_text(wait)}" for wait in waits[:WAITS_TOLD]]
-    if len(waits) > WAITS_TOLD:
-        told.append(f"{len(waits) - WAITS_TOLD} more wait")
+    told = [f"{wait.get('who')} {_wait_text(wait)}" for wait in waits[:WAITS_SHOWN]]
+    if len(waits) > WAITS_SHOWN:
+        told.append(f"{len(waits) - WAITS_SHOWN} more wait")
     return " | " + "; ".join(told) if told else ""
 
 

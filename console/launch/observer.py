@@ -79,7 +79,7 @@ class Observer:
         return any((worker.pid, worker.host) == (pid, socket.gethostname()) for worker in workers)
 
     def data_ended(self) -> bool:
-        """Whether the trainer was told that the data has ended (``data.epochs``). Blocks for ``TIMEOUT_S``."""
+        """Whether the trainer has learned that the data has ended (``data.epochs``). Blocks for ``TIMEOUT_S``."""
         try:
             return self.client.hget(self.keys.sub(self.config.trainer.name), "ended") is not None
         except redis.RedisError:

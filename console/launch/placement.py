@@ -75,7 +75,7 @@ def gpus_of_engine(config: Config) -> int:
     """GPUs of one worker's engine; 0: none, or not ours to give.
 
     Raises:
-        ConfigError: the sizes are no numbers.
+        ConfigError: the sizes are not numbers.
     """
     engine = config.engine
     if engine.url is not None or engine.router is not None:

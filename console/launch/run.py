@@ -204,7 +204,7 @@ class _Run:
             refuse_another_run(self.config, client)
         run(client, check_schema(keys))
         user_failures.forget(client, keys)
-        # The producer of this start says how long its data is, before a trainer may be told that it has ended.
+        # The producer of this start says how long its data is, before a trainer may learn that it has ended.
         run(client, span(keys, None))
 
     def _start_parts(self) -> None:
@@ -249,7 +249,7 @@ class _Run:
                     if child.name == "trainer" and child.code == 0:
                         return None
                     if child.code == 0 and child.name not in SERVING and not observer.still_shows(child.last_pid):
-                        # A worker told to drain, or a producer at the end of its data.
+                        # A worker that was asked to drain, or a producer at the end of its data.
                         log.warning("%s is done and left", child.name)
                     elif reason := child.schedule_restart():
                         return f"{reason}; its log {child.log_path} ends with:\n{child.last_words()}"
@@ -288,7 +288,7 @@ class _Run:
         return EXIT_OK
 
     def _note_failure(self, exc: BaseException) -> None:
-        """What ends the launcher itself is no run that still runs."""
+        """A launcher that fails leaves no run that counts as running."""
         self.record.state, self.record.reason = "failed", redact(f"{type(exc).__name__}: {exc}")
         with contextlib.suppress(OSError):
             self.folder.write(self.record)

@@ -29,7 +29,7 @@ class Part:
 
 
 def check_parts(without: Collection[str]) -> None:
-    """Refuse names that are no parts, with ConfigError."""
+    """Raise ConfigError for names that are not parts."""
     if unknown := sorted(set(without) - set(PARTS)):
         raise ConfigError(f"--without {unknown[0]}: a run has the parts {', '.join(PARTS)}.")
 

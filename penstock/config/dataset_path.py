@@ -13,7 +13,7 @@ def parse_path(text: str) -> tuple[Path, int, int]:
     """``FILE`` or ``FILE@[a:b]`` as (file, first line, line after the last), counted from 0.
 
     Raises:
-        ValueError: the slice is none, or holds no line.
+        ValueError: it is not a slice, or an empty one.
     """
     match = _SLICE.fullmatch(text)
     if match is None:

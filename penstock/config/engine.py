@@ -46,7 +46,7 @@ class EngineConfig(Section):
     restart_wait_s: Seconds = 1.0
     #: The longest such wait.
     max_restart_wait_s: Seconds = 30.0
-    #: So many failures (deaths before anything was finished, starts in vain) within the window are a crash loop: the
+    #: So many failures (deaths before anything was finished, failed starts) within the window are a crash loop: the
     #: worker hands its jobs back, leases none, says why, and tries again every ``max_restart_wait_s``.
     crash_loop_failures: Annotated[int, Field(ge=2)] = 5
     #: See ``crash_loop_failures``.

@@ -36,7 +36,7 @@ class RolloutConfig(Section):
     #: Longest wait for a reset or a step of an environment; the job then fails as ``environment_timeout``.
     environment_timeout_s: Seconds = 300.0
     #: Most tokens that a sample draws under one lease; then it goes back to the queue with its prefix, at no charge,
-    #: and is gone on with by whoever is free. None: no limit.
+    #: and is continued by whoever is free. None: no limit.
     lease_tokens: Positive | None = None
     #: No loss on tokens of a finished sample that are older than its newest one.
     mask_offpolicy_in_partial_rollout: bool = False

@@ -21,7 +21,7 @@ def temperature_of(sampling: Mapping[str, Any]) -> float:
     """Temperature that a map of sampling parameters draws at; null is as if it were left out.
 
     Raises:
-        TypeError, ValueError: it names one that is no number.
+        TypeError, ValueError: it names one that is not a number.
     """
     value = sampling.get("temperature")
     return TEMPERATURE if value is None else float(value)

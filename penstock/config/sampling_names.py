@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.config.sampling import GREEDY_BELOW
 
-#: Those that leave the drawn distribution as the logprobs tell it.
+#: Those that leave the drawn distribution as the logprobs describe it.
 HONEST = frozenset({
     "max_new_tokens", "temperature", "stop", "stop_token_ids", "stop_regex", "ignore_eos", "skip_special_tokens",
     "spaces_between_special_tokens", "no_stop_trim", "sampling_seed",

@@ -12,7 +12,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """Unknown keys and numbers that are none (NaN, infinity) are refused; nothing changes after it was read."""
+    """Unknown keys and numbers that are not numbers (NaN, infinity) are refused; nothing changes after it was read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -34,7 +34,7 @@ class TrainerConfig(Section):
 
     #: Name of the subscription.
     name: str = "actor"
-    #: How the subscription takes groups, where that is not told by ``staleness`` and ``batch_groups``.
+    #: How the subscription takes groups, where that is not set by ``staleness`` and ``batch_groups``.
     subscription: SubscriptionConfig = SubscriptionConfig()
     #: Groups per batch.
     batch_groups: Positive = 32

@@ -19,7 +19,7 @@ class WorkerConfig(Section):
     apply: Literal["in_place", "abort", "drain"] = "in_place"
     #: A lease not renewed for so long is taken over.
     lease_s: Seconds = 15.0
-    #: Leases are renewed, and presence is told, so often.
+    #: Leases are renewed, and presence is written, so often.
     heartbeat_s: Seconds = 2.0
     #: A worker whose event loop made no step for so long renews its leases no more: others take its jobs.
     stuck_s: Seconds = 120.0

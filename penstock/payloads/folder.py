@@ -307,7 +307,7 @@ class PayloadFolder:
             self._sync()
 
     def _run(self, name: str) -> Path:
-        """Folder of the run that a key belongs to: its name stands in braces."""
+        """Folder of the run that a key belongs to: its name is in braces."""
         return self.path / name[name.index("{") + 1 : name.index("}")]
 
     def _file(self, name: str) -> str:
@@ -344,7 +344,7 @@ class PayloadFolder:
             time.sleep(SYNC_S)
 
     def _sync(self) -> None:
-        """Write back the file system of the folder, and no other where the system can tell them apart."""
+        """Write back the file system of the folder, and no other where the system can distinguish them."""
         try:
             folder = os.open(self.path, os.O_RDONLY)
             try:

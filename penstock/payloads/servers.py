@@ -102,7 +102,7 @@ def add(client: Client, keys: Keys, name: str, url: str) -> None:
     """Let workers write to another server; one that is drained or lost is taken back. Blocks for two round trips.
 
     Raises:
-        ConfigError: the name is taken by a server at another address, or is no name.
+        ConfigError: the name is taken by a server at another address, or is not a name.
     """
     check_name("payload server", name)
     if name == CONTROL:

@@ -15,7 +15,7 @@ GONE_S = 8.0
 
 
 class Attendance:
-    """The record of one process. Its methods block for a round trip at most; a Redis that is gone is no error here.
+    """The record of one process. Its methods block for a round trip at most; a Redis that is gone is not an error here.
 
     Args:
         part: producer or buffer.

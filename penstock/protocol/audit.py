@@ -18,7 +18,7 @@ from penstock.protocol.scripts import Recount, run
 from penstock.redis.control import Client
 from penstock.redis.scan import scan_keys
 
-#: Differences told in full.
+#: Differences reported in full.
 SHOWN = 20
 
 
@@ -35,11 +35,11 @@ class AuditReport:
     #: Samples or groups that were counted twice.
     duplicated: int = 0
     groups: int = 0
-    #: Ids of the first of the jobs that are neither done nor live, as far as they can be told.
+    #: Ids of the first of the jobs that are neither done nor live, as far as they are known.
     missing: list[str] = field(default_factory=list)
 
     def tell(self, what: str, wrong: str) -> None:
-        """Add a difference; '' is none. Those beyond ``SHOWN`` are counted only."""
+        """Add a difference; '' is not one. Those beyond ``SHOWN`` are counted only."""
         if wrong:
             self.num_differences += 1
             if len(self.differences) < SHOWN:
@@ -97,7 +97,7 @@ def _check_records(client: Client, keys: Keys, report: AuditReport, job: str) ->
                 report.tell(f"sample {job}/{meta.k}", "was committed twice")
             seen.add(meta.k)
     except (ProtocolError, TypeError) as exc:
-        report.tell(f"group {job}", f"its records cannot be read, so that nobody trains it: {exc}")
+        report.tell(f"group {job}", f"its records cannot be read, so it is not trained on: {exc}")
 
 
 def _check_source(client: Client, keys: Keys, report: AuditReport, live: dict[str, set[int]]) -> None:
@@ -128,7 +128,7 @@ def _check_source(client: Client, keys: Keys, report: AuditReport, live: dict[st
 def _names(named: list[str], count: int) -> str:
     """The names there are, and how many more."""
     if not named:
-        return "nothing that is left tells which"
+        return "nothing that is left shows which"
     more = count - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")
 

@@ -3,7 +3,7 @@
 A job that vanished leaves its id behind in a lane, among the delayed, dead, ready or retiring jobs, or in its metadata.
 Where nothing refers to it, an epoch that was admitted as a whole shows it as a gap: a later one of its dataset has
 begun, and another one knows the index. Else the gaps below the highest index name the jobs if they are as many as are
-missing; where prompts are shuffled and an epoch is under way there are more, and nobody can tell which.
+missing; where prompts are shuffled and an epoch is under way there are more, and nothing shows which.
 """
 
 from collections.abc import Callable, Iterator, Mapping

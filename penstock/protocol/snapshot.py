@@ -81,7 +81,7 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
 
 
 def _storage(client: Client) -> list[dict[str, Any]]:
-    """Where Redis takes no writes nobody can tell it what they wait for: all wait for the same."""
+    """Where Redis takes no writes nothing can be written of what they wait for: all wait for the same."""
     trouble = disk_trouble(client)
     return [{"who": "redis", "what": f"{trouble}; no part can write before", "since_s": 0.0}] if trouble else []
 

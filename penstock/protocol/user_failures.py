@@ -58,5 +58,5 @@ def judge(ends: Mapping[bytes, bytes], config: RewardConfig) -> str:
 
 
 def forget(client: Client, keys: Keys) -> None:
-    """Begin anew: whoever starts a run or its producer has mended what was wrong."""
+    """Start over: whoever starts a run or its producer has corrected what was wrong."""
     client.delete(keys.ends)

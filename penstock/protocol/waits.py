@@ -10,7 +10,7 @@ from penstock.protocol.scripts import note, run
 from penstock.redis.control import PASSING, Client
 from penstock.words import writable
 
-#: A wait is told after so long; shorter ones are the normal rhythm.
+#: A wait is shown after so long; shorter ones are the normal rhythm.
 MOMENT_S = 0.5
 #: It is confirmed while it lasts; one that nobody confirmed for longer is of a process that is gone.
 CONFIRM_S = 2.0
@@ -52,7 +52,7 @@ class Waiting:
         self.tick()
 
     def tick(self) -> None:
-        """Tell, or confirm, what is waited for, if it is due."""
+        """Show, or confirm, what is waited for, if it is due."""
         now = time.time()
         if not self._what or now - self._since < MOMENT_S:
             return

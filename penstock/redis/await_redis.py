@@ -10,7 +10,7 @@ from penstock.redis.connect import connect
 from penstock.redis.server import ADDRESS_FILE, read_address
 from penstock.system.backoff import pause_s
 
-#: Between two tries; the address in the run's folder is read anew each time, for a server of our own may move.
+#: Between two tries; the address in the run's folder is read again each time, for a server of our own may move.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
 #: How often it says what it waits for.
 SAY_EVERY_S = 10.0

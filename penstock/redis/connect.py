@@ -98,7 +98,7 @@ def _loses(
     """``kind``, for which a write to a transport that is closed is a lost connection.
 
     The other side may reset a connection between its making and the first write. asyncio's own loop lets such a write
-    pass and tells of the loss at the answer; uvloop raises RuntimeError, which redis-py passes on.
+    pass and reports the loss at the answer; uvloop raises RuntimeError, which redis-py passes on.
     """
 
     class Losing(kind):  # type: ignore[misc, valid-type]

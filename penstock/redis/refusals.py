@@ -30,7 +30,7 @@ def passing(exc: object) -> ResponseError | None:
 
 
 def disk_trouble(client: Any) -> str:
-    """Why a server takes no writes for want of its disk, in words; '' where it does. Blocks for a round trip."""
+    """Why a server takes no writes because of its disk, in words; '' where it does. Blocks for a round trip."""
     info = client.info("persistence")
     if info.get("aof_enabled") and info.get("aof_last_write_status", "ok") != "ok":
         return "room on the disk of its append-only file"

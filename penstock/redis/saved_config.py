@@ -28,7 +28,7 @@ def config_of(config: "Config | str | Path | None", run: str | None, who: str) -
     until the run's Redis answers.
 
     Raises:
-        ConfigError: nothing was given, there is no such file or folder, or it is no configuration.
+        ConfigError: nothing was given, there is no such file or folder, or it is not a configuration.
         QueueRefused: Redis refuses the password.
     """
     from penstock.config import Config

@@ -39,7 +39,7 @@ HOST = "127.0.0.1"
 #: REPLICAOF, MODULE or SHUTDOWN, by which whoever can write to Redis writes files or loads code.
 RULES = "~* &* +@all -@dangerous +info +config|get +client|setname +client|list"
 
-#: The append-only file is written anew when it has doubled, and not before it is this large: payloads come and go at a
+#: The append-only file is rewritten when it has doubled, and not before it is this large: payloads come and go at a
 #: hundred MB a second, and at Redis' own 64 MiB it would be copied twice a second.
 REWRITE_BYTES = 1024**3
 
@@ -306,7 +306,7 @@ class RedisServer:
                     f"The Redis server died at its start; its log {self.log_path} ends with:\n{said}"
                 )
             if stopped() or time.monotonic() > deadline:
-                why = "was told to stop" if stopped() else f"was not ready in {timeout_s:g} s"
+                why = "was asked to stop" if stopped() else f"was not ready in {timeout_s:g} s"
                 raise QueueUnavailable(f"The Redis server {why}; its log is {self.log_path}.")
             time.sleep(0.02)
 

@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 
 #: What makes a file system full.
 FULL = (errno.ENOSPC, errno.EDQUOT)
-#: Less than this is no room to speak of.
+#: Less than this counts as no room.
 ROOM_BYTES = 1024 * 1024
 #: Between two tries, and between two lines that say so.
 LOOK_S, SAY_EVERY_S = 1.0, 60.0
 
 
 def is_full(exc: BaseException | None) -> bool:
-    """Is this error, or what it came from, for want of room? Libraries in Rust tell the number in words alone."""
+    """Is this error, or what it came from, a lack of room? Libraries in Rust give the number in words alone."""
     while exc is not None:
         if isinstance(exc, DiskFull) or (isinstance(exc, OSError) and exc.errno in FULL):
             return True
@@ -48,7 +48,7 @@ def until_room(
     """Do ``work`` until there is room for it. Blocks.
 
     Args:
-        work: raises DiskFull, or an OSError for want of room, and may then be done again from its beginning.
+        work: raises DiskFull, or an OSError for lack of room, and may then be done again from its beginning.
         tell: called with what is waited for, again while that lasts; '' at its end.
         stopped: asked before every further try; true raises what ``work`` raised last.
     """

@@ -69,14 +69,14 @@ def check_weights(workers: Iterable[WorkerPresence], action: str) -> list[dict[s
 def _check_one(worker: WorkerPresence, url: str, action: str) -> dict[str, Any]:
     name = f"The engine of worker {worker.name} at {url}"
     try:
-        told = json.loads(fetch(f"{url}/weights_checker", json.dumps({"action": action}).encode()))
+        answer = json.loads(fetch(f"{url}/weights_checker", json.dumps({"action": action}).encode()))
     except ValueError as exc:
         raise EngineError(f"{name} answers with something that is not JSON.") from exc
     except EngineError as exc:
         raise EngineError(f"{name} did not {action} its weights: {exc}") from exc
-    if not isinstance(told, dict) or not told.get("success", False):
-        raise EngineError(f"{name} did not {action} its weights: {told!r:.500}")
-    return {"worker": worker.name, "version": worker.version, "url": url, **told}
+    if not isinstance(answer, dict) or not answer.get("success", False):
+        raise EngineError(f"{name} did not {action} its weights: {answer!r:.500}")
+    return {"worker": worker.name, "version": worker.version, "url": url, **answer}
 
 
 def _compare(answers: Iterable[Mapping[str, Any]]) -> None:

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-#: What the kernel's driver tells, where nvidia-smi is not installed.
+#: What the kernel's driver says, where nvidia-smi is not installed.
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 

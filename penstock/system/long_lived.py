@@ -13,7 +13,7 @@ def settle() -> None:
     trainer's work on its batches.
 
     And memory that is freed is kept, up to 60 MiB: payloads and what is sent of them come and go in pieces of
-    megabytes, which glibc would map and page in anew each time. Freeing one large piece has it keep those below that
+    megabytes, which glibc would map and page in again each time. Freeing one large piece has it keep those below that
     size (mallopt(3), M_MMAP_THRESHOLD); other allocators do not mind.
     """
     gc.freeze()

@@ -109,7 +109,7 @@ def _file_of_theirs(name: str) -> str:
 
 
 def _importer_is_ours() -> bool:
-    """Whether the import under way, or the look at an attribute, stands in a file of penstock's."""
+    """Whether the import under way, or the look at an attribute, is in a file of penstock's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

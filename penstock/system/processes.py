@@ -52,7 +52,7 @@ def die_with(name: str = "SIGKILL") -> Callable[[], None] | None:
 def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when the process ``parent``, which started it, is gone (Linux).
 
-    For a process that was started otherwise than by ``Child``: a rank, say. None: the parent by multiprocessing.
+    For a process that was not started by ``Child``: a rank, say. None: the parent by multiprocessing.
     """
     if parent is None:
         process = multiprocessing.parent_process()

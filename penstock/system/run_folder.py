@@ -1,6 +1,6 @@
 """The folder of a run, ``DIRECTORY/NAME``: who holds it, how far the run in it came, and what was there before.
 
-``run.json`` tells the state: running, stopped (by Ctrl-C), failed or finished. A run that starts anew moves the one
+``run.json`` holds the state: running, stopped (by Ctrl-C), failed or finished. A run that starts over moves the one
 before to ``NAME.prev``, replacing the one that is there.
 """
 
@@ -98,7 +98,7 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as exc:
-            raise ConfigError(f"{self.path / 'run.json'} cannot be read ({exc}): start anew with --fresh.") from exc
+            raise ConfigError(f"{self.path / 'run.json'} cannot be read ({exc}): start over with --fresh.") from exc
 
     def write(self, record: Record) -> None:
         """Replace ``run.json`` at once."""

@@ -22,7 +22,7 @@ from penstock.words import said, writable
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: Longest wait, at the end of a loop, for tasks that were told to end.
+#: Longest wait, at the end of a loop, for tasks that were asked to end.
 CLOSE_S = 5.0
 
 

@@ -20,7 +20,7 @@ def read_header(path: Path) -> Tensors:
     """Tensors of one safetensors file.
 
     Raises:
-        PublishError: it is no safetensors file, or shorter or longer than its header says.
+        PublishError: it is not a safetensors file, or shorter or longer than its header says.
     """
     size = path.stat().st_size
     try:

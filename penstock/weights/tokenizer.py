@@ -48,8 +48,8 @@ def load_tokenizer(path: str) -> Tokenizer:
 def check_vocabulary(tokenizer: Any, size: int, path: str) -> None:
     """Raise ConfigError where a tokenizer gives ids that the model does not have.
 
-    Added tokens beyond, such as a padding token that nothing encodes to, are told and let pass: a prompt that holds one
-    is refused by itself.
+    Added tokens beyond, such as a padding token that nothing encodes to, are logged and let pass: a prompt that holds
+    one is refused by itself.
     """
     added = set(tokenizer.get_added_vocab().values())
     highest = max(set(tokenizer.get_vocab().values()) - added, default=-1)

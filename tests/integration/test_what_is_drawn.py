@@ -90,6 +90,6 @@ async def test_T6_a_prefix_that_was_drawn_otherwise_is_drawn_anew(
     assert [len(prompt) for prompt in fake.prompts] == [whole] * 2 + [whole if anew else whole + len(FIRST)] * 2
     found = {(meta.temperature, meta.logprob_kind) for meta in metas(client, keys, jobs[0])}
     assert found == {(temperature, kind)}
-    said = [one.getMessage() for one in caplog.records if "begins anew" in one.getMessage()]
+    said = [one.getMessage() for one in caplog.records if "starts over" in one.getMessage()]
     assert len(said) == anew, said
     assert all("drawn at temperature 1 (scaled logprobs)" in one for one in said)

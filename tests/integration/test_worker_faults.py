@@ -453,7 +453,7 @@ async def test_I3_a_lease_that_was_taken_over_stops_its_samples_and_writes_nothi
         run(client, scripts.release(keys, jobs[0], held.lease.token))
         client.sadd(keys.paused, "resume")
         await until(lambda: not worker.held)
-        assert fake.num_running == 0, "the engine was told to stop"
+        assert fake.num_running == 0, "the engine was asked to stop"
         assert worker.services.tally.lost_leases == 1
         assert list(client.scan_iter(match=keys.of("p*").replace("{", "[{]"))) == [keys.paused.encode()]
         client.srem(keys.paused, "resume")

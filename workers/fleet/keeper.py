@@ -146,7 +146,7 @@ async def _keep(spec: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    """Exit codes: 0 told to end, 1 what it kept was lost, 2 it cannot be configured so."""
+    """Exit codes: 0 asked to end, 1 what it kept was lost, 2 it cannot be configured so."""
     from penstock.logs import set_up
 
     set_up("keeper")

@@ -34,7 +34,7 @@ class Spec:
 class Status:
     """How a process stands."""
 
-    #: running | restarting | crash loop | ended (told to, or by itself with 0) | lost (its node or actor is away)
+    #: running | restarting | crash loop | ended (asked to, or by itself with 0) | lost (its node or actor is away)
     state: str
     pid: int = 0
     starts: int = 0

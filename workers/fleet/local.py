@@ -16,7 +16,7 @@ class LocalLauncher:
         self._reservation = Reservation()
 
     def reserve(self, host: str, ports: list[int]) -> list[int]:
-        """Hold ports for the life of this process; returns those that cannot be had."""
+        """Hold ports for the life of this process; returns those that are not free."""
         return self._reservation.hold(ports)
 
     def release(self, host: str, ports: list[int]) -> None:

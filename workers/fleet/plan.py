@@ -147,7 +147,7 @@ def plan(config: Config, nodes: list[Node], taken: Taken | None = None) -> Plan:
 
     Args:
         nodes: the machines, with their GPUs in the order in which they are given away.
-        taken: ports that cannot be had, by host.
+        taken: ports that are not free, by host.
 
     Raises:
         ConfigError: groups that contradict each other, or need more GPUs or ports than there are.
@@ -258,7 +258,7 @@ class _Planner:
     # -- arguments
 
     def equip(self, model: ModelGroups) -> None:
-        """Give the placed engines of a model their ports and arguments, encoders first: others are told their URLs."""
+        """Give the placed engines of a model their ports and arguments, encoders first: others are given their URLs."""
         self.paths[model.name] = model.model_path or self.config.model.path
         ours = [e for e in self.engines if e.model == model.name and not e.url and e.started_by != "nobody"]
         for engine in sorted(ours, key=lambda one: one.worker_type != "encoder"):

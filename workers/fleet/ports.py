@@ -47,9 +47,9 @@ class Reservation:
         self._held: dict[int, int] = {}
 
     def hold(self, ports: Iterable[int]) -> list[int]:
-        """Reserve ports; returns those that cannot be had: reserved by another, or something listens there.
+        """Reserve ports; returns those that are not free: reserved by another, or something listens there.
 
-        Those that could be had stay reserved. Does not block.
+        Those that were free stay reserved. Does not block.
         """
         self._folder.mkdir(mode=0o700, exist_ok=True)
         refused = []

@@ -18,7 +18,7 @@ from workers.fleet.state import read_capacity, write_capacity
 WINDOW_S = 60.0
 #: Below so long it is not known yet.
 LEAST_S = 10.0
-#: A capacity is written anew when it changed by such a share.
+#: A capacity is written again when it changed by such a share.
 KEEP_CHANGE = 0.02
 
 
@@ -57,13 +57,13 @@ class Pressure:
         )
 
     def _open_samples(self, state: Mapping[str, Any]) -> float:
-        """Samples not yet committed: those of queued jobs, those that workers tell of, and those of silent workers."""
+        """Samples not yet committed: those of queued jobs, those that workers report, and those of silent workers."""
         lanes, workers = state["lanes"].values(), state["workers"]
         queued = sum(lane["queued"] for lane in lanes) + state["delayed"]
         held = sum(one.held for one in workers)
         silent = max(0, sum(lane["leased"] for lane in lanes) - held)
-        told: int = sum(one.open_samples for one in workers)
-        return float((queued + silent) * self._config.rollout.n + told)
+        reported: int = sum(one.open_samples for one in workers)
+        return float((queued + silent) * self._config.rollout.n + reported)
 
     def _eaten(self, now: float, driving: list[dict[str, Any]]) -> float:
         """Groups per second that went into batches; 0: not known."""

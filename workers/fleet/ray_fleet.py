@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class KeptActor:
-    """Runs on the node: a :class:`Kept` with the GPUs that Ray gave. Restarted by Ray, it starts its process anew."""
+    """Runs on the node: a :class:`Kept` with the GPUs that Ray gave. Restarted by Ray, it starts its process again."""
 
     def __init__(self, spec: Spec) -> None:
         given = os.environ.get("CUDA_VISIBLE_DEVICES", "") if spec.gpus else ""
@@ -146,7 +146,7 @@ class RayLauncher:
         return [one for one in self._ray.nodes() if one["Alive"]]
 
     def reserve(self, host: str, ports: list[int]) -> list[int]:
-        """Hold ports on a node; returns those that cannot be had."""
+        """Hold ports on a node; returns those that are not free."""
         if host not in self._ports:
             actor = self._ray.remote(num_cpus=0, resources={f"node:{host}": PIN})(PortsActor)
             self._ports[host] = actor.remote()

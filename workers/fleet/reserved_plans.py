@@ -8,7 +8,7 @@ from workers.fleet.launcher import Launcher
 from workers.fleet.nodes import Node
 from workers.fleet.plan import Plan, extend, plan
 
-#: Tries to find ports that are nobody's.
+#: Tries to find ports that are free.
 MAX_PLANS = 20
 
 

@@ -1,4 +1,4 @@
-"""What SGLang is told so that an engine plays its part in a group; arguments by worker type."""
+"""The arguments of SGLang by which an engine plays its part in a group, by worker type."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ def read_state(client: Client, keys: Keys) -> dict[str, Any]:
 
     Raises:
         ConfigError: no fleet runs.
-        ProtocolError: the record is none of penstock's.
+        ProtocolError: penstock did not write the record.
     """
     data = client.hget(keys.fleet, STATE)
     record = unpack(data, "the state of the fleet") if data else None
@@ -51,7 +51,7 @@ def clear_wanted(client: Client, keys: Keys) -> None:
 
 
 def read_wanted(client: Client, keys: Keys) -> dict[str, int]:
-    """Engines that are asked for, by ``MODEL.GROUP``. Raises ProtocolError for what is no such map."""
+    """Engines that are asked for, by ``MODEL.GROUP``. Raises ProtocolError for what is not such a map."""
     data = client.hget(keys.fleet, WANTED)
     value = unpack(data, "what is wanted of the fleet") if data else {}
     fine = isinstance(value, dict) and all(type(n) is int and 0 <= n <= MAX_WANTED for n in value.values())
@@ -66,7 +66,7 @@ def write_capacity(client: Client, keys: Keys, tokens_per_s: float) -> None:
 
 
 def read_capacity(client: Client, keys: Keys) -> float:
-    """What an earlier fleet kept; 0 where there was none. Raises ProtocolError for what is no rate."""
+    """What an earlier fleet kept; 0 where there was none. Raises ProtocolError for what is not a rate."""
     data = client.hget(keys.fleet, CAPACITY)
     value = unpack(data, "the capacity of a worker") if data else 0.0
     if not isinstance(value, float) or not 0 <= value < float("inf"):

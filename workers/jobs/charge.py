@@ -72,7 +72,7 @@ class Charge:
     async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
         services, config, job = self._services, self._services.config.worker, self._lease.job
         services.tally.failures[reason] += 1
-        # Arrays that contradict each other are not gone on from.
+        # Arrays that contradict each other are not continued from.
         if not permanent and reason != "payload_error":
             await self._keep_prefixes()
         went = await services.control.call(

@@ -22,7 +22,7 @@ class Endings:
 
     def note(self, job: Job, outcome: str = "", words: str = "") -> None:
         """One job ended: ``outcome`` and last ``words`` of its burial, or '' where it is complete."""
-        # What a program asks for by itself is refused to it, and is no reason to stop the producer.
+        # What a program asks for by itself is refused to it, and is not a reason to stop the producer.
         if job.lane == score_jobs.LANE or (outcome == REFUSAL and job.dataset not in self._datasets):
             return
         kind = f"dataset {job.dataset} with reward {(job.reward or self._reward)[:MAX_NAME]}"

@@ -88,7 +88,7 @@ def checked(observation: object, what: str) -> Observation | None:
     """What ``step`` answered, token ids as plain integers and its text as it can be tokenized.
 
     Raises:
-        EnvironmentRaised: it is neither an Observation nor None, or holds what is no text and no token ids.
+        EnvironmentRaised: it is neither an Observation nor None, or holds neither text nor token ids.
     """
     if observation is None or (isinstance(observation, Observation) and observation.done):
         return observation
@@ -118,7 +118,7 @@ class Environments:
             whoever writes there must not choose what is imported here.
 
     Raises:
-        ConfigError: one of ``allowed`` cannot be imported, or is none.
+        ConfigError: one of ``allowed`` cannot be imported, or is not an environment.
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:

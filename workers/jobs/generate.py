@@ -38,7 +38,7 @@ def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
 
     Raises:
         ConfigError: a parameter hides the distribution from the logprobs and the job is for training (T7), the
-            temperature is none, or several answers at once are asked for.
+            temperature is not a number, or several answers at once are asked for.
     """
     sampling = dict(rollout.sampling)
     if job.lane == "eval":
@@ -104,17 +104,17 @@ async def generate_sample(
     returned them and never tokenized again. Aborted segments resume from their prefix with what is left of the budget.
 
     Args:
-        partial: a sample of this job and k to go on from, and to write to. Whoever may cancel this call hands in one
+        partial: a sample of this job and k to continue, and to write to. A caller that may cancel this call passes one
             (a new one: ``Sample(job, k)``): on cancellation the engine is asked for what it has drawn, and the sample
             holds it, with status "aborted", when the CancelledError arrives (within 5 s; a second one is at once).
         interval: look at running answers after so many tokens; they are in ``partial`` then, with no newer version than
             is proven, and stay there if the engine dies. 0: only whole answers are.
-        drawn: told whenever ``partial`` has grown; must not block.
+        drawn: called whenever ``partial`` has grown; must not block.
         environment: its environment; None: a single turn.
 
     Returns:
         The sample (``partial`` itself where given), status "completed" or "truncated", reward not yet set. Status
-        "aborted": it drew ``rollout.lease_tokens`` in this call, and is to be gone on with in another.
+        "aborted": it drew ``rollout.lease_tokens`` in this call, and is to be continued in another.
 
     Raises:
         ConfigError: sampling that cannot be trained on, a prompt that leaves no room, a job's environment not given.
@@ -198,27 +198,27 @@ class _Maker:
         return f"sample {self.sample.id}: {what} of environment {self.sample.job.environment or 'given'}"
 
     def begin(self, environment: Environment | None) -> None:
-        """Prompt, or the prefix of a partial; starts anew where an environment's past turns cannot be had again."""
+        """Prompt, or the prefix of a partial; starts over where an environment's past turns cannot be made again."""
         sample = self.sample
         sample.started_s = sample.started_s or time.time()
         sample.status = "pending"
         if not sample.tokens or (environment is not None and sample.num_turns > 1):
-            self.begin_anew()
+            self.start_over()
         if self.lease_tokens is not None:
             self.lease_end = len(sample.tokens) + self.lease_tokens
 
     def leave_abandoned(self) -> None:
-        """A first turn that holds tokens of versions that a rewind left behind is begun anew: it would be dropped."""
+        """A first turn that holds tokens of versions that a rewind left behind is started over: it would be dropped."""
         sample = self.sample
         gone = {v for v in set(sample.versions) if any(first <= v <= last for first, last in self.engine.abandoned)}
         if not gone or sample.num_turns > 1:
             return
-        log.info("sample %s begins anew: its version %d was abandoned", sample.id, max(gone))
-        self.begin_anew()
+        log.info("sample %s starts over: its version %d was abandoned", sample.id, max(gone))
+        self.start_over()
         if self.lease_tokens is not None:
             self.lease_end = len(sample.tokens) + self.lease_tokens
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """The prompt alone."""
         sample, job = self.sample, self.sample.job
         prompt = prompt_ids(job, self.tokenizer)
@@ -316,14 +316,14 @@ class _Maker:
             log.warning("sample %s was cancelled, its last tokens are lost: %s", self.sample.id, exc)
 
     def hear(self, version: int, ids: list[int], logprobs: list[float]) -> None:
-        """Append what a running request has drawn so far; its end will tell which version drew which."""
+        """Append what a running request has drawn so far; only its end says which version drew which."""
         sample = self.sample
         if sample.finish_reason == "stop":
             return
         judged, heard = self.request_start - self.turn_start, len(sample.tokens) - self.request_start
         sample.append(ids, version=version, logprobs=logprobs)
         if judged and heard <= self.stops.window:
-            # A stop that began before the request goes unseen by the engine, and must not be gone on behind.
+            # A stop that began before the request goes unseen by the engine, and must not be continued past.
             end = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=False)
             if end is not None:
                 _truncate(sample, self.turn_start + end)

@@ -41,7 +41,7 @@ class Heartbeat:
 
     Args:
         leases: what is held now; called in the thread, so it must not change anything.
-        lost: told in the loop, after each beat, which leases are another's.
+        lost: called in the loop, after each beat, with the leases that are another's.
         every_s, stuck_s: seconds; see ``WorkerConfig``.
     """
 

@@ -1,12 +1,12 @@
 """One leased job from its lease to its end: generate, reward, commit; or fail, crash, release.
 
 lease ─> n samples: slot ─> generate ─> reward ─> commit     (each k by itself, commits coalesced)
-           │ engine died: prefixes kept, charged, queued anew (crash)
+           │ engine died: prefixes kept, charged, queued again (crash)
            │ reward has no number, answer is garbage: tried again later, then buried (fail); the other samples end
            │   first, and what was drawn is kept, so that a reward that is tried again scores the same answer
            │ can never work: buried at once with its reason (fail, 0 tries)
            │ a sample used up its tokens of this lease: its slot is free; when its siblings are through, the job is
-           │   queued anew with its prefixes, at no charge (release)
+           │   queued again with its prefixes, at no charge (release)
            └ lease lost: everything stops, nothing is written (I3)
 
 A sample that failed ends its job only when its siblings are through, but for what concerns all of them.
@@ -85,7 +85,7 @@ class HeldJob:
         #: True once the lease is known to be another's.
         self.lost = False
         self._releasing = False
-        #: True once its end is being told to Redis, which must not be interrupted.
+        #: True once its end is being written to Redis, which must not be interrupted.
         self._ending = False
         try:
             self._job = self._read()

@@ -50,7 +50,7 @@ class HeldJobs(Mapping[str, HeldJob]):
         held = HeldJob(self._services, lease)
         before = self._jobs.get(held.job)
         if before is not None:
-            # Leased anew, so the lease we had is over.
+            # Leased again, so the lease we had is over.
             before.lose()
         self._jobs[held.job] = held
         held.start().add_done_callback(partial(self._forget, held))

@@ -139,7 +139,7 @@ class Intake:
                 return 0
             suspects = held.num_suspects
             most = max(1, (services.config.worker.slots - held.num_undrawn) // services.config.rollout.n)
-            # An engine that has finished nothing yet takes what is no suspect first: it could not say who is to blame.
+            # An engine that has finished nothing yet takes others before suspects: it could not say who is to blame.
             leases = await self._lease_up_to(most, max(0, 1 - suspects) if services.is_sure else 0)
             if not leases and not held and not services.is_sure and await self._make_sure():
                 leases = await self._lease_up_to(most, 1)

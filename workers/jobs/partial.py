@@ -1,7 +1,7 @@
 """Bytes of a sample that is not finished: the prefix that another worker goes on from.
 
 One record of all there was, then any number of records of what was drawn since; each is msgpack. So a prefix that
-grows is written by appending. The first tells at what temperature, and with which kind of logprobs, it is drawn: the
+grows is written by appending. The first says at what temperature, and with which kind of logprobs, it is drawn: the
 record of a sample has one of each for all its tokens (T6), so nobody who draws otherwise may go on from it.
 """
 
@@ -48,12 +48,12 @@ class Scale(NamedTuple):
         return f"temperature {self.temperature:g} ({self.kind} logprobs)"
 
 
-#: Of whoever names none.
+#: Where none is named.
 AT_ONE = Scale()
 
 
 class DrawnOtherwise(PayloadError):
-    """A prefix cannot be gone on from: it was drawn at another temperature, or with another kind of logprobs."""
+    """A prefix cannot be continued: it was drawn at another temperature, or with another kind of logprobs."""
 
 
 def partial_to_bytes(sample: Sample, scale: Scale = AT_ONE) -> bytes:
@@ -116,7 +116,7 @@ def partial_from_bytes(data: bytes, job: Job, k: int, scale: Scale = AT_ONE) -> 
     """The sample of :func:`partial_to_bytes`, to hand to ``generate_sample(partial=...)``.
 
     Args:
-        scale: what whoever goes on from it draws at.
+        scale: what it would be continued at.
 
     Raises:
         DrawnOtherwise: that is not what it was drawn at.

@@ -86,7 +86,7 @@ class PayloadStores:
         return [name for name in self._away if name in servers]
 
     async def is_full(self, server: str) -> bool:
-        """Whether it takes nothing now, for want of room or because it does not answer."""
+        """Whether it takes nothing now, for lack of room or because it does not answer."""
         if self.is_away(server):
             return True
         try:
@@ -135,7 +135,7 @@ def choose_server(sample_id: str, servers: Sequence[str]) -> str:
 
 
 def _open(url: str) -> AsyncPayloadStore:
-    """A payload server, which others may stand in for."""
+    """A payload server, in whose place others may be used."""
     return open_async_store(url, patience_s=SILENT_S)
 
 

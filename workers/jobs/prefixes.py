@@ -5,7 +5,7 @@
 
 A checkpoint costs the bytes of its new tokens, not those of the prefix before them. It never holds up the drawing: one
 is written at a time, and tokens that come meanwhile go with the next. Only the first turn is kept: what comes behind
-an observation cannot be gone on from, because its environment is lost with its worker.
+an observation cannot be continued, because its environment is lost with its worker.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class Prefix:
     def _is_true(self) -> bool:
         """Whether what is there is the beginning of what was drawn.
 
-        The end of a request may tell other versions; and that a turn has ended stands in the first record.
+        The end of a request may bring other versions; and that a turn has ended is written in the first record.
         """
         claimed, sample = self._claimed, self._sample
         unended = sample.finish_reason not in ("stop", "length")
@@ -150,7 +150,7 @@ class Prefix:
 
 
 async def read_prefixes(services: Services, job: Job, missing: list[int], temperature: float) -> dict[int, Sample]:
-    """The samples of ``job`` that can be gone on from at ``temperature``, by k; of those ``missing``."""
+    """The samples of ``job`` that can be continued at ``temperature``, by k; of those ``missing``."""
     scale = Scale(temperature, services.engine.logprob_kind)
     keys = [services.keys.partial(f"{job.id}/{k}") for k in missing]
     found = await services.control.do(lambda client: client.mget(keys)) if keys else []
@@ -161,7 +161,7 @@ async def read_prefixes(services: Services, job: Job, missing: list[int], temper
         try:
             prefixes[k] = partial_from_bytes(data, job, k, scale)
         except DrawnOtherwise as exc:
-            services.repeats.warn(None, f"sample {job.id}/{k} begins anew: {exc}", "drawn otherwise")
+            services.repeats.warn(None, f"sample {job.id}/{k} starts over: {exc}", "drawn otherwise")
         except PenstockError as exc:
-            log.warning("sample %s/%d starts anew: %s", job.id, k, exc)
+            log.warning("sample %s/%d starts over: %s", job.id, k, exc)
     return prefixes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 #: Between two entries of the same failure.
 EVERY_S = 60.0
-#: Failures that are told apart; beyond, the oldest is forgotten.
+#: Failures that are distinguished; beyond, the oldest is forgotten.
 MOST = 256
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Repeats:
 
 
 def _place_of(failure: BaseException | None) -> tuple[str, ...]:
-    """What tells one failure from another: types and lines, down to what caused it."""
+    """What distinguishes one failure from another: types and lines, down to what caused it."""
     found: list[str] = []
     while failure is not None and len(found) < 16:
         at = failure.__traceback__

@@ -1,4 +1,4 @@
-"""The routing of a sample: what its requests told of it, in order (T17; workers/sglang/routed_experts.py)."""
+"""The routing of a sample: what its requests returned of it, in order (T17; workers/sglang/routed_experts.py)."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from penstock.protocol.records.sample import Sample
 from workers.engine import ROUTED_EXPERTS, Rows
 
 
-def keep_rows(sample: Sample, told: Rows | None) -> None:
-    """Take what a request told of its whole sequence into a sample that holds its tokens, cut where that was cut."""
+def keep_rows(sample: Sample, returned: Rows | None) -> None:
+    """Take what a request returned of its sequence into a sample that holds its tokens, cut where that was cut."""
     rows: Rows | None = sample.sides.get(ROUTED_EXPERTS)
-    if told is not None:
-        rows = told if rows is None else np.concatenate([rows, told[len(rows) :]])
+    if returned is not None:
+        rows = returned if rows is None else np.concatenate([rows, returned[len(rows) :]])
     if rows is not None:
         sample.sides[ROUTED_EXPERTS] = rows[: len(sample.tokens) - 1]
 

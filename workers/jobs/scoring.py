@@ -9,7 +9,7 @@ from penstock.protocol.score_jobs import read_given
 from workers.engine import Engine, Scores
 from workers.jobs.gate import Gate
 
-#: Times that a sequence is scored anew because its request was aborted or the weights changed under it.
+#: Times that a sequence is scored again because its request was aborted or the weights changed under it.
 MAX_TRIES = 20
 
 

@@ -55,7 +55,7 @@ class StopRule:
         return max([len(text.encode()) for text in self.strings] + [_REGEX_WINDOW if self.patterns else 0]) + 1
 
     def text_of(self, drawn: Sequence[int], *, stopped: bool) -> str:
-        """Text of a whole turn, as SGLang tells it: without the stop that ended it, unless that is kept.
+        """Text of a whole turn, as SGLang returns it: without the stop that ended it, unless that is kept.
 
         What a regular expression matched stays. Where the last token ends the answer by its id and by its text, the
         text counts, as there. The tokens are not touched: a drawn stop bears loss (T8).

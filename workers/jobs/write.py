@@ -65,7 +65,7 @@ class Write:
 
     def _pack_sides(self, sample: Sample, meta: SampleMeta, keys: Keys, wanted: Sequence[str]) -> SampleMeta:
         """Have the side arrays of a sample written beside its payload; the record that names them."""
-        # A sequence that is scored is no sample of the run.
+        # A sequence that is scored is not a sample of the run.
         if sample.job.lane == score_jobs.LANE:
             wanted = ()
         if not sample.sides and not wanted:

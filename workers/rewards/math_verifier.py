@@ -56,7 +56,7 @@ class MathVerifier:
 
         Raises:
             ValueError: the label cannot be read as mathematics, or not within its time.
-            RuntimeError: the process died otherwise than by its CPU limit.
+            RuntimeError: the process died of something other than its CPU limit.
         """
         async with self.free:
             process = self.idle.pop() if self.idle else await _Process.start(self.cpu_s)
@@ -143,7 +143,7 @@ def serve(cpu_s: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Importing it is no answer's time; that its own limits are off is meant.
+    # Importing it is not charged to an answer; its own limits are off on purpose.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     import math_verify  # noqa: F401
 
@@ -184,7 +184,7 @@ def too_slow(label: str, cpu_s: int) -> str:
 
 
 def check(label: str, text: str, cpu_s: int) -> bool:
-    """math-verify's verdict; ValueError where the label is no mathematics.
+    """math-verify's verdict; ValueError where the label is not mathematics.
 
     The kernel ends this process where the label takes more than ``cpu_s`` of CPU time (SIGPROF), or the answer
     (SIGXCPU).
@@ -208,7 +208,7 @@ def check(label: str, text: str, cpu_s: int) -> bool:
 
 @lru_cache(maxsize=256)
 def _read_label(label: str) -> list[Any]:
-    """The label as mathematics; [] where it is none. Compared once, because only that evaluates it."""
+    """The label as mathematics; [] where it is not. Compared once, because only that evaluates it."""
     from math_verify import parse, verify
 
     label = _without_dollars(label)
@@ -220,7 +220,7 @@ def _read_label(label: str) -> list[Any]:
 
 
 def _without_dollars(text: str) -> str:
-    """``\\$36`` is money: its sign says nothing, and is no mark of mathematics."""
+    """``\\$36`` is money: its sign says nothing, and does not mark mathematics."""
     return text.replace("\\$", "")
 
 

@@ -66,8 +66,8 @@ def _too_large(sample: str, name: str, what: str) -> RewardError:
 
 
 def _number(value: Any) -> float | None:
-    """``value`` as a finite number; None where it is none."""
-    # numpy's bool is no number.
+    """``value`` as a finite number; None where it is not one."""
+    # numpy's bool is not a number.
     if type(value).__name__ == "bool":
         value = bool(value)
     if not isinstance(value, numbers.Real):

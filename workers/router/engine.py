@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 #: Codes of the router: the request reached no engine; the engine was lost under it.
 _UNREACHED = ("no_available_", "prefill_unavailable")
 _LOST = ("call_upstream", '"prefill_', '"decode_')
-#: How long a start waits for a first engine; then it is told, and tried again.
+#: How long a start waits for a first engine; then it fails, and is tried again.
 _FIRST_S = 30.0
 _LOOK_S = 0.2
 

@@ -52,7 +52,7 @@ _DEFAULT_SAMPLING = {"spaces_between_special_tokens": True}
 _ADMIN_TIMEOUT_S = 10.0
 #: Longest wait until an engine that was added is listed as healthy, or one that was taken out is gone.
 _CHANGE_TIMEOUT_S = 30.0
-#: Wait before a router that died is started again; doubles up to the longest, and begins anew after a quiet minute.
+#: Wait before a router that died is started again; doubles up to the longest, and starts again after a quiet minute.
 _BACKOFF_S, _MAX_BACKOFF_S, _QUIET_S = 0.5, 10.0, 60.0
 _LOOK_S = 0.05
 
@@ -96,7 +96,7 @@ def build_router_command(config: RouterConfig, python: str, *, port: int = 0, me
         "disable_retries": True,
         "pd_disaggregation": pd,
     }
-    # Not resolved: the interpreter of a virtual environment is a link, and is told apart by its own path.
+    # Not resolved: the interpreter of a virtual environment is a link, and is recognised by its own path.
     interpreter = config.python or python
     command = [str(Path(interpreter).absolute()) if os.sep in interpreter else interpreter]
     command += ["-I", str(_PROCESS)]

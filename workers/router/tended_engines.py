@@ -1,6 +1,6 @@
 """The servers behind a worker's router, kept as they should be: taken in with the current weights, out when lost.
 
-joining ── up, weights loaded, told to the router ──> serving ── no longer wanted ──> leaving ── idle ──> forgotten
+joining ── up, weights loaded, added to the router ──> serving ── no longer wanted ──> leaving ── idle ──> forgotten
    ^                                                     │
    └────── died, hangs, shows other weights, refused ────┘
 """
@@ -74,7 +74,7 @@ class TendedEngines(SglangClient):
         self._seen_starts = 0
         #: Lost servers that the router may still send to.
         self._evicting: set[str] = set()
-        #: How often some server was lost and nobody could tell which, and after how many of these all were looked at.
+        #: How often some server was lost and nothing showed which, and after how many of these all were looked at.
         self._suspicions = 0
         self._looked = 0
 
@@ -263,7 +263,7 @@ class TendedEngines(SglangClient):
             return False
 
     def _refuse_unlike(self, member: Member) -> None:
-        """Nobody tells which server answers a request, so all must send a stream and logprobs alike."""
+        """Nothing shows which server answers a request, so all must send a stream and logprobs alike."""
         first = not self._serving()
         if member.engine.answers_alone:
             if not first and member.engine.logprob_kind != self.logprob_kind:
@@ -278,7 +278,7 @@ class TendedEngines(SglangClient):
             )
 
     async def _lose(self, member: Member, why: str) -> None:
-        """Take a server out at once; its requests return as aborted, where it can still be told."""
+        """Take a server out at once; its requests return as aborted, where it can still be reached."""
         if member.state is not EngineState.SERVING:
             return
         log.error("engine %s is lost: %s", member.config.url, why)
@@ -323,7 +323,7 @@ class TendedEngines(SglangClient):
         try:
             if was_serving:
                 await self._router.remove(url)
-                # Loads are told late, so it is asked more than once; what is left then returns what it has.
+                # Loads are reported late, so it is asked more than once; what is left then returns what it has.
                 deadline, idle = time.monotonic() + _DRAIN_S, 0
                 while idle < 3:
                     idle = 0 if await self._running_at(member) else idle + 1

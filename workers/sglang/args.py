@@ -213,7 +213,7 @@ def _mistake(name: str, value: Any, installed: Installation) -> str | None:
 def _wrong_value(argument: Argument, value: Any) -> str | None:
     if argument.choices and str(value) not in argument.choices:
         close = difflib.get_close_matches(str(value), argument.choices, 1, 0.5)
-        return f"is none of {', '.join(argument.choices)}" + (f"; did you mean {close[0]}?" if close else ".")
+        return f"is not one of {', '.join(argument.choices)}" + (f"; did you mean {close[0]}?" if close else ".")
     reader = {"int": int, "float": float}.get(argument.kind)
     if reader is None:
         return None

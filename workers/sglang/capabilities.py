@@ -29,7 +29,7 @@ class Capabilities:
     """One row: what servers from ``since`` on can do, until the next row."""
 
     since: tuple[int, ...]
-    #: Answers tell which tokens were drawn under which weights; before, only the version at the end.
+    #: Answers say which tokens were drawn under which weights; before, only the version at the end.
     reports_spans: bool
     #: ``flush_cache`` in an update ends the scheduler where a request is about; after, the call fails instead.
     flush_ends_server: bool
@@ -88,7 +88,7 @@ def capabilities_of(version: str) -> Capabilities:
     """The row of a release; the newest one, with a warning, where the release is newer than the table.
 
     Raises:
-        ConfigError: the release is older than 0.5.17, or is none.
+        ConfigError: the release is older than 0.5.17, or is not a release.
     """
     release = release_of(version)
     if release < TABLE[0].since:

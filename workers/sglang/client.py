@@ -45,12 +45,12 @@ log = logging.getLogger(__name__)
 
 
 class SglangClient(ABC):
-    """Requests for tokens and controls of weights, wherever they go; what they promise stands in workers/engine.py.
+    """Requests for tokens and controls of weights, wherever they go; what they promise is in workers/engine.py.
 
     Args:
         config: where it is, or how to spawn it.
         model: folder of config, tokenizer and first weights.
-        name: told in errors and in the name of the log.
+        name: used in errors and in the name of the log.
         log_dir: a spawned server logs to ``engine-NAME.log`` in it.
     """
 
@@ -63,25 +63,25 @@ class SglangClient(ABC):
         self.version = -1
         #: Revision of that publication.
         self.rev = 0
-        #: Ranges (first, last) of versions that were abandoned before it: tokens of theirs are not gone on from (T1).
+        #: Ranges (first, last) of versions that were abandoned before it: tokens of theirs are not continued (T1).
         self.abandoned: list[list[int]] = []
         #: What the server says about itself.
         self.info = ServerInfo()
         #: True while an external server does not answer.
         self.is_away = False
-        #: scaled: logprobs are after temperature; original: before it. A spawned server is told which; a server at a
+        #: scaled: logprobs are after temperature; original: before it. A spawned server is given it; a server at a
         #: URL is asked when it is met.
         self.logprob_kind: LogprobKind = config.logprob_kind or "scaled"
         #: Answers so far that ended by an abort.
         self.num_aborted = 0
-        #: Answers so far that were thrown away because their prefix KV was of older weights; they are drawn anew.
+        #: Answers so far that were thrown away because their prefix KV was of older weights; they are drawn again.
         self.num_stale_prefixes = 0
         #: Seed of the run. Where the server draws by seeds, each sample has one of its own, made of this and its id.
         self.seed = 0
         #: Whether weights may change under running requests; what is cached is then shared less where the server does
         #: not tell which weights a request began with.
         self.changes_in_place = True
-        #: What the model routes, where answers are to tell it; None: they are not.
+        #: What the model routes, where answers are to say so; None: they are not.
         self.routing: Routing | None = None
         #: True while its generation is frozen.
         self.paused = False
@@ -122,7 +122,7 @@ class SglangClient(ABC):
 
     @property
     def tells_routing(self) -> bool:
-        """Whether answers tell the experts that saw each token."""
+        """Whether answers say which experts saw each token."""
         return self.routing is not None
 
     def describe(self) -> list[EnginePresence]:
@@ -191,7 +191,7 @@ class SglangClient(ABC):
         return sorted(late, key=lambda one: -one[1])
 
     async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None:
-        """Draw tokens of nobody's, to see that it serves. Blocks until they are there.
+        """Draw tokens that belong to no sample, to see that it serves. Blocks until they are there.
 
         Raises:
             EngineDied: the connection was lost, or the server has other weights than were loaded.
@@ -343,7 +343,7 @@ class SglangClient(ABC):
         """Log-probabilities of given tokens from ``start`` on, at temperature 1. Blocks for one prefill.
 
         Args:
-            with_routing: tell the experts too, where ``routing`` says that answers are to.
+            with_routing: ask for the experts too, where ``routing`` says that answers hold them.
 
         Raises:
             EngineError: ``start`` is not in 1..L-1 (the first token has none), or the engine failed.
@@ -455,16 +455,17 @@ class SglangClient(ABC):
 
     @property
     def _proves_by_stream(self) -> bool:
-        """Whether weights change in place under a server that does not tell which of them drew a token."""
+        """Whether weights change in place under a server that does not say which of them drew a token."""
         return self.changes_in_place and not self.info.reports_spans and self.info.answers_in_turn
 
     async def _mark(self, version: int) -> None:
         """Have events say that tokens of weights before ``version`` are through (T6).
 
-        A token of nobody's is asked for after the server was told to go on. Answers leave the server in turn, so once
-        it is there, nothing that was drawn before the change is still inside, a step in flight included. From then on
-        the server names its weights with a mark, and what comes behind a marked event was drawn under them. It needs
-        no clock: whatever holds the stream back holds marks back too. Without one tokens stay with the older version.
+        A token that belongs to no sample is asked for after the server was told to continue. Answers leave the server
+        in turn, so once it is there, nothing that was drawn before the change is still inside, a step in flight
+        included. From then on the server names its weights with a mark, and what comes after a marked event was drawn
+        under them. It needs no clock: whatever holds the stream back holds marks back too. Without one tokens stay
+        with the older version.
         """
         try:
             await self.prove(self.config.request_timeout_s)

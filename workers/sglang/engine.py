@@ -123,7 +123,7 @@ class SglangEngine(SglangClient):
 
     async def probe(self) -> None:
         try:
-            told = await self._ask("/server_info")
+            answer = await self._ask("/server_info")
         except EngineError as exc:
             if self._server is None and not self.info.version:
                 raise ConfigError(f"engine.url {self.url} does not answer as an SGLang server ({exc}).") from exc
@@ -132,9 +132,9 @@ class SglangEngine(SglangClient):
         self.is_away = False
         if self._server is None:
             served = await self._ask("/model_info")
-            check_external(self.url, told, served, read_config(self.model.path))
-        self.info = read_info(told, self.config.reports_spans)
-        if self.routing is not None and not told.get(FLAG.replace("-", "_")):
+            check_external(self.url, answer, served, read_config(self.model.path))
+        self.info = read_info(answer, self.config.reports_spans)
+        if self.routing is not None and not answer.get(FLAG.replace("-", "_")):
             raise ConfigError(
                 f"rollout.sides asks for {ROUTED_EXPERTS}, and engine {self.name} does not return them: start it with "
                 f"{FLAG}."
@@ -216,7 +216,7 @@ class SglangEngine(SglangClient):
         return f"the engine process {reason}; the end of {server.log}:\n{tail}"
 
     async def _ask(self, path: str) -> dict[str, Any]:
-        """What the server says about itself there. Raises EngineError where that is no map."""
+        """What the server says about itself there. Raises EngineError where that is not a map."""
         told = await self.call("GET", path, timeout_s=self.config.health_timeout_s)
         if not isinstance(told, dict):
             raise EngineError(f"engine {self.name} answered {path} with {shown(told)}, which is not a map.")

@@ -20,7 +20,7 @@ class EngineHttp:
     """Requests to one address. All methods belong to one event loop.
 
     Args:
-        name: of the engine, told in errors.
+        name: of the engine, used in errors.
         config: its limits.
         most_bytes: most bytes of the answer to a body, or of one event of it.
         ended: how the server's process ended, as the end of a sentence; '' where that is not known.

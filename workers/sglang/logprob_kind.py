@@ -1,6 +1,6 @@
 """Which logprobs a server returns: those it draws by (scaled), or those before temperature (original).
 
-A server does not say; what it draws tells. At a temperature as high as ``TEMPERATURE`` every id of the vocabulary is
+A server does not say; what it draws shows it. At a temperature as high as ``TEMPERATURE`` every id of the vocabulary is
 drawn alike, so scaled logprobs are those of a fair choice, and original ones are so only where the model itself finds
 everything equally likely: then the two hardly differ.
 """

@@ -1,4 +1,4 @@
-"""Which weights drew the tokens of one answer, as far as the server and its stream tell (T6)."""
+"""Which weights drew the tokens of one answer, as far as the server and its stream show (T6)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Provenance:
     sent: int
     #: Newest version that was loaded, or begun to be, until now.
     newest: int
-    #: Whether the server tells spans of versions.
+    #: Whether the server reports spans of versions.
     has_spans: bool
     #: Whether weights may change while a request is answered.
     in_place: bool
@@ -61,8 +61,8 @@ class Provenance:
         versions: list[int] = []
         doubted: list[bool] = []
         older = self.sent
-        for told, length in spans:
-            version = self.check(told)
+        for reported, length in spans:
+            version = self.check(reported)
             unproven = min(self.window, length) if version != older else 0
             versions += [older] * unproven + [version] * (length - unproven)
             doubted += [True] * unproven + [False] * (length - unproven)
@@ -73,7 +73,7 @@ class Provenance:
         """Whether it began under newer weights than it was sent under, on prefix KV of the older ones.
 
         A request that waits in the server's queue while weights change in place looks into the namespace of its
-        sending. What it drew is the policy of no version, so it is drawn anew.
+        sending. What it drew is the policy of no version, so it is drawn again.
         """
         spans = meta.get("weight_versions") if self.has_spans else None
         if not spans or not count_of(meta, "cached_tokens", self.rid):

@@ -1,10 +1,10 @@
 """Which experts of a mixture of experts saw each token, for trainers that replay the routing (T17).
 
-SGLang started with ``enable-return-routed-experts`` tells it at the end of a request, for every position of the whole
+SGLang started with ``enable-return-routed-experts`` returns it at the end of a request, for every position of the whole
 sequence but the last token, which was never fed. Row ``i`` is where position ``i`` went in the forward pass that
-token ``i + 1`` was drawn from: what earlier requests told of a sample is kept, and a request that goes on from a prefix
-adds what is new. Only where the earlier request did not live to tell (its engine or worker was killed) are the rows of
-the prefix those of the engine that went on, from the prefix computed anew.
+token ``i + 1`` was drawn from: what earlier requests returned of a sample is kept, and a request that goes on
+from a prefix adds what is new. Only where the earlier request did not live to return it (its engine or worker was
+killed) are the rows of the prefix those of the engine that went on, from the prefix computed again.
 """
 
 import base64
@@ -19,9 +19,9 @@ from penstock.errors import ConfigError, EngineError
 from penstock.weights.model_folder import count_experts, read_config
 from workers.engine import ROUTED_EXPERTS, Rows
 
-#: Argument of the server without which it tells nothing.
+#: Argument of the server without which it returns nothing.
 FLAG = "enable-return-routed-experts"
-#: Fields of a request that has it told.
+#: Fields of a request that asks for it.
 ASK = {"return_routed_experts": True}
 
 
@@ -40,7 +40,7 @@ class Routing:
         return np.uint8 if self.num_experts <= 256 else np.int16
 
     def wire_bytes(self, num_tokens: int) -> int:
-        """Most bytes of an answer that tell the routing of a sequence: base64 of int32."""
+        """Most bytes of an answer that hold the routing of a sequence: base64 of int32."""
         return num_tokens * self.layers * self.top_k * 4 * 4 // 3 + 4
 
     def read(self, text: Any, num_tokens: int, rid: str) -> Rows:
@@ -49,7 +49,7 @@ class Routing:
         Layers without experts have zeros.
 
         Raises:
-            EngineError: it is not there, is no base64, has too few rows, or names experts that do not exist.
+            EngineError: it is not there, is not base64, has too few rows, or names experts that do not exist.
         """
         if not isinstance(text, str):
             raise EngineError(

@@ -20,7 +20,7 @@ _LARGEST, _HIGHEST = 3.4e38, 1.0
 _MOST_SAID = 500
 
 
-#: Unknown reasons that were told.
+#: Unknown reasons that were logged.
 _told: set[str] = set()
 _MOST_TOLD = 64
 
@@ -48,7 +48,7 @@ def meta_of(answer: Any, rid: str) -> dict[str, Any]:
 
 
 def count_of(meta: dict[str, Any], name: str, rid: str) -> int:
-    """A number of tokens that ``meta_info`` tells; 0 where it does not. Raises EngineError where it is none."""
+    """A number of tokens in ``meta_info``; 0 where there is none. Raises EngineError where it is not one."""
     value = meta.get(name)
     if value is None:
         return 0
@@ -58,7 +58,7 @@ def count_of(meta: dict[str, Any], name: str, rid: str) -> int:
 
 
 def spans_of(meta: dict[str, Any], count: int, rid: str) -> list[tuple[Any, int]]:
-    """(version as told, tokens) of each span of an answer of ``count`` tokens; [] where it tells none.
+    """(version as reported, tokens) of each span of an answer of ``count`` tokens; [] where it reports none.
 
     Raises:
         EngineError: they have gaps, or cover other than its tokens.

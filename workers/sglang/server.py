@@ -96,7 +96,7 @@ def refuse_ours(config: EngineConfig) -> None:
 
 
 def refuse_hiding(where: str, args: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a server's arguments, with underscores, make it draw what its logprobs do not tell (T7).
+    """Raise ConfigError where a server's arguments, with underscores, make it draw what its logprobs hide (T7).
 
     Args:
         where: whose they are, for the error.
@@ -261,7 +261,7 @@ class Server:
         return self.exit_reason() is not None and any(text in tail for text in _PORT_TAKEN)
 
     def kill(self) -> None:
-        """Tell the supervisor to kill every process of the server. Returns at once; may be called again."""
+        """Have the supervisor kill every process of the server. Returns at once; may be called again."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -323,7 +323,7 @@ def spawn(
     check_python(config)
     port = config.port or free_port()
     command = build_command(config, model, path=path or model.path, version=version, port=port)
-    # Not resolved: the interpreter of a virtual environment is a link, and is told apart by its own path.
+    # Not resolved: the interpreter of a virtual environment is a link, and is recognised by its own path.
     command[0] = str(Path(config.python).absolute())
     log = (log_dir / f"engine-{name}.log").absolute()
     return supervise(command, build_environment(config), log, url=f"http://{config.host}:{port}")

@@ -16,7 +16,7 @@ class ServerInfo:
 
     #: Release of SGLang.
     version: str = ""
-    #: Whether answers tell which tokens were drawn under which weights.
+    #: Whether answers say which tokens were drawn under which weights.
     reports_spans: bool = False
     #: Most tokens of prompt and answer together that it takes.
     max_context: int = sys.maxsize
@@ -31,43 +31,43 @@ class ServerInfo:
     #: Whether it can give memory back while it lives.
     saves_memory: bool = False
     #: Whether all its answers pass one scheduler and one detokenizer in turn, so that one that was drawn after a change
-    #: of weights tells that what was drawn before has passed.
+    #: of weights shows that what was drawn before has passed.
     answers_in_turn: bool = False
     #: Tokens behind a weight change that may still be of the old weights (results in flight).
     window: int = 0
 
 
-def read_info(told: Mapping[str, Any], reports_spans: bool | None = None) -> ServerInfo:
-    """What ``/server_info`` told.
+def read_info(answer: Mapping[str, Any], reports_spans: bool | None = None) -> ServerInfo:
+    """What ``/server_info`` answered.
 
     Args:
         reports_spans: what the configuration says of it; None: what the release does.
 
     Raises:
         ConfigError: its release is too old.
-        EngineError: a number that it tells is none.
+        EngineError: something that should be a number is not.
     """
-    version = writable(str(told.get("version", "")), MAX_NAME)
+    version = writable(str(answer.get("version", "")), MAX_NAME)
     known = capabilities_of(version)
-    plain = (told.get("pp_size") or 1) == 1 and (told.get("dp_size") or 1) == 1
+    plain = (answer.get("pp_size") or 1) == 1 and (answer.get("dp_size") or 1) == 1
     return ServerInfo(
         version=version,
         reports_spans=known.reports_spans if reports_spans is None else reports_spans,
-        max_context=_number(told, "max_req_input_len") or sys.maxsize,
-        deterministic=bool(told.get("enable_deterministic_inference", False)),
-        shares_prefixes=not told.get("disable_radix_cache", False),
-        streams_increments=bool(told.get("incremental_streaming_output", False)),
-        num_ranks=(_number(told, "tp_size") or 1) if plain else 0,
+        max_context=_number(answer, "max_req_input_len") or sys.maxsize,
+        deterministic=bool(answer.get("enable_deterministic_inference", False)),
+        shares_prefixes=not answer.get("disable_radix_cache", False),
+        streams_increments=bool(answer.get("incremental_streaming_output", False)),
+        num_ranks=(_number(answer, "tp_size") or 1) if plain else 0,
         # A CPU server goes through the motions and frees nothing.
-        saves_memory=bool(told.get("enable_memory_saver")) or told.get("device") == "cpu",
-        answers_in_turn=plain and all((told.get(name) or 1) == 1 for name in _LINES),
-        window=_window(told),
+        saves_memory=bool(answer.get("enable_memory_saver")) or answer.get("device") == "cpu",
+        answers_in_turn=plain and all((answer.get(name) or 1) == 1 for name in _LINES),
+        window=_window(answer),
     )
 
 
-def _number(told: Mapping[str, Any], name: str) -> int:
-    """A number that it tells; 0 where it does not."""
-    value = told.get(name) or 0
+def _number(answer: Mapping[str, Any], name: str) -> int:
+    """A number of the answer; 0 where it has none."""
+    value = answer.get(name) or 0
     if type(value) is not int or not 0 <= value < 2**63:
         raise EngineError(f"the server reports {name} = {shown(value)}, which is not a number.")
     return value
@@ -77,11 +77,11 @@ def _number(told: Mapping[str, Any], name: str) -> int:
 _LINES = ("tokenizer_worker_num", "detokenizer_worker_num")
 
 
-def _window(told: Mapping[str, Any]) -> int:
+def _window(answer: Mapping[str, Any]) -> int:
     """Where steps overlap, the result of one that ran under the old weights may be counted after the change: at most
-    one token per request, or a whole draft when speculating. Whether a request had one is not told."""
-    overlaps = not told.get("disable_overlap_schedule", False) or _number(told, "pp_size") > 1
-    return max(1, _number(told, "speculative_num_draft_tokens") + 1) if overlaps else 0
+    one token per request, or a whole draft when speculating. Whether a request had one is not shown."""
+    overlaps = not answer.get("disable_overlap_schedule", False) or _number(answer, "pp_size") > 1
+    return max(1, _number(answer, "speculative_num_draft_tokens") + 1) if overlaps else 0
 
 
 def merge(infos: Sequence[ServerInfo]) -> ServerInfo:

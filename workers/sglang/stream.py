@@ -20,8 +20,8 @@ MAX_HEAD_BYTES = 64 * 1024
 #: So many tokens more than it was asked for an answer may have: the draft of a server that speculates.
 MAX_OVER = 256
 
-#: Told of new tokens while they are drawn: the version at the sending, ids [T] and logprobs [T], one for each. No
-#: newer version than that one is claimed for them: only an answer's end tells what was drawn under which weights.
+#: Called with new tokens while they are drawn: the version at the sending, ids [T] and logprobs [T], one for each. No
+#: newer version than that one is claimed for them: only an answer's end says what was drawn under which weights.
 Heard = Callable[[int, list[int], list[float]], None]
 
 
@@ -38,7 +38,7 @@ def marked_version(reported: Any) -> int | None:
 
 
 def number_in(text: str) -> int | None:
-    """The version that a text is; None where it is none."""
+    """The version that a text is; None where it is not one."""
     return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
@@ -49,7 +49,7 @@ class Chunks(Protocol):
 
 
 async def read_body(body: Chunks, max_bytes: int) -> bytes:
-    """All of an answer that is no stream. Raises EngineError where it has more than ``max_bytes``."""
+    """All of an answer that is not a stream. Raises EngineError where it has more than ``max_bytes``."""
     read = bytearray()
     async for chunk in body.iter_any():
         read += chunk
@@ -110,7 +110,7 @@ class Answer:
     """One answer out of its events.
 
     Args:
-        incremental: events hold what is new, not all so far, where they do not tell how many tokens there are.
+        incremental: events hold what is new, not all so far, where they do not say how many tokens there are.
         rid: named in errors.
         most: tokens that were asked for; None: nobody said.
     """
@@ -126,7 +126,7 @@ class Answer:
 
     @property
     def is_finished(self) -> bool:
-        """True once an event has told why the answer ended."""
+        """True once an event has said why the answer ended."""
         return bool(self._meta.get("finish_reason"))
 
     @property
@@ -143,7 +143,7 @@ class Answer:
         """Take an event in; new ids [T] and their logprobs [T], as far as both are there.
 
         Raises:
-            EngineRefused, EngineError: it tells of an error, or its ids and logprobs contradict each other.
+            EngineRefused, EngineError: it reports an error, or its ids and logprobs contradict each other.
         """
         self._raise_error(event)
         self._last = event
@@ -181,8 +181,10 @@ class Answer:
             self._proven.append((version, max(len(self._ids), len(self._entries))))
 
     def _is_increment(self, ids: list[int]) -> bool:
-        """Whether an event holds what is new: its count of all tokens tells, which servers behind a router may differ
-        in; where it tells nothing, what the server is known for."""
+        """Whether an event holds what is new, by its count of all tokens; where it has none, as the server is known to.
+
+        Servers behind a router may differ in it.
+        """
         count = self._meta.get("completion_tokens")
         if self._ids and count == len(ids):
             return False
@@ -191,7 +193,7 @@ class Answer:
         return self._incremental
 
     def _raise_error(self, event: dict[str, Any]) -> None:
-        """What would be a status without a stream is told in an event, after status 200."""
+        """What would be a status without a stream comes as an event, after status 200."""
         error = event.get("error")
         if isinstance(error, dict):
             refused = EngineRefused if error.get("code") == 400 else EngineError

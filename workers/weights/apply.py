@@ -3,7 +3,7 @@
 | policy   | running requests                                        | KV of running requests           |
 |----------|---------------------------------------------------------|----------------------------------|
 | in_place | frozen, go on after the load                            | of the old weights, continued    |
-| abort    | return what they have; their samples resume after it    | computed anew under the new ones |
+| abort    | return what they have; their samples resume after it    | computed again under the new |
 | drain    | samples end first, turns and environment included       | never mixed                      |
 
 Whatever the policy, the publication is verified before the engine is touched, and no request leaves this client while

@@ -70,7 +70,7 @@ class Memory:
             log.error("%s", self.cannot_offload)
 
     def reset(self) -> None:
-        """The engine was started anew: it holds all its memory."""
+        """The engine was started again: it holds all its memory."""
         self._hold.close()
 
     async def settle(self, newest: Publication | None, policy: Policy) -> None:

@@ -10,7 +10,7 @@ from penstock.config.reading.nested import Key
 from penstock.errors import ConfigError
 from penstock.redaction import redact
 
-#: Variables ``PENSTOCK_A__B`` set ``a.b``; those of tests are no configuration.
+#: Variables ``PENSTOCK_A__B`` set ``a.b``; those of tests do not.
 ENV_PREFIX = "PENSTOCK_"
 ENV_PREFIX_TESTS = "PENSTOCK_TEST_"
 

@@ -21,7 +21,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Its values, unchecked. Raises ConfigError where it is no map of keys."""
+    """Its values, unchecked. Raises ConfigError where it is not a map of keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

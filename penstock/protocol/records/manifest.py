@@ -124,7 +124,7 @@ class Manifest(Record):
 
     @staticmethod
     def digest(data: bytes) -> str:
-        """Name of a manifest's bytes; a commit carries it, so that a batch that was cut anew is seen."""
+        """Name of a manifest's bytes; a commit carries it, so that a batch that was cut again is seen."""
         return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 

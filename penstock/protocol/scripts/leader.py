@@ -132,7 +132,7 @@ def dispose(
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a subscription's filters said of one group; those that simply keep it are not told."""
+    """What a subscription's filters said of one group; those that simply keep it are not recorded."""
 
     job: str
     #: Why it is dropped, a short word; '' where it is kept although a filter raised.

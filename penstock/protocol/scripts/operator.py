@@ -27,7 +27,7 @@ def collect(keys: Keys, job: str, lane: str) -> Call[str]:
 
 
 def unsubscribe(keys: Keys, sub: str) -> Call[bool]:
-    """Drop a subscription with its batches, for good: its name is not to be had again."""
+    """Drop a subscription with its batches, for good: its name cannot be used again."""
     return Call(
         script("unsubscribe"), [keys.subs, keys.sub(sub), keys.batches(sub), keys.owner(sub)], [keys.prefix, sub], bool
     )

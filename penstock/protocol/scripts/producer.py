@@ -11,7 +11,7 @@ from penstock.redis.call import Call, Value, numbers, script, text, version_fiel
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Outcome of admit: ``ok``, ``moved`` (another producer was here), ``subs`` (read them anew), ``closed`` (gate),
+    """Outcome of admit: ``ok``, ``moved`` (another producer was here), ``subs`` (read them again), ``closed`` (gate),
     ``ended`` (the data)."""
 
     outcome: str
@@ -57,7 +57,7 @@ def admit(
 
 
 def identify(keys: Keys, fingerprint: str, sizes: Mapping[str, int]) -> Call[str]:
-    """Say in what prompts the positions of the source are counted; the fingerprint that was told first."""
+    """Say in what prompts the positions of the source are counted; the fingerprint that was written first."""
     flat: list[Value] = [part for pair in sizes.items() for part in pair]
     return Call(script("identify"), [keys.source], [keys.prefix, fingerprint, *flat], text)
 

@@ -10,7 +10,7 @@ from penstock.protocol.records.job import Job
 from penstock.redis.call import Call, Value, script, text, texts
 from penstock.words import writable
 
-#: Most characters of what is told of a failure.
+#: Most characters of what is kept of a failure.
 MAX_DETAIL = 65536
 
 
@@ -160,8 +160,8 @@ def crash(
         sure: it had finished something since it started; else no suspect is buried by it.
     """
     names = [keys.group(job), keys.trials(model), keys.aside(model)]
-    told = writable(detail, MAX_DETAIL)
-    args: list[Value] = [keys.prefix, job, token, worker, told, publication, engine, int(sure), DEATHS]
+    kept = writable(detail, MAX_DETAIL)
+    args: list[Value] = [keys.prefix, job, token, worker, kept, publication, engine, int(sure), DEATHS]
     return Call(script("crash"), names, args, text)
 
 

@@ -1,7 +1,7 @@
 """Checks that a worker asks of the verifier pool: enqueued with rq, answered on a stream of the worker's own.
 
     ask ─> rq job ─> (queue; waits without a limit, and says so) ─> started ─> verdict within ``reward.timeout_s``
-             │                                                        ├─ late: the verifier is told to stop it
+             │                                                        ├─ late: the verifier is asked to stop it
              │                                                        └─ the verifier is gone: as if it had raised
              └─ popped, and never started: as if it had raised
 

@@ -20,9 +20,9 @@ from penstock.words import TooMuch, plain, writable
 ENTRY = "workers.rewards.pool.worker.check"
 #: Kinds of messages of a verifier.
 STARTED, VERDICT, DIED = "started", "verdict", "died"
-#: Most bytes of an rq job when it is unpacked; the sample's JSON stands in it as an escaped string.
+#: Most bytes of an rq job when it is unpacked; the sample's JSON is in it as an escaped string.
 MAX_JOB_BYTES = 128 * 1024**2
-#: Most characters of a traceback that is told.
+#: Most characters of a traceback that is sent.
 MAX_TRACE = 4000
 
 _CARRIED = {"k": int, "tokens": list, "generated": list, "loss_mask": list, "versions": list, "prompt_length": int,
@@ -80,7 +80,7 @@ def sample_to_json(sample: Sample, max_bytes: int) -> str:
 
 
 def sample_from_json(text: str) -> Sample:
-    """Raises ProtocolError on what is no such sample."""
+    """Raises ProtocolError on what is not such a sample."""
     value = _parse(text, "a sample to be checked")
     job = Job.from_map(value.pop("job", None), "job of a sample to be checked")
     _check(value, _CARRIED, "a sample to be checked")

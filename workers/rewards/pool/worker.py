@@ -37,7 +37,7 @@ from workers.rewards.pool.wire import DIED, ENTRY, MAX_JOB_BYTES, MAX_TRACE, STA
 
 log = logging.getLogger(__name__)
 
-#: Longest try to tell a worker something, while Redis is away or full.
+#: Longest try to send a worker something, while Redis is away or full.
 TELL_S = 60.0
 #: A stream of verdicts that nobody reads or writes vanishes after so long.
 STREAM_TTL_S = 3600
@@ -73,7 +73,7 @@ class CheckJob(RqJob):
         self.verifier.check(self)
 
     def question(self) -> tuple[str, str, str]:
-        """(worker that asks, reward, sample as JSON text). Raises ProtocolError where it is no check."""
+        """(worker that asks, reward, sample as JSON text). Raises ProtocolError where it is not a check."""
         args = self.args
         if self.func_name != ENTRY or len(args) != 3 or not all(isinstance(one, str) for one in args):
             raise ProtocolError(f"The rq job {self.id} is not a check of penstock, or is larger than a check may be.")
@@ -82,7 +82,7 @@ class CheckJob(RqJob):
 
 
 def _unpacked(data: bytes) -> bytes:
-    """zlib's contents with a bound; a job that is no check where there are none."""
+    """zlib's contents with a bound; a job that is not a check where there are none."""
     unpacker = zlib.decompressobj()
     try:
         plain = unpacker.decompress(data, MAX_JOB_BYTES)
@@ -127,7 +127,7 @@ class Verifier(Worker):
         super().main_work_horse(job, queue)
 
     def check(self, job: CheckJob) -> None:
-        """In the fork: make the check and tell the worker; nothing where nobody waits for it, or it is withdrawn."""
+        """In the fork: make the check and answer the worker; nothing where nobody waits for it, or it is withdrawn."""
         asker, name, text = job.question()
         with self.connection.pipeline(transaction=False) as pipe:
             pipe.exists(self.keys.asker(asker))
@@ -164,7 +164,7 @@ class Verifier(Worker):
                        f"{self.config.pool.max_bytes}.").to_json()  # fmt: skip
 
     def _fork_died(self, job: RqJob, pid: int, status: int, usage: object) -> None:
-        """In the parent, when a fork ended otherwise than by its own will or by stop-job."""
+        """In the parent, when a fork did not end by itself or by stop-job."""
         assert isinstance(job, CheckJob)
         try:
             asker, name, text = job.question()
