@@ -26,7 +26,7 @@ from workers.fleet.nodes import LOOPBACK, Inventory, Node
 from workers.fleet.ports import Ports
 from workers.fleet.roles import DERIVED_PORTS, merge, parallelism, role_of
 from workers.router.process import build_router_command
-from workers.sglang.server import build_command, build_environment
+from workers.sglang.command import build_command, build_environment
 
 #: Ports in use, by host.
 Taken = Mapping[str, frozenset[int]]

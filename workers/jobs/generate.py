@@ -8,8 +8,6 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from penstock.config import RolloutConfig
-from penstock.config.sampling import GREEDY_BELOW, is_temperature, temperature_of
-from penstock.config.sampling_names import NEUTRAL, hidden_by
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
@@ -19,6 +17,7 @@ from workers.engine import ROUTED_EXPERTS, Engine, Segment
 from workers.jobs.environments import Environment, Observation, checked, within
 from workers.jobs.gate import Gate
 from workers.jobs.routed_experts import check_rows, keep_rows
+from workers.jobs.sampling import sampling_for
 from workers.jobs.stops import StopRule
 
 T = TypeVar("T")
@@ -29,50 +28,6 @@ _COLLECT_S = 5.0
 _ABORT_AGAIN_S = 0.05
 #: Aborts in a row without a token and without new weights, after which the engine is taken to be at fault.
 _MAX_IDLE_ABORTS = 50
-
-
-def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
-    """Sampling parameters of a job: ``rollout.sampling``, then ``eval_sampling`` in lane eval, then the job's own.
-
-    They always name the temperature, so that what is recorded is what is drawn at. null is as if it were left out.
-
-    Raises:
-        ConfigError: a parameter hides the distribution from the logprobs and the job is for training (T7), the
-            temperature is not a number, or several answers at once are asked for.
-    """
-    sampling = dict(rollout.sampling)
-    if job.lane == "eval":
-        sampling |= rollout.eval_sampling
-    sampling |= job.sampling
-    sampling = {name: value for name, value in sampling.items() if value is not None}
-    if sampling.pop("n", 1) != 1:
-        raise ConfigError(
-            f"job {job.id}: sampling.n cannot be set; use rollout.n, penstock asks for answers one by one."
-        )
-    if not is_temperature(sampling.get("temperature", 0)):
-        raise ConfigError(
-            f"job {job.id}: sampling.temperature = {sampling['temperature']!r} is not a temperature: "
-            "give a number, 0 or above."
-        )
-    sampling["temperature"] = temperature_of(sampling)
-    if job.lane == "train":
-        _refuse_hidden(job, sampling)
-        sampling = NEUTRAL | sampling
-    return sampling
-
-
-def _refuse_hidden(job: Job, sampling: dict[str, Any]) -> None:
-    hidden = hidden_by(sampling)
-    if hidden is None:
-        return
-    name, value = hidden
-    does = "draws from another distribution than the logprobs describe"
-    if name == "temperature":
-        does = f"cannot be trained on, because an engine draws greedily below {GREEDY_BELOW:g}"
-    raise ConfigError(
-        f"job {job.id}: sampling.{name} = {value!r} {does}: leave it out of rollout.sampling and the dataset's "
-        "sampling, or use it for evaluation only."
-    )
 
 
 def prompt_ids(job: Job, tokenizer: Tokenizer) -> list[int]:

@@ -34,10 +34,11 @@ from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Committed, RawLease
 from penstock.words import said
 from workers.jobs.charge import Charge
-from workers.jobs.generate import generate_sample, sampling_for
+from workers.jobs.generate import generate_sample
 from workers.jobs.given import STATUS as GIVEN
 from workers.jobs.given import check_answers, give_sample
 from workers.jobs.prefixes import Prefix, read_prefixes
+from workers.jobs.sampling import sampling_for
 from workers.jobs.scoring import score_sample
 from workers.services import Services
 

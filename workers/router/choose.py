@@ -9,10 +9,10 @@ from workers.router.engine import RoutedEngine
 from workers.router.members import refuse_dropped
 from workers.sglang.capabilities import TABLE
 from workers.sglang.client import SglangClient
+from workers.sglang.command import with_switch
 from workers.sglang.engine import SglangEngine
 from workers.sglang.routed_experts import FLAG as ROUTING_FLAG
 from workers.sglang.routed_experts import read_routing
-from workers.sglang.server import with_switch
 
 
 def engine_config(config: Config) -> EngineConfig:

@@ -19,7 +19,8 @@ from penstock.config.fleet import MemberConfig, RouterConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
 from penstock.system.backoff import pause_s
 from penstock.system.ports import free_port
-from workers.sglang.server import Server, check_python, supervise
+from workers.sglang.command import check_python
+from workers.sglang.server import Server, supervise
 from workers.sglang.stream import MAX_EVENT_BYTES, read_body
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from workers.sglang.capabilities import RENAMED, capabilities_of
-from workers.sglang.server import build_environment, check_python, refuse_ours
+from workers.sglang.command import build_environment, check_python, refuse_ours
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.staleness import Lineage
 from tests.batch_factory import VOCABULARY, make_batch, make_manifest, make_samples, tiny_model
-from workers.jobs.generate import sampling_for
+from workers.jobs.sampling import sampling_for
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from consumers.adapters.requests import eval_sampling
 from penstock.config import RolloutConfig
 from penstock.protocol.records.job import Job
-from workers.jobs.generate import sampling_for
+from workers.jobs.sampling import sampling_for
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from penstock.protocol.records.sample import Sample
 from workers.engine import Segment
 from workers.jobs.environments import Environments, Observation, load_environment
 from workers.jobs.gate import Gate
-from workers.jobs.generate import generate_sample, sampling_for
+from workers.jobs.generate import generate_sample
 from workers.jobs.partial import partial_from_bytes, partial_to_bytes
+from workers.jobs.sampling import sampling_for
 from workers.sglang.server_info import ServerInfo
 
 EOS = 0

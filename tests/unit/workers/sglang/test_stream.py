@@ -14,7 +14,7 @@ from penstock.protocol.records.sample import Sample
 from tests.unit.workers.jobs.test_generate import EOS, JOB, Letters, ScriptedEngine, make, segment
 from workers.engine import Segment
 from workers.jobs.partial import growth_to_bytes, partial_from_bytes, partial_to_bytes
-from workers.sglang.server import with_switch
+from workers.sglang.command import with_switch
 from workers.sglang.stream import MAX_EVENT_BYTES, PROVEN, Answer, marked_version, read_events
 
 

@@ -1,0 +1,134 @@
+"""How an SGLang server is started: its command line, its environment variables, its interpreter."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.config import EngineConfig, ModelConfig
+from penstock.config.sampling import ORIGINAL_LOGPROB
+from penstock.errors import ConfigError
+
+#: Arguments that penstock gives itself, and what to set instead.
+_OURS = {
+    "model": "model.path",
+    "model_path": "model.path",
+    "tokenizer_path": "model.path",
+    "dtype": "model.dtype",
+    "weight_version": "nothing; it is the number of the publication",
+    "host": "engine.url for a server of your own",
+    "port": "engine.url for a server of your own",
+    "api_key": "nothing; the server listens on loopback alone",
+    "ssl_keyfile": "nothing; the server listens on loopback alone",
+    "ssl_certfile": "nothing; the server listens on loopback alone",
+    "config": "engine.args for what is in that file",
+    "preferred_sampling_params": "rollout.sampling and rollout.eval_sampling",
+}
+
+#: Below 1 they keep tokens of a draft model more often than the model itself draws them.
+_ACCEPTS_DRAFTS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+
+
+def build_command(config: EngineConfig, model: ModelConfig, *, path: str, version: int, port: int) -> list[str]:
+    """Command line of the server.
+
+    Args:
+        path: folder of the weights to start with.
+        version: their publication number; -1: none, the server then reports "default".
+
+    Raises:
+        ConfigError: ``engine.args`` holds an argument that penstock gives itself.
+    """
+    refuse_ours(config)
+    given = {name.replace("-", "_"): value for name, value in config.args.items()}
+    arguments: dict[str, Any] = {
+        "model_path": path,
+        "tokenizer_path": model.path,
+        "host": config.host,
+        "port": port,
+        "dtype": model.dtype,
+    }
+    if version >= 0:
+        arguments["weight_version"] = str(version)
+    command = [config.python, "-m", "sglang.launch_server"]
+    for name, value in (arguments | given).items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            command.append(flag)
+        elif isinstance(value, list | tuple):
+            command += [flag, *map(_text, value)]
+        elif value is not None and value is not False:
+            command += [flag, _text(value)]
+    return command
+
+
+def with_switch(config: EngineConfig, flag: str) -> EngineConfig:
+    """The configuration with a switch of the server on, for one that is spawned and does not say otherwise."""
+    names = {name.replace("_", "-") for name in config.args}
+    if config.url is not None or flag in names:
+        return config
+    return config.model_copy(update={"args": config.args | {flag: True}})
+
+
+def refuse_ours(config: EngineConfig) -> None:
+    """Raise ConfigError where ``engine.args`` holds an argument that penstock gives itself."""
+    given = {name.replace("-", "_") for name in config.args}
+    for name, instead in _OURS.items():
+        if name in given:
+            raise ConfigError(f"engine.args.{name} cannot be set: penstock decides it; use {instead}.")
+    refuse_hiding("engine.args", {name.replace("-", "_"): value for name, value in config.args.items()})
+
+
+def refuse_hiding(where: str, args: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a server's arguments, with underscores, make it draw what its logprobs hide (T7).
+
+    Args:
+        where: whose they are, for the error.
+    """
+    for name in _ACCEPTS_DRAFTS:
+        value = args.get(name)
+        if value not in (None, 1):
+            raise ConfigError(
+                f"{where}: {name.replace('_', '-')} {value} takes drafts that the model would not have drawn, and the "
+                "logprobs do not show it: remove it."
+            )
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def build_environment(config: EngineConfig) -> dict[str, str]:
+    """Environment variables of the server: the worker's, with ``engine.env`` on top.
+
+    Those of the worker's Python are left out, for an interpreter of another environment: it would find our packages
+    before its own.
+    """
+    hidden = set() if is_own_python(config.python) else {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    # Its own tools (ninja, ...) stand beside its interpreter.
+    environment["PATH"] = str(Path(config.python).absolute().parent) + os.pathsep + environment.get("PATH", "")
+    # /health then answers at once; penstock asks the scheduler itself (Engine.healthy).
+    environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
+    if str(config.args.get("device", "")) == "cpu":
+        environment["SGLANG_USE_CPU_ENGINE"] = "1"
+    # Not that of whoever started the worker: what is recorded is what the engine returns.
+    original = {ORIGINAL_LOGPROB: str(int(config.logprob_kind == "original"))}
+    return environment | config.env | original
+
+
+def is_own_python(python: str) -> bool:
+    """Whether an interpreter is the one that runs this: the same file in the same folder (environments link theirs)."""
+    mine, other = Path(sys.executable).absolute(), Path(python).absolute()
+    return mine.parent == other.parent and mine.resolve() == other.resolve()
+
+
+def check_python(config: EngineConfig) -> None:
+    """Raise ConfigError unless ``engine.python`` is an interpreter that can be started."""
+    if not os.access(config.python, os.X_OK):
+        raise ConfigError(
+            f"engine.python {config.python!r} is not an interpreter: run `make engine` to build the environment of "
+            "SGLang on CPU, or name the interpreter of an environment that has sglang, or set engine.url."
+        )
