@@ -15,7 +15,6 @@ A sample that failed ends its job only when its siblings are through, but for wh
 import asyncio
 import logging
 from dataclasses import replace
-from typing import Any
 
 from penstock.errors import (
     ConfigError,
@@ -71,7 +70,6 @@ class HeldJob:
         self._services = services
         self.lease = lease
         self._refused: PenstockError | None = None
-        self._sampling: dict[str, Any] = {}
         self._temperature = 1.0
         #: k of samples that are not committed.
         self._missing: list[int] = []
