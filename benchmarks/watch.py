@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from consumers.subscription.subscriber import Subscriber
+from penstock.config.subscription import ASKED, Definition
 from penstock.errors import PenstockError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.manifest import Manifest
@@ -109,7 +110,7 @@ class Watch:
                 if self._stop.wait(LOOK_S):
                     return
             subscriber.join()
-            subscriber.define({"lanes": "train", "mode": "eval", "sampler": "fifo", "size": 1, "bound": -1})
+            subscriber.define(Definition(mode=ASKED, bound=-1))
             while not self._stop.is_set():
                 self._take(subscriber)
         finally:

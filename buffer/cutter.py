@@ -17,6 +17,7 @@ from buffer.manifest import make_manifest, why_no_loss
 from buffer.state import State
 from buffer.subscription import Subscription
 from buffer.view import InFlight, View
+from penstock.config.subscription import Unit
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import MAX_RECORD_BYTES
@@ -91,6 +92,7 @@ class Cutter:
     def _view(self, sub: Subscription, seen: InFlight | None = None) -> View:
         state, model = self._state, sub.definition.model
         return View(
+            sub.name,
             sub.definition,
             sub.position,
             sub.pool,
@@ -156,7 +158,7 @@ class Cutter:
 
     def _cut(self, sub: Subscription, decided: Cut) -> str:
         manifest = make_manifest(self._state, sub, decided)
-        if not manifest.num_loss_tokens and sub.definition.mode != "eval":
+        if not manifest.num_loss_tokens and not sub.definition.asks:
             return self._give_up(sub, decided.groups, manifest.n)
         data = manifest.to_bytes()
         if len(data) > MAX_RECORD_BYTES:
@@ -216,4 +218,4 @@ class Cutter:
 def _consumed_per_version(sub: Subscription, decided: Cut) -> int | None:
     """B of the gate, where the size is not in groups: as many as this batch took."""
     definition = sub.definition
-    return None if definition.unit == "groups" else max(1, decided.consumes) * definition.per_version
+    return None if definition.unit is Unit.GROUPS else max(1, decided.consumes) * definition.per_version

@@ -124,9 +124,9 @@ def _hold_up(view: View) -> Wait | Look | None:
     if 0 < position.ended <= view.n:
         return Wait(limits.over(view))
     ahead = position.cut - position.cursor
-    if 0 <= definition.prefetch < ahead:
+    if definition.prefetch is not None and definition.prefetch < ahead:
         first = position.cursor + 1
-        return Wait(f"trainer:{definition.name} to commit batch {first}: {ahead} batches are cut ahead of it")
+        return Wait(f"trainer:{view.name} to commit batch {first}: {ahead} batches are cut ahead of it")
     if model and view.clock == 0:
         return Wait(f"the first publication of model {model}")
     if why := limits.held_up(view):
@@ -137,7 +137,7 @@ def _hold_up(view: View) -> Wait | Look | None:
         if view.end is None:
             return Wait(why)
     if model and position.restored:
-        return Wait(f"the publication of model {model} that has to follow the rewind of trainer:{definition.name}")
+        return Wait(f"the publication of model {model} that has to follow the rewind of trainer:{view.name}")
     return None
 
 
@@ -193,7 +193,7 @@ def _overdue(view: View, in_flight: InFlight, groups: Sequence[Group]) -> list[t
 
 
 def _cut(view: View, groups: list[Group]) -> Cut:
-    first_use = sum(1 for group in groups if not group.uses.get(view.definition.account))
+    first_use = sum(1 for group in groups if not group.uses.get(view.account))
     return _cut_of(view, groups, first_use)
 
 

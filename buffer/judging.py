@@ -8,6 +8,7 @@ from dataclasses import replace
 from buffer.filters import Filters, Verdict
 from buffer.group import Group
 from buffer.subscription import Subscription
+from penstock.config.buffer import OnFilterError
 from penstock.protocol import scripts
 from penstock.protocol.groups import CompletedGroup
 from penstock.protocol.keys import Keys
@@ -66,10 +67,10 @@ class Judge:
         return [judged]
 
     def _raised(self, sub: Subscription, group: Group, verdict: Verdict, num: int, reward: float) -> list[Judged]:
-        if sub.definition.on_filter_error == "stop":
+        if sub.definition.on_filter_error is OnFilterError.STOP:
             sub.stuck[group.job] = verdict.error
             return []
-        drop = sub.definition.on_filter_error == "drop"
+        drop = sub.definition.on_filter_error is OnFilterError.DROP
         return [Judged(group.job, verdict.reason if drop else "", True, num, reward)]
 
     def tell(self, sub: Subscription, told: Sequence[Judged], groups: Mapping[str, Group]) -> None:

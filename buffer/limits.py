@@ -11,6 +11,7 @@ from buffer.group import Group
 from buffer.payload_servers import Away
 from buffer.subscription import Subscription
 from buffer.view import View
+from penstock.config.subscription import Unit
 
 
 def gates(subs: Mapping[str, Subscription]) -> list[list[str]]:
@@ -25,7 +26,7 @@ def gates(subs: Mapping[str, Subscription]) -> list[list[str]]:
 def holdings(view: View) -> int:
     """Unused groups of a subscription in the unit of its batch size."""
     pool = view.pool
-    return {"groups": len(pool), "samples": pool.samples, "tokens": pool.tokens}[view.definition.unit]
+    return {Unit.GROUPS: len(pool), Unit.SAMPLES: pool.samples, Unit.TOKENS: pool.tokens}[view.definition.unit]
 
 
 def held_up(view: View) -> str:
@@ -59,7 +60,7 @@ def short(view: View, running: int) -> str:
     """Too few groups are ready."""
     definition, pool = view.definition, view.pool
     have, size, unit = holdings(view), definition.size, definition.unit
-    jobs = "" if unit == "groups" else " jobs"
+    jobs = "" if unit is Unit.GROUPS else " jobs"
     words = [f"{have} of {size} are ready", f"{running}{jobs} are queued or running"]
     if view.rejects:
         words.append(f"{len(view.rejects)} rejects are held back")

@@ -232,6 +232,9 @@ class Buffer:
     def _cut_for(self, cutter: Cutter, state: State, name: str) -> None:
         """Cut all batches that a subscription asked for, as far as its groups allow."""
         waiting = self._waiting(f"buffer:{name}")
+        if (sub := state.subs.get(name)) and sub.unreadable:
+            waiting.for_(f"a subscription that can be read: {sub.unreadable}")
+            return
         while (sub := state.subs.get(name)) and sub.position.ask > sub.position.cut:
             why = cutter.try_cut(sub)
             if why:

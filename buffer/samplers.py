@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from buffer.group import Group
 from buffer.sum_tree import SumTree
+from penstock.config.staleness import Sampler
 
 #: Weight of a group whose priority is 0 or less: last, and not never.
 LEAST_WEIGHT = 1e-9
@@ -181,16 +182,16 @@ class CohortPool(Pool):
         return min((seq for seq in self._by_seq if seq >= first), default=None)
 
 
-def make_pool(sampler: str, *, seed: int = 0, priority: str = "reward", exponent: float = 1.0) -> Pool:
+def make_pool(sampler: Sampler, *, seed: int = 0, priority: str = "reward", exponent: float = 1.0) -> Pool:
     """The pool of a subscription with this sampler."""
     match sampler:
-        case "cohort":
+        case Sampler.COHORT:
             return CohortPool()
-        case "oldest_version" | "newest_version":
-            return VersionPool(newest=sampler == "newest_version")
-        case "uniform":
+        case Sampler.OLDEST_VERSION | Sampler.NEWEST_VERSION:
+            return VersionPool(newest=sampler == Sampler.NEWEST_VERSION)
+        case Sampler.UNIFORM:
             return UniformPool(seed)
-        case "prioritized":
+        case Sampler.PRIORITIZED:
             return PriorityPool(seed, priority, exponent)
         case _:
             return Pool()

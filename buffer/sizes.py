@@ -3,19 +3,19 @@
 from collections.abc import Iterable
 
 from buffer.group import Group
-from penstock.config.subscription import MAX_BATCH_SAMPLES
+from penstock.config.subscription import MAX_BATCH_SAMPLES, Unit
 
 
 class TooLarge(Exception):
     """The batch would have more samples than a manifest can hold."""
 
 
-def amount(group: Group, unit: str) -> int:
+def amount(group: Group, unit: Unit) -> int:
     """What one group counts."""
-    return {"groups": 1, "samples": group.n, "tokens": group.tokens}[unit]
+    return {Unit.GROUPS: 1, Unit.SAMPLES: group.n, Unit.TOKENS: group.tokens}[unit]
 
 
-def take(groups: Iterable[Group], *, unit: str, size: int, multiple: int = 1) -> list[Group]:
+def take(groups: Iterable[Group], *, unit: Unit, size: int, multiple: int = 1) -> list[Group]:
     """The fewest groups in this order that hold ``size``, then cut back to a whole ``multiple`` of samples.
 
     As slime's dynamic global batch (n // dp * dp), but what is cut back carries over as whole groups (T10). Where no

@@ -12,10 +12,13 @@ from buffer.judging import Judge
 from buffer.payload_servers import PayloadServers, keys_of
 from buffer.records import Records
 from buffer.spent import Spent
-from buffer.subscription import Subscription, parse
+from buffer.subscription import Subscription
+from penstock.config.staleness import Sampler
+from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.position import Position
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Leadership, run
 from penstock.protocol.staleness import Lineage
@@ -98,7 +101,7 @@ class State:
             self._refresh_sub(name)
         self._refresh_lineages()
         fields = frozenset(
-            sub.definition.priority for sub in self.subs.values() if sub.definition.sampler == "prioritized"
+            sub.definition.priority for sub in self.subs.values() if sub.definition.sampler is Sampler.PRIORITIZED
         )
         if not fields <= self._fields or any(sub.definition.share for sub in gone):
             # A new number to sort by, or groups that a member of a pool gave back.
@@ -137,17 +140,30 @@ class State:
         return known.get(version)
 
     def _refresh_sub(self, name: str) -> None:
-        definition, position = parse(name, self._client.hgetall(self._keys.sub(name)))
-        known = self.subs.get(name)
-        if known is not None and known.keeps_its_pool(definition):
+        raw, known = self._client.hgetall(self._keys.sub(name)), self.subs.get(name)
+        try:
+            definition, position = Definition.read(raw, name), Position.read(raw, name)
+        except ProtocolError as exc:
+            self._set_aside(name, str(exc))
+            return
+        if known is not None and not known.unreadable and known.keeps_its_pool(definition):
             known.definition, known.position = definition, position
             return
-        self.subs[name] = Subscription(definition, position)
+        self.subs[name] = Subscription(name, definition, position)
         self.subs[name].unfilterable = self._filters.unknown(definition.filters)
         self._judge_again(self.subs[name])
         self.spent.clear()
         for group in self.groups.values():
             self._place(group)
+
+    def _set_aside(self, name: str, why: str) -> None:
+        """Nothing is cut for a subscription that cannot be read, and no group goes that it may want."""
+        if name in self.subs and self.subs[name].unreadable:
+            return
+        log.error("%s", why)
+        self.subs[name] = Subscription(name, Definition(), Position())
+        self.subs[name].unreadable = why
+        self.spent.clear()
 
     def _judge_again(self, sub: Subscription) -> None:
         """The filters of a new or changed definition look at every group that waits."""

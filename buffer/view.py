@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from buffer.group import Group
 from buffer.samplers import Pool
-from buffer.subscription import Definition, Position
-from penstock.config.subscription import OnExpiry, Sampler
-from penstock.protocol.staleness import UNBOUNDED, Mode, Policy, train_version
+from penstock.config.subscription import Definition
+from penstock.protocol.position import Position
+from penstock.protocol.staleness import UNBOUNDED, Policy, train_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class InFlight:
 class View:
     """One subscription that asks for its next batch, as of one look."""
 
+    name: str
     definition: Definition
     position: Position
     #: Its unused groups.
@@ -71,8 +71,12 @@ class View:
     def policy(self) -> Policy:
         """How old what it is given may be; who follows no model's clock has no bound."""
         one = self.definition
-        mode, on_expiry, sampler = cast(Mode, one.mode), cast(OnExpiry, one.on_expiry), cast(Sampler, one.sampler)
-        return Policy(mode, one.bound if one.model else UNBOUNDED, on_expiry, sampler)
+        return Policy(one.mode, one.bound if one.model else UNBOUNDED, one.on_expiry, one.sampler)
+
+    @property
+    def account(self) -> str:
+        """Under what name groups count its uses."""
+        return self.definition.account(self.name)
 
     @property
     def n(self) -> int:

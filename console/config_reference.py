@@ -79,11 +79,11 @@ def _inner(annotation: object) -> Iterator[tuple[type[Section], str]]:
 
 def _keys(section: type[Section]) -> Iterator[Key]:
     """Keys that are not sections, those of the classes that it is made of first."""
-    schema = section.model_json_schema()["properties"]
-    said = _comments(section)
+    schema = section.model_json_schema()
+    shared, said = schema.get("$defs", {}), _comments(section)
     for name, field in section.model_fields.items():
         if not any(_inner(field.annotation)):
-            yield Key(name, _type(schema[name]), _default(field), said[name])
+            yield Key(name, _type(schema["properties"][name], shared), _default(field), said[name])
 
 
 def _comments(section: type[Section]) -> dict[str, str]:
@@ -112,15 +112,17 @@ def _comment(lines: list[str], at: int) -> str:
     return _escaped(" ".join(line.strip().removeprefix("#:").strip() for line in lines[begin:at]))
 
 
-def _type(schema: dict[str, Any]) -> str:
-    """A property of a JSON schema in the words of somebody who writes YAML."""
+def _type(schema: dict[str, Any], shared: dict[str, Any]) -> str:
+    """A property of a JSON schema in the words of somebody who writes YAML; ``shared``: what a ``$ref`` names."""
+    if "$ref" in schema:
+        return _type(shared[schema["$ref"].rpartition("/")[2]], shared)
     if "anyOf" in schema:
-        return " or ".join(_type(option) for option in schema["anyOf"] if option.get("type") != "null")
+        return " or ".join(_type(option, shared) for option in schema["anyOf"] if option.get("type") != "null")
     if values := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
         return ", ".join(f"`{value}`" for value in values)
     if schema["type"] == "array":
         items = [schema["items"]] if "items" in schema else schema["prefixItems"]
-        return f"list of {', '.join(dict.fromkeys(map(_type, items)))}"
+        return f"list of {', '.join(dict.fromkeys(_type(item, shared) for item in items))}"
     limits = ", ".join(f"{sign} {schema[name]}" for name, sign in _LIMITS.items() if name in schema)
     return f"{_TYPES[schema['type']]} {limits}".rstrip()
 

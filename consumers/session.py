@@ -22,6 +22,8 @@ from consumers.subscription.progress import Progress
 from consumers.subscription.seat import Seat
 from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
+from penstock.config.staleness import Mode
+from penstock.config.subscription import Definition
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
@@ -34,7 +36,7 @@ class Session:
     Args:
         name: the subscription.
         seat: whose place it is among the ranks and roles that train the subscription.
-        definition: fields of the subscription, set by rank 0 when it joins.
+        definition: what the subscription takes, set by rank 0 when it joins.
         driving: its publications move the clock.
         job: as of ``Subscriber``.
         replica_group, prepare: as of ``BatchReader``.
@@ -46,7 +48,7 @@ class Session:
         name: str,
         *,
         seat: Seat,
-        definition: dict[str, scripts.Value],
+        definition: Definition,
         driving: bool,
         job: str = "",
         replica_group: Any = None,
@@ -124,4 +126,4 @@ class Session:
         """While it waits for a batch: a version that engines die of is announced again. Raises PublishError."""
         if self.seat.leads and self.driving:
             staleness = self.config.staleness
-            self.clock.announce_again(staleness.bound if staleness.mode == "async" else 0)
+            self.clock.announce_again(staleness.bound if staleness.mode is Mode.ASYNC else 0)

@@ -24,9 +24,9 @@ from consumers.subscription.agreement import agree
 from consumers.subscription.progress import batch_of
 from consumers.subscription.seat import Seat, job_of
 from penstock.config import Config
-from penstock.config.subscription import subscription_of
+from penstock.config.staleness import Mode
+from penstock.config.subscription import Definition, SubscriptionConfig
 from penstock.errors import DataEnded, ProtocolError, WaitTimeout
-from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS
 from penstock.protocol.staleness import Policy
@@ -59,7 +59,7 @@ class Trainer:
         batch_groups: groups per batch; None takes ``trainer.batch_groups``.
         subscription: fields of ``trainer.subscription`` that differ for this one: ``{"driving": False}`` for a trainer
             that reads beside the one that publishes, ``{"share": "pool"}`` for one of several that divide the groups.
-        definition: fields of the subscription; None makes them of the configuration.
+        definition: what the subscription takes; None makes it of the configuration.
         job: what the ranks of one start have in common, so that a rank which outlived its job is refused by the next
             one; None takes it from torchrun's or Slurm's environment.
 
@@ -83,12 +83,12 @@ class Trainer:
         prepare: Callable[[Batch], Any] | None = None,
         batch_groups: int | None = None,
         subscription: "Mapping[str, Any] | None" = None,
-        definition: Mapping[str, scripts.Value] | None = None,
+        definition: Definition | None = None,
         job: str | None = None,
     ) -> None:
         # Before the wait for Redis, so that a mistake is told at once.
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
-        subscription_of(dict(subscription or {}), name or "trainer")
+        SubscriptionConfig.of(subscription or {}, name or "trainer")
         config = _with_groups(config_of(config, run, "Trainer"), batch_groups)
         check_reading(config, self.seat, replica_group)
         self.config = config
@@ -96,26 +96,25 @@ class Trainer:
         self.dp_rank, self.dp_size = dp_rank, dp_size
         self.model_name = config.model.name
         policy = Policy.of(config.staleness, config.buffer, filtered=bool(config.trainer.filter.functions))
-        wanted = subscription_of({**config.trainer.subscription.model_dump(), **(subscription or {})}, self.name)
+        wanted = SubscriptionConfig.of({**config.trainer.subscription.model_dump(), **(subscription or {})}, self.name)
         #: True where its publications move the clock.
         self.drives = wanted.driving
         if definition is None:
-            definition = {
-                **policy.definition(config.trainer, model=self.model_name, seed=config.seed, subscription=wanted),
-                "roles": ",".join(roles),
-            }
+            definition = policy.definition(
+                config.trainer, model=self.model_name, seed=config.seed, subscription=wanted, roles=roles
+            )
         #: What this rank is made of, and the batches that it is handed.
         self.session = Session(
             config,
             self.name,
             seat=self.seat,
-            definition=dict(definition),
+            definition=definition,
             driving=self.drives,
             job=job_of(os.environ) if job is None else job,
             replica_group=replica_group,
             prepare=prepare,
         )
-        self.stream = self.session.stream(0 if policy.mode == "sync" else prefetch)
+        self.stream = self.session.stream(0 if policy.mode is Mode.SYNC else prefetch)
         #: Seconds spent in ``next`` since the last ``take_wait_s``.
         self.wait_s = 0.0
         #: Times that the ranks agreed.

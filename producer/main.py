@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from penstock.config import Config
+from penstock.config.staleness import Mode
 from penstock.errors import ConfigError, QueueFull, QueueUnavailable
 from penstock.protocol import scripts, user_failures
 from penstock.protocol.attendance import Attendance
@@ -216,7 +217,8 @@ class Producer:
         position: int,
         gate: tuple[int, Sequence[Sequence[str]]] | None,
     ) -> Admission:
-        cohorts = lane == "eval" or self._config.staleness.mode != "async" or self._config.buffer.sampler == "cohort"
+        config = self._config
+        in_order = config.staleness.mode is not Mode.ASYNC or config.buffer.sampler == "cohort"
         return self._control.call(
             scripts.admit(
                 self._keys,
@@ -226,7 +228,7 @@ class Producer:
                 position=position,
                 model=self._config.model.name,
                 gate=gate,
-                cohorts=cohorts,
+                cohorts=lane == "eval" or in_order,
             )
         )
 

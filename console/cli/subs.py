@@ -1,6 +1,7 @@
 """`penstock subs`: subscriptions listed, made, changed and dropped while a run goes on."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -27,11 +28,23 @@ def subs_ls(
     if as_json:
         print_json(rows)
         return
+    table([_shown(row) for row in rows], list(COLUMNS), "subscriptions")
     for row in rows:
-        row["state"] = "parked" if row["parked"] else "owned" if row["owned"] else "absent"
-        row["batch"], row["held"] = f"{row['size']} {row['unit']}", row["held_groups"]
-        row["drops"] = ", ".join(f"{reason} {count}" for reason, count in sorted(row["drops"].items()))
-    table(rows, list(COLUMNS), "subscriptions")
+        if why := row.get("unreadable"):
+            typer.echo(why)
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A subscription as the table has it."""
+    if "unreadable" in row:
+        return {**row, "state": "unreadable"}
+    return {
+        **row,
+        "state": "parked" if row["parked"] else "owned" if row["owned"] else "absent",
+        "batch": f"{row['size']} {row['unit']}",
+        "held": row["held_groups"],
+        "drops": ", ".join(f"{reason} {count}" for reason, count in sorted(row["drops"].items())),
+    }
 
 
 @subs_app.command("set")

@@ -24,10 +24,11 @@ from consumers.subscription.seat import job_of
 from consumers.subscription.subscriber import ALONE
 from penstock.config import Config, RolloutConfig
 from penstock.config.sampling import temperature_of
+from penstock.config.subscription import ASKED, Definition
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
-from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS
+from penstock.protocol.staleness import UNBOUNDED
 from penstock.redis.saved_config import config_of
 
 if TYPE_CHECKING:
@@ -35,11 +36,6 @@ if TYPE_CHECKING:
 
 #: How often a wait looks for prompts that were given up; how late a time-out is seen.
 LOOK_S = 0.5
-
-#: The subscription: no model, so no bound; a batch is the first ``size`` groups, and ``answer`` sets the size.
-DEFINITION: dict[str, scripts.Value] = {
-    "mode": "eval", "bound": -1, "sampler": "fifo", "size": 1, "per_version": 1, "reuse": 1, "driving": 0, "model": "",
-}  # fmt: skip
 
 
 class Requests:
@@ -72,7 +68,7 @@ class Requests:
             self.config,
             name,
             seat=ALONE,
-            definition=DEFINITION | {"lanes": lane},
+            definition=self._definition(),
             driving=self.config.trainer.subscription.driving,
             job=job_of(os.environ),
         )
@@ -81,6 +77,10 @@ class Requests:
         self._busy = True
         #: Batches behind the last publication.
         self._published = -1
+
+    def _definition(self, size: int = 1) -> Definition:
+        """A subscription whose batch is the next ``size`` groups of this lane; no model, so no bound."""
+        return Definition(mode=ASKED, lanes=(self.lane,), size=size, bound=UNBOUNDED)
 
     def __enter__(self) -> Self:
         self.prompts.check_alone()
@@ -126,7 +126,7 @@ class Requests:
         version = self.version
         self._busy = True
         try:
-            self.session.subscriber.define({"size": len(requests)})
+            self.session.subscriber.define(self._definition(len(requests)))
             jobs = self.prompts.admit(requests, deadline)
             batch = self._await(set(jobs), deadline)
             groups = _groups(batch, dict(zip(jobs, (one.n for one in requests), strict=True)), version)

@@ -14,10 +14,11 @@ from typing import Any
 
 from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
+from penstock.config.staleness import Sampler
+from penstock.config.subscription import ASKED, Definition
 from penstock.errors import ConfigError, PenstockError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.manifest import Manifest, Row
-from penstock.protocol.scripts import Value
 from penstock.redis.control import PASSING
 from penstock.system.disk import append, until_room
 
@@ -191,17 +192,9 @@ class Evaluation:
             self._news.notify_all()
 
 
-def definition(num_jobs: int) -> dict[str, Value]:
-    """Fields of the subscription that reads evaluations of ``num_jobs`` jobs each."""
-    return {
-        "lanes": "eval",
-        "mode": "eval",
-        "sampler": "cohort",
-        "size": num_jobs,
-        "per_version": 1,
-        "reuse": 1,
-        "driving": 0,
-    }
+def definition(num_jobs: int) -> Definition:
+    """The subscription that reads evaluations of ``num_jobs`` jobs each."""
+    return Definition(lanes=("eval",), mode=ASKED, sampler=Sampler.COHORT, size=num_jobs)
 
 
 def summarize(manifest: Manifest, asked: int) -> Iterator[dict[str, Any]]:

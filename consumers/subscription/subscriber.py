@@ -16,12 +16,12 @@ from typing import Any
 
 from consumers.subscription.ownership import Ownership
 from consumers.subscription.seat import Seat, missing
+from penstock.config.subscription import Definition
 from penstock.errors import ConfigError, DataEnded, ProtocolError, WaitTimeout
 from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.scripts import Value
 from penstock.protocol.waits import Waiting, read_waits
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Client, Control
@@ -56,7 +56,7 @@ class Subscriber:
         keys: the run.
         name: the subscription.
         seat: whose place it is among the ranks and roles that train the subscription.
-        definition: fields of the subscription, set by rank 0 when it joins; None leaves what is there.
+        definition: what the subscription takes, set by rank 0 when it joins; None leaves what is there.
         model: name of the model whose clock a rewind looks at; '' for those that publish nothing.
         job: what the ranks of one start of a trainer have in common; a rank follows no owner of another job. '': not
             known, then a rank that was handed a batch under one owner follows no other.
@@ -69,7 +69,7 @@ class Subscriber:
         name: str,
         *,
         seat: Seat = ALONE,
-        definition: dict[str, Value] | None = None,
+        definition: Definition | None = None,
         model: str = "",
         job: str = "",
     ) -> None:
@@ -122,9 +122,9 @@ class Subscriber:
             self.ownership.follow(deadline, alive=True)
         self.waiting.end()
 
-    def define(self, definition: dict[str, Value]) -> None:
-        """Set fields of the subscription; groups that wait are looked at anew. Blocks for one round trip."""
-        self.control.call(scripts.subscribe(self.keys, self.name, definition))
+    def define(self, definition: Definition) -> None:
+        """Set what the subscription takes; groups that wait are looked at anew. Blocks for one round trip."""
+        self.control.call(scripts.subscribe(self.keys, self.name, definition.fields()))
 
     def await_driver(self, timeout_s: float | None = None) -> None:
         """Block until the driving role has begun (``Ownership.await_driver``). Raises WaitTimeout."""

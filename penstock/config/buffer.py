@@ -1,11 +1,21 @@
 """Section ``buffer``: filters, and what is kept for how long."""
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
 
 from penstock.config.code_names import FilterName
 from penstock.config.section import Positive, Seconds, Section
+
+
+class OnFilterError(StrEnum):
+    """What becomes of a group whose filter raises."""
+
+    KEEP = "keep"
+    DROP = "drop"
+    #: Nothing is cut until it is corrected.
+    STOP = "stop"
 
 
 class FilterConfig(Section):
@@ -15,7 +25,7 @@ class FilterConfig(Section):
     #: differ), or ``module:function``: gets a penstock.CompletedGroup, gives keep or (keep, reason).
     functions: list[FilterName] = Field(default_factory=list)
     #: What becomes of a group whose filter raises: keep it (counted, with a warning), drop it, or stop cutting.
-    on_error: Literal["keep", "drop", "stop"] = "keep"
+    on_error: OnFilterError = OnFilterError.KEEP
     #: Hold rejects back, and train on them after all when too few other groups remain to fill a batch.
     keep_when_few: bool = False
 

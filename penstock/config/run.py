@@ -104,11 +104,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _one_step_drains(self) -> Self:
-        if self.staleness.mode != "one_step" or self.worker.apply == "drain":
+        if not self.staleness.rules.drains or self.worker.apply == "drain":
             return self
         if "apply" in self.worker.model_fields_set:
             raise ValueError(
-                f"worker.apply is {self.worker.apply}, and staleness.mode one_step always drains: "
+                f"worker.apply is {self.worker.apply}, and staleness.mode {self.staleness.mode} always drains: "
                 "remove worker.apply, or choose mode async"
             )
         worker = self.worker.model_copy()

@@ -1,68 +1,127 @@
-"""Subscriptions as users define them: what a trainer's place at the buffer takes, how much, and for how long.
+"""The one description of a subscription: what a trainer's place at the buffer takes, how much, and for how long.
 
-A definition is a flat map of strings and numbers, the hash ``sub:NAME``. ``Definition`` is its one description, for the
-configuration, the trainer's client and the command line alike.
+``SubscriptionConfig`` is what a user says of it, with None for what follows other keys. ``Definition`` is the whole:
+the policy makes it of the configuration, the hash ``sub:NAME`` holds it as texts, and buffer, trainer and command line
+read it from there.
 """
 
 import re
 from collections.abc import Mapping
+from enum import Enum, StrEnum, auto
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from penstock.config.section import Positive, Section
-from penstock.errors import ConfigError
-from penstock.names import HOME_LANES, check_name
-
-Value = str | bytes | int | float
-NotNegative = Annotated[int, Field(ge=0)]
-
-Unit = Literal["groups", "samples", "tokens"]
-Sampler = Literal["oldest_version", "newest_version", "fifo", "uniform", "prioritized", "cohort"]
-OnExpiry = Literal["wait", "mask", "drop"]
-Split = Literal["balanced", "tokens", "strided"]
+from penstock.config.buffer import OnFilterError
+from penstock.config.section import Positive, Section, checked_name
+from penstock.config.staleness import Mode, OnExpiry, Sampler
+from penstock.errors import ConfigError, ProtocolError
+from penstock.names import HOME_LANES
+from penstock.words import shown
 
 #: Most samples of one batch: its manifest stays within one record.
 MAX_BATCH_SAMPLES = 65536
+#: Largest number of a definition, and longest text.
+MAX_NUMBER, MAX_TEXT = 2**63 - 1, 16384
+#: Mode of a subscription that takes what its own trainer asked for: evaluations, and requests.
+Asked = Literal["eval"]
+ASKED: Asked = "eval"
+
 _START = re.compile(r"oldest|newest|(completed|version):\d{1,15}")
+#: Context of reading what Redis holds: it was checked as a whole when it was asked for.
+_STORED = object()
+
+
+class Unit(StrEnum):
+    """What the size of a batch counts."""
+
+    GROUPS = "groups"
+    SAMPLES = "samples"
+    TOKENS = "tokens"
+
+
+class Split(StrEnum):
+    """How a batch is split over ranks."""
+
+    BALANCED = "balanced"
+    TOKENS = "tokens"
+    STRIDED = "strided"
+
+
+class Trait(Enum):
+    """What holds of a field of a definition, beside its type."""
+
+    #: ``penstock subs set`` may change it while groups are there.
+    LIVE = auto()
+    #: The same where the trainer alone knows how much it asked for.
+    LIVE_WHERE_ASKED = auto()
+    #: It says which groups a subscription holds, or in what order: another value fills a new pool.
+    POOL = auto()
+
+
+def _parts(value: Any) -> Any:
+    return [part for part in value.split(",") if part] if isinstance(value, str) else value
+
+
+def _is_a_name(kind: str) -> AfterValidator:
+    return AfterValidator(lambda name: name and checked_name(kind, name))
+
+
+#: Names, in text with commas between them.
+Names = Annotated[
+    tuple[Annotated[str, Field(pattern="^[^,]+$")], ...],
+    BeforeValidator(_parts),
+    PlainSerializer(",".join, return_type=str),
+]
+NotNegative = Annotated[int, Field(ge=0)]
 
 
 class SubscriptionConfig(Section):
     """How a trainer's subscription takes groups."""
 
     #: Name of a pool whose members divide the groups among them; '': a copy, which sees every group.
-    share: str = ""
+    share: Annotated[str, _is_a_name("pool"), Trait.POOL] = ""
     #: True where its publications move the clock and open the gate; exactly one trainer of a model should.
     driving: bool = True
     #: What ``size`` counts. A batch of samples or tokens is the fewest whole groups that hold so many.
-    unit: Unit = "groups"
+    unit: Annotated[Unit, Trait.LIVE] = Unit.GROUPS
     #: Batch size in ``unit``; None takes ``trainer.batch_groups``.
     size: Positive | None = None
     #: The number of samples of a batch is a multiple of this (data-parallel ranks); the rest carries over.
-    multiple: Positive = 1
+    multiple: Annotated[Positive, Trait.LIVE] = 1
     #: Order of the groups; None: by mode.
     sampler: Sampler | None = None
     #: prioritized: a number of each sample's metadata (reward, length, num_generated, ... or one that the reward
     #: returned beside its number), averaged over the group; ``reward_std`` is the deviation in the group.
-    priority: str = "reward"
+    priority: Annotated[str, Field(min_length=1), Trait.LIVE, Trait.POOL] = "reward"
     #: prioritized: a group is drawn in proportion to max(priority, 0) ** exponent.
-    exponent: Annotated[float, Field(ge=0, le=100)] = 1.0
+    exponent: Annotated[float, Field(ge=0, le=100), Trait.LIVE, Trait.POOL] = 1.0
     #: Batches that one group enters.
-    reuse: Positive = 1
+    reuse: Annotated[Positive, Trait.LIVE, Trait.POOL] = 1
     #: Share of the groups that it takes, by a hash of the job and the seed.
-    quota: Annotated[float, Field(gt=0, le=1)] = 1.0
+    quota: Annotated[float, Field(gt=0, le=1), Trait.LIVE, Trait.POOL] = 1.0
     #: Batches that are cut ahead of the one being trained, at most; None: as many as are asked for.
-    prefetch: NotNegative | None = None
+    prefetch: Annotated[NotNegative | None, Trait.LIVE, Trait.LIVE_WHERE_ASKED] = None
     #: Most unused groups held for it; the longest held go first. 0: no limit.
-    keep_groups: NotNegative = 0
+    keep_groups: Annotated[NotNegative, Trait.LIVE] = 0
     #: Most payload bytes of unused groups held for it. 0: no limit.
-    keep_bytes: NotNegative = 0
+    keep_bytes: Annotated[NotNegative, Trait.LIVE] = 0
     #: Longest time in seconds that it holds a group unused, or used and without a checkpoint past it, and longest
     #: absence of its trainer before it is parked. 0: for ever.
-    keep_s: Annotated[float, Field(ge=0)] = 0.0
+    keep_s: Annotated[float, Field(ge=0), Trait.LIVE, Trait.LIVE_WHERE_ASKED] = 0.0
     #: Where a new subscription begins: oldest, newest, completed:N (behind the N-th completed group of the run), or
     #: version:N (groups drawn with version N or later).
-    start: str = "oldest"
+    start: Annotated[str, Field(serialization_alias="from")] = "oldest"
     #: Most versions between drawing a token and training it; None: that of ``staleness``, and none where it does not
     #: drive.
     bound: NotNegative | None = None
@@ -72,12 +131,15 @@ class SubscriptionConfig(Section):
     #: Only tokens of the newest version in their sample bear loss (partial rollouts); all keep versions and logprobs.
     mask_offpolicy: bool = False
     #: Split over ranks: equal counts balanced on tokens (Karmarkar-Karp), tokens alone, or strided.
-    split: Split = "balanced"
+    split: Annotated[Split, Trait.LIVE, Trait.LIVE_WHERE_ASKED] = Split.BALANCED
 
-    @field_validator("share")
     @classmethod
-    def _share_is_a_name(cls, share: str) -> str:
-        return share and _name("pool", share)
+    def of(cls, values: Mapping[str, Any], name: str) -> Self:
+        """That of subscription ``name``, from plain values; ConfigError that names what is wrong with it."""
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as exc:
+            raise ConfigError(f"Subscription {name!r} cannot work: {_reasons(exc)}.") from exc
 
     @field_validator("start")
     @classmethod
@@ -87,111 +149,168 @@ class SubscriptionConfig(Section):
         return start
 
     @model_validator(mode="after")
-    def _can_be_cut(self) -> Self:
+    def _works(self, info: ValidationInfo) -> Self:
+        if info.context is not _STORED:
+            self._check_together()
+        return self
+
+    def _check_together(self) -> None:
+        """Raise ValueError where no batch could ever be cut."""
         if self.share and self.reuse > 1:
             raise ValueError("the members of a pool use each group once: remove reuse or share")
-        if self.share and self.sampler == "cohort":
+        if self.share and self.sampler is Sampler.COHORT:
             raise ValueError("a cohort is complete, so it cannot be divided: remove share, or choose another sampler")
         if self.share and (self.quota < 1 or self.start != "oldest"):
             raise ValueError("members of a pool divide all groups: remove quota and start")
-        if self.sampler == "cohort" and (self.unit != "groups" or self.multiple > 1 or self.quota < 1):
+        if self.sampler is Sampler.COHORT and (self.unit is not Unit.GROUPS or self.multiple > 1 or self.quota < 1):
             raise ValueError("sampler cohort takes whole cohorts: its unit is groups, multiple and quota are 1")
-        if self.sampler == "cohort" and (self.keep_groups or self.keep_bytes):
+        if self.sampler is Sampler.COHORT and (self.keep_groups or self.keep_bytes):
             raise ValueError("sampler cohort takes whole cohorts: remove keep_groups and keep_bytes")
-        if self.unit == "groups" and self.size and 0 < self.keep_groups < self.size:
+        if self.unit is Unit.GROUPS and self.size and 0 < self.keep_groups < self.size:
             raise ValueError(
                 f"a batch of {self.size} groups can never be cut while at most {self.keep_groups} are held: "
                 "raise keep_groups or lower size"
             )
-        if self.unit != "tokens" and self.size and self.size > MAX_BATCH_SAMPLES:
+        self._check_size()
+
+    def _check_size(self) -> None:
+        if self.unit is not Unit.TOKENS and self.size and self.size > MAX_BATCH_SAMPLES:
             raise ValueError(f"a batch of {self.size} {self.unit} can never be cut: at most {MAX_BATCH_SAMPLES} fit")
-        return self
 
 
 class Definition(SubscriptionConfig):
-    """A whole definition, as ``sub:NAME`` holds it."""
+    """A whole subscription; a field that nobody has set holds the default given here."""
 
-    size: Positive
-    sampler: Sampler = "fifo"
-    #: Lanes whose groups it takes, with commas.
-    lanes: str = "train"
-    #: sync | one_step | async | eval
-    mode: str = "async"
+    driving: bool = False
+    size: Annotated[Positive, Trait.LIVE] = 1
+    sampler: Annotated[Sampler, Trait.LIVE, Trait.POOL] = Sampler.FIFO
     #: -1: none, for one that does not drive.
-    bound: Annotated[int, Field(ge=-1)] = 0
-    on_expiry: OnExpiry = "mask"
+    bound: Annotated[int, Field(ge=-1), Trait.LIVE] = 0
+    on_expiry: Annotated[OnExpiry, Trait.LIVE] = OnExpiry.MASK
+    mode: Mode | Asked = Mode.ASYNC
+    #: Lanes whose groups it takes.
+    lanes: Annotated[Names, Trait.POOL] = ("train",)
     #: Batches per publication.
     per_version: Positive = 1
     #: Model whose clock bounds it; '': none.
-    model: str = ""
-    seed: int = 0
-    #: ``over_sampling_groups``, ``min_groups_before_first_batch`` and ``filter`` of its trainer.
+    model: Annotated[str, _is_a_name("model")] = ""
+    seed: Annotated[int, Trait.POOL] = 0
+    #: Groups admitted beyond what the gate lets in, and groups that must be there before the first cut.
     over: NotNegative = 0
     min_first: NotNegative = 0
-    filters: str = ""
-    on_filter_error: Literal["keep", "drop", "stop"] = "keep"
-    keep_when_few: bool = False
+    #: Names of group filters, in the order in which they are asked.
+    filters: Annotated[Names, Trait.POOL] = ()
+    on_filter_error: Annotated[OnFilterError, Trait.POOL] = OnFilterError.KEEP
+    #: Rejects are held back until it is known whether enough others remain.
+    keep_when_few: Annotated[bool, Trait.POOL] = False
+    #: Roles that train each batch, the driving one first; (): one alone.
+    roles: Names = ()
+
+    @classmethod
+    def read(cls, raw: Mapping[bytes, bytes], name: str) -> Self:
+        """The definition in the hash ``sub:NAME``; ProtocolError that names the fields which are not what they may be.
+
+        What fields mean together is not looked at: that was done when they were asked for.
+        """
+        try:
+            return cls.model_validate(cls.texts_of(raw), context=_STORED)
+        except ValidationError as exc:
+            raise ProtocolError(
+                f"Subscription {name!r} cannot be read from Redis: {_reasons(exc)}; correct it with `penstock subs "
+                f"set`, or drop it with `penstock subs drop {name}`."
+            ) from exc
+
+    @classmethod
+    def texts_of(cls, raw: Mapping[bytes, bytes]) -> dict[str, str]:
+        """The fields of a definition that are set in the hash ``sub:NAME``, as they stand there."""
+        stored = {name: raw.get(cls.key_of(name).encode()) for name in cls.model_fields}
+        return {name: value.decode(errors="backslashreplace") for name, value in stored.items() if value}
+
+    @classmethod
+    def key_of(cls, name: str) -> str:
+        """How the hash ``sub:NAME`` calls a field."""
+        return cls.model_fields[name].serialization_alias or name
+
+    def texts(self) -> dict[str, str]:
+        """Every field as text."""
+        return {name: _text(value) for name, value in self.model_dump().items()}
+
+    def fields(self) -> dict[str, str]:
+        """What the hash ``sub:NAME`` is to hold: every field, and ``gb``, the groups that one version consumes.
+
+        Where a batch is not in groups that is a guess, which the cuts correct.
+        """
+        fields = {self.key_of(name): text for name, text in self.texts().items()}
+        return fields | {"gb": str(self.group_budget or self.per_version)}
+
+    @property
+    def group_budget(self) -> int:
+        """Groups that one version consumes; 0: not known beforehand, for a batch of samples or tokens."""
+        return self.size * self.per_version if self.unit is Unit.GROUPS else 0
+
+    def account(self, name: str) -> str:
+        """Under what name groups count the uses of subscription ``name``, which has this definition."""
+        return f"share:{self.share}" if self.share else name
+
+    @property
+    def asks(self) -> bool:
+        """True where it takes what its own trainer asked for."""
+        return self.mode == ASKED
+
+    @field_validator("*")
+    @classmethod
+    def _is_bounded(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > MAX_NUMBER:
+            raise ValueError(f"it must be at most {MAX_NUMBER}")
+        if isinstance(value, str | tuple) and sum(map(len, value)) > MAX_TEXT:
+            raise ValueError(f"it has more than {MAX_TEXT} characters")
+        return value
 
     @field_validator("lanes")
     @classmethod
-    def _lanes_are_admitted_to(cls, lanes: str) -> str:
-        if unknown := set(lanes.split(",")) - set(HOME_LANES):
+    def _lanes_are_admitted_to(cls, lanes: tuple[str, ...]) -> tuple[str, ...]:
+        if (unknown := set(lanes) - set(HOME_LANES)) or not lanes:
             raise ValueError(f"nothing is ever admitted to {sorted(unknown)}: lanes are {', '.join(HOME_LANES)}")
         return lanes
 
-    @field_validator("model")
-    @classmethod
-    def _model_is_a_name(cls, model: str) -> str:
-        return model and _name("model", model)
-
-    @model_validator(mode="after")
-    def _drives_a_model(self) -> Self:
+    def _check_together(self) -> None:
+        super()._check_together()
         if self.driving and not self.model:
             raise ValueError("a subscription that drives the clock needs the model whose clock that is")
         if self.driving and self.bound < 0:
             raise ValueError("a subscription that drives the clock needs a bound of 0 or more")
-        if self.keep_when_few and (self.unit != "groups" or self.share):
+        if self.keep_when_few and (self.unit is not Unit.GROUPS or self.share):
             raise ValueError("keep_when_few counts groups of one subscription: remove unit, share or keep_when_few")
-        return self
 
-    def fields(self) -> dict[str, Value]:
-        """The fields of ``sub:NAME``, with ``gb``, the groups that one version consumes (a guess where unit is not
-        groups; the cuts correct it)."""
-        values = self.model_dump()
-        values["from"] = values.pop("start")
-        values["gb"] = self.per_version * (self.size if self.unit == "groups" else 1)
-        return {name: _text(value) for name, value in values.items()}
+    def _check_size(self) -> None:
+        if not self.asks:  # else it is as large as what was asked for
+            super()._check_size()
 
 
-def subscription_of(values: Mapping[str, Any], name: str) -> SubscriptionConfig:
-    """A ``trainer.subscription`` from plain values; ConfigError that names what is wrong with it."""
-    try:
-        return SubscriptionConfig.model_validate(dict(values))
-    except ValidationError as exc:
-        raise _translated(exc, name) from exc
+@cache
+def fields_with(trait: Trait) -> frozenset[str]:
+    """Names of the fields of a definition of which this holds."""
+    return frozenset(name for name, field in Definition.model_fields.items() if trait in field.metadata)
 
 
-def checked(values: Mapping[str, Any], name: str) -> Definition:
-    """A definition from plain values; ConfigError that names what is wrong with it."""
-    try:
-        return Definition.model_validate(dict(values))
-    except ValidationError as exc:
-        raise _translated(exc, name) from exc
+def _reasons(exc: ValidationError) -> str:
+    """What is wrong with each field, in words."""
+    found: dict[str, str] = {}
+    for error in exc.errors():
+        field = str(error["loc"][0]) if error["loc"] else ""
+        # A union reports each of its members; the first says enough.
+        found.setdefault(field, _reason(field, error))
+    return "; ".join(found.values())
 
 
-def _translated(exc: ValidationError, name: str) -> ConfigError:
-    parts = [
-        f"{'.'.join(map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
-        for error in exc.errors()
-    ]
-    return ConfigError(f"Subscription {name!r} cannot work: {'; '.join(parts)}.")
-
-
-def _name(kind: str, name: str) -> str:
-    try:
-        return check_name(kind, name)
-    except ConfigError as exc:
-        raise ValueError(str(exc)) from exc
+def _reason(field: str, error: Any) -> str:
+    said = str(error["msg"])
+    match error["type"]:
+        case "extra_forbidden":
+            return f"{field}: there is no such field"
+        case "value_error":
+            return f"{field}: {error['ctx']['error']}".removeprefix(": ")
+    return f"{field} is {shown(error['input'])}, and should be {said.removeprefix('Input should be ')}"
 
 
 def _text(value: Any) -> str:

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.config.buffer import FilterConfig
 from penstock.config.code_names import TransportName
 from penstock.config.section import Positive, Seconds, Section, checked_name
-from penstock.config.subscription import SubscriptionConfig
+from penstock.config.subscription import SubscriptionConfig, Unit
 from penstock.weights.transport import transport
 
 #: Kinds of devices that torch knows; a number behind a colon names one of them.
@@ -189,7 +189,7 @@ class TrainerConfig(Section):
     @model_validator(mode="after")
     def _minibatches_have_groups(self) -> Self:
         groups = self.subscription.size or self.batch_groups
-        if self.subscription.unit == "groups" and self.minibatches > groups:
+        if self.subscription.unit is Unit.GROUPS and self.minibatches > groups:
             raise ValueError(
                 f"minibatches is {self.minibatches}, and a batch has {groups} groups, which stay whole: lower "
                 "minibatches or raise batch_groups"

@@ -10,11 +10,12 @@ import heapq
 import random
 from collections.abc import Sequence
 
+from penstock.config.subscription import Split
 from penstock.errors import ConfigError
 from penstock.protocol.records.manifest import Row
 
 
-def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = "balanced") -> list[list[int]]:
+def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = Split.BALANCED) -> list[list[int]]:
     """Indices into ``rows`` for each rank, ascending; every row on exactly one rank.
 
     ``balanced``: ranks get equally many rows where ``dp_size`` divides their number, else at most
@@ -27,16 +28,16 @@ def split(rows: Sequence[Row], dp_size: int, seed: int, how: str = "balanced") -
     Raises:
         ConfigError: ``dp_size`` is less than 1, or ``how`` is none of these.
     """
-    if how not in ("balanced", "tokens", "strided"):
-        raise ConfigError(f"A batch cannot be split {how!r}: use balanced, tokens or strided.")
+    if how not in list(Split):
+        raise ConfigError(f"A batch cannot be split {how!r}: use {', '.join(Split)}.")
     if dp_size < 1:
         raise ConfigError(f"dp_size is {dp_size}; it must be at least 1.")
     if dp_size == 1:
         return [list(range(len(rows)))]
     lengths = [row.length for row in rows]
-    if how == "balanced":
+    if how == Split.BALANCED:
         parts = even_out(lengths, karmarkar_karp(lengths, dp_size))
-    elif how == "tokens":
+    elif how == Split.TOKENS:
         # The larger choice mostly wins; where it does not, equal counts are among what it allows.
         both = [even_out(lengths, karmarkar_karp(lengths, dp_size, equal=equal)) for equal in (False, True)]
         parts = min(both, key=lambda one: max(sum(lengths[i] for i in part) for part in one))

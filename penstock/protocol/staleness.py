@@ -13,16 +13,13 @@ with one of them is not trained. The publication that follows a rewind may hold 
 was restored; it does not age anything either.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from penstock.config import BufferConfig, StalenessConfig, TrainerConfig
-from penstock.config.staleness import MODE_BOUND
-from penstock.config.subscription import OnExpiry, Sampler, SubscriptionConfig, Value, checked
+from penstock.config.staleness import MODES, Mode, OnExpiry, Sampler
+from penstock.config.subscription import Asked, Definition, SubscriptionConfig, Unit
 from penstock.errors import ConfigError
-
-Mode = Literal["sync", "one_step", "async", "eval"]
 
 #: The bound of who has none.
 UNBOUNDED = -1
@@ -43,7 +40,7 @@ def places(bound: int, group_budget: int, extra: int = 0) -> int:
 class Policy:
     """How old data may be, and what happens to what would be too old."""
 
-    mode: Mode
+    mode: Mode | Asked
     #: h: most living versions between drawing a token and the first optimizer step on it; below 0: any number.
     bound: int
     on_expiry: OnExpiry
@@ -55,24 +52,22 @@ class Policy:
 
         ``filtered``: the subscription has filters.
         """
-        mode = staleness.mode
-        # Filters would leave holes in a cohort; without it a drop is refilled at the same version.
-        cohort = mode == "one_step" or (mode == "sync" and not filtered)
-        sampler = buffer.sampler or ("cohort" if cohort else "oldest_version")
-        on_expiry = staleness.on_expiry or ("wait" if mode in MODE_BOUND else "mask")
-        if mode == "one_step" and sampler != "cohort":
-            raise ConfigError(f"buffer.sampler is {sampler}, but mode one_step trains whole cohorts: leave it out.")
-        return cls(mode, MODE_BOUND.get(mode, staleness.bound), on_expiry, sampler)
+        mode, rules = staleness.mode, staleness.rules
+        default = rules.filtered_sampler if filtered else rules.sampler
+        sampler = Sampler(buffer.sampler or default)
+        if mode is Mode.ONE_STEP and sampler is not Sampler.COHORT:
+            raise ConfigError(f"buffer.sampler is {sampler}, but mode {mode} trains whole cohorts: leave it out.")
+        return cls(mode, staleness.bound, staleness.on_expiry or rules.on_expiry, sampler)
 
     @property
     def waits(self) -> bool:
         """True where the cut waits for what is due before it, so that nothing is given up (T4)."""
-        return self.bound >= 0 and self.on_expiry == "wait"
+        return self.bound >= 0 and self.on_expiry == OnExpiry.WAIT
 
     @property
     def masks(self) -> bool:
         """True where tokens that are too old bear no loss, and their group is trained."""
-        return self.bound >= 0 and self.on_expiry == "mask"
+        return self.bound >= 0 and self.on_expiry == OnExpiry.MASK
 
     def floor(self, lineage: "Lineage", train_version: int) -> int:
         """Oldest version that may bear loss at ``train_version``; 0 where any may."""
@@ -133,41 +128,53 @@ class Policy:
         return late
 
     def definition(
-        self, trainer: TrainerConfig, *, model: str, seed: int = 0, subscription: SubscriptionConfig | None = None
-    ) -> dict[str, Value]:
-        """Fields of a trainer's subscription: this policy, and what ``subscription`` says otherwise.
+        self,
+        trainer: TrainerConfig,
+        *,
+        model: str,
+        seed: int = 0,
+        subscription: SubscriptionConfig | None = None,
+        roles: Sequence[str] = (),
+    ) -> Definition:
+        """A trainer's subscription: this policy, and what ``subscription`` says otherwise.
 
         Who does not drive the clock is bounded only where it asks for a bound. Raises ConfigError where it cannot work.
         """
         self._check(trainer)
         wanted = subscription or trainer.subscription
         given = wanted.model_dump(exclude_none=True)
-        if wanted.driving and self.mode in MODE_BOUND and {"sampler", "bound"} & given.keys():
+        if (
+            wanted.driving
+            and isinstance(self.mode, Mode)
+            and MODES[self.mode].bound is not None
+            and {"sampler", "bound"} & given.keys()
+        ):
             raise ConfigError(f"mode {self.mode} decides sampler and bound of who drives: leave them out.")
-        if wanted.size is None and wanted.unit != "groups":
+        if wanted.size is None and wanted.unit is not Unit.GROUPS:
             raise ConfigError(f"A batch in {wanted.unit} needs its size: set trainer.subscription.size.")
-        bounded = wanted.driving or wanted.bound is not None
         values = {
-            "lanes": "train",
-            "mode": self.mode if wanted.driving else "async",
-            "bound": self.bound if bounded else 0,
-            "on_expiry": self.on_expiry if wanted.driving else "mask",
-            "sampler": self.sampler if wanted.driving else "fifo",
             "size": trainer.batch_groups,
-            "per_version": trainer.batches_per_version if wanted.driving else 1,
-            "model": model if bounded else "",
             "seed": seed,
-            "over": trainer.over_sampling_groups if wanted.driving else 0,
-            "min_first": trainer.min_groups_before_first_batch if wanted.driving else 0,
-            "filters": ",".join(trainer.filter.functions),
+            "filters": trainer.filter.functions,
             "on_filter_error": trainer.filter.on_error,
             "keep_when_few": trainer.filter.keep_when_few,
-            **given,
+            "roles": roles,
         }
-        return checked(values, trainer.name).fields()
+        if wanted.driving or wanted.bound is not None:
+            values |= {"model": model, "bound": self.bound}
+        if wanted.driving:
+            values |= {
+                "mode": self.mode,
+                "on_expiry": self.on_expiry,
+                "sampler": self.sampler,
+                "per_version": trainer.batches_per_version,
+                "over": trainer.over_sampling_groups,
+                "min_first": trainer.min_groups_before_first_batch,
+            }
+        return Definition.of({**values, **given}, trainer.name)
 
     def _check(self, trainer: TrainerConfig) -> None:
-        if self.sampler == "cohort":
+        if self.sampler is Sampler.COHORT:
             if trainer.over_sampling_groups:
                 raise ConfigError("trainer.over_sampling_groups has no meaning for whole cohorts: leave it out.")
             if trainer.filter.keep_when_few:

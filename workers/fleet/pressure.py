@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.config import Config
+from penstock.config.subscription import Unit
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.snapshot import snapshot
@@ -45,7 +46,7 @@ class Pressure:
         if shown:
             self.capacity = sum(shown) / len(shown)
         assert config.fleet.autoscale is not None
-        driving = [sub for sub in state["subs"] if sub.get("driving") and sub.get("unit", "groups") == "groups"]
+        driving = [sub for sub in state["subs"] if sub.get("driving") and sub.get("unit", Unit.GROUPS) == Unit.GROUPS]
         return Load(
             open_samples=self._open_samples(state),
             slots=config.worker.slots,

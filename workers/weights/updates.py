@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from penstock.config.staleness import Mode
 from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import parse_wish
@@ -88,7 +89,7 @@ class Updates:
         if engine.version < 0 or engine.offloaded:
             return "abort"  # nothing runs before there are weights or memory, so there is nothing to wait for
         config = self._services.config
-        return "drain" if config.staleness.mode == "one_step" else config.worker.apply
+        return "drain" if config.staleness.rules.drains else config.worker.apply
 
     async def look(self) -> Publication | None:
         """Read the newest publication, without blocking on the stream."""
@@ -159,7 +160,7 @@ class Updates:
         if newest is None or _id(newest) not in self.aside:
             return
         lag = newest.version - services.engine.version
-        if staleness.mode == "async" and services.engine.version >= 0 and 0 < lag <= staleness.bound:
+        if staleness.mode is Mode.ASYNC and services.engine.version >= 0 and 0 < lag <= staleness.bound:
             services.stands_in_for = newest.version
         why = f"engines died on it and finished nothing, the last one so: {shorten(self.aside[_id(newest)])}"
         self.cannot_load = f"version {newest.version} (revision {newest.rev}) was set aside: {why}"
@@ -284,7 +285,7 @@ class Updates:
     async def _cohort_ends(self, newest: Publication) -> None:
         """one_step: what was admitted under an older version is drawn under it, wherever it runs (T5)."""
         loaded = self._services.engine.version
-        if self._services.config.staleness.mode != "one_step" or loaded < 0 or self._services.engine.offloaded:
+        if not self._services.config.staleness.rules.drains or loaded < 0 or self._services.engine.offloaded:
             return
         if any(first <= loaded <= last for first, last in newest.abandoned):
             return  # what would be drawn under a version that no longer lives could not be trained (T1)

@@ -8,8 +8,9 @@ import pytest
 from buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
 from buffer.group import Group
 from buffer.samplers import make_pool
-from buffer.subscription import Definition, Position
 from buffer.view import End, InFlight, View
+from penstock.config.subscription import Definition
+from penstock.protocol.position import Position
 from penstock.protocol.staleness import Lineage
 
 #: A driving subscription of two groups a batch, at version 5 with bound 2: its floor is 3.
@@ -26,9 +27,16 @@ def group(place: int, oldest: int = CLOCK, **over: Any) -> Group:
     return Group(**(values | over))
 
 
+def stored(fields: dict[str, Any]) -> Definition:
+    """What Redis holds, whatever the fields mean together."""
+    texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in fields.items()}
+    return Definition.read({Definition.key_of(name).encode(): text.encode() for name, text in texts.items()}, "actor")
+
+
 def view(
     groups: list[Group] | int = 2,
     *,
+    name: str = "actor",
     position: dict[str, Any] | None = None,
     in_flight: InFlight | None = None,
     seen: dict[str, Any] | None = None,
@@ -39,14 +47,16 @@ def view(
     ``seen``: fields of the view beside it.
     """
     values: dict[str, Any] = {
-        "name": "actor", "bound": BOUND, "size": 2, "model": "policy", "driving": True, "on_expiry": "mask",
+        "bound": BOUND, "size": 2, "model": "policy", "driving": True, "on_expiry": "mask",
         "sampler": "fifo",
     }  # fmt: skip
-    defined = Definition(**(values | definition))
+    defined = stored(values | definition)
     pool = make_pool(defined.sampler, seed=defined.seed)
     for one in [group(i) for i in range(groups)] if isinstance(groups, int) else groups:
         pool.add(one)
-    return View(defined, Position(**(position or {})), pool, in_flight=in_flight, **({"clock": CLOCK} | (seen or {})))
+    return View(
+        name, defined, Position(**(position or {})), pool, in_flight=in_flight, **({"clock": CLOCK} | (seen or {}))
+    )
 
 
 def cohort(groups: list[Group] | int = 2, **over: Any) -> View:

@@ -14,7 +14,9 @@ from buffer.group import Group, priorities
 from buffer.samplers import CohortPool, make_pool
 from buffer.sizes import TooLarge, amount, take
 from buffer.spent import Spent
-from buffer.subscription import Definition, Position, Subscription
+from buffer.subscription import Subscription
+from penstock.config.subscription import Definition
+from penstock.protocol.position import Position
 from penstock.protocol.staleness import Lineage
 from tests.integration.play import meta
 
@@ -157,7 +159,7 @@ def give_up(sub: Subscription, one: Group) -> None:
 
 
 def test_T1_abandoned_groups_are_found_when_they_come_and_when_a_rewind_does_until_they_are_given_up() -> None:
-    sub = Subscription(Definition("actor", size=2), Position())
+    sub = Subscription("actor", Definition(size=2), Position())
     old, new = group(1, 3), group(2, 3)
     sub.place(old)
     assert sub.abandoned() == []

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from buffer.decision import Cut
 from buffer.manifest import make_manifest
-from buffer.subscription import Definition, Position, Subscription
+from buffer.subscription import Subscription
+from penstock.config.subscription import Definition
 from penstock.errors import ConfigError
 from penstock.protocol import partition
+from penstock.protocol.position import Position
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.staleness import UNBOUNDED, Policy
 
@@ -159,7 +161,7 @@ def test_T14_a_manifest_has_the_seed_of_its_batch() -> None:
     state, found = Mock(), []
     state.records.read.return_value = []
     for cut in (0, 1, 1):
-        sub = Subscription(Definition("actor", seed=7), Position(cut=cut))
+        sub = Subscription("actor", Definition(seed=7), Position(cut=cut))
         decided = Cut([], Policy("async", UNBOUNDED, "mask", "fifo"), train_version=1, floor=-1, consumes=0, clock=1)
         found.append(make_manifest(state, sub, decided).seed)
     assert found == [partition.batch_seed(7, n) for n in (1, 2, 2)]

@@ -166,4 +166,4 @@ def test_T3_gate_and_definition_count_groups_per_version() -> None:
     trainer = TrainerConfig(batch_groups=8, batches_per_version=4)
     assert places(policy.bound, 32) == 96
     definition = policy.definition(trainer, model="policy")
-    assert (definition["size"], definition["per_version"], definition["gb"]) == ("8", "4", "32")
+    assert (definition.size, definition.per_version, definition.fields()["gb"]) == (8, 4, "32")

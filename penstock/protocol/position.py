@@ -1,0 +1,94 @@
+"""How far a subscription is: the fields of ``sub:NAME`` that verbs move."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Self
+
+from penstock.errors import ProtocolError
+from penstock.protocol.staleness import Lineage
+from penstock.words import shown
+
+#: What verbs write: a count, a sum (Redis adds it up, as C prints it), ranges of versions, versions.
+_COUNT = re.compile(rb"-?\d{1,18}")
+_SUM = re.compile(rb"-?\d{1,308}(\.\d{1,400})?(e[+-]?\d{1,2})?")
+_RANGES = re.compile(rb"(\d{1,15}-\d{1,15}(,\d{1,15}-\d{1,15})*)?")
+_VERSIONS = re.compile(rb"(\d{1,15}(,\d{1,15})*)?")
+
+
+@dataclass(slots=True)
+class Position:
+    """Fields of ``sub:NAME`` that verbs move."""
+
+    #: Last batch that was asked for, cut, committed, and is durable.
+    ask: int = 0
+    cut: int = 0
+    cursor: int = 0
+    ckpt: int = 0
+    #: Batch up to which no rewind reaches.
+    floor: int = 0
+    #: Batches that the last publication consumed.
+    through: int = 0
+    #: Generation: rewinds and changes of hands.
+    gen: int = 0
+    #: Places at the gate that batches up to ``cut`` consume.
+    cum: int = 0
+    #: Groups granted beyond the gate.
+    owed: int = 0
+    #: Places in the order of admission that held nothing when their turn came.
+    skipped: int = 0
+    #: Groups given up unused so far, by reason: stale, rewound, filter/REASON.
+    dropped: dict[str, int] = field(default_factory=dict)
+    #: Groups whose filter raised; samples of filtered groups, and the sum of their rewards.
+    filter_raised: int = 0
+    rejected_samples: int = 0
+    rejected_reward: float = 0.0
+    #: Samples of groups that were given up for their age, and the tokens that they had generated.
+    aged_samples: int = 0
+    aged_tokens: int = 0
+    #: True between a rewind and the publication that has to follow it.
+    restored: bool = False
+    #: True while nobody counts on it: its owner has been gone for longer than ``keep_s``.
+    parked: bool = False
+    #: The batch that never comes, since the data has ended; 0: none.
+    ended: int = 0
+    #: Places in the order of completion up to which, and the version before which, groups are not for it.
+    since: int = 0
+    since_version: int = 0
+    #: When its trainer last renewed its hold, by the clock of Redis, in ms.
+    seen: int = 0
+    lineage: Lineage = field(default_factory=Lineage)
+
+    @classmethod
+    def read(cls, raw: Mapping[bytes, bytes], name: str) -> Self:
+        """The position in the hash ``sub:NAME``; ProtocolError that names a field which no verb wrote so."""
+
+        def number(key: str) -> int:
+            return int(_checked(raw, key, b"0", _COUNT, name))
+
+        drops = [key.decode(errors="backslashreplace") for key in raw if key.startswith(b"drop:")]
+        return cls(
+            **{key: number(key) for key in _COUNTS},
+            dropped={key.removeprefix("drop:"): number(key) for key in drops},
+            rejected_reward=float(_checked(raw, "rejected_reward", b"0", _SUM, name)),
+            restored=raw.get(b"restored") == b"1",
+            parked=raw.get(b"parked") == b"1",
+            lineage=Lineage.parse(
+                _checked(raw, "abandoned", b"", _RANGES, name), _checked(raw, "repeats", b"", _VERSIONS, name)
+            ),
+        )
+
+
+#: Fields that count.
+_COUNTS = tuple(one.name for one in fields(Position) if one.type is int)
+
+
+def _checked(raw: Mapping[bytes, bytes], key: str, default: bytes, allowed: re.Pattern[bytes], name: str) -> str:
+    """The text of a field; ``default`` where it is not set."""
+    value = raw.get(key.encode()) or default
+    if not allowed.fullmatch(value):
+        raise ProtocolError(
+            f"Field {key} of subscription {name!r} is {shown(value)} in Redis, which no verb writes: drop it with "
+            f"`penstock subs drop {name}`."
+        )
+    return value.decode()
