@@ -4,7 +4,7 @@ lost ─> at once ─> after 1, 2, 4 ... s ─> crash loop: every 30 s, jobs han
   │          each time weights, then a token that belongs to no sample, then jobs
   └ an external engine that does not answer: away, asked every few seconds, never counted as a failure
 
-Whatever the way, weights come before work (I9): the newest publication is loaded before the gate opens.
+Whatever the way, weights come before work (I9): the newest publication is loaded before the valves open.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ class Caretaker:
         services, engine = self._services, self._services.engine
         await engine.stop()
         # A change of weights that was under way fails now, and must not touch the next engine.
-        async with services.gate.applying:
+        async with services.valves.applying:
             await engine.stop()
             await self._start()
             # Jobs are charged with the death of an engine: one that dies of everything must not take any.

@@ -39,10 +39,10 @@ from workers.caretaker import Caretaker
 from workers.jobs.commits import Commits
 from workers.jobs.endings import Endings
 from workers.jobs.environments import Environments, allowed_environments
-from workers.jobs.gate import Gate
 from workers.jobs.heartbeat import Heartbeat
 from workers.jobs.held_jobs import HeldJobs
 from workers.jobs.intake import Intake
+from workers.jobs.valves import Valves
 from workers.metrics import Metrics
 from workers.presence import Presence
 from workers.rewards.allowed import allowed_rewards
@@ -91,7 +91,7 @@ class Worker:
             worker=self.name,
             control=self.control,
             engine=make_engine(config, name, log_dir),
-            gate=Gate(),
+            valves=Valves(),
             # Before anything starts: what cannot be imported would fail every job of its dataset.
             rewards=Rewards(config.reward, self._checks(), allowed_rewards(config)),
             environments=Environments(allowed_environments(config)),

@@ -14,8 +14,8 @@ from workers.engine import Engine
 from workers.jobs.commits import Commits
 from workers.jobs.endings import Endings
 from workers.jobs.environments import Environments
-from workers.jobs.gate import Gate
 from workers.jobs.repeats import Repeats
+from workers.jobs.valves import Valves
 from workers.rewards.score import Rewards
 
 
@@ -59,7 +59,7 @@ class Services:
     worker: str
     control: AsyncControl
     engine: Engine
-    gate: Gate
+    valves: Valves
     rewards: Rewards
     environments: Environments
     tokenizer: Tokenizer
@@ -92,16 +92,16 @@ class Services:
     #: Samples that hold a slot now.
     num_running: int = 0
 
-    #: Holds the gate while the engine is being restarted; it stays shut when that is given up.
+    #: Keeps requests back while the engine is being restarted, and for good when that is given up.
     _shut: ExitStack = field(default_factory=ExitStack)
 
     def lose_engine(self, birth: int, reason: str = "") -> None:
         """Have the engine of start ``birth`` restarted; late news of an earlier one say nothing of this one.
 
-        The gate shuts at once: who was not at the engine when it died must not be charged with its death.
+        Requests are held back at once: who was not at the engine when it died must not be charged with its death.
         """
         if birth == self.births and not self.engine_lost.is_set():
-            self._shut.enter_context(self.gate.requests.held("the engine is being restarted"))
+            self._shut.enter_context(self.valves.requests.held("the engine is being restarted"))
             self.loss = reason
             self.died = self.present()
             self.engine_lost.set()

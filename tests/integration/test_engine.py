@@ -18,9 +18,9 @@ from tests.integration.aborts import assert_an_abort_ends_its_own_request_only
 from tests.integration.engine_fixtures import cpu_engine
 from tests.tiny_model import publication_of
 from workers.engine import Segment
-from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample
 from workers.jobs.partial import partial_from_bytes, partial_to_bytes
+from workers.jobs.valves import Valves
 from workers.sglang.capabilities import release_of
 from workers.sglang.engine import SglangEngine
 from workers.weights.apply import Policy, apply_publication
@@ -87,16 +87,16 @@ async def test_what_the_engine_refuses_is_an_engine_error(engine: SglangEngine) 
 async def test_a_version_that_does_not_come_after_the_loaded_one_is_refused(
     engine: SglangEngine, publications: list[Publication], models: list[Path], policy: Policy
 ) -> None:
-    gate = Gate()
-    await apply_publication(engine, gate, publications[3], policy)
+    valves = Valves()
+    await apply_publication(engine, valves, publications[3], policy)
 
     for version in (2, 3):
         with pytest.raises(PublishError, match="never go back"):
-            await apply_publication(engine, gate, publications[version], policy)
-    await apply_publication(engine, gate, publication_of(models[3], 3, rev=1), policy)
+            await apply_publication(engine, valves, publications[version], policy)
+    await apply_publication(engine, valves, publication_of(models[3], 3, rev=1), policy)
 
     assert (engine.version, engine.rev) == (3, 1)
-    assert gate.reason is None
+    assert valves.reason is None
 
 
 async def test_a_publication_that_does_not_fit_leaves_the_engine_as_it_is(
@@ -104,7 +104,7 @@ async def test_a_publication_that_does_not_fit_leaves_the_engine_as_it_is(
 ) -> None:
     from safetensors.torch import load_file, save_file
 
-    gate = Gate()
+    valves = Valves()
     tensors = load_file(models[2] / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"][:32].clone()
     (tmp_path / "bad").mkdir()
@@ -112,9 +112,9 @@ async def test_a_publication_that_does_not_fit_leaves_the_engine_as_it_is(
     gone = Publication(model="policy", version=2, transport="disk", path=str(tmp_path / "nowhere"))
 
     with pytest.raises(PublishError, match="shape"):
-        await apply_publication(engine, gate, publication_of(tmp_path / "bad", 2), "in_place")
+        await apply_publication(engine, valves, publication_of(tmp_path / "bad", 2), "in_place")
     with pytest.raises(PublishError, match="no folder"):
-        await apply_publication(engine, gate, gone, "abort")
+        await apply_publication(engine, valves, gone, "abort")
 
     assert engine.version == 1
     assert (await engine.generate(PROMPT, SHORT, rid="a/0/0/0")).versions == [1] * 12
@@ -127,18 +127,18 @@ async def test_what_the_engine_cannot_find_leaves_the_old_weights_and_running_re
     async def no_check(publication: Publication) -> None:
         """As if the folder went between the check and the load."""
 
-    gate = Gate()
+    valves = Valves()
     monkeypatch.setattr(engine, "verify", no_check)
     gone = Publication(model="policy", version=2, transport="disk", path=str(tmp_path / "nowhere"))
     running = asyncio.create_task(engine.generate(PROMPT, LONG, rid="a/0/0/0"))
     await engine.generate(PROMPT, SHORT, rid="a/0/0/1")
 
     with pytest.raises(PublishError, match="keeps 1"):
-        await apply_publication(engine, gate, gone, policy)
+        await apply_publication(engine, valves, gone, policy)
 
     assert engine.version == 1
     assert not engine.paused
-    assert gate.reason is None
+    assert valves.reason is None
     if policy == "in_place":
         assert (await running).versions == [1] * 400
     assert (await engine.generate(PROMPT, SHORT, rid="a/0/0/2")).versions == [1] * 12
@@ -147,11 +147,11 @@ async def test_what_the_engine_cannot_find_leaves_the_old_weights_and_running_re
 
 async def test_a_cancelled_sample_goes_on_from_its_partial(engine: SglangEngine, models: list[Path]) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(models[0])
-    rollout, gate = RolloutConfig(sampling=LONG), Gate()
+    rollout, valves = RolloutConfig(sampling=LONG), Valves()
     job = Job(id="a/0/0", n=1, prompt="123=")
     sample = Sample(job, 0)
     task = asyncio.create_task(
-        generate_sample(engine, gate, job, 0, tokenizer=tokenizer, rollout=rollout, partial=sample)
+        generate_sample(engine, valves, job, 0, tokenizer=tokenizer, rollout=rollout, partial=sample)
     )
     await engine.generate(PROMPT, SHORT, rid="a/0/1/0")
     task.cancel()
@@ -163,7 +163,7 @@ async def test_a_cancelled_sample_goes_on_from_its_partial(engine: SglangEngine,
 
     again = partial_from_bytes(partial_to_bytes(sample), job, 0)
     assert again.tokens == sample.tokens
-    done = await generate_sample(engine, gate, job, 0, tokenizer=tokenizer, rollout=rollout, partial=again)
+    done = await generate_sample(engine, valves, job, 0, tokenizer=tokenizer, rollout=rollout, partial=again)
 
     assert done.tokens[: len(sample.tokens)] == sample.tokens
     assert sum(done.generated) == 400
@@ -207,7 +207,7 @@ async def test_T8_the_text_of_a_sample_is_what_the_server_itself_tells(
     await engine.start(publications[1])
     try:
         made = await asyncio.gather(
-            *(generate_sample(engine, Gate(), job, 0, tokenizer=tokenizer, rollout=rollout) for job in jobs)
+            *(generate_sample(engine, Valves(), job, 0, tokenizer=tokenizer, rollout=rollout) for job in jobs)
         )
     finally:
         await engine.stop()
@@ -240,7 +240,7 @@ async def test_a_url_without_a_server_is_a_mistake_in_the_configuration(
 
 async def test_many_updates_under_load(engine: SglangEngine, publications: list[Publication]) -> None:
     """Policies in turn while 32 requests run: nothing is lost, and the server survives every one of them."""
-    gate, rollout = Gate(), RolloutConfig(sampling={"max_new_tokens": 40, "ignore_eos": True})
+    valves, rollout = Valves(), RolloutConfig(sampling={"max_new_tokens": 40, "ignore_eos": True})
 
     class Plain:
         eos_token_id = 1
@@ -255,7 +255,7 @@ async def test_many_updates_under_load(engine: SglangEngine, publications: list[
         made = []
         while not stop.is_set():
             job = Job(id=f"busy/{index}/{len(made)}", n=1, prompt=f"{index}{len(made)}")
-            made.append(await generate_sample(engine, gate, job, 0, tokenizer=Plain(), rollout=rollout))
+            made.append(await generate_sample(engine, valves, job, 0, tokenizer=Plain(), rollout=rollout))
         return made
 
     stop = asyncio.Event()
@@ -264,7 +264,7 @@ async def test_many_updates_under_load(engine: SglangEngine, publications: list[
     for number, policy in enumerate(policies):
         target = publications[1 + number % 6]
         renumbered = Publication(**{**_fields(target), "version": 2 + number})
-        await apply_publication(engine, gate, renumbered, policy)
+        await apply_publication(engine, valves, renumbered, policy)
     stop.set()
     made = [sample for samples in await asyncio.gather(*busy) for sample in samples]
 

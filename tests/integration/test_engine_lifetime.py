@@ -26,7 +26,7 @@ from tests.integration.workload import (
     load_oracle_models,
     produce,
 )
-from workers.jobs.gate import Gate
+from workers.jobs.valves import Valves
 from workers.sglang.engine import SglangEngine
 from workers.weights.apply import apply_publication
 
@@ -123,10 +123,10 @@ async def test_a_lost_engine_is_noticed_and_comes_back_with_the_current_weights(
         with pytest.raises(EngineDied, match="was lost"):
             await asyncio.wait_for(running, 60)
         assert "signal 9" in await asyncio.wait_for(watching, 60)
-        gate = Gate()
+        valves = Valves()
         with pytest.raises(EngineDied):
-            await apply_publication(engine, gate, publications[6], "in_place")
-        assert gate.reason is None
+            await apply_publication(engine, valves, publications[6], "in_place")
+        assert valves.reason is None
     finally:
         await engine.stop()
     with pytest.raises(EngineDied, match="not running"):

@@ -36,8 +36,8 @@ from tests.integration.worker_play import (
 )
 from tests.integration.workload import ROLLOUT, TEMPERATURE, TOLERANCE, VISIBLE, load_oracle_models
 from tests.tiny_model import publication_of
-from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample
+from workers.jobs.valves import Valves
 from workers.sglang.engine import SglangEngine
 from workers.sglang.segment import STALE_PREFIX
 from workers.weights.apply import apply_publication
@@ -135,15 +135,15 @@ async def test_T6_a_new_request_after_a_change_in_place_finds_no_KV_of_older_wei
     engine: SglangEngine, publications: list[Publication], models: list[Path], oracle_models: dict[int, Any]
 ) -> None:
     """The prefix cache stays on and is not flushed: only the namespace of the load keeps the two apart."""
-    gate, tokenizer = Gate(), AutoTokenizer.from_pretrained(models[0])
+    valves, tokenizer = Valves(), AutoTokenizer.from_pretrained(models[0])
     prompt = "a long prefix that is worth caching".replace(" ", "-")
 
     async def draw(k: int) -> Sample:
         asked = job(0, n=9, prompt=prompt, sampling=SHORT | {"temperature": TEMPERATURE})
-        return await generate_sample(engine, gate, asked, k, tokenizer=tokenizer, rollout=ROLLOUT)
+        return await generate_sample(engine, valves, asked, k, tokenizer=tokenizer, rollout=ROLLOUT)
 
     before = [await draw(0), await draw(1)]
-    await apply_publication(engine, gate, publications[2], "in_place")
+    await apply_publication(engine, valves, publications[2], "in_place")
     after = [await draw(2), await draw(3)]
 
     assert [sample.cached_tokens > 0 for sample in before + after] == [False, True, False, True]
@@ -154,11 +154,11 @@ async def test_T6_a_new_request_after_a_change_in_place_finds_no_KV_of_older_wei
 async def test_T6_a_request_that_waited_in_the_servers_queue_during_a_change_is_drawn_anew(
     engine: SglangEngine, publications: list[Publication], models: list[Path], oracle_models: dict[int, Any]
 ) -> None:
-    gate, tokenizer = Gate(), AutoTokenizer.from_pretrained(models[0])
+    valves, tokenizer = Valves(), AutoTokenizer.from_pretrained(models[0])
     asked = job(0, n=9, prompt="another-long-prefix-worth-caching", sampling=SHORT | {"temperature": TEMPERATURE})
 
     async def draw(k: int) -> Sample:
-        return await generate_sample(engine, gate, asked, k, tokenizer=tokenizer, rollout=ROLLOUT)
+        return await generate_sample(engine, valves, asked, k, tokenizer=tokenizer, rollout=ROLLOUT)
 
     await draw(0)  # its KV under version 1 is in the cache now
     # A frozen server keeps newcomers waiting, as a full one does.
@@ -166,7 +166,7 @@ async def test_T6_a_request_that_waited_in_the_servers_queue_during_a_change_is_
     waiting = asyncio.create_task(draw(1))
     while not engine.num_running:
         await engine.healthy()
-    await apply_publication(engine, gate, publications[2], "in_place")
+    await apply_publication(engine, valves, publications[2], "in_place")
     sample = await waiting
 
     assert engine.num_stale_prefixes == 1, STALE_PREFIX

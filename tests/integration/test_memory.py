@@ -57,7 +57,7 @@ async def test_memory_goes_and_comes_back_with_the_newest_weights(
             await asyncio.to_thread(trainer.offload_engines)
             assert presence(client, keys)["offloaded"] == ["cuda_graph", "kv_cache", "weights"]
             assert engine.num_running == 0
-            assert worker.services.gate.requests.reason == "its engine's memory is offloaded"
+            assert worker.services.valves.requests.reason == "its engine's memory is offloaded"
             late = admit(client, keys, [job(9)])
             version = await publish(2)
             # Back in two steps: weights first, and nobody draws before the last of it is there.

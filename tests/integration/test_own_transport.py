@@ -90,8 +90,8 @@ async def playing(config: Config) -> AsyncIterator[tuple[Worker, Trainer, Callab
             again = {"run": config.run, "subscription": trainer.name, "batch": 0}
             await asyncio.to_thread(trainer.load_state_dict, again)
             version = await asyncio.wait_for(asyncio.to_thread(trainer.publish, load(model)), PATIENCE_S)
-            engine, gate = worker.services.engine, worker.services.gate
-            await until(lambda: engine.version == version and not gate.reason, limit_s=PATIENCE_S)
+            engine, valves = worker.services.engine, worker.services.valves
+            await until(lambda: engine.version == version and not valves.reason, limit_s=PATIENCE_S)
             sent = trainer.publisher.last
             assert sent is not None
             return sent.failure if sent.workers else "nobody"

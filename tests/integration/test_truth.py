@@ -40,8 +40,8 @@ from tests.integration.workload import (
 )
 from tests.tiny_model import ALPHABET
 from workers.jobs.environments import Observation
-from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample
+from workers.jobs.valves import Valves
 from workers.sglang.engine import SglangEngine
 from workers.weights.apply import Policy, apply_publication
 
@@ -104,16 +104,16 @@ async def test_T6_drain(
     reports_spans: bool,
 ) -> None:
     engine = await make_engine(reports_spans)
-    gate = Gate()
+    valves = Valves()
 
     async def round_of(version: int) -> list[Sample]:
         tasks = [
-            asyncio.create_task(generate_sample(engine, gate, job, 0, tokenizer=tokenizer, rollout=ROLLOUT))
+            asyncio.create_task(generate_sample(engine, valves, job, 0, tokenizer=tokenizer, rollout=ROLLOUT))
             for job in jobs()[: NUM_SAMPLES // 2]
         ]
-        # The samples are inside the gate before the publication asks for the drain.
+        # The samples are inside before the publication asks for the drain.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        await apply_publication(engine, gate, publications[version], "drain")
+        await apply_publication(engine, valves, publications[version], "drain")
         assert all(task.done() for task in tasks)
         return [task.result() for task in tasks]
 
@@ -196,7 +196,7 @@ async def test_T6_in_place_without_spans_is_right_by_the_stream_however_late_tha
     """Chunks around the pause arrive a second later, so what arrives behind it proves nothing; what is marked does."""
     async with HoldingProxy(truth_url).up() as proxy:
         config = cpu_engine().model_copy(update={"url": proxy.url, "reports_spans": False})
-        engine, gate = RecordingEngine(config, model_config, name="test", log_dir=tmp_path), Gate()
+        engine, valves = RecordingEngine(config, model_config, name="test", log_dir=tmp_path), Valves()
         await engine.start(publications[1])
         # So long that no answer is there before the proof of the last change: ten seconds where nothing else runs.
         rollout = ROLLOUT.model_copy(update={"max_context_tokens": 4096})
@@ -209,7 +209,7 @@ async def test_T6_in_place_without_spans_is_right_by_the_stream_however_late_tha
             tasks = [
                 asyncio.create_task(
                     generate_sample(
-                        engine, gate, one, 0, tokenizer=tokenizer, rollout=rollout, interval=4, drawn=drawn.release
+                        engine, valves, one, 0, tokenizer=tokenizer, rollout=rollout, interval=4, drawn=drawn.release
                     )
                 )
                 for one in named
@@ -217,7 +217,7 @@ async def test_T6_in_place_without_spans_is_right_by_the_stream_however_late_tha
             for _ in named:
                 await drawn.acquire()
             for version in (2, 3):
-                await apply_publication(engine, gate, publications[version], "in_place")
+                await apply_publication(engine, valves, publications[version], "in_place")
                 # The next one comes when every answer has tokens that are proven to be of this one.
                 while proxy.proven[f"{version}+"] < len(named):
                     assert not any(task.done() for task in tasks)
@@ -262,14 +262,14 @@ async def test_T6_T8_two_turns_with_an_observation(
     oracle_models: dict[int, Any],
     policy: Policy,
 ) -> None:
-    engine, gate, second_turn = await make_engine(True), Gate(), asyncio.Event()
+    engine, valves, second_turn = await make_engine(True), Valves(), asyncio.Event()
     # Stops at a letter that soon comes up; the second turn ends at the bound where it does not.
     sampling = {"max_new_tokens": 90, "stop": ["a"], "ignore_eos": True, "temperature": TEMPERATURE}
     tasks = [
         asyncio.create_task(
             generate_sample(
                 engine,
-                gate,
+                valves,
                 Job(id=f"quiz/0/{index}", n=1, prompt=f"{ALPHABET[index]}12=", sampling=sampling),
                 0,
                 tokenizer=tokenizer,
@@ -280,7 +280,7 @@ async def test_T6_T8_two_turns_with_an_observation(
         for index in range(16)
     ]
     await second_turn.wait()
-    await apply_publication(engine, gate, publications[2], policy)
+    await apply_publication(engine, valves, publications[2], policy)
     samples = await asyncio.gather(*tasks)
 
     two_turns = [sample for sample in samples if sample.num_turns == 2]

@@ -26,8 +26,8 @@ from tests.integration.test_prefixes import sample_of
 from tests.integration.worker_play import IDS, admit, job, make_config, until, working
 from tests.integration.workload import TEMPERATURE, TOLERANCE, RecordingEngine, load_oracle_models
 from workers.engine import Segment
-from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample
+from workers.jobs.valves import Valves
 from workers.main import Worker
 from workers.weights.apply import apply_publication
 
@@ -57,7 +57,7 @@ async def test_T6_T8_aborts_that_race_with_the_end_of_an_answer(
         cpu_engine().model_copy(update={"url": engine_url}), model_config, name="test", log_dir=tmp_path
     )
     await engine.start(publications[1])
-    gate, drawn = Gate(), asyncio.Semaphore(0)
+    valves, drawn = Valves(), asyncio.Semaphore(0)
     config = make_config("redis://h", Keys("r"), model_config, tmp_path).rollout
     sampling = {"max_new_tokens": 60, "stop_token_ids": STOPS, "temperature": TEMPERATURE}
 
@@ -66,7 +66,7 @@ async def test_T6_T8_aborts_that_race_with_the_end_of_an_answer(
             asyncio.create_task(
                 generate_sample(
                     engine,
-                    gate,
+                    valves,
                     Job(f"race/{number}/{i}", 1, prompt=f"{letter}{i:02}=", sampling=sampling),
                     0,
                     tokenizer=tokenizer,
@@ -84,7 +84,7 @@ async def test_T6_T8_aborts_that_race_with_the_end_of_an_answer(
                 more.cancel()
             await engine.abort_all()
             if engine.version < 4:
-                await apply_publication(engine, gate, publications[engine.version + 1], "abort")
+                await apply_publication(engine, valves, publications[engine.version + 1], "abort")
         return [task.result() for task in tasks]
 
     samples: list[Sample] = []

@@ -702,7 +702,7 @@ async def test_an_engine_that_dies_while_a_drain_waits_for_an_environment_comes_
     async with working(config(worker={"apply": "drain"})) as worker, tended(client, keys):
         await until(lambda: worker_parts.scored.total() == 2)
         publish(client, keys, publications[2])
-        await until(lambda: worker.services.gate.samples.reason)
+        await until(lambda: worker.services.valves.samples.reason)
         fake.die()
         worker.services.lose_engine(worker.services.births)
         worker_parts.go_on.set()

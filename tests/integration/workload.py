@@ -13,8 +13,8 @@ from penstock.protocol.records.sample import Sample
 from tests.integration import oracle
 from tests.tiny_model import ALPHABET
 from workers.engine import Segment
-from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample
+from workers.jobs.valves import Valves
 from workers.sglang.engine import SglangEngine
 from workers.sglang.stream import MARK
 from workers.weights.apply import ApplyReport, Policy, apply_publication
@@ -87,16 +87,16 @@ async def _round(
     number: int, engine: SglangEngine, tokenizer: Any, publications: list[Publication], policy: Policy
 ) -> tuple[list[Sample], list[ApplyReport]]:
     """The next version comes when the first answer is done, the one after it when two in five are."""
-    gate = Gate()
+    valves = Valves()
     tasks = {
-        asyncio.create_task(generate_sample(engine, gate, job, 0, tokenizer=tokenizer, rollout=ROLLOUT))
+        asyncio.create_task(generate_sample(engine, valves, job, 0, tokenizer=tokenizer, rollout=ROLLOUT))
         for job in jobs(number)
     }
     reports = []
     for num_done in (1, NUM_SAMPLES * 2 // 5):
         while sum(task.done() for task in tasks) < num_done:
             await asyncio.wait({task for task in tasks if not task.done()}, return_when=asyncio.FIRST_COMPLETED)
-        reports.append(await apply_publication(engine, gate, publications[engine.version + 1], policy))
+        reports.append(await apply_publication(engine, valves, publications[engine.version + 1], policy))
     return await asyncio.gather(*tasks), reports
 
 

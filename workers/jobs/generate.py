@@ -15,10 +15,10 @@ from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
 from workers.engine import ROUTED_EXPERTS, Engine, Segment
 from workers.jobs.environments import Environment, Observation, checked, within
-from workers.jobs.gate import Gate
 from workers.jobs.routed_experts import check_rows, keep_rows
 from workers.jobs.sampling import sampling_for
 from workers.jobs.stops import StopRule
+from workers.jobs.valves import Valves
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def prompt_ids(job: Job, tokenizer: Tokenizer) -> list[int]:
 
 async def generate_sample(
     engine: Engine,
-    gate: Gate,
+    valves: Valves,
     job: Job,
     k: int,
     *,
@@ -53,7 +53,7 @@ async def generate_sample(
     interval: int = 0,
     drawn: Callable[[], None] | None = None,
 ) -> Sample:
-    """Make answer ``k`` of ``job``. Blocks until it is done, held by ``gate`` while weights change.
+    """Make answer ``k`` of ``job``. Blocks until it is done, held by ``valves`` while weights change.
 
     ``max_new_tokens`` bounds each turn, ``rollout.max_context_tokens`` the whole; tokens are stored as the engine
     returned them and never tokenized again. Aborted segments resume from their prefix with what is left of the budget.
@@ -80,8 +80,8 @@ async def generate_sample(
     sample = partial if partial is not None else Sample(job, k)
     if environment is None and job.environment:
         raise ConfigError(f"job {job.id} names environment {shown(job.environment)}, and none was made for it.")
-    maker = _Maker(engine, gate, sample, sampling, tokenizer, rollout, interval, drawn)
-    async with gate.sample():
+    maker = _Maker(engine, valves, sample, sampling, tokenizer, rollout, interval, drawn)
+    async with valves.sample():
         await maker.run(environment)
     return sample
 
@@ -92,7 +92,7 @@ class _Maker:
     def __init__(
         self,
         engine: Engine,
-        gate: Gate,
+        valves: Valves,
         sample: Sample,
         sampling: dict[str, Any],
         tokenizer: Tokenizer,
@@ -101,7 +101,7 @@ class _Maker:
         drawn: Callable[[], None] | None,
     ) -> None:
         self.engine = engine
-        self.gate = gate
+        self.valves = valves
         self.sample = sample
         self.tokenizer = tokenizer
         self.sampling = sampling
@@ -222,7 +222,7 @@ class _Maker:
             if left <= 0:
                 return False
             version = self.engine.version
-            async with self.gate.requests:
+            async with self.valves.requests:
                 segment = await self.request(min(budget, left), spent)
             self.take(segment, cut_short=left < budget)
             idle = idle + 1 if not segment.output_ids and self.engine.version == version else 0

@@ -12,10 +12,10 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.weights.tokenizer import Tokenizer
 from workers.engine import Engine
-from workers.jobs.gate import Gate
 from workers.jobs.generate import prompt_ids
 from workers.jobs.routed_experts import keep_rows
 from workers.jobs.scoring import score_tokens
+from workers.jobs.valves import Valves
 
 STATUS = "given"
 
@@ -34,9 +34,9 @@ def check_answers(job: Job) -> None:
 
 
 async def give_sample(
-    engine: Engine, gate: Gate, job: Job, k: int, *, tokenizer: Tokenizer, max_context: int
+    engine: Engine, valves: Valves, job: Job, k: int, *, tokenizer: Tokenizer, max_context: int
 ) -> Sample:
-    """Make sample ``k`` of its given answer. Blocks for a prefill, held by ``gate`` while weights change.
+    """Make sample ``k`` of its given answer. Blocks for a prefill, held by ``valves`` while weights change.
 
     A text is tokenized and ended by the tokenizer's eos; token ids are taken as they are.
 
@@ -64,8 +64,8 @@ async def give_sample(
         )
     sample = Sample(job, k, started_s=time.time())
     started = time.monotonic()
-    async with gate.sample():
-        scores, version = await score_tokens(engine, gate, prompt + ids, len(prompt), sample.id, with_routing=True)
+    async with valves.sample():
+        scores, version = await score_tokens(engine, valves, prompt + ids, len(prompt), sample.id, with_routing=True)
     sample.append(prompt)
     sample.prompt_length = len(prompt)
     sample.append(ids, version=version, logprobs=scores.logprobs)

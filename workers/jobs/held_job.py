@@ -240,10 +240,10 @@ class HeldJob:
         services, birth = self._services, self._services.births
         try:
             if self._job.lane == score_jobs.LANE:
-                return await score_sample(services.engine, services.gate, self._job, k)
+                return await score_sample(services.engine, services.valves, self._job, k)
             return await give_sample(
                 services.engine,
-                services.gate,
+                services.valves,
                 self._job,
                 k,
                 tokenizer=services.tokenizer,
@@ -261,7 +261,7 @@ class HeldJob:
         try:
             await generate_sample(
                 services.engine,
-                services.gate,
+                services.valves,
                 self._job,
                 sample.k,
                 tokenizer=services.tokenizer,

@@ -126,8 +126,8 @@ class Intake:
             return "its engine to be restarted"
         if engine.version < 0:
             return f"the first publication of model {services.config.model.name}, by the trainer"
-        if services.gate.reason:
-            return services.gate.reason
+        if services.valves.reason:
+            return services.valves.reason
         if self._held:
             return ""
         return f"jobs that an engine of version {engine.version} may start, from the producer"

@@ -7,14 +7,14 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.score_jobs import read_given
 from workers.engine import Engine, Scores
-from workers.jobs.gate import Gate
+from workers.jobs.valves import Valves
 
 #: Times that a sequence is scored again because its request was aborted or the weights changed under it.
 MAX_TRIES = 20
 
 
-async def score_sample(engine: Engine, gate: Gate, job: Job, k: int) -> Sample:
-    """Score sequence ``k`` of a scoring job. Blocks for a prefill, held by ``gate`` while weights change.
+async def score_sample(engine: Engine, valves: Valves, job: Job, k: int) -> Sample:
+    """Score sequence ``k`` of a scoring job. Blocks for a prefill, held by ``valves`` while weights change.
 
     Returns:
         A sample with its tokens, their logprobs from the start on, nothing generated, reward 0, and the version in
@@ -32,8 +32,8 @@ async def score_sample(engine: Engine, gate: Gate, job: Job, k: int) -> Sample:
         )
     sample = Sample(job, k, started_s=time.time())
     started = time.monotonic()
-    async with gate.sample():
-        scores, version = await score_tokens(engine, gate, given.tokens, given.start, sample.id)
+    async with valves.sample():
+        scores, version = await score_tokens(engine, valves, given.tokens, given.start, sample.id)
     sample.append(given.tokens)
     sample.prompt_length = given.start
     sample.logprobs[given.start :] = scores.logprobs
@@ -44,14 +44,14 @@ async def score_sample(engine: Engine, gate: Gate, job: Job, k: int) -> Sample:
 
 
 async def score_tokens(
-    engine: Engine, gate: Gate, tokens: list[int], start: int, rid: str, *, with_routing: bool = False
+    engine: Engine, valves: Valves, tokens: list[int], start: int, rid: str, *, with_routing: bool = False
 ) -> tuple[Scores, int]:
     """Scores from ``start`` on, and the one version they are of: a prefill that weights changed under is thrown away.
 
     Blocks; raises as ``Engine.score``.
     """
     for _ in range(MAX_TRIES):
-        async with gate.requests:
+        async with valves.requests:
             scores = await engine.score(tokens, start, rid=rid, with_routing=with_routing)
         if scores.version is not None:
             return scores, scores.version

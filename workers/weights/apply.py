@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.protocol.records.publication import Publication
 from workers.engine import Engine
-from workers.jobs.gate import Gate
+from workers.jobs.valves import Valves
 from workers.weights.receive.transfers import Transfers
 
 Policy = Literal["in_place", "abort", "drain"]
@@ -49,7 +49,7 @@ class ApplyReport:
 
 
 async def apply_publication(
-    engine: Engine, gate: Gate, publication: Publication, policy: Policy, transfers: Transfers | None = None
+    engine: Engine, valves: Valves, publication: Publication, policy: Policy, transfers: Transfers | None = None
 ) -> ApplyReport:
     """Load ``publication`` into ``engine``. Blocks until it is loaded; ``drain`` blocks for the running samples.
 
@@ -61,7 +61,7 @@ async def apply_publication(
             engine serves the old weights.
         EngineDied: the engine was lost; start it again with a publication.
     """
-    async with gate.applying:
+    async with valves.applying:
         _refuse_backwards(engine, publication)
         by_disk = transfers is None or not transfers.may_take(publication)
         if by_disk:
@@ -70,15 +70,15 @@ async def apply_publication(
             await engine.verify(publication, files=False)
         if policy == "drain":
             started = time.perf_counter()
-            with gate.samples.held(f"version {publication.version} waits for running samples to end"):
-                await gate.samples.empty()
+            with valves.samples.held(f"version {publication.version} waits for running samples to end"):
+                await valves.samples.empty()
                 waited = time.perf_counter() - started
                 load = await _prepare(engine, publication, None if by_disk else transfers)
-                return await _to_the_end(_load_idle(engine, gate, publication, policy, waited, load))
+                return await _to_the_end(_load_idle(engine, valves, publication, policy, waited, load))
         load = await _prepare(engine, publication, None if by_disk else transfers)
         if policy == "abort":
-            return await _to_the_end(_load_idle(engine, gate, publication, policy, 0.0, load))
-        return await _to_the_end(_load_frozen(engine, gate, publication, load))
+            return await _to_the_end(_load_idle(engine, valves, publication, policy, 0.0, load))
+        return await _to_the_end(_load_frozen(engine, valves, publication, load))
 
 
 async def _prepare(engine: Engine, publication: Publication, transfers: Transfers | None) -> Load:
@@ -100,8 +100,8 @@ def _refuse_backwards(engine: Engine, publication: Publication) -> None:
         )
 
 
-async def _load_frozen(engine: Engine, gate: Gate, publication: Publication, load: Load) -> ApplyReport:
-    with gate.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
+async def _load_frozen(engine: Engine, valves: Valves, publication: Publication, load: Load) -> ApplyReport:
+    with valves.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
         started = time.perf_counter()
         await engine.pause()
         try:
@@ -114,12 +114,12 @@ async def _load_frozen(engine: Engine, gate: Gate, publication: Publication, loa
 
 
 async def _load_idle(
-    engine: Engine, gate: Gate, publication: Publication, policy: Policy, waited: float, load: Load
+    engine: Engine, valves: Valves, publication: Publication, policy: Policy, waited: float, load: Load
 ) -> ApplyReport:
-    with gate.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
+    with valves.requests.held(f"version {publication.version} is being loaded"), engine.unwatched():
         started = time.perf_counter()
         before = engine.num_aborted
-        await return_all(engine, gate)
+        await return_all(engine, valves)
         num_aborted = engine.num_aborted - before
         returned = time.perf_counter()
         load_s = await load()
@@ -128,19 +128,19 @@ async def _load_idle(
     return ApplyReport(publication.version, policy, ended - started, load_s, wait_s, num_aborted)
 
 
-async def return_all(engine: Engine, gate: Gate) -> None:
-    """Abort until no request is inside the gate."""
+async def return_all(engine: Engine, valves: Valves) -> None:
+    """Abort until no request is inside."""
     limit = engine.config.health_timeout_s * engine.config.health_failures
     deadline = time.monotonic() + limit
-    empty = asyncio.create_task(gate.requests.empty())
+    empty = asyncio.create_task(valves.requests.empty())
     try:
-        while gate.requests.running:
+        while valves.requests.running:
             await engine.abort_all()
             await asyncio.wait({empty}, timeout=_ABORT_AGAIN_S)
-            if gate.requests.running and time.monotonic() > deadline:
+            if valves.requests.running and time.monotonic() > deadline:
                 raise EngineDied(
-                    f"engine {engine.name} did not return {gate.requests.running} aborted requests within {limit:g} s; "
-                    "restart it."
+                    f"engine {engine.name} did not return {valves.requests.running} aborted requests within "
+                    f"{limit:g} s; restart it."
                 )
     finally:
         empty.cancel()

@@ -90,15 +90,15 @@ class Memory:
 
     async def _release(self, tags: list[str], policy: Policy) -> None:
         services = self._services
-        engine, gate = services.engine, services.gate
-        async with gate.applying:
+        engine, valves = services.engine, services.valves
+        async with valves.applying:
             if policy == "drain" and not engine.offloaded:
-                with gate.samples.held("its engine's memory is wanted by the trainer"):
-                    await gate.samples.empty()
+                with valves.samples.held("its engine's memory is wanted by the trainer"):
+                    await valves.samples.empty()
                     self._shut()
             else:
                 self._shut()
-            await return_all(engine, gate)
+            await return_all(engine, valves)
             await self._idle()
             began = time.perf_counter()
             await engine.release_memory(tags)
@@ -106,7 +106,7 @@ class Memory:
 
     def _shut(self) -> None:
         if not self._services.engine.offloaded:
-            self._hold.enter_context(self._services.gate.requests.held("its engine's memory is offloaded"))
+            self._hold.enter_context(self._services.valves.requests.held("its engine's memory is offloaded"))
 
     async def _idle(self) -> None:
         """SGLang ends itself when memory is released while anything runs; a flush is refused then, harmlessly."""
@@ -121,7 +121,7 @@ class Memory:
         services = self._services
         engine = services.engine
         began = time.perf_counter()
-        async with services.gate.applying:
+        async with services.valves.applying:
             if "weights" in tags:
                 await engine.resume_memory(["weights"])
                 if newest is not None:

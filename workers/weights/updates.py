@@ -272,7 +272,7 @@ class Updates:
         """Apply, but for an engine that is lost meanwhile: its successor has weights of its own. None then."""
         lost = asyncio.create_task(self._services.engine_lost.wait())
         applying = asyncio.create_task(
-            apply_publication(self._services.engine, self._services.gate, newest, self.policy, self.transfers)
+            apply_publication(self._services.engine, self._services.valves, newest, self.policy, self.transfers)
         )
         try:
             await asyncio.wait({applying, lost}, return_when=asyncio.FIRST_COMPLETED)

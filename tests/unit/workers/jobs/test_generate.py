@@ -13,10 +13,10 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from workers.engine import Segment
 from workers.jobs.environments import Environments, Observation, load_environment
-from workers.jobs.gate import Gate
 from workers.jobs.generate import generate_sample
 from workers.jobs.partial import partial_from_bytes, partial_to_bytes
 from workers.jobs.sampling import sampling_for
+from workers.jobs.valves import Valves
 from workers.sglang.server_info import ServerInfo
 
 EOS = 0
@@ -73,7 +73,7 @@ class ScriptedEngine:
 
 async def make(engine: ScriptedEngine, job: Job | None = None, **options: Any) -> Sample:
     options = {"tokenizer": Letters(), "rollout": ROLLOUT} | options
-    return await generate_sample(engine, options.pop("gate", Gate()), job or JOB, 0, **options)  # type: ignore[arg-type]
+    return await generate_sample(engine, options.pop("valves", Valves()), job or JOB, 0, **options)  # type: ignore[arg-type]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -393,8 +393,8 @@ async def test_cancellation_keeps_what_was_drawn() -> None:
         return segment("wx", "abort", 2)
 
     engine.answers.append(until_aborted)
-    sample, gate = Sample(JOB, 0), Gate()
-    task = asyncio.create_task(make(engine, partial=sample, gate=gate))
+    sample, valves = Sample(JOB, 0), Valves()
+    task = asyncio.create_task(make(engine, partial=sample, valves=valves))
     await until(lambda: len(engine.asked) == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -402,7 +402,7 @@ async def test_cancellation_keeps_what_was_drawn() -> None:
 
     assert sample.status == "aborted"
     assert sample.versions == [-1, -1, -1, 1, 1, 2, 2]
-    assert gate.samples.running == gate.requests.running == 0
+    assert valves.samples.running == valves.requests.running == 0
 
 
 async def test_a_second_cancellation_does_not_wait() -> None:
@@ -483,30 +483,30 @@ async def test_broken_partials_name_their_sample() -> None:
 
 
 async def test_requests_wait_for_the_gate_and_samples_for_a_drain() -> None:
-    gate = Gate()
+    valves = Valves()
     engine = ScriptedEngine(segment("x", "stop"), segment("y", "stop"))
-    with gate.requests.held("version 2 is being loaded"):
-        task = asyncio.create_task(make(engine, gate=gate))
-        await until(lambda: gate.samples.running == 1)
+    with valves.requests.held("version 2 is being loaded"):
+        task = asyncio.create_task(make(engine, valves=valves))
+        await until(lambda: valves.samples.running == 1)
         for _ in range(20):
             await asyncio.sleep(0)
         assert not engine.asked
-        assert gate.reason == "version 2 is being loaded"
-        with gate.samples.held("version 3 waits"):
-            late = asyncio.create_task(make(engine, gate=gate))
+        assert valves.reason == "version 2 is being loaded"
+        with valves.samples.held("version 3 waits"):
+            late = asyncio.create_task(make(engine, valves=valves))
             await asyncio.sleep(0)
-            assert gate.reason == "version 3 waits (1 samples still run)"
-            assert gate.samples.running == 1
+            assert valves.reason == "version 3 waits (1 samples still run)"
+            assert valves.samples.running == 1
     await asyncio.gather(task, late)
-    assert gate.reason is None
+    assert valves.reason is None
 
 
 async def test_members_of_a_group_pass_a_drain_that_waits_for_the_group() -> None:
-    gate = Gate()
-    async with gate.sample():
-        with gate.samples.held("version 2 waits"):
+    valves = Valves()
+    async with valves.sample():
+        with valves.samples.held("version 2 waits"):
             sample = await asyncio.wait_for(
-                asyncio.create_task(make(ScriptedEngine(segment("x", "stop")), gate=gate)), 30
+                asyncio.create_task(make(ScriptedEngine(segment("x", "stop")), valves=valves)), 30
             )
     assert sample.status == "completed"
-    await asyncio.wait_for(gate.samples.empty(), 30)
+    await asyncio.wait_for(valves.samples.empty(), 30)

@@ -8,8 +8,8 @@ from penstock.errors import ConfigError, EngineError, ProtocolError
 from penstock.protocol.records.job import Job
 from penstock.protocol.score_jobs import Given, make_job
 from workers.engine import Scores
-from workers.jobs.gate import Gate
 from workers.jobs.scoring import MAX_TRIES, score_sample
+from workers.jobs.valves import Valves
 
 
 class Scripted:
@@ -24,7 +24,7 @@ class Scripted:
 
 
 async def score(engine: Scripted, job: Job, k: int = 0) -> Any:
-    return await score_sample(engine, Gate(), job, k)  # type: ignore[arg-type]
+    return await score_sample(engine, Valves(), job, k)  # type: ignore[arg-type]
 
 
 JOB = make_job("s/0/0", [Given([1, 2, 3], 1), Given([4, 5], 1)])

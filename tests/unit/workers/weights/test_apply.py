@@ -7,7 +7,7 @@ import pytest
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError
 from penstock.protocol.records.publication import Publication
-from workers.jobs.gate import Gate
+from workers.jobs.valves import Valves
 from workers.sglang.engine import SglangEngine
 from workers.weights.apply import apply_publication
 
@@ -42,4 +42,4 @@ async def test_an_engine_that_does_not_go_through_a_change_is_lost(deaf_to: str,
     engine = _Deaf(deaf_to, tmp_path)
     publication = Publication(model="policy", version=1, transport="disk", path=str(tmp_path))
     with pytest.raises(EngineDied, match=f"did not answer {deaf_to}"):
-        await apply_publication(engine, Gate(), publication, "in_place")
+        await apply_publication(engine, Valves(), publication, "in_place")

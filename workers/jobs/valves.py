@@ -53,8 +53,8 @@ class Valve:
         await self._empty.wait()
 
 
-class Gate:
-    """The pause gate of one engine's client.
+class Valves:
+    """The valves before one engine, shut while its weights change.
 
     ``requests`` is passed by every single request for tokens, ``sample()`` is held around the whole making of a
     sample, turns and environment included. Policies ``in_place`` and ``abort`` close the first, ``drain`` the second.
