@@ -53,7 +53,8 @@ class Publisher:
     """The weights' way out of one trainer. All ranks have one; rank 0 leads."""
 
     def __init__(self, config: Config, keys: Keys, control: Control, waiting: Waiting) -> None:
-        self._config = config
+        #: The run's; the next publication goes by it.
+        self.config = config
         self._keys = keys
         self._control = control
         self._waiting = waiting
@@ -67,7 +68,7 @@ class Publisher:
 
     @property
     def transport(self) -> str:
-        return self._config.trainer.transport
+        return self.config.trainer.transport
 
     def close(self) -> None:
         """End what weights are sent by."""
@@ -83,7 +84,7 @@ class Publisher:
         """
         if not source.is_sharded:
             return 0
-        config = publish.read_config(Path(self._config.model.path))
+        config = publish.read_config(Path(self.config.model.path))
         while True:
             word, value = _broadcast(None)
             if word == "walk":
@@ -105,13 +106,13 @@ class Publisher:
 
     def write(self, source: Source, into: Path, version: int) -> Written:
         """Write and prove a version; raises PublishError. Blocks for gathering and disk, for room on it too."""
-        trainer = self._config.trainer
+        trainer = self.config.trainer
 
         def once() -> Written:
             self.tell(source, "walk")
             return publish.write_weights(
                 source,
-                self._config.model.path,
+                self.config.model.path,
                 into,
                 version,
                 keep=trainer.keep_versions,
@@ -160,7 +161,7 @@ class Publisher:
         began = time.monotonic()
         transfer = Transfer(
             publication,
-            self._config.trainer,
+            self.config.trainer,
             lambda: self._walk(source),
             keys=self._keys,
             control=self._control,
@@ -196,7 +197,7 @@ class Publisher:
     def _walk(self, source: Source) -> Iterator[Bucket]:
         """The weights once more; other ranks of a sharded source are in it until its end."""
         self.tell(source, "walk")
-        return buckets(source, publish.read_config(Path(self._config.model.path)), self._config.trainer.bucket_bytes)
+        return buckets(source, publish.read_config(Path(self.config.model.path)), self.config.trainer.bucket_bytes)
 
     def _workers(self) -> list[WorkerPresence]:
         return self._control.do(lambda client: live_workers(client, self._keys))

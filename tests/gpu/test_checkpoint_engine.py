@@ -51,7 +51,7 @@ def test_T16_the_engine_serves_what_parameter_servers_hand_it(
 
         # The same weights from the folder are the same: nothing was lost or changed on the way.
         os.kill(pids[0][0], signal.SIGSTOP)
-        trainer.publisher._config = make(transport="checkpoint_engine", transfer_timeout_s=5.0)
+        trainer.publisher.config = make(transport="checkpoint_engine", transfer_timeout_s=5.0)
         await publish(worker, trainer, load(gpu_models[2]))
         sent = trainer.publisher.last
         assert sent is not None
@@ -60,7 +60,7 @@ def test_T16_the_engine_serves_what_parameter_servers_hand_it(
         assert worker.services.tally.engine_restarts == 0
 
         # Another server, and other weights again.
-        trainer.publisher._config = trainer.config
+        trainer.publisher.config = trainer.config
         await publish(worker, trainer, load(gpu_models[1]))
         sent = trainer.publisher.last
         assert sent is not None
@@ -95,7 +95,7 @@ def test_an_engine_is_let_go_that_waits_for_a_server_that_is_gone(
             return handles
 
         monkeypatch.setattr(servers, "update", stopped_first)
-        trainer.publisher._config = make(transport="checkpoint_engine", transfer_timeout_s=5.0)
+        trainer.publisher.config = make(transport="checkpoint_engine", transfer_timeout_s=5.0)
         await publish(worker, trainer, load(gpu_models[2]))
         sent = trainer.publisher.last
         assert sent is not None

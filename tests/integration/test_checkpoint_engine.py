@@ -168,7 +168,7 @@ async def test_T16_parameter_servers_hand_the_weights_to_engines_or_the_folder_d
 
         # A server that hangs, with both engines at their sockets: time-out, then the folder.
         engines.meanwhile = lambda: os.kill(parameter_servers(trainer).pids[1], signal.SIGSTOP)
-        trainer.publisher._config = make(one.url, transfer_timeout_s=4.0)
+        trainer.publisher.config = make(one.url, transfer_timeout_s=4.0)
         assert "did not answer in time" in await published(5)
         assert len(engines.failures) == 3
         assert all(worker.services.tally.engine_restarts == 0 for worker in workers)
