@@ -133,8 +133,6 @@ class RolloutManager:
         """Version of the last publication; 0 before the first. Blocks for one round trip."""
         return self._trainer.version
 
-    # --- slime's methods ------------------------------------------------------------------------------------------
-
     def generate(self, rollout_id: int) -> list[Box]:
         """Train data of a rollout, a ``Box`` per rank; blocks until its batch is cut. Health checks are resumed.
 
@@ -220,8 +218,6 @@ class RolloutManager:
             raise ProtocolError("The producer has not said yet how many prompts an epoch has: start it.")
         return lines // self.config.trainer.batch_groups
 
-    # --- weights --------------------------------------------------------------------------------------------------
-
     def publish(self, weights: "torch.nn.Module | Mapping[str, torch.Tensor]", rollout_id: int) -> int:
         """Publish the weights that have seen everything up to ``rollout_id``; returns their version. Blocks.
 
@@ -240,8 +236,6 @@ class RolloutManager:
             self._trainer.commit(batch)
             self._samples += len(batch.all_rows)
             del self._open[number]
-
-    # --- engines --------------------------------------------------------------------------------------------------
 
     def set_train_parallel_config(self, config: "Mapping[str, Any]") -> None:
         """How the trainer is split, as slime's first rank tells it: ``dp_size``, ``vpp_size``,
@@ -309,8 +303,6 @@ class RolloutManager:
         if self._metrics is None:
             self._metrics = EngineMetrics(self._trainer.workers, self._metrics_host)
         return self._metrics.address
-
-    # --- parts ----------------------------------------------------------------------------------------------------
 
     def _shares(self, batch: Batch) -> list[Box]:
         before = sum(len(one.all_rows) for one in self._open.values() if one.n < batch.n)
