@@ -10,8 +10,9 @@ from consumers.batch.column_files import RecordedColumns
 from consumers.batch.columns import RedisColumns, Store
 from consumers.batch.fetch import Bytes, PayloadReader
 from consumers.subscription.agreement import Circle, meet
+from consumers.subscription.manifests import Delivery
 from consumers.subscription.seat import Seat
-from consumers.subscription.subscriber import Delivery, Subscriber
+from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.waits import Waiting

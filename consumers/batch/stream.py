@@ -8,8 +8,9 @@ from concurrent.futures import Future
 from consumers.batch.ahead import Ahead
 from consumers.batch.batch import Batch
 from consumers.batch.reader import BatchReader
+from consumers.subscription.manifests import Delivery
 from consumers.subscription.progress import Progress
-from consumers.subscription.subscriber import Delivery, Subscriber
+from consumers.subscription.subscriber import Subscriber
 from penstock.errors import WaitTimeout
 
 #: How often a wait for a batch that is fetched ahead is told.

@@ -3,29 +3,24 @@
     join ─> ask n ─> read manifest n ─> (train) ─> commit_batch n ─> checkpointed n
       └─ heartbeat keeps the ownership; who loses it gets OwnershipLost at the next step, never a silent wait
 
-Rank 0 owns; other ranks of the same trainer act under its token (ownership.py). Ranks read manifest n by its id; there
-is one cursor, never one per rank.
+Rank 0 owns; other ranks of the same trainer act under its token (ownership.py). There is one cursor, never one per
+rank: every rank reads manifest n by its id (manifests.py).
 """
 
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
+from consumers.subscription.manifests import Delivery, Manifests
 from consumers.subscription.ownership import Ownership
 from consumers.subscription.seat import Seat, missing
 from penstock.config.subscription import Definition
-from penstock.errors import ConfigError, DataEnded, ProtocolError, WaitTimeout
+from penstock.errors import ConfigError, ProtocolError
 from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.waits import Waiting, read_waits
-from penstock.redis.connect import connect_blocking
-from penstock.redis.control import Client, Control
-from penstock.system.collecting import collecting_later
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import Control
 from penstock.system.tokens import new_token
 
 log = logging.getLogger(__name__)
@@ -34,18 +29,6 @@ log = logging.getLogger(__name__)
 ALONE = Seat()
 #: Between two looks at whether others have committed what a rank that is ahead has behind it.
 AHEAD_S = 0.01
-#: Longest blocking read; how late a stop, a lost ownership or a time-out is seen.
-BLOCK_S = 0.5
-#: Shorter waits are somebody's loop, which does not read why.
-TELL_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One manifest as it was read."""
-
-    manifest: Manifest
-    digest: str
 
 
 class Subscriber:
@@ -80,10 +63,10 @@ class Subscriber:
         self.model = model
         self._definition = definition
         self.control = Control(url)
-        self._reader: Client = connect_blocking(url, BLOCK_S)
         self.waiting = Waiting(self.control.client, keys, seat.who(name))
         #: Under which token and in which generation this rank acts; the last committed batch, as far as it knows.
         self.ownership = Ownership(self.control, keys, name, seat, job, self.waiting)
+        self._manifests = Manifests(self.control, keys, name, seat, self.ownership, self.waiting)
 
     @property
     def owner(self) -> str:
@@ -136,7 +119,7 @@ class Subscriber:
         self.waiting.end()
         self.ownership.give_back()
         self.control.close()
-        self._reader.close()
+        self._manifests.close()
 
     def ask(self, n: int) -> None:
         """Say that batch ``n`` is waited for. Raises OwnershipLost."""
@@ -156,76 +139,7 @@ class Subscriber:
 
         ``ahead``: nobody waits for it yet, so no wait is told. ``look``: called now and then while it waits.
         """
-        deadline = _deadline(timeout_s)
-        while True:
-            self.ownership.check()
-            left = deadline - time.monotonic()
-            block_ms = int(max(1.0, min(BLOCK_S, left) * 1000))
-            found = self.control.do(partial(self._xread, n, block_ms))
-            if found and found[0][1]:
-                self.ownership.bind()
-                if not ahead:
-                    self.waiting.end()
-                return self._delivery(n, *found[0][1][0])
-            self._check_lost()
-            self._check_ended(n)
-            look()
-            if not self.seat.drives:
-                self.ownership.check_lineage(self.gen)
-            if not ahead:
-                self.waiting.for_(f"batch {n} of buffer:{self.name}")
-            if stopped():
-                raise WaitTimeout(f"The wait for batch {n} of subscription {self.name!r} was ended.")
-            if left <= 0:
-                raise WaitTimeout(
-                    f"Batch {n} of subscription {self.name!r} was not there in {timeout_s} s: {self._why(timeout_s)}"
-                )
-
-    def _why(self, timeout_s: float | None) -> str:
-        """What holds a batch up, with its counts, as the buffer tells it. Blocks for a round trip."""
-        if timeout_s is not None and timeout_s < TELL_S:
-            return "`penstock why` says what the buffer waits for."  # who asks so often does not read it
-        said = {wait.who: wait.what for wait in self.control.do(partial(read_waits, keys=self.keys))}
-        if what := said.get(f"buffer:{self.name}"):
-            return f"the buffer waits for {what}."
-        ready = self.control.do(lambda client: client.zcard(self.keys.ready))
-        return f"{ready} groups are ready, and no buffer says what it waits for: see whether one runs (`penstock why`)."
-
-    def _check_lost(self) -> None:
-        """Raise ProtocolError when Redis forgot a commit of ours: what this rank waits for would never come."""
-        gen, cursor = self.control.do(lambda client: client.hmget(self.keys.sub(self.name), "gen", "cursor"))
-        where = (int(gen or 0), int(cursor or 0))
-        if where < (self.gen, self.cursor):
-            raise ProtocolError(
-                f"Redis knows {where[1]} committed batches of subscription {self.name!r}, and this trainer committed "
-                f"{self.cursor}: it lost acknowledged writes, as after a failover. Restore the last checkpoint."
-            )
-
-    def _check_ended(self, n: int) -> None:
-        """Raise DataEnded when batch ``n`` never comes. None is cut after that under this owner: ranks agree on it."""
-        ended = int(self.control.do(lambda client: client.hget(self.keys.sub(self.name), "ended")) or 0)
-        if 0 < ended <= n:
-            self.waiting.end()
-            raise DataEnded(
-                f"The data of run {self.keys.run!r} has ended: subscription {self.name!r} has had its last batch, "
-                f"{ended - 1}. Raise data.epochs and start again for more."
-            )
-
-    def _xread(self, n: int, block_ms: int, _: Client) -> Any:
-        return self._reader.xread({self.keys.batches(self.name): f"{n - 1}-0"}, count=1, block=block_ms)
-
-    def _delivery(self, n: int, entry: bytes, fields: dict[bytes, bytes]) -> Delivery:
-        if entry != b"%d-0" % n:
-            raise ProtocolError(
-                f"Batch {n} of subscription {self.name!r} is gone (the next one there is {entry.decode()}): "
-                "its checkpoint is older than what the buffer keeps."
-            )
-        data = fields[b"m"]
-        digest = Manifest.digest(data)
-        if digest != fields[b"dg"].decode():
-            raise ProtocolError(f"The manifest of batch {n} of subscription {self.name!r} is damaged.")
-        with collecting_later():
-            return Delivery(Manifest.from_bytes(data, f"manifest {n} of {self.name}"), digest)
+        return self._manifests.read(n, timeout_s, stopped, ahead=ahead, look=look)
 
     def commit(self, n: int, digest: str, *, behind: int | None = None) -> str:
         """This rank has batch ``n`` behind it; who has not yet, in words, and '' when all have.

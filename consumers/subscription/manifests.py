@@ -1,0 +1,140 @@
+"""Manifests of a subscription as one rank reads them: waited for by name, checked, never waited for in vain.
+
+Every rank reads manifest n by its id, so there is one cursor, never one per rank. While it is not there a rank looks
+whether it will ever come: whether the data has ended, Redis forgot a commit, or the subscription is another's.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from consumers.subscription.ownership import Ownership
+from consumers.subscription.seat import Seat
+from penstock.errors import DataEnded, ProtocolError, WaitTimeout
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.waits import Waiting, read_waits
+from penstock.redis.connect import connect_blocking
+from penstock.redis.control import Client, Control
+from penstock.system.collecting import collecting_later
+
+#: Longest blocking read; how late a stop, a lost ownership or a time-out is seen.
+BLOCK_S = 0.5
+#: Shorter waits are somebody's loop, which does not read why.
+TELL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One manifest as it was read."""
+
+    manifest: Manifest
+    digest: str
+
+
+class Manifests:
+    """The manifests of subscription ``name``, over a connection of their own: a read blocks it.
+
+    Args:
+        control: for everything but the read.
+        ownership: under which this rank reads; bound by the first manifest (T14).
+        waiting: told which batch is waited for.
+    """
+
+    def __init__(
+        self, control: Control, keys: Keys, name: str, seat: Seat, ownership: Ownership, waiting: Waiting
+    ) -> None:
+        self._control = control
+        self._keys = keys
+        self._name = name
+        self._seat = seat
+        self._ownership = ownership
+        self._waiting = waiting
+        self._reader: Client = connect_blocking(control.url, BLOCK_S)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def read(
+        self,
+        n: int,
+        timeout_s: float | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+        *,
+        ahead: bool = False,
+        look: Callable[[], None] = lambda: None,
+    ) -> Delivery:
+        """Manifest of batch ``n``, see ``Subscriber.read``."""
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._ownership.check()
+            left = deadline - time.monotonic()
+            block_ms = int(max(1.0, min(BLOCK_S, left) * 1000))
+            found = self._control.do(partial(self._xread, n, block_ms))
+            if found and found[0][1]:
+                self._ownership.bind()
+                if not ahead:
+                    self._waiting.end()
+                return self._delivery(n, *found[0][1][0])
+            self._check_lost()
+            self._check_ended(n)
+            look()
+            if not self._seat.drives:
+                self._ownership.check_lineage(self._ownership.gen)
+            if not ahead:
+                self._waiting.for_(f"batch {n} of buffer:{self._name}")
+            if stopped():
+                raise WaitTimeout(f"The wait for batch {n} of subscription {self._name!r} was ended.")
+            if left <= 0:
+                raise WaitTimeout(
+                    f"Batch {n} of subscription {self._name!r} was not there in {timeout_s} s: {self._why(timeout_s)}"
+                )
+
+    def _why(self, timeout_s: float | None) -> str:
+        """What holds a batch up, with its counts, as the buffer tells it. Blocks for a round trip."""
+        if timeout_s is not None and timeout_s < TELL_S:
+            return "`penstock why` says what the buffer waits for."  # who asks so often does not read it
+        said = {wait.who: wait.what for wait in self._control.do(partial(read_waits, keys=self._keys))}
+        if what := said.get(f"buffer:{self._name}"):
+            return f"the buffer waits for {what}."
+        ready = self._control.do(lambda client: client.zcard(self._keys.ready))
+        return f"{ready} groups are ready, and no buffer says what it waits for: see whether one runs (`penstock why`)."
+
+    def _check_lost(self) -> None:
+        """Raise ProtocolError when Redis forgot a commit of ours: what this rank waits for would never come."""
+        gen, cursor = self._control.do(lambda client: client.hmget(self._keys.sub(self._name), "gen", "cursor"))
+        where = (int(gen or 0), int(cursor or 0))
+        if where < (self._ownership.gen, self._ownership.cursor):
+            raise ProtocolError(
+                f"Redis knows {where[1]} committed batches of subscription {self._name!r}, and this trainer committed "
+                f"{self._ownership.cursor}: it lost acknowledged writes, as after a failover. Restore the last "
+                "checkpoint."
+            )
+
+    def _check_ended(self, n: int) -> None:
+        """Raise DataEnded when batch ``n`` never comes. None is cut after that under this owner: ranks agree on it."""
+        ended = int(self._control.do(lambda client: client.hget(self._keys.sub(self._name), "ended")) or 0)
+        if 0 < ended <= n:
+            self._waiting.end()
+            raise DataEnded(
+                f"The data of run {self._keys.run!r} has ended: subscription {self._name!r} has had its last batch, "
+                f"{ended - 1}. Raise data.epochs and start again for more."
+            )
+
+    def _xread(self, n: int, block_ms: int, _: Client) -> Any:
+        return self._reader.xread({self._keys.batches(self._name): f"{n - 1}-0"}, count=1, block=block_ms)
+
+    def _delivery(self, n: int, entry: bytes, fields: dict[bytes, bytes]) -> Delivery:
+        if entry != b"%d-0" % n:
+            raise ProtocolError(
+                f"Batch {n} of subscription {self._name!r} is gone (the next one there is {entry.decode()}): "
+                "its checkpoint is older than what the buffer keeps."
+            )
+        data = fields[b"m"]
+        digest = Manifest.digest(data)
+        if digest != fields[b"dg"].decode():
+            raise ProtocolError(f"The manifest of batch {n} of subscription {self._name!r} is damaged.")
+        with collecting_later():
+            return Delivery(Manifest.from_bytes(data, f"manifest {n} of {self._name}"), digest)
