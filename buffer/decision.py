@@ -19,6 +19,7 @@ from buffer.samplers import CohortPool
 from buffer.sizes import TooLarge, take
 from buffer.view import End, InFlight, View
 from penstock.config.subscription import MAX_BATCH_SAMPLES
+from penstock.names import Lane
 from penstock.protocol.staleness import Policy, remaining_batches
 
 
@@ -249,7 +250,7 @@ def _conclude(view: View, in_flight: InFlight, end: End) -> Conclude:
 def _decide_more(view: View, in_flight: InFlight, why: str) -> Wait | Owe:
     """Let the gate owe what is missing where nothing is in flight: what it let in is too little for this batch."""
     definition = view.definition
-    if in_flight.jobs or not definition.driving or "train" not in definition.lanes:
+    if in_flight.jobs or not definition.driving or Lane.TRAIN not in definition.lanes:
         return Wait(why)
     have = limits.holdings(view)
     missing = max(definition.size - have, 1)

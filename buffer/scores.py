@@ -7,7 +7,8 @@ import logging
 import time
 
 from buffer.state import State
-from penstock.protocol import score_jobs, scripts
+from penstock.names import Lane
+from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.redis.control import Client
 
@@ -27,12 +28,12 @@ class Scores:
     def retire_unread(self) -> int:
         """Look once; the number of groups retired. Blocks for a round trip for each."""
         now = time.monotonic()
-        there = [job for job, group in self._state.groups.items() if group.lane == score_jobs.LANE]
+        there = [job for job, group in self._state.groups.items() if group.lane == Lane.SCORE]
         self._seen = {job: self._seen.get(job, now) for job in there}
         late = [job for job, at in self._seen.items() if now - at >= self._ttl_s]
         retired = 0
         for job in late:
-            outcome = scripts.run(self._client, scripts.collect(self._keys, job, score_jobs.LANE))
+            outcome = scripts.run(self._client, scripts.collect(self._keys, job, Lane.SCORE))
             if outcome != "subscribed":
                 self._state.forget([job])
             retired += outcome == "retired"

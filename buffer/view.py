@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from buffer.group import Group
 from buffer.samplers import Pool
 from penstock.config.subscription import Definition
+from penstock.names import Lane
 from penstock.protocol.position import Position
 from penstock.protocol.staleness import UNBOUNDED, Policy, train_version
 
@@ -103,12 +104,12 @@ class View:
     @property
     def lanes(self) -> tuple[str, ...]:
         """Lanes in which a job of this subscription may be."""
-        return (*self.definition.lanes, "resume", "suspect")
+        return (*self.definition.lanes, Lane.RESUME, Lane.SUSPECT)
 
     @property
     def end(self) -> End | None:
         """The end of the data, where it is reached and nothing of this subscription is in flight."""
         seen = self.in_flight
-        if seen is None or seen.jobs or "train" not in self.definition.lanes:
+        if seen is None or seen.jobs or Lane.TRAIN not in self.definition.lanes:
             return None
         return seen.end

@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from consumers.batch.fetch import PayloadReader
 from penstock.config import Config
 from penstock.errors import ConfigError, PayloadError, ProtocolError, ScoreError, WaitTimeout
-from penstock.names import check_name
+from penstock.names import Lane, check_name
 from penstock.payloads import decode
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
-from penstock.protocol.score_jobs import LANE, MAX_SEQUENCES, MAX_TOKENS, Given, make_job
+from penstock.protocol.score_jobs import MAX_SEQUENCES, MAX_TOKENS, Given, make_job
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Client, Control
@@ -190,7 +190,7 @@ class _Call:
         call = scripts.admit(
             keys,
             [(job, job.to_bytes()) for job in jobs],
-            lane=LANE,
+            lane=Lane.SCORE,
             source=source,
             position=at,
             model=self._scorer._model,
@@ -235,7 +235,7 @@ class _Call:
             missing = [place for place in self._out[job] if place not in self._found]
             if missing:
                 raise ScoreError(f"Scoring job {job} was closed without {len(missing)} of its sequences: ask again.")
-            self._control.call(scripts.collect(self._keys, job, LANE))
+            self._control.call(scripts.collect(self._keys, job, Lane.SCORE))
             del self._out[job]
 
     def _metas(self, job: str) -> list[SampleMeta]:

@@ -1,14 +1,28 @@
 """Names that people choose, and the lanes: what keys, paths and job ids are made of."""
 
 import re
+from enum import StrEnum
 
 from penstock.errors import ConfigError
 
-#: Lanes in the order in which workers look at them; ``suspect`` holds jobs that crashed two workers.
-LANES = ("suspect", "resume", "eval", "score", "train")
 
-#: Lanes that a producer may admit to.
-HOME_LANES = ("eval", "score", "train")
+class Lane(StrEnum):
+    """A job stream with a priority; workers look at them in this order."""
+
+    #: Jobs that crashed two workers.
+    SUSPECT = "suspect"
+    #: Jobs that were begun, to be gone on with.
+    RESUME = "resume"
+    EVAL = "eval"
+    SCORE = "score"
+    TRAIN = "train"
+
+
+#: In the order in which workers look at them.
+LANES = tuple(Lane)
+
+#: Lanes that jobs may be admitted to.
+HOME_LANES = (Lane.EVAL, Lane.SCORE, Lane.TRAIN)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 

@@ -23,6 +23,7 @@ from typing import Any
 from penstock.config import Config
 from penstock.config.staleness import Mode
 from penstock.errors import ConfigError, QueueFull, QueueUnavailable
+from penstock.names import Lane
 from penstock.protocol import scripts, user_failures
 from penstock.protocol.attendance import Attendance
 from penstock.protocol.gate import read_rooms
@@ -122,7 +123,7 @@ class Producer:
         if end is not None and position >= end:
             return self._why_ended(position)
         jobs = [self._job_at(position + i) for i in range(CHUNK)]
-        answer = self._admit(jobs, lane="train", source="train", position=position, gate=gate)
+        answer = self._admit(jobs, lane=Lane.TRAIN, source="train", position=position, gate=gate)
         if answer.outcome == "closed":
             return self._why_closed(answer.sub, gate[1])
         return self._why_ended(position) if answer.outcome == "ended" else ""
@@ -143,7 +144,7 @@ class Producer:
 
     def _job_at(self, position: int) -> Job:
         dataset, epoch, prompt = self.source.at(position)
-        return dataset.job(prompt, epoch, n=self._config.rollout.n, lane="train", sampling={})
+        return dataset.job(prompt, epoch, n=self._config.rollout.n, lane=Lane.TRAIN, sampling={})
 
     def _driving(self) -> tuple[int, list[list[str]]]:
         """(revision of subs, those that drive the gate; with one of a pool all of its members).
@@ -193,17 +194,17 @@ class Producer:
         return version if due and version > last else None
 
     def _evaluation_runs(self) -> bool:
-        return bool(self._control.do(lambda client: client.zcard(self._keys.unfinished("eval"))))
+        return bool(self._control.do(lambda client: client.zcard(self._keys.unfinished(Lane.EVAL))))
 
     def _admit_eval(self, version: int) -> None:
         jobs = [
-            dataset.job(prompt, version, n=1, lane="eval", sampling=dict(self._config.rollout.eval_sampling))
+            dataset.job(prompt, version, n=1, lane=Lane.EVAL, sampling=dict(self._config.rollout.eval_sampling))
             for dataset in self._evals
             for prompt in dataset.prompts
         ]
         source = f"eval@{version}"
         while (position := self._position(source)) < len(jobs):
-            self._admit(jobs[position : position + CHUNK], lane="eval", source=source, position=position, gate=None)
+            self._admit(jobs[position : position + CHUNK], lane=Lane.EVAL, source=source, position=position, gate=None)
         log.info("version %d is being evaluated on %d prompts", version, len(jobs))
 
     # --- both -----------------------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class Producer:
                 position=position,
                 model=self._config.model.name,
                 gate=gate,
-                cohorts=lane == "eval" or in_order,
+                cohorts=lane == Lane.EVAL or in_order,
             )
         )
 

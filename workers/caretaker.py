@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 
 from penstock.errors import EngineError
+from penstock.names import Lane
 from penstock.protocol.waits import Waiting
 from workers.health import Restarts, shorten
 from workers.jobs.held_job import HeldJob
@@ -163,7 +164,7 @@ class Caretaker:
         """
         services = self._services
         keys, birth = services.keys, services.births
-        if not await services.control.do(lambda client: client.xlen(keys.jobs("suspect"))):
+        if not await services.control.do(lambda client: client.xlen(keys.jobs(Lane.SUSPECT))):
             return False
         ok, trials = f"ok:{services.publication}", keys.trials(services.config.model.name)
         if await services.control.do(lambda client: client.hexists(trials, ok)):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, QueueUnavailable
+from penstock.names import Lane
 
 
 class Target:
@@ -27,7 +28,7 @@ class Target:
             self.client: Any = connect(url)
         except QueueUnavailable as exc:
             raise (_with_its_run(directory / name) if given is None else None) or exc from None
-        if not self.client.exists(self.keys.jobs("train"), self.keys.subs, self.keys.source, self.keys.clock):
+        if not self.client.exists(self.keys.jobs(Lane.TRAIN), self.keys.subs, self.keys.source, self.keys.clock):
             raise ConfigError(f"Redis at {redact(url)} knows no run {name!r}: correct --run, --redis or --directory.")
         scripts.run(self.client, scripts.check_schema(self.keys))
 

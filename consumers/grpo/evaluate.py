@@ -17,6 +17,7 @@ from penstock.config import Config
 from penstock.config.staleness import Sampler
 from penstock.config.subscription import ASKED, Definition
 from penstock.errors import ConfigError, PenstockError, WaitTimeout
+from penstock.names import Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.redis.control import PASSING
@@ -194,7 +195,7 @@ class Evaluation:
 
 def definition(num_jobs: int) -> Definition:
     """The subscription that reads evaluations of ``num_jobs`` jobs each."""
-    return Definition(lanes=("eval",), mode=ASKED, sampler=Sampler.COHORT, size=num_jobs)
+    return Definition(lanes=(Lane.EVAL,), mode=ASKED, sampler=Sampler.COHORT, size=num_jobs)
 
 
 def summarize(manifest: Manifest, asked: int) -> Iterator[dict[str, Any]]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import ProtocolError
+from penstock.names import Lane
 from penstock.protocol.records.job import Job
 
-LANE = "score"
 #: Most sequences of one job, and most tokens of a job that has more than one.
 MAX_SEQUENCES = 32
 MAX_TOKENS = 256 * 1024
@@ -28,7 +28,7 @@ class Given:
 def make_job(job: str, given: Sequence[Given]) -> Job:
     """The job that scores these sequences; its id is ``DATASET/EPOCH/INDEX``."""
     sequences = [[one.start, one.tokens] for one in given]
-    return Job(id=job, n=len(given), lane=LANE, sampling={"temperature": 1.0}, metadata={"sequences": sequences})
+    return Job(id=job, n=len(given), lane=Lane.SCORE, sampling={"temperature": 1.0}, metadata={"sequences": sequences})
 
 
 def read_given(job: Job, k: int) -> Given:

@@ -91,7 +91,7 @@ def _lanes(client: Client, keys: Keys, lengths: list[int]) -> dict[str, dict[str
     for lane, length in zip(LANES, lengths, strict=True):
         # Lag is unknown once an undelivered entry was deleted: the backlog is what is not pending.
         leased = int(client.xpending(keys.jobs(lane), GROUP)["pending"]) if length else 0
-        lanes[lane] = {"queued": length - leased, "leased": leased}
+        lanes[lane.value] = {"queued": length - leased, "leased": leased}
     return lanes
 
 

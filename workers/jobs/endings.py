@@ -1,7 +1,8 @@
 """How the jobs of this worker came to their end, for the share that dies of what the user gave (user_failures.py)."""
 
 from penstock.config import Config
-from penstock.protocol import score_jobs, scripts
+from penstock.names import Lane
+from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import Call
@@ -23,7 +24,7 @@ class Endings:
     def note(self, job: Job, outcome: str = "", words: str = "") -> None:
         """One job ended: ``outcome`` and last ``words`` of its burial, or '' where it is complete."""
         # What a program asks for by itself is refused to it, and is not a reason to stop the producer.
-        if job.lane == score_jobs.LANE or (outcome == REFUSAL and job.dataset not in self._datasets):
+        if job.lane == Lane.SCORE or (outcome == REFUSAL and job.dataset not in self._datasets):
             return
         kind = f"dataset {job.dataset} with reward {(job.reward or self._reward)[:MAX_NAME]}"
         if job.environment:

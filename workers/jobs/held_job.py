@@ -27,7 +27,8 @@ from penstock.errors import (
     ProtocolError,
     QueueFull,
 )
-from penstock.protocol import score_jobs, scripts
+from penstock.names import Lane
+from penstock.protocol import scripts
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Committed, RawLease
@@ -204,7 +205,7 @@ class HeldJob:
             raise first
 
     async def _read_prefixes(self) -> dict[int, Sample]:
-        if self.lease.lane not in ("resume", "suspect"):
+        if self.lease.lane not in (Lane.RESUME, Lane.SUSPECT):
             return {}
         return await read_prefixes(self._services, self._job, self._missing, self._temperature)
 
@@ -217,7 +218,7 @@ class HeldJob:
             async with services.slots:
                 services.num_running += 1
                 try:
-                    if self._job.lane == score_jobs.LANE or sample.k < len(self._job.answers):
+                    if self._job.lane == Lane.SCORE or sample.k < len(self._job.answers):
                         sample = await self._score(sample.k)
                     else:
                         await self._generate(sample, prefix)
@@ -231,7 +232,7 @@ class HeldJob:
         await prefix.settle()
         if sample.status == "aborted":
             return  # its tokens of this lease are used up
-        if self._job.lane != score_jobs.LANE:
+        if self._job.lane != Lane.SCORE:
             await services.rewards.score(sample)
         await self._commit(sample)
 
@@ -239,7 +240,7 @@ class HeldJob:
         """Sample ``k`` of what is given: a sequence of a scoring job, or an answer."""
         services, birth = self._services, self._services.births
         try:
-            if self._job.lane == score_jobs.LANE:
+            if self._job.lane == Lane.SCORE:
                 return await score_sample(services.engine, services.valves, self._job, k)
             return await give_sample(
                 services.engine,

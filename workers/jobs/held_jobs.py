@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from functools import partial
 
+from penstock.names import Lane
 from penstock.protocol.scripts import RawLease
 from workers.jobs.heartbeat import Lease
 from workers.jobs.held_job import HeldJob
@@ -43,7 +44,7 @@ class HeldJobs(Mapping[str, HeldJob]):
     @property
     def num_suspects(self) -> int:
         """Jobs of the lane ``suspect``."""
-        return sum(held.lease.lane == "suspect" for held in self.values())
+        return sum(held.lease.lane == Lane.SUSPECT for held in self.values())
 
     def take(self, lease: RawLease) -> None:
         """Begin to work on a job that was leased."""

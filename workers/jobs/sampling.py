@@ -6,6 +6,7 @@ from penstock.config import RolloutConfig
 from penstock.config.sampling import GREEDY_BELOW, is_temperature, temperature_of
 from penstock.config.sampling_names import NEUTRAL, hidden_by
 from penstock.errors import ConfigError
+from penstock.names import Lane
 from penstock.protocol.records.job import Job
 
 
@@ -19,7 +20,7 @@ def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
             temperature is not a number, or several answers at once are asked for.
     """
     sampling = dict(rollout.sampling)
-    if job.lane == "eval":
+    if job.lane == Lane.EVAL:
         sampling |= rollout.eval_sampling
     sampling |= job.sampling
     sampling = {name: value for name, value in sampling.items() if value is not None}
@@ -33,7 +34,7 @@ def sampling_for(job: Job, rollout: RolloutConfig) -> dict[str, Any]:
             "give a number, 0 or above."
         )
     sampling["temperature"] = temperature_of(sampling)
-    if job.lane == "train":
+    if job.lane == Lane.TRAIN:
         _refuse_hidden(job, sampling)
         sampling = NEUTRAL | sampling
     return sampling

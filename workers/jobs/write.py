@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from penstock import payloads
 from penstock.errors import PayloadError
+from penstock.names import Lane
 from penstock.payloads import sides
-from penstock.protocol import score_jobs
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.records.sample_meta import MAX_META_BYTES, SampleMeta
@@ -66,7 +66,7 @@ class Write:
     def _pack_sides(self, sample: Sample, meta: SampleMeta, keys: Keys, wanted: Sequence[str]) -> SampleMeta:
         """Have the side arrays of a sample written beside its payload; the record that names them."""
         # A sequence that is scored is not a sample of the run.
-        if sample.job.lane == score_jobs.LANE:
+        if sample.job.lane == Lane.SCORE:
             wanted = ()
         if not sample.sides and not wanted:
             return meta

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from penstock.config.staleness import Mode
 from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull
+from penstock.names import Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import parse_wish
 from penstock.protocol.records.codec import pack
@@ -376,8 +377,8 @@ class Updates:
 async def _evaluating(client: Client, keys: Keys) -> tuple[list[bytes], bool]:
     """Evaluation's jobs that are not done, and whether their lane is paused: nobody draws them then."""
     pipe = client.pipeline(transaction=False)
-    pipe.zrange(keys.unfinished("eval"), 0, -1)
-    pipe.sismember(keys.paused, "eval")
+    pipe.zrange(keys.unfinished(Lane.EVAL), 0, -1)
+    pipe.sismember(keys.paused, Lane.EVAL)
     try:
         jobs, is_paused = await pipe.execute()
     except Exception as exc:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.names import MAX_ANSWERS
+from penstock.names import MAX_ANSWERS, Lane
 from penstock.protocol.records.field_checks import bounds
 from penstock.protocol.records.record import Record
 
@@ -27,7 +27,7 @@ class Job(Record):
     #: SGLang names: max_new_tokens, temperature, stop, stop_token_ids, ignore_eos, ...
     sampling: dict[str, Any] = field(default_factory=dict)
     #: Home lane: train, eval or score.
-    lane: str = "train"
+    lane: str = Lane.TRAIN
     #: Version at admission; no engine with an older one may start it (T12).
     not_before: int = 0
     #: A built-in name, or an import path ``module:callable`` that the worker's configuration names too; None takes the

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.errors import LeadershipLost
-from penstock.names import LANES
+from penstock.names import LANES, Lane
 from penstock.protocol.keys import Keys
 from penstock.redis.call import Call, Value, script, text, texts, version_field
 
@@ -234,7 +234,7 @@ def grant(keys: Keys, lead: Leadership, sub: str, groups: int, completed: int, c
     granted.
     """
     names = [keys.subs, keys.sub(sub), keys.delayed, keys.counters]
-    lanes = [keys.jobs(lane) for lane in ("train", "resume", "suspect")]
+    lanes = [keys.jobs(lane) for lane in (Lane.TRAIN, Lane.RESUME, Lane.SUSPECT)]
     return _call("grant", keys, lead, [*names, *lanes, *map(keys.sub, counted)], [groups, completed], int)
 
 
