@@ -19,6 +19,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
+from penstock.protocol.records.job import JobState
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Leadership, run
 from penstock.protocol.staleness import Lineage
@@ -202,7 +203,7 @@ class State:
         records: dict[str, list[SampleMeta]] = {}
         for i, job in enumerate(jobs):
             raw, meta, place = answers[3 * i : 3 * i + 3]
-            if raw.get(b"st") != b"ready" or place is None:
+            if raw.get(b"st") != JobState.READY.encode() or place is None:
                 continue
             group = _group_of(job, raw, int(place))
             try:

@@ -28,6 +28,7 @@ from penstock.names import Lane, check_name
 from penstock.payloads import decode
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.job import JobState
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.score_jobs import MAX_SEQUENCES, MAX_TOKENS, Given, make_job
@@ -205,11 +206,11 @@ class _Call:
         """Collect what is done; the number of jobs."""
         jobs = list(self._out)
         states = self._control.do(partial(self._states, jobs))
-        done = [job for job, state in zip(jobs, states, strict=True) if state == "ready"]
+        done = [job for job, state in zip(jobs, states, strict=True) if state == JobState.READY]
         for job, state in zip(jobs, states, strict=True):
-            if state == "dead":
+            if state == JobState.DEAD:
                 raise ScoreError(self._why_dead(job))
-            if state in ("", "retiring"):
+            if state in ("", JobState.RETIRING):
                 raise ScoreError(f"Scoring job {job} was cancelled, or its results were not collected in time.")
         if done:
             self._collect(done)

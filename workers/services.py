@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.job import JobState
 from penstock.redis.control import AsyncControl
 from penstock.weights.tokenizer import Tokenizer
 from workers.engine import Engine
@@ -46,7 +47,7 @@ class Tally:
     @property
     def progress(self) -> int:
         """Grows with everything that comes to its end here."""
-        return self.committed_samples + self.crashes["dead"]
+        return self.committed_samples + self.crashes[JobState.DEAD]
 
 
 @dataclass(slots=True)

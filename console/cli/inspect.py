@@ -13,9 +13,6 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.protocol.presence import WorkerPresence
 
-#: States of a job.
-STATES = ("queued", "leased", "delayed", "dead", "ready", "retiring")
-
 #: Entries shown of a long list.
 SHOWN = 50
 
@@ -145,9 +142,10 @@ def jobs_ls(
 ) -> None:
     """Jobs with their state, lane, version and tries."""
     from penstock.protocol.audit import scan_groups
+    from penstock.protocol.records.job import JobState
 
-    if state is not None and state not in STATES:
-        raise ConfigError(f"--state {state}: a job is {', '.join(STATES)}.")
+    if state is not None and state not in set(JobState):
+        raise ConfigError(f"--state {state}: a job is {', '.join(JobState)}.")
     target = Target(run, redis, directory)
     rows = []
     fields = ["st", "ln", "cl", "c", "n", "nb", "v0", "att", "cr", "own", "seq"]

@@ -14,7 +14,7 @@ from consumers.session import Session
 from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import scan_groups
-from penstock.protocol.records.job import Job
+from penstock.protocol.records.job import Job, JobState
 from penstock.redis.control import Client
 
 #: Jobs admitted per verb.
@@ -79,7 +79,7 @@ class Prompts:
             return list(pipe.execute())
 
         found = zip(jobs, self._control.do(states), strict=True)
-        buried = sorted(job for job, state in found if state == b"dead")
+        buried = sorted(job for job, state in found if state == JobState.DEAD.encode())
         if buried:
             raise ProtocolError(
                 f"{len(buried)} of {len(jobs)} prompts were given up by the workers, {buried[0]} as: "

@@ -22,6 +22,7 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.presence import parse_workers
 from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.job import JobState
 from penstock.protocol.scripts import run
 from penstock.protocol.snapshot import GONE_S
 from penstock.redis.control import Client
@@ -190,7 +191,7 @@ def _sort(client: Client, keys: Keys, found: list[tuple[str, bool]]) -> Iterator
         if job and token.encode() not in tokens:
             yield "orphan"
         else:
-            yield "buried" if state == b"dead" else "held"
+            yield "buried" if state == JobState.DEAD.encode() else "held"
 
 
 def _parts(keys: Keys, name: str) -> tuple[str, str, str]:

@@ -16,7 +16,7 @@ from penstock.errors import (
     RewardError,
 )
 from penstock.protocol import scripts
-from penstock.protocol.records.job import Job
+from penstock.protocol.records.job import Job, JobState
 from penstock.protocol.scripts import RawLease
 from penstock.protocol.user_failures import OUTCOMES
 from penstock.words import trace_of
@@ -89,7 +89,7 @@ class Charge:
             )
         )
         last = (detail.strip().splitlines() or [""])[-1]
-        if went == "dead" and self._job is not None:
+        if went == JobState.DEAD and self._job is not None:
             services.endings.note(self._job, reason, last)
         message = f"job {job} failed as {reason} and is {went} now: {last[:1000]}"
         if reason in OUTCOMES or reason == "raised":

@@ -1,11 +1,27 @@
 """A job: what a producer admits, and a worker answers."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from penstock.names import MAX_ANSWERS, Lane
 from penstock.protocol.records.field_checks import bounds
 from penstock.protocol.records.record import Record
+
+
+class JobState(StrEnum):
+    """What becomes of a job and its group: the field ``st`` of the hash ``group:JOB``."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    #: It failed and is tried again later.
+    DELAYED = "delayed"
+    #: It is buried.
+    DEAD = "dead"
+    #: Its samples are committed, and subscriptions may use them.
+    READY = "ready"
+    #: It is being deleted.
+    RETIRING = "retiring"
 
 
 @dataclass(frozen=True, slots=True)

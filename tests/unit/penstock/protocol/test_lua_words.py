@@ -1,0 +1,33 @@
+"""The words that verbs write and compare are those of the enumerations."""
+
+import re
+from pathlib import Path
+
+import penstock.protocol
+from penstock.names import Lane
+from penstock.protocol.records.job import JobState
+
+#: All verbs but those of transfers of weights, whose states are their own.
+VERBS = {
+    path.stem: path.read_text()
+    for path in (Path(penstock.protocol.__file__).parent / "lua").glob("*.lua")
+    if not path.stem.startswith("transfer")
+}
+
+
+def words(pattern: str) -> set[str]:
+    return {word for text in VERBS.values() for word in re.findall(pattern, text)}
+
+
+def test_verbs_write_every_state_of_a_job_and_no_other() -> None:
+    assert words(r"'HSET', [^\n]*'st', '(\w+)'") == set(JobState)
+
+
+def test_verbs_compare_states_with_those_that_are_written() -> None:
+    compared = words(r"(?:\bst|'st'\)) [=~]= '(\w+)'")
+    assert {JobState.READY, JobState.LEASED} <= compared <= set(JobState)
+
+
+def test_verbs_compare_lanes_with_those_there_are() -> None:
+    compared = words(r"\b(?:lane|home) [=~]= '(\w+)'")
+    assert {Lane.TRAIN, Lane.SUSPECT} <= compared <= set(Lane)
