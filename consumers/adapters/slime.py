@@ -40,6 +40,7 @@ from consumers.batch.batch import Batch
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import partition
 from penstock.protocol.records.manifest import Row
+from penstock.protocol.records.sample import SampleStatus
 
 #: Estimators whose rewards are normalised by group -> divided by the standard deviation too.
 NORMALISED = {"grpo": True, "gspo": True, "cispo": True, "reinforce_plus_plus_baseline": False}
@@ -210,7 +211,7 @@ class _Maker:
         row = self.all_rows[index]
         return {
             "rewards": self.rewards[index],
-            "truncated": int(row.status == "truncated"),
+            "truncated": int(row.status == SampleStatus.TRUNCATED),
             "temperatures": row.temperature,
             "oldest_versions": row.oldest,
             "newest_versions": row.newest,

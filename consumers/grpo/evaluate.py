@@ -20,6 +20,7 @@ from penstock.errors import ConfigError, PenstockError, WaitTimeout
 from penstock.names import Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.manifest import Manifest, Row
+from penstock.protocol.records.sample import SampleStatus
 from penstock.redis.control import PASSING
 from penstock.system.disk import append, until_room
 
@@ -221,7 +222,7 @@ def summarize(manifest: Manifest, asked: int) -> Iterator[dict[str, Any]]:
             "oldest": min(row.oldest for row in rows),
             "newest": max(row.newest for row in rows),
             "asked_share": sum(_drawn_by(version, row) for row in rows) / max(1, sum(row.num_loss for row in rows)),
-            "truncated_ratio": sum(row.status == "truncated" for row in rows) / len(rows),
+            "truncated_ratio": sum(row.status == SampleStatus.TRUNCATED for row in rows) / len(rows),
             "time_s": time.time(),
         }
 

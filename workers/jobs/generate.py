@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
 from workers.engine import ROUTED_EXPERTS, Engine, Segment
@@ -129,18 +129,19 @@ class _Maker:
             await self.within(lambda: environment.reset(self.sample.job), "reset")
         while True:
             if not await self.draw_turn():
-                self.sample.status = "aborted"
+                self.sample.status = SampleStatus.ABORTED
                 return
-            if self.sample.finish_reason == "length" or environment is None:
+            if self.sample.finish_reason == FinishReason.LENGTH or environment is None:
                 break
             answer = await self.within(lambda: environment.step(self.sample), "step")
             observation = checked(answer, self.naming("step"))
             if observation is None or observation.done:
                 break
             if self.sample.num_turns >= self.max_turns or not self.observe(observation):
-                self.sample.finish_reason = "length"
+                self.sample.finish_reason = FinishReason.LENGTH
                 break
-        self.sample.status = "truncated" if self.sample.finish_reason == "length" else "completed"
+        is_cut = self.sample.finish_reason == FinishReason.LENGTH
+        self.sample.status = SampleStatus.TRUNCATED if is_cut else SampleStatus.COMPLETED
         if self.masks_offpolicy:
             mask_offpolicy(self.sample)
         if self.engine.tells_routing:
@@ -156,7 +157,7 @@ class _Maker:
         """Prompt, or the prefix of a partial; starts over where an environment's past turns cannot be made again."""
         sample = self.sample
         sample.started_s = sample.started_s or time.time()
-        sample.status = "pending"
+        sample.status = SampleStatus.PENDING
         if not sample.tokens or (environment is not None and sample.num_turns > 1):
             self.start_over()
         if self.lease_tokens is not None:
@@ -211,12 +212,12 @@ class _Maker:
     async def draw_turn(self) -> bool:
         """Draw until the turn ends; sets ``finish_reason`` to stop or length. False: the lease's tokens are used up."""
         sample, idle = self.sample, 0
-        while sample.finish_reason not in ("stop", "length"):
+        while sample.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             self.leave_abandoned()
             spent = len(sample.tokens) - self.turn_start
             budget = min(self.max_new - spent, self.max_context - len(sample.tokens))
             if budget <= 0:
-                sample.finish_reason = "length"
+                sample.finish_reason = FinishReason.LENGTH
                 break
             left = budget if self.lease_end is None else self.lease_end - len(sample.tokens)
             if left <= 0:
@@ -232,7 +233,7 @@ class _Maker:
                     "into its log; too little memory for the context is the usual cause."
                 )
         if len(sample.turns) < sample.num_turns:
-            stopped = sample.finish_reason == "stop"
+            stopped = sample.finish_reason == FinishReason.STOP
             sample.turns.append(self.stops.text_of(sample.tokens[self.turn_start :], stopped=stopped))
             sample.text = "".join(sample.turns)
         return True
@@ -251,7 +252,7 @@ class _Maker:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            self.sample.status = "aborted"
+            self.sample.status = SampleStatus.ABORTED
             await self.collect(task)
             raise
         finally:
@@ -273,7 +274,7 @@ class _Maker:
     def hear(self, version: int, ids: list[int], logprobs: list[float]) -> None:
         """Append what a running request has drawn so far; only its end says which version drew which."""
         sample = self.sample
-        if sample.finish_reason == "stop":
+        if sample.finish_reason == FinishReason.STOP:
             return
         judged, heard = self.request_start - self.turn_start, len(sample.tokens) - self.request_start
         sample.append(ids, version=version, logprobs=logprobs)
@@ -282,7 +283,7 @@ class _Maker:
             end = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=False)
             if end is not None:
                 _truncate(sample, self.turn_start + end)
-                sample.finish_reason = "stop"
+                sample.finish_reason = FinishReason.STOP
         if self.engine.version > version:
             sample.num_unproven += max(0, len(sample.tokens) - self.request_start - heard)
         self.drawn()
@@ -303,23 +304,23 @@ class _Maker:
             position = end
         sample.cached_tokens += segment.cached_tokens
         sample.finish_reason = segment.finish_reason
-        aborted = segment.finish_reason == "abort"
+        aborted = segment.finish_reason == FinishReason.ABORT
         if aborted:
             sample.num_aborts += 1
-        if cut_short and segment.finish_reason == "length":
+        if cut_short and segment.finish_reason == FinishReason.LENGTH:
             # Releases differ in whether the last token allowed may be a stop.
             sample.finish_reason, aborted = "", True
         if aborted or judged:
             end_of_turn = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=aborted)
             if end_of_turn is not None:
                 _truncate(sample, self.turn_start + end_of_turn)
-                sample.finish_reason = "stop"
+                sample.finish_reason = FinishReason.STOP
         if self.engine.tells_routing:
             keep_rows(sample, segment.experts)
         kept = len(sample.tokens) - self.request_start
         sample.num_unproven = self.unproven_before + sum(segment.unproven[:kept])
         self.request_start, self.unproven_before = len(sample.tokens), sample.num_unproven
-        if sample.finish_reason in ("abort", ""):
+        if sample.finish_reason in (FinishReason.ABORT, ""):
             self.drawn()
 
 

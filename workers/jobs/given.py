@@ -9,15 +9,13 @@ import time
 
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.weights.tokenizer import Tokenizer
 from workers.engine import Engine
 from workers.jobs.generate import prompt_ids
 from workers.jobs.routed_experts import keep_rows
 from workers.jobs.scoring import score_tokens
 from workers.jobs.valves import Valves
-
-STATUS = "given"
 
 
 def check_answers(job: Job) -> None:
@@ -74,7 +72,7 @@ async def give_sample(
     sample.generate_s = time.monotonic() - started
     sample.text = answer if isinstance(answer, str) else tokenizer.decode(ids, skip_special_tokens=True)
     sample.turns = [sample.text]
-    sample.status = sample.finish_reason = STATUS
+    sample.status, sample.finish_reason = SampleStatus.GIVEN, FinishReason.GIVEN
     return sample
 
 

@@ -30,12 +30,11 @@ from penstock.errors import (
 from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample import Sample, SampleStatus
 from penstock.protocol.scripts import Committed, RawLease
 from penstock.words import said
 from workers.jobs.charge import Charge
 from workers.jobs.generate import generate_sample
-from workers.jobs.given import STATUS as GIVEN
 from workers.jobs.given import check_answers, give_sample
 from workers.jobs.prefixes import Prefix, read_prefixes
 from workers.jobs.sampling import sampling_for
@@ -227,10 +226,10 @@ class HeldJob:
         finally:
             self._undrawn.discard(sample.k)
             services.room.set()
-            if sample.status != GIVEN:
+            if sample.status != SampleStatus.GIVEN:
                 services.tally.generated_tokens += max(0, sum(sample.generated) - resumed)
         await prefix.settle()
-        if sample.status == "aborted":
+        if sample.status == SampleStatus.ABORTED:
             return  # its tokens of this lease are used up
         if self._job.lane != Lane.SCORE:
             await services.rewards.score(sample)
@@ -277,14 +276,14 @@ class HeldJob:
         except EngineDied as exc:
             services.lose_engine(birth, str(exc))
             raise
-        if sample.status != "aborted":
+        if sample.status != SampleStatus.ABORTED:
             await services.note_finished(birth, begun_on)
 
     async def _commit(self, sample: Sample) -> None:
         services = self._services
         # What the engine scored is at temperature 1, whatever it draws at.
         drawn = self._temperature, services.engine.logprob_kind
-        temperature, kind = (1.0, "scaled") if sample.status == GIVEN else drawn
+        temperature, kind = (1.0, "scaled") if sample.status == SampleStatus.GIVEN else drawn
         write = services.commits.submit(self.job, self.lease.token, [sample], temperature, kind)
         self._writes[write] = sample.k
         self._note_commit(write, await asyncio.shield(write))

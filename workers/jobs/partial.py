@@ -16,7 +16,7 @@ from penstock.config.sampling import is_temperature
 from penstock.errors import PayloadError, ProtocolError
 from penstock.protocol.records.codec import MAX_TEXT_BYTES, pack
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import LogprobKind, Sample
+from penstock.protocol.records.sample import LogprobKind, Sample, SampleStatus
 from penstock.words import said, shown
 
 _FORMAT = 3
@@ -136,7 +136,7 @@ def partial_from_bytes(data: bytes, job: Job, k: int, scale: Scale = AT_ONE) -> 
             f"{what} was drawn at {found}, and this worker draws at {scale}: give all workers of the run the same "
             "rollout.sampling and engine.logprob_kind."
         )
-    sample.status = "aborted"
+    sample.status = SampleStatus.ABORTED
     return sample
 
 

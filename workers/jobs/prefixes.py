@@ -15,7 +15,7 @@ import time
 from penstock.errors import PenstockError, QueueFull
 from penstock.protocol import scripts
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample import FinishReason, Sample
 from workers.jobs.partial import (
     MAX_PARTIAL_BYTES,
     DrawnOtherwise,
@@ -104,7 +104,7 @@ class Prefix:
         The end of a request may bring other versions; and that a turn has ended is written in the first record.
         """
         claimed, sample = self._claimed, self._sample
-        unended = sample.finish_reason not in ("stop", "length")
+        unended = sample.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH)
         return bool(claimed) and unended and sample.versions[: len(claimed)] == claimed
 
     async def _write_growth(self) -> bool:

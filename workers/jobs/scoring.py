@@ -4,7 +4,7 @@ import time
 
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.protocol.score_jobs import read_given
 from workers.engine import Engine, Scores
 from workers.jobs.valves import Valves
@@ -38,7 +38,7 @@ async def score_sample(engine: Engine, valves: Valves, job: Job, k: int) -> Samp
     sample.prompt_length = given.start
     sample.logprobs[given.start :] = scores.logprobs
     sample.generate_s = time.monotonic() - started
-    sample.status, sample.finish_reason = "completed", "stop"
+    sample.status, sample.finish_reason = SampleStatus.COMPLETED, FinishReason.STOP
     sample.reward, sample.reward_info = 0.0, {"version": version}
     return sample
 

@@ -26,7 +26,7 @@ from penstock.config.fleet import MemberConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError
 from penstock.protocol.presence import EnginePresence
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample import LogprobKind
+from penstock.protocol.records.sample import FinishReason, LogprobKind
 from penstock.weights.model_folder import read_eos_token_ids, read_vocab_size
 from penstock.words import MAX_SAID, writable
 from workers.engine import ROUTED_EXPERTS, Heard, Rows, Scores, Segment
@@ -285,12 +285,12 @@ class SglangClient(ABC):
     def segment_of(self, answer: Any, sent: int, rid: str) -> Segment:
         drawn = read_drawn(answer, rid)
         meta = drawn.meta
-        self.num_aborted += drawn.reason == "abort"
+        self.num_aborted += drawn.reason == FinishReason.ABORT
         provenance = self._provenance(sent, rid)
         versions, unproven = provenance.versions(meta, len(drawn.ids), answer.get(PROVEN) or [])
         if provenance.has_stale_prefix(meta):
             self.num_stale_prefixes += 1
-            return Segment([], [], [], "abort", 0, 0, STALE_PREFIX)
+            return Segment([], [], [], FinishReason.ABORT, 0, 0, STALE_PREFIX)
         return Segment(
             output_ids=drawn.ids,
             logprobs=drawn.logprobs,
@@ -306,7 +306,7 @@ class SglangClient(ABC):
     def _experts(self, drawn: Drawn, rid: str) -> Rows | None:
         """The routing of the whole sequence; a request that was aborted may have been before it ran."""
         told = drawn.meta.get(ROUTED_EXPERTS)
-        if self.routing is None or (told is None and drawn.reason == "abort"):
+        if self.routing is None or (told is None and drawn.reason == FinishReason.ABORT):
             return None
         return self.routing.read(told, count_of(drawn.meta, "prompt_tokens", rid) + len(drawn.ids), rid)
 

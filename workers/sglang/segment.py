@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import EngineError
+from penstock.protocol.records.sample import FinishReason
 from penstock.words import shown, writable
 
 #: Message of a segment that was thrown away.
@@ -106,7 +107,7 @@ def read_drawn(answer: Any, rid: str) -> Drawn:
         raise EngineError(f"{rid}: the engine gave a logprob that is not a finite number: its logits overflow.")
     if max(logprobs, default=0.0) > _HIGHEST:
         raise EngineError(f"{rid}: the engine gave the logprob {max(logprobs):g}, and none is above 0.")
-    if reason not in ("stop", "length", "abort"):
+    if reason not in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
         if not ids:
             raise EngineError(f"{rid}: the engine ended without a token, for the unknown reason {shown(reason)}.")
         # A later release may end answers for more reasons. What was drawn was drawn, and that it was cut short is true.
@@ -114,7 +115,7 @@ def read_drawn(answer: Any, rid: str) -> Drawn:
         if name not in _told and len(_told) < _MOST_TOLD:
             _told.add(name)
             log.warning("%s: the engine ended for the reason %s, unknown here: taken as truncated", rid, name)
-        reason = "length"
+        reason = FinishReason.LENGTH
     return Drawn(ids, logprobs, reason, writable(message, _MOST_SAID), meta)
 
 
@@ -126,7 +127,7 @@ def read_scored(answer: Any, input_ids: list[int], start: int, vocab_size: int, 
     """
     meta = meta_of(answer, rid)
     try:
-        if (meta.get("finish_reason") or {}).get("type") == "abort":
+        if (meta.get("finish_reason") or {}).get("type") == FinishReason.ABORT:
             return None
         entries = meta["input_token_logprobs"][1:]
         logprobs = [entry[0] for entry in entries]

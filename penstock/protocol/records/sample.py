@@ -1,6 +1,7 @@
 """A sample: one answer, while a worker makes it."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 from penstock.errors import ProtocolError
@@ -8,6 +9,30 @@ from penstock.protocol.records.job import Job
 
 #: Logprobs after temperature, or before it.
 LogprobKind = Literal["scaled", "original"]
+
+
+class SampleStatus(StrEnum):
+    """How far a sample is, and how it ended."""
+
+    PENDING = "pending"
+    #: The policy ended it.
+    COMPLETED = "completed"
+    #: It reached the most tokens that it may have.
+    TRUNCATED = "truncated"
+    #: It was begun, and is to be gone on with.
+    ABORTED = "aborted"
+    #: Its answer was given, not drawn.
+    GIVEN = "given"
+
+
+class FinishReason(StrEnum):
+    """Why the engine drew no further token; the words are SGLang's, but for the last."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    #: Nothing was drawn: the answer was given.
+    GIVEN = "given"
 
 
 @dataclass(slots=True)
@@ -30,9 +55,9 @@ class Sample:
     #: [L] weight version the token was drawn with; -1 where nothing was drawn (T8).
     versions: list[int] = field(default_factory=list)
     prompt_length: int = 0
-    #: pending | completed | truncated | aborted | failed | given
-    status: str = "pending"
-    #: stop | length | abort, as the engine said; given.
+    #: A ``SampleStatus``.
+    status: str = SampleStatus.PENDING
+    #: A ``FinishReason``; '' while its last turn is open.
     finish_reason: str = ""
     #: All generated text, special tokens left out.
     text: str = ""

@@ -47,6 +47,7 @@ class SampleMeta(Record):
     oldest: int
     newest: int
     reward: float
+    #: As of Sample.
     status: str
     finish_reason: str
     reward_info: dict[str, Any] = field(default_factory=dict)
