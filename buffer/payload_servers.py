@@ -109,7 +109,7 @@ class PayloadServers:
         for server, away in list(self._away.items()):
             if server in self._directory.servers and time.monotonic() - away.since >= patience_s:
                 log.warning("payload server %s has not answered for %g s: it counts as lost", server, patience_s)
-                payload_servers.set_state(self._control, self._keys, server, "lost")
+                payload_servers.set_state(self._control, self._keys, server, payload_servers.ServerState.LOST)
         self._read_directory()
 
     def is_away(self, server: str) -> bool:

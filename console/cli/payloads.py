@@ -25,13 +25,13 @@ def ls(
     from penstock.payloads.servers import read
 
     target = Target(run, redis, directory)
-    servers = read(target.client, target.keys).servers
-    rows = [_row(server) for _, server in sorted(servers.items())]
+    there = read(target.client, target.keys)
+    rows = [_row(server) for _, server in sorted(there.servers.items())]
     if as_json:
         print_json(rows)
         return
     table(rows, ["name", "state", "url", "used_mb", "max_mb", "answers"], "payload servers")
-    if not any(row["state"] == "live" for row in rows):
+    if not there.live:
         typer.echo("Payloads go to the control Redis.")
 
 
@@ -88,7 +88,7 @@ def drain(
     from penstock.payloads.store import open_store
 
     target = Target(run, redis, directory)
-    server = payload_servers.set_state(target.client, target.keys, name, "draining")
+    server = payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.DRAINING)
     typer.echo(f"Payload server {name} is draining; what lies there is still read.")
     said = ""
     with contextlib.closing(open_store(server.url)) as store:
@@ -96,7 +96,7 @@ def drain(
         while wait:
             state = payload_servers.drain(target.client, store, target.keys, server)
             if state.done:
-                payload_servers.set_state(target.client, target.keys, name, "drained")
+                payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.DRAINED)
                 typer.echo(f"Payload server {name} is empty and may be stopped.")
                 return
             if state.words() != said:
@@ -116,7 +116,7 @@ def lose(
     from penstock.payloads import servers as payload_servers
 
     target = Target(run, redis, directory)
-    payload_servers.set_state(target.client, target.keys, name, "lost")
+    payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.LOST)
     typer.echo(f"Payload server {name} is lost: its samples are trained with mask 0, and nobody waits for it any more.")
 
 

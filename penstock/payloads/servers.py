@@ -12,6 +12,7 @@ a process's own configuration gives a URL for a name, that one is used: machines
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import islice
 
 from penstock.config import RedisConfig
@@ -27,7 +28,18 @@ from penstock.protocol.scripts import run
 from penstock.protocol.snapshot import GONE_S
 from penstock.redis.control import Client
 
-STATES = ("live", "draining", "drained", "lost")
+
+class ServerState(StrEnum):
+    """What becomes of a payload server."""
+
+    #: Workers write to it.
+    LIVE = "live"
+    #: They do not any more; it is read until all that it holds is freed.
+    DRAINING = "draining"
+    #: It holds nothing.
+    DRAINED = "drained"
+    #: It is gone with all that it held.
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +48,7 @@ class Server:
 
     name: str
     url: str
-    #: live | draining | drained | lost
-    state: str = "live"
+    state: ServerState = ServerState.LIVE
     #: Revision of the directory in which it got this state.
     rev: int = 0
 
@@ -52,12 +63,12 @@ class Directory:
     @property
     def live(self) -> list[str]:
         """Names of those that workers write to, sorted."""
-        return sorted(name for name, server in self.servers.items() if server.state == "live")
+        return sorted(name for name, server in self.servers.items() if server.state is ServerState.LIVE)
 
     @property
     def lost(self) -> list[str]:
         """Names of those that are gone with all that they held, sorted."""
-        return sorted(name for name, server in self.servers.items() if server.state == "lost")
+        return sorted(name for name, server in self.servers.items() if server.state is ServerState.LOST)
 
     def url(self, name: str, config: RedisConfig) -> str:
         """Where a server is. Raises ProtocolError for one that nobody knows."""
@@ -80,9 +91,10 @@ def parse(raw: Mapping[bytes, bytes]) -> Directory:
             continue
         name = key[2:].decode()
         record = unpack(value, f"payload server {name}")
-        if not isinstance(record, dict) or record.get("state") not in STATES or not isinstance(record.get("url"), str):
+        states = list(ServerState)
+        if not isinstance(record, dict) or record.get("state") not in states or not isinstance(record.get("url"), str):
             raise ProtocolError(f"The record of payload server {name!r} is not one that penstock wrote.")
-        servers[name] = Server(name, record["url"], record["state"], int(record.get("rev", 0)))
+        servers[name] = Server(name, record["url"], ServerState(record["state"]), int(record.get("rev", 0)))
     return Directory(int(raw.get(b"rev", 0)), servers)
 
 
@@ -94,7 +106,7 @@ def read(client: Client, keys: Keys) -> Directory:
 def seeds(keys: Keys, config: RedisConfig) -> list[scripts.Call[int]]:
     """Verbs that make the servers of a configuration known, where nobody has said anything of them yet."""
     return [
-        scripts.server(keys, name, pack({"url": url, "state": "live", "rev": 0}), only_new=True)
+        scripts.server(keys, name, pack({"url": url, "state": ServerState.LIVE, "rev": 0}), only_new=True)
         for name, url in sorted(config.payload_servers.items())
     ]
 
@@ -112,10 +124,10 @@ def add(client: Client, keys: Keys, name: str, url: str) -> None:
     known = directory.servers.get(name)
     if known is not None and known.url != url:
         raise ConfigError(f"Payload server {name!r} is at another address, where payloads may lie: take another name.")
-    run(client, scripts.server(keys, name, pack({"url": url, "state": "live", "rev": directory.rev + 1})))
+    run(client, scripts.server(keys, name, pack({"url": url, "state": ServerState.LIVE, "rev": directory.rev + 1})))
 
 
-def set_state(client: Client, keys: Keys, name: str, state: str) -> Server:
+def set_state(client: Client, keys: Keys, name: str, state: ServerState) -> Server:
     """Move a server to another state. Blocks for two round trips. Raises ConfigError for one that is not known."""
     directory = read(client, keys)
     if name not in directory.servers:
