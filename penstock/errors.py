@@ -118,7 +118,7 @@ class RewardError(PenstockError):
     """A reward could not be computed.
 
     Args:
-        outcome: one of ``reward_raised``, ``reward_timeout``, ``reward_not_a_number``, ``reward_too_large``.
+        outcome: the ``JobFailure`` that it is to its job: ``reward_raised``, ``reward_timeout``, ...
         message: what happened, with the sample's id.
     """
 

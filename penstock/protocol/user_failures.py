@@ -10,22 +10,20 @@ from collections.abc import Mapping
 
 from penstock.config import RewardConfig
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.job import JobFailure
 from penstock.redis.control import Client
 from penstock.words import writable
 
-#: Outcomes of jobs that died of the user's code.
-OUTCOMES = frozenset(
-    {"reward_raised", "reward_timeout", "reward_not_a_number", "reward_too_large", "environment_raised",
-     "environment_timeout"}
-)  # fmt: skip
-
-#: Outcome of a job for which nothing can be drawn, whoever tries.
-REFUSAL = "refused"
+#: What jobs fail of that is the user's code.
+OF_USER_CODE = frozenset({
+    JobFailure.REWARD_RAISED, JobFailure.REWARD_TIMEOUT, JobFailure.REWARD_NOT_A_NUMBER, JobFailure.REWARD_TOO_LARGE,
+    JobFailure.ENVIRONMENT_RAISED, JobFailure.ENVIRONMENT_TIMEOUT,
+})  # fmt: skip
 
 
-def digit_of(outcome: str) -> str:
+def digit_of(reason: str) -> str:
     """How the end of a job is remembered: 1 where it died of the user's code, 2 where it was refused, else 0."""
-    return "1" if outcome in OUTCOMES else "2" if outcome == REFUSAL else "0"
+    return "1" if reason in OF_USER_CODE else "2" if reason == JobFailure.REFUSED else "0"
 
 
 def too_many(client: Client, keys: Keys, config: RewardConfig) -> str:

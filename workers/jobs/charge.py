@@ -16,9 +16,9 @@ from penstock.errors import (
     RewardError,
 )
 from penstock.protocol import scripts
-from penstock.protocol.records.job import Job, JobState
+from penstock.protocol.records.job import Job, JobFailure, JobState
 from penstock.protocol.scripts import RawLease
-from penstock.protocol.user_failures import OUTCOMES
+from penstock.protocol.user_failures import OF_USER_CODE
 from penstock.words import trace_of
 from workers.services import Services
 
@@ -54,26 +54,26 @@ class Charge:
                 died = services.present() if isinstance(failure, MemberDied) else services.died
                 await self._crash(str(failure), *died)
             case ConfigError() | ProtocolError() | EngineRefused():
-                await self._fail(failure, "refused", str(failure), permanent=True)
+                await self._fail(failure, JobFailure.REFUSED, str(failure), permanent=True)
             case RewardError():
                 await self._fail(failure, failure.outcome, detail)
             case EngineError():
-                await self._fail(failure, "engine_error", str(failure))
+                await self._fail(failure, JobFailure.ENGINE_ERROR, str(failure))
             case EnvironmentRaised():
-                await self._fail(failure, "environment_raised", detail)
+                await self._fail(failure, JobFailure.ENVIRONMENT_RAISED, detail)
             case EnvironmentTimeout():
-                await self._fail(failure, "environment_timeout", str(failure))
+                await self._fail(failure, JobFailure.ENVIRONMENT_TIMEOUT, str(failure))
             case PayloadError():
-                await self._fail(failure, "payload_error", str(failure))
+                await self._fail(failure, JobFailure.PAYLOAD_ERROR, str(failure))
             case _:
                 # A defect of ours, or a sample that a user's code has changed: the job keeps the traceback.
-                await self._fail(failure, "raised", detail)
+                await self._fail(failure, JobFailure.RAISED, detail)
 
     async def _fail(self, failure: Exception, reason: str, detail: str, *, permanent: bool = False) -> None:
         services, config, job = self._services, self._services.config.worker, self._lease.job
         services.tally.failures[reason] += 1
         # Arrays that contradict each other are not continued from.
-        if not permanent and reason != "payload_error":
+        if not permanent and reason != JobFailure.PAYLOAD_ERROR:
             await self._keep_prefixes()
         went = await services.control.call(
             scripts.fail(
@@ -92,7 +92,7 @@ class Charge:
         if went == JobState.DEAD and self._job is not None:
             services.endings.note(self._job, reason, last)
         message = f"job {job} failed as {reason} and is {went} now: {last[:1000]}"
-        if reason in OUTCOMES or reason == "raised":
+        if reason in OF_USER_CODE or reason == JobFailure.RAISED:
             services.repeats.warn(failure, message, f"{reason} {went}")
         else:
             log.warning("%s", message)

@@ -4,9 +4,9 @@ from penstock.config import Config
 from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.job import Job
+from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.scripts import Call
-from penstock.protocol.user_failures import REFUSAL, digit_of
+from penstock.protocol.user_failures import digit_of
 
 #: Most characters of a name, and of last words.
 MAX_NAME, MAX_WORDS = 200, 1000
@@ -21,15 +21,15 @@ class Endings:
         self._digits: dict[str, str] = {}
         self._words: dict[str, str] = {}
 
-    def note(self, job: Job, outcome: str = "", words: str = "") -> None:
-        """One job ended: ``outcome`` and last ``words`` of its burial, or '' where it is complete."""
+    def note(self, job: Job, reason: str = "", words: str = "") -> None:
+        """One job ended: ``reason`` and last ``words`` of its burial, or '' where it is complete."""
         # What a program asks for by itself is refused to it, and is not a reason to stop the producer.
-        if job.lane == Lane.SCORE or (outcome == REFUSAL and job.dataset not in self._datasets):
+        if job.lane == Lane.SCORE or (reason == JobFailure.REFUSED and job.dataset not in self._datasets):
             return
         kind = f"dataset {job.dataset} with reward {(job.reward or self._reward)[:MAX_NAME]}"
         if job.environment:
             kind += f" and environment {job.environment[:MAX_NAME]}"
-        digit = digit_of(outcome)
+        digit = digit_of(reason)
         self._digits[kind] = self._digits.get(kind, "") + digit
         if digit != "0":
             self._words[kind] = words[-MAX_WORDS:]

@@ -6,16 +6,12 @@ from typing import Any
 
 from penstock.errors import RewardError
 from penstock.protocol.records.codec import pack
+from penstock.protocol.records.job import JobFailure
 from penstock.system.user_code import Raised
 from penstock.words import TooMuch, plain, said, shown, writable
 
-__all__ = ["NOT_A_NUMBER", "RAISED", "TIMEOUT", "TOO_LARGE", "Raised", "number_of", "plain", "too_long", "words"]
+__all__ = ["Raised", "number_of", "plain", "too_long", "words"]
 
-RAISED = "reward_raised"
-TIMEOUT = "reward_timeout"
-NOT_A_NUMBER = "reward_not_a_number"
-#: More bytes than the verifier pool takes, or than a sample's record has room for.
-TOO_LARGE = "reward_too_large"
 #: Most bytes of what a reward says beside its number: it travels in the sample's record.
 MAX_INFO_BYTES = 256 * 1024
 #: Largest reward: trainers compute in float32.
@@ -34,7 +30,7 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
         if isinstance(value, dict):
             if key not in value:
                 raise RewardError(
-                    NOT_A_NUMBER,
+                    JobFailure.REWARD_NOT_A_NUMBER,
                     f"sample {sample}: reward {name} gave a dict without {key!r}, with {shown(list(value), 400)}; set "
                     "reward.key.",
                 )
@@ -48,10 +44,13 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
     # What a user's type does when it is read is the user's code.
     except BaseException as exc:
         raise RewardError(
-            NOT_A_NUMBER, f"sample {sample}: what reward {name} gave, {shown(value)}, cannot be read: {said(exc)}."
+            JobFailure.REWARD_NOT_A_NUMBER,
+            f"sample {sample}: what reward {name} gave, {shown(value)}, cannot be read: {said(exc)}.",
         ) from exc
     if number is None or not isinstance(info, dict):
-        raise RewardError(NOT_A_NUMBER, f"sample {sample}: reward {name} gave {shown(value)}, not a finite number.")
+        raise RewardError(
+            JobFailure.REWARD_NOT_A_NUMBER, f"sample {sample}: reward {name} gave {shown(value)}, not a finite number."
+        )
     if (num_bytes := len(pack(info))) > MAX_INFO_BYTES:
         raise _too_large(sample, name, f"{num_bytes:,} bytes")
     return number, info
@@ -59,7 +58,7 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
 
 def _too_large(sample: str, name: str, what: str) -> RewardError:
     return RewardError(
-        TOO_LARGE,
+        JobFailure.REWARD_TOO_LARGE,
         f"sample {sample}: reward {name} gave {what} beside its number, and a sample's record holds {MAX_INFO_BYTES:,} "
         "bytes: keep what is long elsewhere.",
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import RewardConfig
 from penstock.config.code_names import REWARDS
 from penstock.errors import ConfigError, RewardError
-from penstock.protocol.records.job import Job
+from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.extras import check_installed
 from penstock.system.user_code import bounded
@@ -25,7 +25,7 @@ from penstock.words import said, shown
 from workers.jobs.repeats import Repeats
 from workers.rewards.allowed import import_reward
 from workers.rewards.math_verifier import MathVerifier
-from workers.rewards.outcomes import RAISED, TIMEOUT, Raised, number_of, too_long, words
+from workers.rewards.outcomes import Raised, number_of, too_long, words
 
 if TYPE_CHECKING:
     from workers.rewards.pool.client import Checks
@@ -101,10 +101,12 @@ class Rewards:
             except RewardError:
                 raise
             except TimeoutError as exc:
-                raise RewardError(TIMEOUT, too_long(sample.id, name, self.config.timeout_s)) from exc
+                raise RewardError(JobFailure.REWARD_TIMEOUT, too_long(sample.id, name, self.config.timeout_s)) from exc
             except Exception as exc:
                 if attempt == self.config.max_attempts:
-                    raise RewardError(RAISED, f"sample {sample.id}: reward {name} {words(exc)}") from exc
+                    raise RewardError(
+                        JobFailure.REWARD_RAISED, f"sample {sample.id}: reward {name} {words(exc)}"
+                    ) from exc
                 self._repeats.warn(exc, f"sample {sample.id}: reward {name} raised and is tried again", name)
         raise AssertionError("unreachable")
 

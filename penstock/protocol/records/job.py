@@ -24,6 +24,27 @@ class JobState(StrEnum):
     RETIRING = "retiring"
 
 
+class JobFailure(StrEnum):
+    """Why a try of a job failed; the reason of a dead letter."""
+
+    REWARD_RAISED = "reward_raised"
+    REWARD_TIMEOUT = "reward_timeout"
+    REWARD_NOT_A_NUMBER = "reward_not_a_number"
+    #: More bytes than the verifier pool takes, or than a sample's record has room for.
+    REWARD_TOO_LARGE = "reward_too_large"
+    ENVIRONMENT_RAISED = "environment_raised"
+    ENVIRONMENT_TIMEOUT = "environment_timeout"
+    ENGINE_ERROR = "engine_error"
+    #: Arrays of a sample that contradict each other.
+    PAYLOAD_ERROR = "payload_error"
+    #: Nothing can be drawn for it, whoever tries.
+    REFUSED = "refused"
+    #: Anything else that a worker met.
+    RAISED = "raised"
+    #: Engines or workers died of it.
+    CRASHED = "crashed"
+
+
 @dataclass(frozen=True, slots=True)
 class Job(Record):
     """One prompt to be answered ``n`` times."""

@@ -27,12 +27,13 @@ from rq.serializers import JSONSerializer
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueFull, RewardError
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import AsyncControl, Client, Control
 from penstock.words import shown
 from workers.rewards.allowed import allowed_rewards
-from workers.rewards.outcomes import RAISED, TIMEOUT, TOO_LARGE, Raised, too_long
+from workers.rewards.outcomes import Raised, too_long
 from workers.rewards.pool.wire import DIED, ENTRY, STARTED, VERDICT, TooLarge, Verdict, sample_to_json
 
 T = TypeVar("T")
@@ -149,7 +150,7 @@ class Checks:
                 verdict = await check.verdict
         except TimeoutError:
             self._withdraw(id_, check)
-            raise RewardError(TIMEOUT, too_long(sample.id, name, self.config.timeout_s)) from None
+            raise RewardError(JobFailure.REWARD_TIMEOUT, too_long(sample.id, name, self.config.timeout_s)) from None
         except BaseException:
             self._withdraw(id_, check)
             raise
@@ -161,10 +162,13 @@ class Checks:
         try:
             return sample_to_json(sample, self.config.pool.max_bytes)
         except TooLarge as exc:
-            raise RewardError(TOO_LARGE, f"sample {sample.id}: it is too large for reward {name}: {exc}.") from exc
+            raise RewardError(
+                JobFailure.REWARD_TOO_LARGE, f"sample {sample.id}: it is too large for reward {name}: {exc}."
+            ) from exc
         except (TypeError, ValueError, RecursionError) as exc:
             raise RewardError(
-                RAISED, f"sample {sample.id}: its metadata or tokens cannot go to the verifier pool as JSON: {exc}."
+                JobFailure.REWARD_RAISED,
+                f"sample {sample.id}: its metadata or tokens cannot go to the verifier pool as JSON: {exc}.",
             ) from exc
 
     def _answer(self, verdict: Verdict, sample: Sample) -> dict[str, Any]:

@@ -26,13 +26,14 @@ from penstock.config import RewardConfig
 from penstock.errors import ProtocolError, RewardError
 from penstock.names import check_name
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.redis.control import PASSING
 from penstock.system.processes import die_with_parent
 from penstock.system.user_code import staying_alive
 from penstock.words import said, shown, trace_of
 from workers.rewards import math_verifier
-from workers.rewards.outcomes import TOO_LARGE, number_of
+from workers.rewards.outcomes import number_of
 from workers.rewards.pool.wire import DIED, ENTRY, MAX_JOB_BYTES, MAX_TRACE, STARTED, VERDICT, Verdict, sample_from_json
 
 log = logging.getLogger(__name__)
@@ -140,7 +141,10 @@ class Verifier(Worker):
     def _judge(self, name: str, text: str) -> Verdict:
         pool = self.config.pool
         if len(text) > pool.max_bytes:
-            return Verdict(outcome=TOO_LARGE, error=f"{len(text)} bytes are more than reward.pool.max_bytes allows.")
+            return Verdict(
+                outcome=JobFailure.REWARD_TOO_LARGE,
+                error=f"{len(text)} bytes are more than reward.pool.max_bytes allows.",
+            )
         if name not in self.functions:
             known = ", ".join(sorted(self.functions))
             return Verdict(
@@ -160,8 +164,9 @@ class Verifier(Worker):
             return Verdict(error=f"{type(exc).__name__}: what the reward gave cannot be sent: {exc}").to_json()
         if len(said) <= self.config.pool.max_bytes:
             return said
-        return Verdict(outcome=TOO_LARGE, error=f"the reward gave {len(said)} bytes, and reward.pool.max_bytes is "
-                       f"{self.config.pool.max_bytes}.").to_json()  # fmt: skip
+        most = self.config.pool.max_bytes
+        error = f"the reward gave {len(said)} bytes, and reward.pool.max_bytes is {most}."
+        return Verdict(outcome=JobFailure.REWARD_TOO_LARGE, error=error).to_json()
 
     def _fork_died(self, job: RqJob, pid: int, status: int, usage: object) -> None:
         """In the parent, when a fork did not end by itself or by stop-job."""

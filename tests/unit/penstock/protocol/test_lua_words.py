@@ -5,7 +5,7 @@ from pathlib import Path
 
 import penstock.protocol
 from penstock.names import Lane
-from penstock.protocol.records.job import JobState
+from penstock.protocol.records.job import JobFailure, JobState
 
 #: All verbs but those of transfers of weights, whose states are their own.
 VERBS = {
@@ -31,3 +31,7 @@ def test_verbs_compare_states_with_those_that_are_written() -> None:
 def test_verbs_compare_lanes_with_those_there_are() -> None:
     compared = words(r"\b(?:lane|home) [=~]= '(\w+)'")
     assert {Lane.TRAIN, Lane.SUSPECT} <= compared <= set(Lane)
+
+
+def test_verbs_bury_for_a_reason_that_is_known() -> None:
+    assert words(r"\bbury\(\w+, \w+, \w+, '(\w+)'") == {JobFailure.CRASHED}
