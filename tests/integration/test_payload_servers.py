@@ -154,7 +154,7 @@ def test_a_server_of_the_configuration_that_was_drained_stays_so_when_a_part_sta
         for call in payload_servers.seeds(keys, config):
             run(client, call)
         assert payload_servers.read(client, keys).live == ["p1"]
-    payload_servers.set_state(client, keys, "p1", "drained")
+    payload_servers.set_state(client, keys, "p1", payload_servers.ServerState.DRAINED)
     for call in payload_servers.seeds(keys, config):
         run(client, call)
     assert payload_servers.read(client, keys).live == []

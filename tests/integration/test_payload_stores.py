@@ -208,7 +208,7 @@ async def test_a_drain_ends_when_nobody_writes_there_and_nothing_is_left_that_an
     client: redis.Redis, place: Place, store: PayloadStore, keys: Keys
 ) -> None:
     payload_servers.add(client, keys, "p1", store.url)
-    server = payload_servers.set_state(client, keys, "p1", "draining")
+    server = payload_servers.set_state(client, keys, "p1", payload_servers.ServerState.DRAINING)
     play.admit(client, keys, [play.job(i) for i in range(2)])
     held, other = play.lease(client, keys, most=2)
     now = float(client.time()[0])
