@@ -64,7 +64,8 @@ class Transfer:
         #: What ended the walk before its end: of the source, not of the transfer.
         self._source_failure: Exception | None = None
         self._is_decided = False
-        #: Workers of the decision that were not told yet how it ended.
+        #: Workers of the decision, and those of them that were not told yet how it ended.
+        self._receiving: list[str] = []
         self._waiting_for_end: set[str] = set()
 
     @property
@@ -104,7 +105,7 @@ class Transfer:
         """
         ranks = dict.fromkeys(self.workers, 0) if ranks is None else dict(ranks)
         decision = Decision(self.id, ranks, self.publication.transport, bucket_bytes=self.bucket_bytes, **where)
-        self._waiting_for_end = set(ranks)
+        self._receiving, self._waiting_for_end = list(ranks), set(ranks)
         if not self._decide(decision):
             raise TransferFailed("another version took its place")
 
@@ -122,10 +123,10 @@ class Transfer:
         self._report("h", worker, text)
 
     def await_received(self) -> None:
-        """Block until every worker that was told something has the weights. Raises TransferFailed on the first not."""
+        """Block until every worker has the weights. Raises TransferFailed when one has not, or the time is over."""
         took = self._await_reports("r", "to take the weights", stop_at_failure=True)
         failed = [(worker, why) for worker, why in took.items() if why]
-        failed += [(worker, "it did not answer in time") for worker in self.workers if worker not in took]
+        failed += [(worker, "it did not answer in time") for worker in self._receiving if worker not in took]
         if failed:
             raise TransferFailed(f"worker {failed[0][0]} did not take the weights: {failed[0][1]}")
 
@@ -171,12 +172,12 @@ class Transfer:
 
     def _await_reports(self, what: str, until: str, *, stop_at_failure: bool = False) -> dict[str, str]:
         """What workers report, once all have or the time is over."""
-        key, fields = self._keys.transfer(self.publication.model), [f"{what}:{name}" for name in self.workers]
+        key, fields = self._keys.transfer(self.publication.model), [f"{what}:{name}" for name in self._receiving]
         deadline = time.monotonic() + self.timeout_s
         while True:
             values = self._control.do(lambda client: client.hmget(key, fields))
-            said = {name: text.decode() for name, text in zip(self.workers, values, strict=True) if text is not None}
-            missing = self.workers.keys() - said.keys()
+            said = {name: text.decode() for name, text in zip(self._receiving, values, strict=True) if text is not None}
+            missing = set(self._receiving) - said.keys()
             if not missing or time.monotonic() > deadline or (stop_at_failure and any(said.values())):
                 break
             self._waiting.for_(f"worker {min(missing)} {until}")

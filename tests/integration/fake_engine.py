@@ -74,7 +74,7 @@ class FakeEngine:
         self.may_load.set()
         self.loading: list[str] = []
         #: Reads the folder of a load: '' or what went wrong.
-        self.read: Callable[[str], str] = lambda folder: ""
+        self.read: Callable[[str], str] | None = None
         #: Bodies of updates by checkpoint-engine, and what takes the weights at its sockets: '' or what went wrong.
         self.handles: list[dict[str, Any]] = []
         self.take: Callable[[dict[str, str]], str] = lambda handles: ""
@@ -191,7 +191,7 @@ class FakeEngine:
         self.loading.append(body["model_path"])
         await self.may_load.wait()
         self.loading.remove(body["model_path"])
-        if failure := await asyncio.to_thread(self.read, body["model_path"]):
+        if self.read is not None and (failure := await asyncio.to_thread(self.read, body["model_path"])):
             return web.json_response({"success": False, "message": failure}, status=400)
         self.version = body["weight_version"]
         self.loads.append(self.version)

@@ -158,10 +158,11 @@ async def test_T16_the_transport_of_the_page_brings_the_weights_or_the_folder_do
             assert "No space left on device" in await publish(models[4])
         served(models[4], folder)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(page.FromRam, "receive", raises)
-            assert "its receiver raised ZeroDivisionError" in await publish(models[1])
-        served(models[1], folder)
+        for call, seed in (("prepare", 0), ("receive", 1)):
+            with monkeypatch.context() as patch:
+                patch.setattr(page.FromRam, call, raises)
+                assert "its receiver raised ZeroDivisionError" in await publish(models[seed])
+            served(models[seed], folder)
 
         assert await publish(models[2]) == ""
         served(models[2], ram)

@@ -32,7 +32,10 @@ class Sender(ABC):
         """Set what must be set in each process of the trainer before it makes a process group."""
 
     def begin(self, publication: "Publication") -> None:  # noqa: B027
-        """A version is about to be announced: begin what needs no worker, and return at once."""
+        """A version is about to be announced: begin what needs no worker, and return at once.
+
+        What it raises ends ``Trainer.publish``: the version is not announced.
+        """
 
     @abstractmethod
     def send(self, transfer: "Transfer") -> None:

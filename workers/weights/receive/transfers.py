@@ -123,7 +123,13 @@ class Transfers:
             control=self._control,
             timeout_s=self._timeout_s,
         )
-        await receiver.prepare(arrival)
+        try:
+            await receiver.prepare(arrival)
+        except PenstockError:
+            raise
+        except Exception as exc:
+            await _fail(arrival, exc)
+            return None
         return lambda: _receive(receiver, arrival)
 
     async def _decided(self, stream: str, after: bytes, id_: str) -> Decision | None:
@@ -155,10 +161,16 @@ async def _receive(receiver: Receiver, arrival: Arrival) -> bool:
         failure = str(exc)
     except PenstockError:
         raise
-    except Exception as exc:  # a user's own
-        log.exception("a receiver raised")
-        failure = f"its receiver raised {said(exc)}"
+    except Exception as exc:
+        await _fail(arrival, exc)
+        return False
     if failure:
         log.warning("version %s is loaded from its folder: %s", arrival.decision.id, failure)
     await arrival.answer(failure)
     return not failure
+
+
+async def _fail(arrival: Arrival, exc: Exception) -> None:
+    """A user's own code, or ours, raised what it should not: the folder is there."""
+    log.error("version %s is loaded from its folder: its receiver raised", arrival.decision.id, exc_info=exc)
+    await arrival.answer(f"its receiver raised {said(exc)}")

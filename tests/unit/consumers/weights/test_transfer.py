@@ -1,6 +1,7 @@
 """Whatever becomes of a transfer, nobody is left waiting in it."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,13 @@ class Redis:
         self.is_open = is_open
         self.decisions: list[Decision] = []
         self.reports: list[tuple[str, str]] = []
+        self.fields: dict[str, bytes] = {}
+
+    def do(self, work: Any) -> list[bytes | None]:
+        return work(self)  # type: ignore[no-any-return]
+
+    def hmget(self, key: str, names: list[str]) -> list[bytes | None]:
+        return [self.fields.get(name) for name in names]
 
     def call(self, call: Any) -> bool:
         if len(call.args) == 3:
@@ -32,7 +40,7 @@ class Redis:
 def a_transfer(redis: Redis, walk: Iterator[Bucket] | None = None) -> Transfer:
     publication = Publication(model="policy", version=3, transport="cuda_ipc", path="/weights")
     control: Any = redis
-    waiting: Any = None
+    waiting: Any = SimpleNamespace(end=lambda: None)
     transfer = Transfer(
         publication, TrainerConfig(), lambda: walk or iter(()), keys=Keys("run"), control=control, waiting=waiting
     )
@@ -62,6 +70,17 @@ def test_a_sender_that_fails_later_tells_who_still_waits() -> None:
     transfer.close("out of memory")
     assert [sorted(one.ranks) for one in redis.decisions] == [["a", "b"]]
     assert redis.reports == [("s:a", "its engine is gone"), ("s:b", "out of memory")]
+
+
+def test_workers_that_were_left_out_are_not_waited_for() -> None:
+    redis = Redis()
+    transfer = a_transfer(redis)
+    transfer.decide({"a": 1})
+    redis.fields = {"r:a": b""}
+    transfer.await_received()
+    redis.fields = {"r:a": b"no room"}
+    with pytest.raises(TransferFailed, match="worker a did not take the weights: no room"):
+        transfer.await_received()
 
 
 def test_a_version_that_was_overtaken_is_not_sent() -> None:

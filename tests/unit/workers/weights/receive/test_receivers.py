@@ -1,0 +1,90 @@
+"""What each receiver asks of its engine, and what it hears from the trainer; a GPU has the rest."""
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.transfers import Decision
+from workers.weights.receive.arrival import Arrival, NotSent
+from workers.weights.receive.checkpoint_engine import CheckpointEngine
+from workers.weights.receive.ipc import CudaIpc
+from workers.weights.receive.receiver import Receiver
+
+SOCKETS = {"GPU-1": "ipc://@checkpoint-engine-GPU-1-0.sock"}
+
+
+class Redis:
+    """A transfer's hash as the trainer has it, and what the worker reports."""
+
+    def __init__(self, **fields: str) -> None:
+        self.fields = fields
+        self.reports: list[tuple[str, str]] = []
+
+    async def call(self, call: Any) -> bool:
+        self.reports.append((call.args[2], call.args[3]))
+        return True
+
+    async def do(self, work: Any) -> list[bytes | None]:
+        return work(self)  # type: ignore[no-any-return]
+
+    def hmget(self, key: str, names: list[str]) -> list[bytes | None]:
+        said = [self.fields.get(name.partition(":")[0]) for name in names]
+        return [None if text is None else text.encode() for text in said]
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.posts: list[tuple[str, dict[str, Any]]] = []
+
+    async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        self.posts.append((path, body))
+        return {"success": True}
+
+
+def receiving(kind: type[Receiver], redis: Redis, timeout_s: float = 1.0) -> tuple[Receiver, Arrival, Engine]:
+    engine: Any = Engine()
+    control: Any = redis
+    publication = Publication(model="policy", version=4, transport="any", path="/weights")
+    arrival = Arrival(
+        publication, Decision("4-0", {"w": 0}, "any"), worker="w", engine=engine, keys=Keys("run"), control=control,
+        timeout_s=timeout_s,
+    )  # fmt: skip
+    return kind(engine, lambda: 0), arrival, engine
+
+
+@pytest.mark.parametrize(("fields", "failure"), [({"s": ""}, ""), ({"s": "out of memory"}, "out of memory")])
+async def test_by_cuda_ipc_the_trainer_writes_and_says_how_it_went(fields: dict[str, str], failure: str) -> None:
+    redis = Redis(**fields)
+    receiver, arrival, engine = receiving(CudaIpc, redis)
+    assert await receiver.receive(arrival) == failure
+    assert redis.reports == [("f:w", "")]
+    assert engine.posts == []
+
+
+async def test_a_trainer_that_is_silent_has_not_sent() -> None:
+    # Twice this and the margin is no time at all.
+    receiver, arrival, _ = receiving(CudaIpc, Redis(), timeout_s=-2.5)
+    with pytest.raises(NotSent, match="did not send it in time"):
+        await receiver.receive(arrival)
+
+
+async def test_by_checkpoint_engine_the_engine_meets_the_sockets_it_is_told() -> None:
+    redis = Redis(h=json.dumps(SOCKETS))
+    receiver, arrival, engine = receiving(CheckpointEngine, redis)
+    assert await receiver.receive(arrival) == ""
+    body = {"zmq_handles": SOCKETS, "flush_cache": False, "weight_version": "4"}
+    assert engine.posts == [("/update_weights_from_ipc", body)]
+    await arrival.answer("")
+    assert redis.reports == [("f:w", ""), ("r:w", "")]
+
+
+async def test_a_trainer_that_gave_up_is_not_answered() -> None:
+    redis = Redis(s="a parameter server ended")
+    receiver, arrival, _ = receiving(CheckpointEngine, redis)
+    with pytest.raises(NotSent, match="a parameter server ended"):
+        await receiver.receive(arrival)
+    await arrival.answer("")
+    assert redis.reports == [("f:w", "")]
