@@ -10,7 +10,7 @@ from penstock.redis.control import Client
 
 
 class Holdings:
-    """Tells what has changed since it was told last."""
+    """Shows what has changed since it was shown last."""
 
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client

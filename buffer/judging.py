@@ -49,7 +49,7 @@ class Judge:
         self.tell(sub, told, {group.job: group for group in groups})
 
     def _judge_one(self, sub: Subscription, group: Group, records: Sequence[SampleMeta]) -> list[Judged]:
-        """What has to be told of one group: nothing where it is simply kept, or its end is still open."""
+        """What has to be recorded of one group: nothing where it is simply kept, or its end is still open."""
         # Copies: a filter is anybody's code, and the records are still to become rows.
         samples = sorted((replace(one) for one in records), key=lambda sample: sample.k)
         verdict = self._filters.judge(

@@ -7,7 +7,7 @@
 |---|---|---|
 | lead | the present leader's lease | its end, or `resign` |
 | events | news on stream `samples` | commit, ask, publish, checkpointed, rewind, subscribe |
-| cut | groups, or what is due before the bound | more completions; told in `waits` |
+| cut | groups, or what is due before the bound | more completions; shown in `waits` |
 
 Invariants kept here: I2 and I5 by the verbs' guards, I4 because memory is a cache of keys, I6 by planner and guard.
 """

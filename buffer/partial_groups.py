@@ -1,6 +1,6 @@
 """Groups that take too long: a long answer holds up the whole group, and a policy says what becomes of it.
 
-    begun for longer than group_timeout_s ─> wait (default): nothing, but it is told
+    begun for longer than group_timeout_s ─> wait (default): nothing, but it is reported
                                           ├─> train: shorten to the samples that are there (n is their number, T11)
                                           └─> drop: the group goes, its place at the gate is free
 
@@ -26,7 +26,7 @@ class PartialGroups:
     """The leader's look at groups that take too long.
 
     Args:
-        waiting: where those that are waited for are told.
+        waiting: shows those that are waited for.
     """
 
     def __init__(self, client: Client, keys: Keys, lead: Leadership, config: RolloutConfig, waiting: Waiting) -> None:

@@ -1,8 +1,8 @@
 """Notices that Redis forgot what it had acknowledged: a failover to a replica that lagged, or a power loss.
 
 Counters only grow. The leader remembers them as of its last look; when it takes the lead again and finds smaller
-ones, the difference is lost for good, and is counted and told. What was lost in the moment before the last look does
-not show: the figures are at least.
+ones, the difference is lost for good, and is counted and reported. What was lost in the moment before the last look
+does not show: the figures are at least.
 """
 
 import logging
@@ -36,7 +36,7 @@ class Rollback:
         self._seen = self._read()
 
     def look(self) -> dict[str, int]:
-        """What was lost since the last look, by counter; it is counted in Redis and told. Blocks for a round trip."""
+        """What was lost since the last look, by counter; it is counted in Redis and logged. Blocks for a round trip."""
         now = self._read()
         lost = {name: count - now.get(name, 0) for name, count in self._seen.items() if count > now.get(name, 0)}
         self._seen = now

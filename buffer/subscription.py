@@ -21,7 +21,7 @@ class Subscription:
         self.position = position
         #: Why Redis does not hold it as penstock writes it: nothing is cut for it, and no group goes, until it does.
         self.unreadable = ""
-        #: Rejects that are held back (``keep_when_few``): job -> what is told when they are dropped, by completion.
+        #: Rejects that are held back (``keep_when_few``): job -> what is recorded when they are dropped, by completion.
         self.held: dict[str, Judged] = {}
         #: Groups whose filter raised, where that stops cutting: job -> what happened.
         self.stuck: dict[str, str] = {}

@@ -259,7 +259,7 @@ class _Call:
         self._scorer._waiting.for_(f"workers, to score {sequences} sequences in {len(self._out)} jobs{more}")
         left = self._deadline - time.monotonic()
         if left <= 0 or self._stopped.is_set():
-            why = "was ended" if self._stopped.is_set() else f"was not there in {self._timeout_s:g} s"
+            why = "was ended" if self._stopped.is_set() else f"did not finish within {self._timeout_s:g} s"
             raise WaitTimeout(f"The scoring of {sequences} sequences {why}; `penstock workers ls` shows who works.")
         until = time.monotonic() + min(BLOCK_S, left)
         while (block_s := until - time.monotonic()) > 0:

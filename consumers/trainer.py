@@ -86,7 +86,7 @@ class Trainer:
         definition: Definition | None = None,
         job: str | None = None,
     ) -> None:
-        # Before the wait for Redis, so that a mistake is told at once.
+        # Before the wait for Redis, so that a mistake is reported at once.
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
         SubscriptionConfig.of(subscription or {}, name or "trainer")
         config = _with_groups(config_of(config, run, "Trainer"), batch_groups)

@@ -224,7 +224,7 @@ class Requests:
                 self.prompts.check_buried(jobs)
                 if time.monotonic() >= deadline:
                     raise WaitTimeout(
-                        f"The answers to {len(jobs)} prompts of {self.name!r} were not there in time: `penstock why` "
+                        f"The answers to {len(jobs)} prompts of {self.name!r} did not arrive in time: `penstock why` "
                         "says what they wait for."
                     ) from None
 

@@ -238,7 +238,7 @@ class RolloutManager:
             del self._open[number]
 
     def set_train_parallel_config(self, config: "Mapping[str, Any]") -> None:
-        """How the trainer is split, as slime's first rank tells it: ``dp_size``, ``vpp_size``,
+        """How the trainer is split, as slime's first rank says it: ``dp_size``, ``vpp_size``,
         ``microbatch_group_size_per_vp_stage``."""
         dp_size = int(config["dp_size"])
         if dp_size < 1:

@@ -263,7 +263,7 @@ class Batch:
 
         Returns:
             [B, L] (or [B, L, W]) or [B], as it was put; 0 on padding, fillers and lost payloads, those too that only
-            the writer had lost: ``no_value`` tells which rows. A numpy array; ``torch.from_numpy`` shares it.
+            the writer had lost: ``no_value`` says which rows. A numpy array; ``torch.from_numpy`` shares it.
 
         Raises:
             WaitTimeout: it was not there in time. OwnershipLost: the batch was given up. PayloadError: damaged.

@@ -96,7 +96,7 @@ def _fields(body: bytes, path: Path) -> tuple[str, int, bytes]:
     try:
         name, row, value = unpack(body, f"a record of {path}")
     except (ProtocolError, TypeError, ValueError) as exc:
-        raise PayloadError(f"{path} holds what is no column: {exc}.") from exc
+        raise PayloadError(f"{path} holds something that is not a column: {exc}.") from exc
     if not isinstance(name, str) or not isinstance(row, int) or not isinstance(value, bytes):
-        raise PayloadError(f"{path} holds what is no column.")
+        raise PayloadError(f"{path} holds something that is not a column.")
     return name, row, value

@@ -143,7 +143,7 @@ def _decode(data: bytes, row: Row, index: int, name: str) -> tuple[int, Array]:
     """(kind, [length] or [length, width] or [1]) of one value, checked."""
     what = f"column {name!r} of sample {row.sample}"
     if not _HEADER.size <= len(data) <= _HEADER.size + MAX_VALUE_BYTES:
-        raise PayloadError(f"{what} has {len(data)} bytes, which no value has.")
+        raise PayloadError(f"{what} has {len(data)} bytes, which is not the size of a value.")
     magic, kind, code, width, checksum = _HEADER.unpack_from(data)
     body = memoryview(data)[_HEADER.size :]
     if magic != _MAGIC or kind > _SAMPLE or code >= len(_DTYPES) or width > MAX_WIDTH:

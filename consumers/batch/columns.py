@@ -153,8 +153,8 @@ class RedisColumns:
             what = f"column {name} of batch {self._n}, {len(rows) - len(found)} of {len(rows)} rows"
             if (now := time.monotonic()) > deadline:
                 raise WaitTimeout(
-                    f"{what}, was not there in {timeout_s:g} s: the role that puts it is dead, stuck, or does not put "
-                    f"it; the first missing one is of sample {self._rows[missing[0]].sample}."
+                    f"{what}, did not arrive within {timeout_s:g} s: the role that puts it is dead, stuck, or does not "
+                    f"put it; the first missing one is of sample {self._rows[missing[0]].sample}."
                 )
             waiting.for_(what)
             if now > check_at:

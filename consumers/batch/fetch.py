@@ -38,7 +38,7 @@ class PayloadReader:
     A server that does not answer is waited for until it does, or is lost for good, as the run's directory says.
 
     Args:
-        waiting: told which server is waited for.
+        waiting: shows which server is waited for.
     """
 
     def __init__(self, config: RedisConfig, keys: Keys | None = None, waiting: Waiting | None = None) -> None:
@@ -143,7 +143,7 @@ class PayloadReader:
     def on_columns(self, home: str, work: Callable[[Client], T]) -> T:
         """Do idempotent ``work`` on a ``column_home``. Blocks until it answers; QueueUnavailable where it is lost."""
         client = self._store(home).columns
-        assert client is not None, f"{home} is no column_home"
+        assert client is not None, f"{home} is not a column_home"
         return self._until_answered(home, lambda: work(client))
 
     def close(self) -> None:

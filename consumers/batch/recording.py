@@ -116,7 +116,7 @@ def load(template: str, n: int) -> Recorded:
     for rank in range(1, first.size):
         other = _load(Path(template.format(rollout_id=n, rank=rank)), n)
         if other.recorded.digest != first.recorded.digest:
-            raise PayloadError(f"The files of batch {n} by {template!r} are of different runs: record it anew.")
+            raise PayloadError(f"The files of batch {n} by {template!r} are of different runs: record it again.")
         merged |= other.payloads
         for name, values in column_files.load(path_of(template, n, rank)).items():
             columns.setdefault(name, {}).update(values)

@@ -13,7 +13,7 @@ from consumers.subscription.progress import Progress
 from consumers.subscription.subscriber import Subscriber
 from penstock.errors import WaitTimeout
 
-#: How often a wait for a batch that is fetched ahead is told.
+#: How often a wait for a batch that is fetched ahead is shown.
 LOOK_S = 0.5
 
 
@@ -78,7 +78,7 @@ class Stream:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise WaitTimeout(
-                    f"Batch {n} of subscription {self._subscriber.name!r} was not there in {timeout_s} s."
+                    f"Batch {n} of subscription {self._subscriber.name!r} did not arrive within {timeout_s} s."
                 )
             self._look()
             self._subscriber.waiting.for_(f"batch {n} of buffer:{self._subscriber.name}")

@@ -205,6 +205,6 @@ class TokenArrays:
         if found != wanted:
             raise PayloadError(
                 f"batch {self._manifest.n}: {found} tokens bear loss at staleness {self._loss.max_staleness} or less, "
-                f"its manifest says {wanted}: it was cut by a buffer that does not tell loss tokens by version; "
+                f"its manifest says {wanted}: it was cut by a buffer that does not count loss tokens by version; "
                 "restart the buffer."
             )

@@ -81,7 +81,7 @@ def save(folder: str | Path, *, step: int, learner: dict[str, Any], trainer: dic
 
 
 class _Stream:
-    """A file that remembers why it could not be written: torch tells only that it was not."""
+    """A file that remembers why it could not be written: torch says only that it was not."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -149,7 +149,7 @@ def latest(
         )
     if files:
         raise PenstockError(
-            f"every checkpoint in {folder} is damaged; move them away to start anew, or bring back a copy."
+            f"every checkpoint in {folder} is damaged; move them away to start over, or bring back a copy."
         )
     return None
 

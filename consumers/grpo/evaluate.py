@@ -93,8 +93,8 @@ class Evaluation:
                     return None
                 if time.monotonic() >= until:
                     raise WaitTimeout(
-                        f"The evaluation of version {version} was not there in data.eval_timeout_s = {timeout_s:g}: "
-                        "`penstock why` says what it waits for; a trainer that is started again goes on to wait for it."
+                        f"The evaluation of version {version} did not finish within data.eval_timeout_s = {timeout_s:g}"
+                        ": `penstock why` says what it waits for; a trainer that is started again waits for it again."
                     )
                 self._news.wait(min(LOOK_S, until - time.monotonic()))
             return self.accuracy[version]
@@ -203,7 +203,7 @@ def summarize(manifest: Manifest, asked: int) -> Iterator[dict[str, Any]]:
     """One row per (dataset, version) of an evaluation's manifest.
 
     ``version`` is the one that was asked for, ``oldest`` and ``newest`` are those that drew, and ``asked_share`` is the
-    share of the tokens proven to be of the asked one, of all whose version is told (a filter may have masked others);
+    share of the tokens proven to be of the asked one, of all whose version is known (a filter may have masked others);
     weights that change in place, or between two prompts, make them differ. ``accuracy`` is the mean reward over the
     ``num`` samples of ``prompts`` prompts of this dataset; ``asked`` are the prompts that the whole evaluation has.
     """
@@ -230,7 +230,7 @@ def summarize(manifest: Manifest, asked: int) -> Iterator[dict[str, Any]]:
 def _drawn_by(version: int, row: Row) -> int:
     """Tokens of a sample that ``version`` is proven to have drawn.
 
-    None are out of date in an evaluation, so all are told; one whose version is not proven is told as of the oldest
+    None are out of date in an evaluation, so all are listed; one whose version is not proven counts as of the oldest
     that may have drawn it (T6), and counts for none.
     """
     told = row.loss_versions or [[row.oldest_loss, row.num_loss]]

@@ -116,7 +116,7 @@ def _largest(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _histogram(away: Tensor) -> Tensor:
-    """[_BINS] counts of log ratios [N]; a NaN, which the norm of the gradient tells of, is in none."""
+    """[_BINS] counts of log ratios [N]; a NaN, which the norm of the gradient shows, is in none."""
     place = (torch.asinh(away[~away.isnan()] / _FINEST) / _REACH + 1) * (_BINS / 2)
     return torch.bincount(place.long().clamp(0, _BINS - 1), minlength=_BINS)
 

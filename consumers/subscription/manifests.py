@@ -89,11 +89,12 @@ class Manifests:
                 raise WaitTimeout(f"The wait for batch {n} of subscription {self._name!r} was ended.")
             if left <= 0:
                 raise WaitTimeout(
-                    f"Batch {n} of subscription {self._name!r} was not there in {timeout_s} s: {self._why(timeout_s)}"
+                    f"Batch {n} of subscription {self._name!r} did not arrive within {timeout_s} s: "
+                    f"{self._why(timeout_s)}"
                 )
 
     def _why(self, timeout_s: float | None) -> str:
-        """What holds a batch up, with its counts, as the buffer tells it. Blocks for a round trip."""
+        """What holds a batch up, with its counts, as the buffer reports it. Blocks for a round trip."""
         if timeout_s is not None and timeout_s < TELL_S:
             return "`penstock why` says what the buffer waits for."  # who asks so often does not read it
         said = {wait.who: wait.what for wait in self._control.do(partial(read_waits, keys=self._keys))}

@@ -33,7 +33,7 @@ class Ownership:
         seat: whose place it is among the ranks and roles that train the subscription.
         job: what the ranks of one start of a trainer have in common; a rank follows no owner of another job. '': not
             known, then a rank that was handed a batch under one owner follows no other.
-        waiting: told whom it waits for.
+        waiting: shows whom it waits for.
     """
 
     def __init__(self, control: Control, keys: Keys, name: str, seat: Seat, job: str, waiting: Waiting) -> None:
@@ -231,5 +231,5 @@ class Ownership:
 
     def _pause(self, seconds: float, deadline: float, what: str) -> None:
         if time.monotonic() >= deadline:
-            raise WaitTimeout(f"Subscription {self._name!r} waited in vain for {what}.")
+            raise WaitTimeout(f"Subscription {self._name!r} gave up waiting for {what}.")
         time.sleep(seconds)

@@ -31,7 +31,7 @@ class Progress:
         self.redone = 0
         #: Number and digest of the batch that was committed last.
         self._committed: tuple[int, str] | None = None
-        #: Batch that the last ``state`` told of.
+        #: Batch that the last ``state`` named.
         self._stated: int | None = None
         #: True once ``go_back`` said where the weights are.
         self._restored = False
@@ -138,7 +138,7 @@ def batch_of(state: Mapping[str, Any], run: str, name: str) -> int:
         )
     if not isinstance(state.get("batch"), int):
         raise ConfigError(
-            f"The checkpoint says of no batch where it stands (batch is {state.get('batch')!r}): give what "
+            f"The checkpoint does not say at which batch it was made (batch is {state.get('batch')!r}): give what "
             "Trainer.state_dict() returned."
         )
     return int(state["batch"])

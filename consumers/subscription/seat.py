@@ -39,7 +39,7 @@ class Seat:
             raise ConfigError(f"roles {', '.join(self.roles)}: each once.")
         if self.role not in (self.roles or ("",)):
             raise ConfigError(
-                f"role {self.role!r} is none of the roles {', '.join(self.roles) or '(there are none)'}: give every "
+                f"role {self.role!r} is not one of the roles {', '.join(self.roles) or '(there are none)'}: give every "
                 "trainer of the subscription the same roles, the driving one first."
             )
 
@@ -64,7 +64,7 @@ class Seat:
         return self.drives and self.rank == 0
 
     def who(self, name: str) -> str:
-        """How this process is called where waits are told."""
+        """How this process is called where waits are shown."""
         parts = [name, *([] if self.drives else [self.role]), *([str(self.rank)] if self.rank else [])]
         return "trainer:" + "/".join(parts)
 

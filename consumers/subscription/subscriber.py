@@ -137,7 +137,7 @@ class Subscriber:
     ) -> Delivery:
         """Manifest of batch ``n``; blocks until it is cut. Raises WaitTimeout, DataEnded, OwnershipLost, ProtocolError.
 
-        ``ahead``: nobody waits for it yet, so no wait is told. ``look``: called now and then while it waits.
+        ``ahead``: nobody waits for it yet, so no wait is shown. ``look``: called now and then while it waits.
         """
         return self._manifests.read(n, timeout_s, stopped, ahead=ahead, look=look)
 
@@ -147,7 +147,7 @@ class Subscriber:
         Idempotent. Blocks for one round trip; with roles also until others have committed what this rank has behind it.
 
         Args:
-            behind: the last batch that this rank committed; None: not told.
+            behind: the last batch that this rank committed; None: not given.
 
         Raises:
             OwnershipLost, ProtocolError.

@@ -64,7 +64,7 @@ def megatron_to_hf(name: str, shards: Sequence[Tensor], config: Mapping[str, Any
         return [("model.norm.weight", shards[0])]
     match = _LAYER.fullmatch(name)
     if match is None:
-        raise PublishError(f"{name} is no parameter of a Megatron decoder: give a converter of your own.")
+        raise PublishError(f"{name} is not a parameter of a Megatron decoder: give a converter of your own.")
     prefix, rest = f"model.layers.{match[1]}.", match[2]
     return [(prefix + short, tensor.contiguous()) for short, tensor in _in_layer(name, rest, shards, config)]
 

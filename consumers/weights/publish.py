@@ -118,7 +118,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as exc:
         raise PublishError(f"{folder}/config.json cannot be read ({exc}).") from exc
     if not isinstance(config, dict):
-        raise PublishError(f"{folder}/config.json is no map.")
+        raise PublishError(f"{folder}/config.json is not a map.")
     return config
 
 

@@ -98,7 +98,7 @@ class Publisher:
                 raise PublishError(f"Rank 0 could not publish: {value}")
 
     def tell(self, source: Source, word: str, value: Any = None) -> None:
-        """Rank 0: have the others ``walk`` or ``wait``, or tell them that it is ``done`` or ``failed``."""
+        """Rank 0: have the others ``walk`` or ``wait``, or let them know that it is ``done`` or ``failed``."""
         if source.is_sharded and dist.get_world_size() > 1:
             _broadcast((word, value))
 
@@ -152,7 +152,7 @@ class Publisher:
             self.sender.begin(publication)
 
     def send(self, source: Source, publication: Publication) -> Sent | None:
-        """Send an announced version to the workers that are ready; whatever fails is told and goes by disk.
+        """Send an announced version to the workers that are ready; whatever fails is logged and goes by disk.
 
         Blocks for at most twice ``trainer.transfer_timeout_s``.
         """

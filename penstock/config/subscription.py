@@ -145,7 +145,7 @@ class SubscriptionConfig(Section):
     @classmethod
     def _start_is_a_place(cls, start: str) -> str:
         if not _START.fullmatch(start):
-            raise ValueError(f"start {start!r} is no place: use oldest, newest, completed:N or version:N")
+            raise ValueError(f"start {start!r} is not a place to start: use oldest, newest, completed:N or version:N")
         return start
 
     @model_validator(mode="after")

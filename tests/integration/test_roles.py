@@ -186,7 +186,7 @@ def test_T13_what_cannot_be_a_column_is_refused(config: Config, client: redis.Re
         with pytest.raises(ProtocolError, match=r"rows .* which are not of this rank of batch 1"):
             mine.put("values", np.zeros(1), micro={"rows": np.array([77]), "lengths": np.array([1])})
         with pytest.raises(
-            WaitTimeout, match=r"column values of batch 1, 6 of 6 rows, was not there in 0.1 s: the role"
+            WaitTimeout, match=r"column values of batch 1, 6 of 6 rows, did not arrive within 0.1 s: the role"
         ):
             batch.get("values", timeout=0.1)
         mine.put("values", values_of(mine))
@@ -401,7 +401,7 @@ def test_T13_a_role_waits_for_the_driving_one_to_begin_and_refuses_what_it_has_n
 
 
 def test_roles_that_cannot_be_are_refused(config: Config, client: redis.Redis, keys: Keys) -> None:
-    with pytest.raises(ConfigError, match="role 'judge' is none of the roles actor, critic"):
+    with pytest.raises(ConfigError, match="role 'judge' is not one of the roles actor, critic"):
         Trainer(config, role="judge", roles=ROLES)
     with pytest.raises(ConfigError, match="there are none"):
         Trainer(config, role="judge")

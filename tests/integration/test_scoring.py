@@ -159,7 +159,7 @@ async def test_I8_a_wait_has_a_name_and_an_end_that_leaves_nothing(
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        with pytest.raises(WaitTimeout, match=r"was not there in 0\.1 s"):
+        with pytest.raises(WaitTimeout, match=r"did not finish within 0\.1 s"):
             scorer.score([[2, 3]], [1], timeout_s=0.1)
         assert waits_of(client, keys, "ref") == ""
         await assert_nothing_left(client, keys)

@@ -444,7 +444,7 @@ def test_bad_definitions_are_refused_and_nothing_is_changed(
             "can never be cut: at most 65536 fit": {"size": "65537"},
             "use each group once": {"share": "pool", "reuse": "2"},
             "sized": {"sized": "4"},
-            "is no place": {"start": "yesterday"},
+            "is not a place to start": {"start": "yesterday"},
             "nothing is ever admitted to": {"lanes": "tarin"},
         }
         for words, fields in bad.items():

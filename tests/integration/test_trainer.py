@@ -330,7 +330,7 @@ def test_I8_next_times_out_with_a_sentence_says_what_it_waits_for_and_goes_on(
     with Trainer(config) as trainer:
         publish(trainer)
         assert trainer.next_nowait() is None
-        with pytest.raises(WaitTimeout, match=r"Batch 1 .* was not there in 1.2 s: .*`penstock why`"):
+        with pytest.raises(WaitTimeout, match=r"Batch 1 .* did not arrive within 1.2 s: .*`penstock why`"):
             trainer.next(timeout=1.2)
         assert waits(client, keys)["trainer:actor"] == "batch 1 of buffer:actor"
         with buffering(config):
@@ -585,7 +585,7 @@ def test_a_rank_follows_a_rewind_of_rank_0_and_stops_when_another_trainer_takes_
 
 def test_a_rank_that_finds_no_rank_0_times_out_and_says_so(config: Config, client: redis.Redis, keys: Keys) -> None:
     lonely = Trainer(config, dp_rank=1, dp_size=2)
-    with pytest.raises(WaitTimeout, match="waited in vain for rank 0 to join"):
+    with pytest.raises(WaitTimeout, match="gave up waiting for rank 0 to join"):
         lonely.session.subscriber.join(timeout_s=0.8)
     assert waits(client, keys)["trainer:actor/1"] == "rank 0 of subscription actor"
     lonely.close()

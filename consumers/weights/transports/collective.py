@@ -88,7 +88,7 @@ class Nccl(Collective):
 
     @classmethod
     def set_up(cls) -> None:
-        """Have NCCL told alike at both ends of a group, unless somebody has told it.
+        """Give NCCL the same settings at both ends of a group, unless they are set already.
 
         SGLang turns cuMem off in its servers, and a group whose ends differ in it never comes to be. NCCL reads it once
         in a process: before the first group on a GPU is made.

@@ -93,7 +93,7 @@ def send(
 
     Args:
         engines: worker -> address and number of processes that hold weights.
-        version: told with the last bucket of a version.
+        version: sent with the last bucket of a version.
 
     Returns:
         Workers that failed, and why.

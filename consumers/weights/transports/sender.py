@@ -18,7 +18,7 @@ class Sender(ABC):
     """Hands weights to engines that are ready. Every rank of the trainer has one as long as it lives; rank 0 uses it.
 
     A version's folder is complete and announced before :meth:`send` is called, so whatever it raises costs time and
-    never a version: workers that wait are told why, and load the folder.
+    never a version: workers that wait learn why, and load the folder.
     """
 
     #: The worker's side, ``module:Class``, of one that is not penstock's own.
@@ -42,7 +42,7 @@ class Sender(ABC):
         """Send to ``transfer.workers``, of which there is at least one: decide who receives, then send. Blocks.
 
         Raises:
-            TransferFailed, or anything else: workers of the decision that were not told how it ended load the folder.
+            TransferFailed, or anything else: workers of the decision that do not know how it ended load the folder.
         """
 
     def abandon(self) -> None:  # noqa: B027
@@ -61,5 +61,5 @@ def sender_of(name: str) -> type[Sender] | None:
         return getattr(import_module(f"consumers.weights.transports.{module}"), attribute) if path else None
     found = find(path, "trainer.transport")
     if not (isinstance(found, type) and issubclass(found, Sender)):
-        raise ConfigError(f"trainer.transport {name} is no sender: derive its class from penstock.Sender.")
+        raise ConfigError(f"trainer.transport {name} is not a sender: derive its class from penstock.Sender.")
     return found

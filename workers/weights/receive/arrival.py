@@ -69,7 +69,7 @@ class Arrival:
         """
         field, text = await self._first_of("h", "s")
         if field == "s":
-            raise NotSent(text or "the trainer had nothing to tell")
+            raise NotSent(text or "the trainer sent nothing")
         self._is_awaited = True
         return text
 

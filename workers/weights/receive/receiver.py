@@ -18,7 +18,7 @@ class Receiver(ABC):
     """Takes weights into a worker's engine. It lives as long as the worker; its calls do not overlap.
 
     Args:
-        birth: counts the engine's starts: a new engine knows nothing of what the last one was told.
+        birth: counts the engine's starts: a new engine knows nothing of what the last one was given.
     """
 
     def __init__(self, engine: Engine, birth: Callable[[], int]) -> None:

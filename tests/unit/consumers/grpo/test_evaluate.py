@@ -107,7 +107,7 @@ def test_the_last_evaluation_is_waited_for_until_every_dataset_has_its_row_its_l
     evaluation: Evaluation,
 ) -> None:
     evaluation.remember(rows_of(row("held/1/0", {1: 10})))
-    with pytest.raises(WaitTimeout, match=r"not there in data\.eval_timeout_s = 0\.01"):
+    with pytest.raises(WaitTimeout, match=r"did not finish within data\.eval_timeout_s = 0\.01"):
         evaluation.wait(1, 0.01)
     assert evaluation.wait(1, None, stopped=lambda: True) is None
     evaluation.remember(rows_of(row("other/1/0", {1: 10}, reward=0.0)))

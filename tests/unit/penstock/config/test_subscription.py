@@ -95,7 +95,7 @@ def test_what_nobody_has_set_is_read_as_its_default_and_verbs_fields_are_not_tak
         (b"lanes", b"train,tarin", r"lanes: nothing is ever admitted to \['tarin'\]"),
         (b"lanes", b",", "lanes: nothing is ever admitted to"),
         (b"share", b"a b", "share: pool 'a b' is not a name"),
-        (b"from", b"yesterday", "start: start 'yesterday' is no place"),
+        (b"from", b"yesterday", "start: start 'yesterday' is not a place to start"),
         (b"priority", b"p" * 20_000, "priority: it has more than 16384 characters"),
         (b"filters", b"a:b," * 10_000, "filters: it has more than 16384 characters"),
     ],

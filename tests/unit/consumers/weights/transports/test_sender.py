@@ -35,7 +35,7 @@ def test_a_senders_class_is_found_by_its_import_path() -> None:
 
 @pytest.mark.parametrize("name", ["json:loads", "pathlib:Path"])
 def test_what_is_no_sender_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no sender: derive its class from penstock"):
+    with pytest.raises(ConfigError, match="is not a sender: derive its class from penstock"):
         sender_of(name)
 
 
