@@ -536,7 +536,7 @@ async def test_a_defect_takes_the_worker_down_and_its_jobs_go_back_uncharged(
     def broken() -> dict[str, Any]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(worker.presence, "record", broken)
+    monkeypatch.setattr(worker.presence, "presence", broken)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(working_on, 60)
     assert states(client, keys, jobs) == ["queued"]
