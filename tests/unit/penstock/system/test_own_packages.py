@@ -12,9 +12,9 @@ from penstock.system.own_packages import HOME, NAMES
 
 PUBLIC = [
     "Batch", "CompletedGroup", "Config", "ConfigError", "DataEnded", "EngineMetrics", "Environment", "Job",
-    "Observation", "OwnershipLost", "PenstockError", "Request", "Requests", "RolesApart", "RolloutDataset",
-    "RolloutManager", "Sample", "Score", "Scorer", "Shards", "Trainer", "TrlRollouts", "WaitTimeout", "__version__",
-    "concatenated", "score",
+    "Observation", "OwnershipLost", "PenstockError", "Receiver", "Request", "Requests", "RolesApart", "RolloutDataset",
+    "RolloutManager", "Sample", "Score", "Scorer", "Sender", "Shards", "Trainer", "TrlRollouts", "WaitTimeout",
+    "__version__", "concatenated", "score",
 ]  # fmt: skip
 
 
