@@ -43,6 +43,7 @@ from penstock.config import Config
 from penstock.config.load import save_resolved
 from penstock.errors import WaitTimeout
 from penstock.protocol.presence import read_workers
+from penstock.redis.connect import connect
 from penstock.redis.control import Control
 
 START_TIMEOUT_S = 400.0
@@ -244,7 +245,7 @@ def main(
                     await_state(control, trainer, "second", {"serving"}, config.run_dir)
                     for index in range(steps):
                         loop.step(f"{collective} again", counts=index >= WARM)
-        seen = versions(redis.Redis.from_url(url), sglang=version_in(Path(python), "sglang") or "unknown")
+        seen = versions(connect(url), sglang=version_in(Path(python), "sglang") or "unknown")
     report(rows, shape, options, seen).finish(json_file)
 
 

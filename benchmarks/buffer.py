@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import redis
 import typer
 
 from benchmarks.common import Report, execute, percentile, redis_server, versions
 from benchmarks.scale import GROUPS_PER_BATCH, OWNER, SAMPLES, SUB, Queue, open_queue, settle
 from penstock.protocol import scripts
 from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 
 TOKENS = 2560
@@ -117,7 +117,7 @@ def rung(queue: Queue, samples: int, count: int, before: tuple[int, int]) -> dic
     return row | {sampler: late_comer(queue, sampler, count // 2) for sampler in OTHERS}
 
 
-def climb(client: redis.Redis, url: str, most: int, count: int) -> list[dict[str, Any]]:
+def climb(client: Client, url: str, most: int, count: int) -> list[dict[str, Any]]:
     queue = open_queue(client, url)
     fill(queue, GROUPS_PER_BATCH)
     before = resident(), settle(client)

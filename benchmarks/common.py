@@ -21,11 +21,11 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-import redis
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from penstock.redis.commands import Client
 from penstock.redis.server import RedisServer
 
 #: Longest wait for a process of a benchmark, in seconds.
@@ -66,7 +66,7 @@ def command() -> str:
     return shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
 
 
-def versions(client: "redis.Redis | None" = None, **more: str) -> dict[str, str]:
+def versions(client: Client | None = None, **more: str) -> dict[str, str]:
     """Versions of what takes part; ``more`` adds what lives in another environment (SGLang, the peers)."""
     found = {"python": platform.python_version()}
     for name in ("penstock", "redis", "hiredis", "torch", "numpy"):

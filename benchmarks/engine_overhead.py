@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import redis
 import typer
 
 from benchmarks.bench_run import DATASET, admit, make_config, part
@@ -34,6 +33,7 @@ from penstock.config import Config
 from penstock.errors import WaitTimeout
 from penstock.protocol.presence import WorkerState, read_workers
 from penstock.protocol.records.job import Job
+from penstock.redis.connect import connect
 from penstock.redis.control import Control
 
 GROUP = 8
@@ -192,7 +192,7 @@ def main(
                 else:
                     rates[leg].append(penstock.round(load, groups))
                 typer.echo(f"round {turn + 1} of {rounds}, {leg}: {rates[leg][-1]:,.0f} tokens/s", err=True)
-        seen_versions = versions(redis.Redis.from_url(url), sglang=engine.sglang)
+        seen_versions = versions(connect(url), sglang=engine.sglang)
     report(rates, load, shape, seen_versions).finish(json_file)
 
 

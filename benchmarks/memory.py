@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
-import redis
 import torch
 import typer
 
@@ -28,6 +27,7 @@ from benchmarks.gpu_model import SHAPES, fast_folder
 from benchmarks.weights import load_model
 from consumers.trainer import Trainer
 from penstock.protocol.records.job import Job
+from penstock.redis.connect import connect
 from penstock.redis.control import Control
 
 #: What is offloaded together, and brought back together.
@@ -126,7 +126,7 @@ def main(
                 measured[name].append(there_and_back(trainer, device, tags))
             # Nobody gives out tokens of weights that are not there.
             admitted = draw(control, trainer, load, admitted)
-        seen = versions(redis.Redis.from_url(url), sglang=engine.sglang)
+        seen = versions(connect(url), sglang=engine.sglang)
     report(measured, shape, device, seen).finish(json_file)
 
 

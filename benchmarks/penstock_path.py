@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import redis
 import uvloop
 from numpy.typing import NDArray
 
@@ -34,6 +33,8 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting
+from penstock.redis.commands import Client
+from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
 from penstock.system.long_lived import settle
 from workers.jobs.commits import Commits
@@ -132,7 +133,7 @@ def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, buffer
     settle()  # as the parts do (console.cli.main)
     seen: list[int] = []
     config = load(config_file)
-    client = redis.Redis.from_url(str(config.redis.url))
+    client = connect(str(config.redis.url))
     drives = name == config.trainer.name
     with Trainer(config, name=name, prefetch=1, subscription={"driving": drives}) as trainer:
         if drives:
@@ -233,7 +234,7 @@ def run(
 
 def empty(url: str) -> None:
     """Every round begins with an empty server and an empty append-only file. Blocks."""
-    client: Any = redis.Redis.from_url(url)
+    client = connect(url)
     client.flushall()
     client.bgrewriteaof()
     while client.info("persistence")["aof_rewrite_in_progress"]:
@@ -267,7 +268,7 @@ def _round(parts: "dict[str, Part]", samples: int) -> Round:
     )
 
 
-def cpu_s_of_all(client: redis.Redis, buffer: int) -> dict[str, float]:
+def cpu_s_of_all(client: Client, buffer: int) -> dict[str, float]:
     """CPU seconds so far of Redis, of the buffer (a pid), and of this process, the reader."""
     cpu: Any = client.info("cpu")
     fields = Path(f"/proc/{buffer}/stat").read_text().rpartition(")")[2].split()

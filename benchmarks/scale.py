@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import redis
 import typer
 
 from benchmarks.common import Report, execute, median, redis_server, versions
@@ -37,6 +36,7 @@ from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Call, Leadership
+from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 
 MODEL, SUB, OWNER, WORKER = "policy", "actor", "bench-trainer", "bench-worker"
@@ -59,7 +59,7 @@ COSTS = {
 class Queue:
     """A run with one driving subscription, and the state of those who work on it."""
 
-    client: redis.Redis
+    client: Client
     keys: Keys
     lead: Leadership
     gen: int
@@ -77,7 +77,7 @@ class Queue:
         return len(self.state.subs[SUB].pool)
 
 
-def open_queue(client: redis.Redis, url: str) -> Queue:
+def open_queue(client: Client, url: str) -> Queue:
     """A fresh run at version 1, its gate wide open, with leadership and ownership taken for an hour."""
     keys = Keys("bench")
     for name in ("admit", "lease", "commit"):  # pipelines do not load what is missing
@@ -139,7 +139,7 @@ def commit(queue: Queue, held: scripts.RawLease) -> Call[scripts.Committed]:
     return scripts.commit(queue.keys, held.job, held.token, [(k, 1, record) for k in range(SAMPLES)])
 
 
-def write_payloads(client: redis.Redis, keys: Keys, leases: list[scripts.RawLease]) -> None:
+def write_payloads(client: Client, keys: Keys, leases: list[scripts.RawLease]) -> None:
     """One byte for each sample: the buffer asks whether payloads are there, not what they hold."""
     with client.pipeline(transaction=False) as pipe:
         for held in leases:
@@ -187,7 +187,7 @@ def retire(queue: Queue) -> None:
 
 
 @contextmanager
-def cost_of(verb: str, costs: dict[str, list[float]], client: redis.Redis, items: int) -> Iterator[None]:
+def cost_of(verb: str, costs: dict[str, list[float]], client: Client, items: int) -> Iterator[None]:
     """Redis' own time inside scripts, in us per item."""
     client.config_resetstat()
     yield
@@ -238,7 +238,7 @@ def fill_groups(queue: Queue, total: int) -> None:
     queue.client.xtrim(queue.keys.samples, maxlen=0)
 
 
-def settle(client: redis.Redis) -> int:
+def settle(client: Client) -> int:
     """Wait until no rewrite of the AOF runs beside the measurement; returns bytes of memory used."""
     deadline = time.monotonic() + 120
     while client.info("persistence")["aof_rewrite_in_progress"]:
@@ -261,7 +261,7 @@ def rung(queue: Queue, cycles: int, ladder: str, jobs: int) -> dict[str, Any]:
 
 
 def climb(
-    client: redis.Redis, url: str, most_jobs: int, most_groups: int, cycles: int
+    client: Client, url: str, most_jobs: int, most_groups: int, cycles: int
 ) -> tuple[list[dict[str, Any]], float, float]:
     """Both ladders; the rows, bytes per queued job, bytes per buffered group."""
     client.flushall()

@@ -17,7 +17,6 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Annotated, Any
 
-import redis
 import typer
 import uvloop
 
@@ -28,6 +27,7 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.waits import Waiting
+from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
 from workers.jobs.commits import Commits
 
@@ -147,7 +147,7 @@ def main(
     """Print what each rank spent in the next batch."""
     with redis_server() as url:
         ranks = measure(url, dp=dp, replicas=replicas, steps=steps, step_s=step_s, tokens=tokens, prefetch=prefetch)
-        found = versions(redis.Redis.from_url(url))
+        found = versions(connect(url))
     rows = [
         {
             "dp_rank": i // replicas,

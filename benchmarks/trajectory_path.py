@@ -35,6 +35,7 @@ import typer
 
 from benchmarks import penstock_path
 from benchmarks.common import Report, execute, format_value, median, redis_server, run_together, spread, versions
+from penstock.redis.connect import connect
 
 if TYPE_CHECKING:
     import torch
@@ -244,7 +245,7 @@ def main(
                         figures += through_penstock(url, groups, tokens, "arrays", many, read)
             if "lists" in chosen:
                 figures += through_penstock(url, groups, tokens, "lists")
-        seen_versions = versions(redis.Redis.from_url(url), **peers)
+        seen_versions = versions(connect(url), **peers)
     report(figures, tokens, seen_versions).finish(json_file)
 
 

@@ -81,8 +81,8 @@ class Watch:
         fate = Fate()
         generated = dict(self._generated)
         with connect(self._url) as client:
-            for job in client.zrange(self._keys.ready, 0, -1):
-                name = job.decode()
+            for ready in client.zrange(self._keys.ready, 0, -1):
+                name = ready.decode()
                 if client.hget(self._keys.group(name), f"u:{self._sub}") is None:
                     generated.pop(name, None)  # it waits for a batch
                 elif name not in generated:

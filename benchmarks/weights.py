@@ -31,6 +31,7 @@ from benchmarks.gpu_model import SHAPES, fast_folder
 from consumers.trainer import Trainer
 from penstock.errors import WaitTimeout
 from penstock.protocol.records.job import Job
+from penstock.redis.connect import connect
 from penstock.redis.control import Control
 
 POLICIES = ("in_place", "abort", "drain")
@@ -219,7 +220,7 @@ def main(
         plain = run_leg(url, engine, model, load, Leg("in_place", "disk", 0), device)
         rows = [met_busy_engine(run_leg(url, engine, model, load, leg, device)) for leg in legs]
         after = run_leg(url, engine, model, load, Leg("abort", "disk", 0), device)
-        seen = versions(redis.Redis.from_url(url), sglang=engine.sglang)
+        seen = versions(connect(url), sglang=engine.sglang)
     report(rows, [plain, after], load, shape, seen).finish(json_file)
 
 

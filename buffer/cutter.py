@@ -23,7 +23,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import MAX_RECORD_BYTES
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.scripts import Leadership, run
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 from penstock.system.collecting import collecting_later
 
 log = logging.getLogger(__name__)

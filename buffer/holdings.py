@@ -6,7 +6,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import note, run
 from penstock.protocol.waits import Waiting
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 
 class Holdings:

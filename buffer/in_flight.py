@@ -13,7 +13,7 @@ from typing import Any
 from buffer.view import End, InFlight, View
 from penstock.protocol.gate import Room, read_rooms
 from penstock.protocol.keys import Keys
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 
 def read(client: Client, keys: Keys, view: View, gates: Sequence[Sequence[str]]) -> InFlight:

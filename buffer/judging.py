@@ -14,7 +14,7 @@ from penstock.protocol.groups import CompletedGroup
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Judged, Leadership, run
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 

@@ -40,8 +40,9 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import Leadership, ensure_lanes
 from penstock.protocol.waits import Waiting
 from penstock.redaction import redact
+from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
-from penstock.redis.control import PASSING, Client, Control
+from penstock.redis.control import PASSING, Control
 from penstock.system.tokens import new_token
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import Late, Leadership, run
 from penstock.protocol.waits import Waiting
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from penstock.payloads.store import PayloadStore, open_store
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.sample_meta import SampleMeta, stored
 from penstock.redaction import redact
-from penstock.redis.control import PASSING, Client
+from penstock.redis.commands import Client
+from penstock.redis.control import PASSING
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 #: Samples whose records are kept at hand, at about 1.5 kB each: with a bound on staleness a group is trained and swept
 #: while it is among them, and what falls out is read again.

@@ -13,7 +13,7 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.scripts import Leadership, run
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import logging
 
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 

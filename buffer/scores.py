@@ -10,7 +10,7 @@ from buffer.state import State
 from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 

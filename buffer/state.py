@@ -23,7 +23,7 @@ from penstock.protocol.records.job import JobState
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Leadership, run
 from penstock.protocol.staleness import Lineage
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 from penstock.system.collecting import collecting_later
 
 log = logging.getLogger(__name__)

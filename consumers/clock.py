@@ -13,7 +13,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.presence import read_workers
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.staleness import Lineage
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
 

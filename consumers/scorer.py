@@ -33,8 +33,9 @@ from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.score_jobs import MAX_SEQUENCES, MAX_TOKENS, Given, make_job
 from penstock.protocol.waits import Waiting
+from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
-from penstock.redis.control import PASSING, Client, Control
+from penstock.redis.control import PASSING, Control
 from penstock.redis.saved_config import config_of
 from penstock.system.tokens import new_token
 

@@ -31,8 +31,9 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import Admission, ensure_lanes
 from penstock.protocol.waits import Waiting
+from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
-from penstock.redis.control import Client, Control
+from penstock.redis.control import Control
 from penstock.redis.memory import is_full
 from penstock.weights.tokenizer import read_tokenizer
 from producer.dataset import Dataset, Mixture, Template, check_overlap

@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.names import Lane
@@ -25,7 +24,7 @@ class Target:
             raise ConfigError(f"No Redis is known for run {name!r}: give --redis URL, or --directory of its folder.")
         self.url = url
         try:
-            self.client: Any = connect(url)
+            self.client = connect(url)
         except QueueUnavailable as exc:
             raise (_with_its_run(directory / name) if given is None else None) or exc from None
         if not self.client.exists(self.keys.jobs(Lane.TRAIN), self.keys.subs, self.keys.source, self.keys.clock):

@@ -96,7 +96,7 @@ class Observer:
 
         rows = read_rows(self.folder.path)
         try:
-            info: Any = self.client.info("server")
+            info = self.client.info("server")
             with connect(self.url) as client:
                 summary = summarize(
                     self.config,

@@ -2,18 +2,17 @@
 
 import contextlib
 
-import redis
-
 from console.launch.live import Live
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.payloads.servers import read
 from penstock.payloads.store import open_store
 from penstock.protocol.keys import Keys
+from penstock.redis.commands import Client
 from penstock.redis.scan import delete_keys, holds_keys
 
 
-def clear_keys(config: Config, client: redis.Redis, live: Live) -> None:
+def clear_keys(config: Config, client: Client, live: Live) -> None:
     """Delete it all, on the servers that the configuration names. Blocks."""
     keys, stores = Keys(config.run), config.redis.payload_servers
     # What Redis names is where somebody said that payloads lie: nothing is deleted on its word.
@@ -29,7 +28,7 @@ def clear_keys(config: Config, client: redis.Redis, live: Live) -> None:
     delete_keys(client, keys.prefix)
 
 
-def refuse_another_run(config: Config, client: redis.Redis) -> None:
+def refuse_another_run(config: Config, client: Client) -> None:
     """Raise ConfigError where Redis holds a run of this name that the run's folder knows nothing of."""
     if holds_keys(client, Keys(config.run).prefix):
         raise ConfigError(

@@ -15,7 +15,7 @@ from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import scan_groups
 from penstock.protocol.records.job import Job, JobState
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 #: Jobs admitted per verb.
 CHUNK = 128

@@ -14,13 +14,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import ProtocolError, WaitTimeout
 from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.records.manifest import Row
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 if TYPE_CHECKING:
     from consumers.batch.fetch import PayloadReader
@@ -210,11 +210,11 @@ class RedisColumns:
             raise ProtocolError(f"Column {name!r} cannot be put to batch {self._n} of {subscriber.name!r}: {why}.")
 
     def _fetch(self, server: str, key: str, rows: list[int]) -> dict[int, bytes]:
-        def ask(client: Client) -> Any:
+        def ask(client: Client) -> list[bytes | None]:
             return client.hmget(key, rows)
 
         values = self._servers.on_columns(server, ask)
-        return {row: bytes(value) for row, value in zip(rows, values, strict=True) if value is not None}
+        return {row: value for row, value in zip(rows, values, strict=True) if value is not None}
 
     def _newest_gen(self, name: str) -> int:
         """The generation that committed the batch is the last one that wrote for it."""

@@ -19,7 +19,8 @@ from penstock.payloads.store import PayloadStore, open_store
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.waits import Waiting
-from penstock.redis.control import Client, Control, until_answered
+from penstock.redis.commands import Client
+from penstock.redis.control import Control, until_answered
 
 #: Most payload bytes asked for at once: an answer that fits the caches costs both sides half of one of 16 MB.
 CHUNK_BYTES = 2 * 1024 * 1024

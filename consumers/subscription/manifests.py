@@ -16,8 +16,9 @@ from penstock.errors import DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.waits import Waiting, read_waits
+from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
-from penstock.redis.control import Client, Control
+from penstock.redis.control import Control
 from penstock.system.collecting import collecting_later
 
 #: Longest blocking read; how late a stop, a lost ownership or a time-out is seen.

@@ -15,7 +15,8 @@ from penstock.errors import ConfigError, OwnershipLost, QueueUnavailable, WaitTi
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.waits import Waiting
-from penstock.redis.control import PASSING, Client, Control
+from penstock.redis.commands import Client
+from penstock.redis.control import PASSING, Control
 
 log = logging.getLogger(__name__)
 

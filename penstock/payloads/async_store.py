@@ -9,7 +9,8 @@ from penstock.addresses import is_folder
 from penstock.errors import QueueFull
 from penstock.payloads.folder import PayloadFolder
 from penstock.redis.call import translate
-from penstock.redis.control import AsyncControl, Client, raise_passing, until_answered_async
+from penstock.redis.commands import AsyncClient
+from penstock.redis.control import AsyncControl, raise_passing, until_answered_async
 from penstock.redis.memory import is_full
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class AsyncPayloadRedis:
         await self._control.close()
 
 
-async def _put_all(pairs: Pairs, ttl_s: int, client: Client) -> list[QueueFull | None]:
+async def _put_all(pairs: Pairs, ttl_s: int, client: AsyncClient) -> list[QueueFull | None]:
     """- -> written: SET NX EX of each.
 
     No script: a plain SET keeps the very bytes that came in, a script copies them twice. The key carries the lease's
@@ -86,7 +87,7 @@ def _refusal(answer: object) -> QueueFull | None:
     raise answer
 
 
-async def _has_no_room(client: Client) -> bool:
+async def _has_no_room(client: AsyncClient) -> bool:
     info = await client.info("memory")
     return is_full(info)
 

@@ -6,7 +6,7 @@ from itertools import islice
 from penstock.protocol.scripts import persist
 from penstock.redis import connect
 from penstock.redis.call import run
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 from penstock.redis.scan import delete_keys, scan_keys
 
 #: Keys that are looked at together.

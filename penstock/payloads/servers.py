@@ -26,7 +26,7 @@ from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.records.job import JobState
 from penstock.protocol.scripts import run
 from penstock.protocol.snapshot import GONE_S
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 
 class ServerState(StrEnum):

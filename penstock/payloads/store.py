@@ -15,7 +15,7 @@ from penstock.addresses import is_folder
 from penstock.payloads.folder import PayloadFolder
 from penstock.payloads.redis_store import PayloadRedis
 from penstock.redis import connect
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 
 class PayloadStore(Protocol):

@@ -7,7 +7,8 @@ import time
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
 from penstock.protocol.scripts import note, run
-from penstock.redis.control import PASSING, Client
+from penstock.redis.commands import Client
+from penstock.redis.control import PASSING
 
 #: A record is confirmed so often; one that nobody confirmed for ``GONE_S`` is of a process that is gone.
 CONFIRM_S = 2.0

@@ -15,7 +15,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.missing_jobs import missing_jobs
 from penstock.protocol.records.sample_meta import iter_metas
 from penstock.protocol.scripts import Recount, run
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 from penstock.redis.scan import scan_keys
 
 #: Differences reported in full.

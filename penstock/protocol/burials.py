@@ -12,7 +12,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample_meta import iter_metas
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 #: Upper ends of the classes that prompts are counted by.
 CLASSES = (64, 256, 1024, 4096, 16384, 65536)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.protocol.keys import Keys
 from penstock.protocol.staleness import places
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from penstock.names import LANES
 from penstock.protocol.keys import Keys
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 #: Entries of a stream read at once.
 CHUNK = 1000

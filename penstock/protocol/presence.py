@@ -12,7 +12,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.records.field_checks import checks_of
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 from penstock.words import shown
 
 log = logging.getLogger(__name__)

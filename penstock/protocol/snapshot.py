@@ -9,7 +9,7 @@ from penstock.protocol.keys import GROUP, Keys
 from penstock.protocol.presence import parse_workers
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.waits import read_waits
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 from penstock.redis.refusals import disk_trouble
 
 #: Presence older than this is of a process that is gone.

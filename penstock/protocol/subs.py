@@ -14,7 +14,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.scripts import run
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 #: Tries of a change that others change beside us.
 TRIES = 20

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from penstock.config import RewardConfig
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import JobFailure
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 from penstock.words import writable
 
 #: What jobs fail of that is the user's code.

@@ -7,7 +7,8 @@ from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import note, run
-from penstock.redis.control import PASSING, Client
+from penstock.redis.commands import Client
+from penstock.redis.control import PASSING
 from penstock.words import writable
 
 #: A wait is shown after so long; shorter ones are the normal rhythm.

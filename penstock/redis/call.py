@@ -7,15 +7,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
-import redis
-import redis.asyncio
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from penstock.errors import QueueFull
+from penstock.redis.commands import AsyncClient, Client, Encodable
 from penstock.redis.refusals import is_demoted, passing
 
 T = TypeVar("T")
-Value = str | bytes | int | float
+Value = Encodable
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Call(Generic[T]):
     parse: Callable[[Any], T]
 
 
-def run(client: "redis.Redis", call: Call[T]) -> T:
+def run(client: Client, call: Call[T]) -> T:
     """Send a verb. Blocks for one round trip. Raises redis' connection errors and QueueFull."""
     try:
         try:
@@ -59,7 +58,7 @@ def run(client: "redis.Redis", call: Call[T]) -> T:
     return call.parse(answer)
 
 
-async def run_async(client: "redis.asyncio.Redis", call: Call[T]) -> T:
+async def run_async(client: AsyncClient, call: Call[T]) -> T:
     """Send a verb from asyncio; as ``run``."""
     try:
         try:

@@ -7,7 +7,7 @@ of the caller, who knows whether the verb may be repeated.
 
 import logging
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import redis
 import redis.asyncio
@@ -28,6 +28,7 @@ from redis.sentinel import MasterNotFoundError
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueRefused, QueueUnavailable
 from penstock.redaction import know_url, redact
 from penstock.redis import sentinel
+from penstock.redis.commands import AsyncClient, Client
 from penstock.redis.refusals import AsyncParser, DiskRefused, Parser
 
 #: Oldest Redis whose semantics penstock is built on; the embedded server's.
@@ -42,7 +43,7 @@ _CLOSED = "the handler is closed"
 log = logging.getLogger(__name__)
 
 
-def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> redis.Redis:
+def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> Client:
     """A client for commands that do not block; ``check`` asks the server at once whether it will do (blocks).
 
     Raises:
@@ -50,7 +51,7 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> re
         QueueRefused: it refuses the password or this user's rights, or is too old; waiting would change nothing.
         ConfigError: the URL cannot be read, or the server evicts keys when it is full.
     """
-    client: redis.Redis = _client(redis.Redis, url, timeout_s, Retry(NoBackoff(), 0))
+    client: Client = _client(redis.Redis, url, timeout_s, Retry(NoBackoff(), 0))
     if check:
         try:
             ask(client, url)
@@ -60,7 +61,7 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> re
     return client
 
 
-def ask(client: redis.Redis, url: str) -> None:
+def ask(client: Client, url: str) -> None:
     """Ask the server of a client whether it will do. Blocks. Raises as ``connect`` does."""
     try:
         _judge(*_ask(client), url)
@@ -68,7 +69,12 @@ def ask(client: redis.Redis, url: str) -> None:
         raise translate(exc, url) from exc
 
 
-def check_durable(client: redis.Redis, url: str) -> None:
+def as_redis(client: Client) -> redis.Redis:
+    """The same client by redis-py's own type, for libraries that ask for one."""
+    return cast(redis.Redis, client)
+
+
+def check_durable(client: Client, url: str) -> None:
     """Refuse a control Redis without an append-only file. Blocks for a round trip. Raises ConfigError, RedisError."""
     if not int(client.info("persistence").get("aof_enabled", 1)):
         raise ConfigError(
@@ -77,17 +83,16 @@ def check_durable(client: redis.Redis, url: str) -> None:
         )
 
 
-def connect_blocking(url: str, block_s: float) -> redis.Redis:
+def connect_blocking(url: str, block_s: float) -> Client:
     """A client for reads that block for up to ``block_s``; give it to nobody else. Checks nothing."""
-    client: redis.Redis = _client(redis.Redis, url, block_s + TIMEOUT_S, Retry(NoBackoff(), 0))
+    client: Client = _client(redis.Redis, url, block_s + TIMEOUT_S, Retry(NoBackoff(), 0))
     return client
 
 
-def connect_async(url: str, *, block_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> redis.asyncio.Redis:
+def connect_async(url: str, *, block_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> AsyncClient:
     """An asyncio client; connects when first used. ``block_s``: the longest blocking read it is meant for."""
-    client: redis.asyncio.Redis = _client(redis.asyncio.Redis, url, block_s + timeout_s, AsyncRetry(NoBackoff(), 0))
-    pool: Any = client.connection_pool
-    pool.connection_class = _loses(pool.connection_class)
+    client: AsyncClient = _client(redis.asyncio.Redis, url, block_s + timeout_s, AsyncRetry(NoBackoff(), 0))
+    client.connection_pool.connection_class = _loses(client.connection_pool.connection_class)
     return client
 
 
@@ -113,7 +118,7 @@ def _loses(
     return Losing
 
 
-async def close_async(client: redis.asyncio.Redis) -> None:
+async def close_async(client: AsyncClient) -> None:
     """Close an asyncio client, and its connections to sentinels."""
     await client.aclose()
     manager = getattr(client.connection_pool, "sentinel_manager", None)
@@ -121,7 +126,7 @@ async def close_async(client: redis.asyncio.Redis) -> None:
         await manager.aclose()
 
 
-async def check_async(client: redis.asyncio.Redis, url: str) -> None:
+async def check_async(client: AsyncClient, url: str) -> None:
     """Ask the server of an asyncio client whether it will do; raises as ``connect`` does."""
     try:
         info = await client.info()
@@ -190,7 +195,7 @@ def _client(kind: Any, url: str, timeout_s: float, retry: Any) -> Any:
         raise ConfigError(f"redis.url {redact(url)} cannot be read: {redact(str(exc)).rstrip('.')}.") from None
 
 
-def _ask(client: redis.Redis) -> tuple[Any, Any]:
+def _ask(client: Client) -> tuple[Any, Any]:
     info = client.info()
     try:
         return info, client.config_get("maxmemory-policy")
@@ -198,7 +203,7 @@ def _ask(client: redis.Redis) -> tuple[Any, Any]:
         return info, {}
 
 
-async def _settings_async(client: redis.asyncio.Redis) -> Any:
+async def _settings_async(client: AsyncClient) -> Any:
     # Managed servers forbid CONFIG.
     try:
         return await client.config_get("maxmemory-policy")

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
@@ -17,12 +17,11 @@ from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError
 from penstock.errors import PenstockError, QueueRefused, QueueUnavailable
 from penstock.redis import connect
 from penstock.redis.call import Call, run, run_async
+from penstock.redis.commands import AsyncClient, Client
 from penstock.redis.refusals import DiskRefused, passing
 from penstock.system.backoff import pause_s
 
 T = TypeVar("T")
-#: A redis-py client. Its own types promise str or bytes everywhere; ours always answers bytes.
-Client: TypeAlias = Any
 log = logging.getLogger(__name__)
 
 #: What passes by itself: a server that restarts, loads, has just been demoted, or waits for room on its disk.
@@ -78,7 +77,7 @@ class Control:
         self.url = url
         self.patience_s = patience_s
         self.stopped = stopped
-        self.client: Client = connect.connect(url, check=False)
+        self.client = connect.connect(url, check=False)
         if check:
             self._ask()
 
@@ -148,7 +147,7 @@ class AsyncControl:
     def __init__(self, url: str, *, patience_s: float = float("inf"), block_s: float = 0.0) -> None:
         self.url = url
         self.patience_s = patience_s
-        self.client: Client = connect.connect_async(url, block_s=block_s)
+        self.client = connect.connect_async(url, block_s=block_s)
         #: Times the connection was lost; who holds leases looks for what a dead socket swallowed.
         self.losses = 0
 
@@ -160,7 +159,7 @@ class AsyncControl:
         """Send a verb until it is answered."""
         return await self.do(lambda client: run_async(client, call))
 
-    async def do(self, work: Callable[[Client], Awaitable[T]]) -> T:
+    async def do(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Do idempotent ``work`` until Redis answers it."""
         return await until_answered_async(
             lambda: work(self.client), self.url, patience_s=self.patience_s, on_loss=self._count_loss

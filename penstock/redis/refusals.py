@@ -10,6 +10,8 @@ from redis.asyncio.connection import DefaultParser as AsyncDefaultParser
 from redis.connection import DefaultParser
 from redis.exceptions import ReadOnlyError, ResponseError
 
+from penstock.redis.commands import Client
+
 
 class DiskRefused(ResponseError):
     """The server cannot write its append-only file or its dump, and takes no writes until it can."""
@@ -29,7 +31,7 @@ def passing(exc: object) -> ResponseError | None:
     return ReadOnlyError(str(exc)) if is_demoted(exc) else None
 
 
-def disk_trouble(client: Any) -> str:
+def disk_trouble(client: Client) -> str:
     """Why a server takes no writes because of its disk, in words; '' where it does. Blocks for a round trip."""
     info = client.info("persistence")
     if info.get("aof_enabled") and info.get("aof_last_write_status", "ok") != "ok":

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 
 def scan_keys(client: Client, prefix: str) -> Iterator[str]:

@@ -24,7 +24,8 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.presence import read_workers
 from penstock.protocol.scripts import check_schema
 from penstock.redaction import redact
-from penstock.redis.control import PASSING, Client, Control
+from penstock.redis.commands import Client
+from penstock.redis.control import PASSING, Control
 from penstock.system.stop import Stop
 from workers.fleet.kept import Spec, Status
 from workers.fleet.launcher import Launcher

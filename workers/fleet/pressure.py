@@ -10,7 +10,7 @@ from penstock.config.subscription import Unit
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.snapshot import snapshot
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 from workers.fleet.autoscaler import Autoscaler, Load, wanted
 from workers.fleet.models import groups_of
 from workers.fleet.state import read_capacity, write_capacity

@@ -8,7 +8,7 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import run
-from penstock.redis.control import Client
+from penstock.redis.commands import Client
 
 STATE, WANTED, CAPACITY = "state", "wanted", "capacity"
 #: A state older than this is of a fleet that is gone.

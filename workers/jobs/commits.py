@@ -21,7 +21,8 @@ from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Call, Committed
 from penstock.protocol.waits import MOMENT_S, Waiting
-from penstock.redis.control import AsyncControl, Client, raise_passing
+from penstock.redis.commands import AsyncClient
+from penstock.redis.control import AsyncControl, raise_passing
 from workers.jobs.payload_stores import PayloadStores
 from workers.jobs.write import Write
 
@@ -219,7 +220,7 @@ class Commits:
         await self._stores.close()
 
 
-async def _call_all(client: Client, calls: Sequence[Call[Any]]) -> list[Any]:
+async def _call_all(client: AsyncClient, calls: Sequence[Call[Any]]) -> list[Any]:
     """Raw answers of verbs of one kind, sent together; an error of one stands in its place."""
     if not calls:
         return []

@@ -94,7 +94,7 @@ class Intake:
         services = self._services
         services.room.clear()
         if self._has_room():
-            look = asyncio.create_task(
+            look: asyncio.Task[object] = asyncio.create_task(
                 self._waker.do(lambda client: client.blpop([services.keys.wake], timeout=WAKE_S)), name="wake"
             )
         else:

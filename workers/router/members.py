@@ -13,7 +13,8 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import run
-from penstock.redis.control import AsyncControl, Client
+from penstock.redis.commands import Client
+from penstock.redis.control import AsyncControl
 from workers.engine import ROUTED_EXPERTS
 from workers.router.process import PASSED_SAMPLING, dropped_fields
 from workers.sglang.routed_experts import ASK

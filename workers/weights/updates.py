@@ -14,7 +14,8 @@ from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import note, translate
 from penstock.protocol.waits import Waiting
-from penstock.redis.control import AsyncControl, Client
+from penstock.redis.commands import AsyncClient
+from penstock.redis.control import AsyncControl
 from workers.health import shorten
 from workers.services import Services
 from workers.weights.apply import ApplyReport, Policy, apply_publication
@@ -359,7 +360,7 @@ class Updates:
         tally.weight_updates += 1
         tally.weight_pause_s += report.pause_s
 
-        async def add(client: Client) -> None:
+        async def add(client: AsyncClient) -> None:
             pipe = client.pipeline(transaction=False)
             pipe.hincrby(counters, "weight_updates", 1)
             pipe.hincrby(counters, "weight_pause_us", int(report.pause_s * 1e6))
@@ -374,7 +375,7 @@ class Updates:
             log.warning("an update of weights is not counted: %s", exc)
 
 
-async def _evaluating(client: Client, keys: Keys) -> tuple[list[bytes], bool]:
+async def _evaluating(client: AsyncClient, keys: Keys) -> tuple[list[bytes], bool]:
     """Evaluation's jobs that are not done, and whether their lane is paused: nobody draws them then."""
     pipe = client.pipeline(transaction=False)
     pipe.zrange(keys.unfinished(Lane.EVAL), 0, -1)

@@ -3,12 +3,11 @@
 from functools import partial
 from typing import Any
 
-import redis
-
 from penstock.errors import ConfigError
 from penstock.names import LANES
 from penstock.protocol.keys import Keys
 from penstock.redis.call import Call, run, script
+from penstock.redis.commands import Client
 
 
 def server(keys: Keys, name: str, record: bytes, *, only_new: bool = False) -> Call[int]:
@@ -30,7 +29,7 @@ def check_schema(keys: Keys) -> Call[None]:
     return Call(script("schema"), [keys.schema], [keys.prefix], partial(_refuse_another, keys))
 
 
-def ensure_lanes(client: "redis.Redis", keys: Keys) -> None:
+def ensure_lanes(client: Client, keys: Keys) -> None:
     """See that the job streams and their consumer group are there, in a full Redis too. Idempotent; one round trip.
 
     Raises:

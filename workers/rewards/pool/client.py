@@ -30,7 +30,9 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting
-from penstock.redis.control import AsyncControl, Client, Control
+from penstock.redis.commands import AsyncClient, Client
+from penstock.redis.connect import as_redis
+from penstock.redis.control import AsyncControl, Control
 from penstock.words import shown
 from workers.rewards.allowed import allowed_rewards
 from workers.rewards.outcomes import Raised, too_long
@@ -114,7 +116,7 @@ class Checks:
         # rq knows no asyncio; one thread, so that a withdrawal follows what it withdraws.
         self._sync = Control(config.redis.url, stopped=lambda: self._closed)
         self._thread = ThreadPoolExecutor(1, "checks")
-        self._queue = Queue(keys.checks, connection=self._sync.client, serializer=JSONSerializer)
+        self._queue = Queue(keys.checks, connection=as_redis(self._sync.client), serializer=JSONSerializer)
         self._withdrawals: set[asyncio.Future[None]] = set()
 
     def asking(self, name: str) -> Callable[[Sample], Awaitable[Any]]:
@@ -222,7 +224,7 @@ class Checks:
         future.add_done_callback(self._withdrawals.discard)
 
     def _take_back(self, id_: str) -> None:
-        client: Client = self._sync.client
+        client = self._sync.client
         key = RqJob.key_for(id_)
         # At once: a verifier notes its name before it looks whether there still is something to check.
         with client.pipeline() as pipe:
@@ -230,7 +232,7 @@ class Checks:
             pipe.hdel(key, "data")
             verifier, _ = pipe.execute()
         if verifier:
-            send_command(client, verifier.decode(), "stop-job", job_id=id_)
+            send_command(as_redis(client), verifier.decode(), "stop-job", job_id=id_)
             return
         with client.pipeline() as pipe:
             pipe.lrem(self._queue.key, 1, id_)
@@ -318,7 +320,7 @@ class Checks:
         queued = [(id_, check) for id_, check in self._open.items() if not check.started.is_set()]
         old = [(id_, check) for id_, check in queued[:LOOKED_FOR] if time.monotonic() - check.asked > LOOK_S]
 
-        async def ask(client: Client) -> Any:
+        async def ask(client: AsyncClient) -> Any:
             async with client.pipeline(transaction=False) as pipe:
                 pipe.set(self.keys.asker(self.asker), 1, ex=ASKER_TTL_S)
                 pipe.hgetall(self.keys.verifiers)

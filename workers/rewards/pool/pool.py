@@ -25,8 +25,9 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
 from penstock.protocol.waits import Waiting
-from penstock.redis.connect import connect, connect_blocking
-from penstock.redis.control import PASSING, Client, Control
+from penstock.redis.commands import Client
+from penstock.redis.connect import as_redis, connect, connect_blocking
+from penstock.redis.control import PASSING, Control
 from penstock.system.backoff import pause_s
 from penstock.system.extras import check_installed
 from penstock.system.processes import die_with_parent
@@ -201,7 +202,7 @@ def _serve(config: Config, name: str, functions: dict[str, Function | None], poo
         signal.signal(number, signal.SIG_DFL)
     assert config.redis.url is not None
     with contextlib.closing(connect_blocking(config.redis.url, RQ_TTL_S)) as client:
-        Verifier(config.reward, Keys(config.run), name, client, functions).work(logging_level="WARNING")
+        Verifier(config.reward, Keys(config.run), name, as_redis(client), functions).work(logging_level="WARNING")
 
 
 def _on_signals(stop: Callable[..., None]) -> None:

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from penstock.errors import EngineDied, PenstockError, ProtocolError, PublishError
 from penstock.protocol import transfers
@@ -20,7 +19,8 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.protocol.waits import Waiting
-from penstock.redis.control import AsyncControl, Client
+from penstock.redis.commands import AsyncClient, News
+from penstock.redis.control import AsyncControl
 from penstock.weights.transport import TRANSPORTS, transport
 from penstock.words import said
 from workers.engine import Engine
@@ -35,7 +35,7 @@ Receive = Callable[[], Awaitable[bool]]
 _BLOCK_MS = 200
 
 
-async def _read(streams: dict[str, bytes], client: Client) -> Any:
+async def _read(streams: dict[str, bytes], client: AsyncClient) -> News:
     return await client.xread(streams, block=_BLOCK_MS)
 
 
