@@ -181,7 +181,7 @@ class Cutter:
                 gb=_consumed_per_version(sub, decided),
             ),
         )
-        return self._after(sub, decided, manifest.n, answer)
+        return self._take_answer(sub, decided, manifest.n, answer)
 
     def _give_up(self, sub: Subscription, groups: list[Group], n: int) -> str:
         """A batch without one loss token would train nothing: its groups are disposed of, so that others may come."""
@@ -195,7 +195,7 @@ class Cutter:
         log.warning("%s: batch %d is not cut, since not one of its tokens bears loss: %s", sub.name, n, words)
         return f"groups with a token that bears loss: {len(groups)} of batch {n} had none and are dropped ({words})"
 
-    def _after(self, sub: Subscription, decided: Cut, n: int, answer: scripts.Cut) -> str:
+    def _take_answer(self, sub: Subscription, decided: Cut, n: int, answer: scripts.Cut) -> str:
         match answer.outcome:
             case "cut" | "already":
                 sub.position.cut = n

@@ -59,14 +59,14 @@ class Judge:
             return []
         reward = math.fsum(sample.reward for sample in samples)
         if verdict.error:
-            return self._raised(sub, group, verdict, len(samples), reward)
+            return self._take_error(sub, group, verdict, len(samples), reward)
         judged = Judged(group.job, verdict.reason, False, len(samples), reward)
         if sub.definition.keep_when_few:
             sub.held[group.job] = judged
             return []
         return [judged]
 
-    def _raised(self, sub: Subscription, group: Group, verdict: Verdict, num: int, reward: float) -> list[Judged]:
+    def _take_error(self, sub: Subscription, group: Group, verdict: Verdict, num: int, reward: float) -> list[Judged]:
         if sub.definition.on_filter_error is OnFilterError.STOP:
             sub.stuck[group.job] = verdict.error
             return []

@@ -16,23 +16,16 @@ import logging
 import signal
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
 from types import FrameType
 
-from buffer import limits
 from buffer.cutter import Cutter
 from buffer.filters import BUILT_IN, Filters
-from buffer.holdings import Holdings
-from buffer.partial_groups import PartialGroups
+from buffer.housekeeping import Housekeeping
 from buffer.payload_servers import PayloadServers
-from buffer.retire import Retirement
 from buffer.rollback import Rollback
-from buffer.scores import Scores
 from buffer.state import State
 from penstock.config import Config
 from penstock.errors import ConfigError, LeadershipLost, QueueUnavailable
-from penstock.names import LANES
 from penstock.payloads.servers import seeds
 from penstock.protocol import scripts
 from penstock.protocol.attendance import Attendance
@@ -53,12 +46,6 @@ BLOCK_MS = 100
 GATHER_S, GATHER = 0.01, 32
 #: Events per look.
 EVENTS = 1024
-#: How often retirement is looked at, and what dead processes left.
-RETIRE_S, TIDY_S = 0.25, 60.0
-#: How often groups that take too long are looked for.
-LATE_S = 0.5
-#: Jobs that are brought back in one step, after a wait or from a lease; a look goes on until there are no more.
-CHUNK = 256
 #: Before the next try when a server does not answer; doubles.
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 
@@ -87,7 +74,8 @@ class Buffer:
         self._waits: dict[str, Waiting] = {}
         #: When (monotonic) a batch was last cut for a subscription.
         self._served: dict[str, float] = {}
-        self._rollback = Rollback(self._control.client, self._keys)
+        #: The counters as this process saw them last.
+        self.rollback = Rollback(self._control.client, self._keys)
         self._attendance = Attendance(self._control.client, self._keys, "buffer")
 
     @property
@@ -147,20 +135,16 @@ class Buffer:
 
         state = State(self.client, self._keys, self._servers, lead, alive, self._filters)
         cutter = Cutter(self.client, self._keys, lead, state)
-        retention_s = self._config.buffer.retention_s
-        retirement = Retirement(
-            self.client, self._keys, self._servers, lead, state, retention_s=retention_s, alive=alive
-        )
         # Before the load: what completes meanwhile is seen twice rather than never.
         last = self._last_event()
         self._renew_at = 0.0
-        self._rollback.look()
+        self.rollback.look()
         state.load()
         log.info("leading in epoch %d with %d groups", lead.epoch, len(state.groups))
-        partial = PartialGroups(self.client, self._keys, lead, self._config.rollout, self._waiting("buffer:late"))
-        scores = Scores(self.client, self._keys, state, self._config.buffer.score_ttl_s)
-        house = _House(self._config.worker.lease_s)
-        holdings = Holdings(self.client, self._keys)
+        house = Housekeeping(
+            self.client, self._keys, lead, state, self._servers, self._config,
+            reclaimer=self._reclaimer, alive=alive, waiting=self._waiting,
+        )  # fmt: skip
         while not self._stopping.is_set():
             alive()
             last, kinds = self._take_events(state, last)
@@ -171,22 +155,7 @@ class Buffer:
                 self._cut_for(cutter, state, sub.name)
             self._pause_s = PAUSE_S
             self._waiting("buffer:servers").end()
-            if house.retire.is_due() or "checkpointed" in kinds:
-                state.refresh()
-                state.catch_up()
-                state.look_at_servers()
-                self._tell_away(state)
-                state.settle()
-                self._housekeep(retirement, last, alive)
-                holdings.tell(state)
-                scores.retire_unread()
-            if house.reclaim.is_due():
-                self._reclaim(alive)
-            if house.late.is_due():
-                partial.tend()
-            if house.tidy.is_due():
-                retirement.tidy()
-                retirement.expire(self._config.buffer.payload_ttl_s)
+            house.tend(last, checkpointed="checkpointed" in kinds)
         scripts.run(self.client, scripts.resign(self._keys, lead))
 
     def _renew(self, lead: Leadership, started: str) -> None:
@@ -198,7 +167,7 @@ class Buffer:
             raise LeadershipLost("The leadership went to another buffer, or ran out; starting over.")
         if self._run_id() != started:
             raise LeadershipLost("Redis was restarted; reading everything again.")
-        self._rollback.remember()
+        self.rollback.remember()
         self._renew_at = time.monotonic() + self._lease_ms / 3000
 
     def _run_id(self) -> str:
@@ -244,68 +213,10 @@ class Buffer:
             self._served[name] = time.monotonic()
         waiting.end()
 
-    def _housekeep(self, retirement: Retirement, last: str, alive: Callable[[], None]) -> None:
-        while scripts.run(self.client, scripts.due(self._keys, CHUNK)) == CHUNK:
-            alive()
-        retirement.park()
-        retirement.seal()
-        retirement.sweep()
-        retirement.trim(last)
-
-    def _reclaim(self, alive: Callable[[], None]) -> None:
-        """Bring back every job whose worker is gone, a chunk at a time: others use Redis meanwhile."""
-        lease_ms = int(self._config.worker.lease_s * 1000)
-        taken: Counter[tuple[str, str]] = Counter()
-        for lane in LANES:
-            while True:
-                alive()
-                call = scripts.reclaim(self._keys, lane, self._reclaimer, lease_ms, CHUNK)
-                moved = scripts.run(self.client, call)
-                if isinstance(moved, str):
-                    return  # not our turn
-                taken.update((worker, where) for _, worker, where in moved)
-                for job, worker, where in moved:
-                    log.debug("job %s was taken from worker %s; it is in %s now", job, worker, where)
-                if len(moved) < CHUNK:
-                    break
-        for (worker, where), count in taken.items():
-            log.warning("%d jobs were taken from worker %s, whose leases ran out; they are in %s", count, worker, where)
-
-    def _tell_away(self, state: State) -> None:
-        """Say which payload servers do not answer, and how many groups are held back for that (I8)."""
-        self._waiting("buffer:payloads").for_(limits.held_for_servers(self._servers.away(), state.away.values()))
-
     def _waiting(self, who: str) -> Waiting:
         if who not in self._waits:
             self._waits[who] = Waiting(self.client, self._keys, who)
         return self._waits[who]
-
-
-class _Interval:
-    """Something to be done every so many seconds, the first time at once."""
-
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
-        self._at = 0.0
-
-    def is_due(self) -> bool:
-        """True when it is time, and then not again before the next time."""
-        now = time.monotonic()
-        if now < self._at:
-            return False
-        self._at = now + self._every_s
-        return True
-
-
-class _House:
-    """What the leader does beside cutting, and how often."""
-
-    def __init__(self, lease_s: float) -> None:
-        self.retire = _Interval(RETIRE_S)
-        # A look at many leases is not cheap: 87 ms for 64k of them.
-        self.reclaim = _Interval(min(1.0, lease_s / 5))
-        self.tidy = _Interval(TIDY_S)
-        self.late = _Interval(LATE_S)
 
 
 def main(config: Config) -> int:

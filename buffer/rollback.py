@@ -29,17 +29,18 @@ class Rollback:
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client
         self._keys = keys
-        self._seen: dict[str, int] = {}
+        #: Counter -> its value at the last look.
+        self.seen: dict[str, int] = {}
 
     def remember(self) -> None:
         """Look at the counters. Blocks for one round trip."""
-        self._seen = self._read()
+        self.seen = self._read()
 
     def look(self) -> dict[str, int]:
         """What was lost since the last look, by counter; it is counted in Redis and logged. Blocks for a round trip."""
         now = self._read()
-        lost = {name: count - now.get(name, 0) for name, count in self._seen.items() if count > now.get(name, 0)}
-        self._seen = now
+        lost = {name: count - now.get(name, 0) for name, count in self.seen.items() if count > now.get(name, 0)}
+        self.seen = now
         if lost:
             words = ", ".join(f"{count} {WATCHED[name]}" for name, count in lost.items())
             log.error("Redis lost acknowledged writes, as after a failover or a power loss: at least %s", words)

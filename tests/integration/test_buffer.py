@@ -567,7 +567,8 @@ def test_waits_and_consumption_go_on_when_redis_is_full(tmp_path: Path) -> None:
             Player(client, keys).work(4, 1)
             step(trainer)
             client.config_set("maxmemory", 1)
-            Waiting(client, keys, "somebody")._write({"what": "room", "since": 0.0, "at": 0.0})
+            somebody = Waiting(client, keys, "somebody")
+            until(lambda: somebody.for_("room") or "somebody" in waits(client, keys))
             kill(trainer, client)
             with Trainer(config) as successor:
                 successor.load_state_dict({"run": keys.run, "subscription": "actor", "batch": 1})

@@ -140,7 +140,7 @@ def test_I4_what_a_failover_loses_is_told_and_the_rest_is_consistent(
             cluster.cut_replication()
             lost = [*jobs_of(step(trainer)), *worker.work(2, 2), *jobs_of(step(trainer))]
             newest = trainer.version
-            until(lambda: buffer._rollback._seen.get("cut") == 3, "the leader to have seen it")
+            until(lambda: buffer.rollback.seen.get("cut") == 3, "the leader to have seen it")
             cluster.primary.kill()
             cluster.until_failed_over()
             with pytest.raises(ProtocolError, match="as after a failover"):

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from penstock.config.fleet import AutoscaleConfig
+from penstock.protocol.staleness import places
 
 #: What workers should be able to do more than trainers eat.
 HEADROOM = 1.15
@@ -47,7 +48,7 @@ def wanted(load: Load, config: AutoscaleConfig) -> Wanted:
     if load.trainer_tokens_per_s > 0 and load.worker_tokens_per_s > 0:
         terms["demand"] = math.ceil(HEADROOM * load.trainer_tokens_per_s / load.worker_tokens_per_s)
     if load.samples_per_version > 0:
-        terms["fresh"] = math.ceil((load.bound + 1) * load.samples_per_version / load.slots)
+        terms["fresh"] = math.ceil(places(load.bound, 1) * load.samples_per_version / load.slots)
     binds = min(terms, key=lambda name: terms[name])
     if terms[binds] < config.min_workers:
         return Wanted(config.min_workers, "min")

@@ -1,0 +1,150 @@
+"""What the leader does beside cutting, and how often.
+
+| | brings about |
+|---|---|
+| retire | retries that are due are queued; what nobody needs is given up, sealed and swept; held groups are told |
+| reclaim | jobs whose worker is gone come back |
+| late | groups that take too long are shortened, dropped or told |
+| tidy | what dead processes left is removed |
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from buffer import limits
+from buffer.holdings import Holdings
+from buffer.partial_groups import PartialGroups
+from buffer.payload_servers import PayloadServers
+from buffer.retire import Retirement
+from buffer.scores import Scores
+from buffer.state import State
+from penstock.config import Config
+from penstock.names import LANES
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.scripts import Leadership
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import Client
+
+log = logging.getLogger(__name__)
+
+#: How often retirement is looked at, and what dead processes left.
+RETIRE_S, TIDY_S = 0.25, 60.0
+#: How often groups that take too long are looked for.
+LATE_S = 0.5
+#: Jobs that are brought back in one step, after a wait or from a lease; a look goes on until there are no more.
+CHUNK = 256
+
+
+class Housekeeping:
+    """The leader's chores for as long as it leads.
+
+    Args:
+        reclaimer: the name under which leases that ran out are taken over.
+        alive: called between the steps of a long chore; keeps the leadership, raises LeadershipLost.
+        waiting: where it is told what a part waits for, by the name of the part.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        lead: Leadership,
+        state: State,
+        servers: PayloadServers,
+        config: Config,
+        *,
+        reclaimer: str,
+        alive: Callable[[], None],
+        waiting: Callable[[str], Waiting],
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._state = state
+        self._servers = servers
+        self._config = config
+        self._reclaimer = reclaimer
+        self._alive = alive
+        self._waiting = waiting
+        self._retirement = Retirement(
+            client, keys, servers, lead, state, retention_s=config.buffer.retention_s, alive=alive
+        )
+        self._partial = PartialGroups(client, keys, lead, config.rollout, waiting("buffer:late"))
+        self._scores = Scores(client, keys, state, config.buffer.score_ttl_s)
+        self._holdings = Holdings(client, keys)
+        self._retire = _Interval(RETIRE_S)
+        # A look at many leases is not cheap: 87 ms for 64k of them.
+        self._reclaim = _Interval(min(1.0, config.worker.lease_s / 5))
+        self._tidy = _Interval(TIDY_S)
+        self._late = _Interval(LATE_S)
+
+    def tend(self, last_event: str, *, checkpointed: bool) -> None:
+        """Do what is due. Blocks for a few round trips, more where there is much to do. Raises LeadershipLost.
+
+        Args:
+            last_event: the newest event that the leader has seen.
+            checkpointed: a trainer has a new checkpoint, so that groups may be waiting to go.
+        """
+        if self._retire.begin() or checkpointed:
+            self._retire_groups(last_event)
+        if self._reclaim.begin():
+            self._reclaim_leases()
+        if self._late.begin():
+            self._partial.tend()
+        if self._tidy.begin():
+            self._retirement.tidy()
+            self._retirement.expire(self._config.buffer.payload_ttl_s)
+
+    def _retire_groups(self, last_event: str) -> None:
+        state = self._state
+        state.refresh()
+        state.catch_up()
+        state.look_at_servers()
+        away = limits.held_for_servers(self._servers.away(), state.away.values())
+        self._waiting("buffer:payloads").for_(away)
+        state.settle()
+        while scripts.run(self._client, scripts.due(self._keys, CHUNK)) == CHUNK:
+            self._alive()
+        self._retirement.park()
+        self._retirement.seal()
+        self._retirement.sweep()
+        self._retirement.trim(last_event)
+        self._holdings.tell(state)
+        self._scores.retire_unread()
+
+    def _reclaim_leases(self) -> None:
+        """Bring back every job whose worker is gone, a chunk at a time: others use Redis meanwhile."""
+        lease_ms = int(self._config.worker.lease_s * 1000)
+        taken: Counter[tuple[str, str]] = Counter()
+        for lane in LANES:
+            while True:
+                self._alive()
+                call = scripts.reclaim(self._keys, lane, self._reclaimer, lease_ms, CHUNK)
+                moved = scripts.run(self._client, call)
+                if isinstance(moved, str):
+                    return  # not our turn
+                taken.update((worker, where) for _, worker, where in moved)
+                for job, worker, where in moved:
+                    log.debug("job %s was taken from worker %s; it is in %s now", job, worker, where)
+                if len(moved) < CHUNK:
+                    break
+        for (worker, where), count in taken.items():
+            log.warning("%d jobs were taken from worker %s, whose leases ran out; they are in %s", count, worker, where)
+
+
+class _Interval:
+    """Something to be done every so many seconds, the first time at once."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._at = 0.0
+
+    def begin(self) -> bool:
+        """Begin anew where the time is over; True when it was, and the thing is to be done."""
+        now = time.monotonic()
+        if now < self._at:
+            return False
+        self._at = now + self._every_s
+        return True
