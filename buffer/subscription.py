@@ -46,7 +46,7 @@ class Subscription:
         return all(getattr(self.definition, name) == getattr(definition, name) for name in fields_with(Trait.POOL))
 
     def place(self, group: Group) -> None:
-        """Into the pool, or out of it."""
+        """Put the group into the pool, or take it out."""
         if not self.wants(group):
             self._take_out(group)
         elif reason := self._refuses(group):
@@ -56,7 +56,7 @@ class Subscription:
             self._unproven[group.job] = group
 
     def _refuses(self, group: Group) -> str:
-        """Why an unused group is not for this subscription, or ''."""
+        """Why an unused group is not for this subscription; '' when it is."""
         position = self.position
         if group.completed <= position.since or 0 <= group.oldest < position.since_version:
             return "before"
@@ -93,7 +93,7 @@ class Subscription:
         return dead
 
     def forget(self, group: Group) -> None:
-        """The group is no longer ready."""
+        """Drop a group that is no longer ready."""
         self._take_out(group)
         self.held.pop(group.job, None)
         self.stuck.pop(group.job, None)
@@ -104,7 +104,7 @@ class Subscription:
         self._unproven.pop(group.job, None)
 
     def wants(self, group: Group) -> bool:
-        """True while the group is of a lane of ours, kept, unused up to the reuse limit, and passed our filters."""
+        """True while the group is of its lanes, kept, not used up to the reuse limit, and passed its filters."""
         return (
             self.covers(group)
             and group.kept >= group.n
@@ -115,12 +115,12 @@ class Subscription:
         )
 
     def is_final(self, group: Group) -> bool:
-        """True when we will never use a group of ours again (a rewind aside, which our checkpoint guards)."""
+        """True when it will never use this group of its lanes again, a rewind aside, which its checkpoint guards."""
         uses = group.uses.get(self.account, 0)
         return not self.unreadable and (uses < 0 or uses >= self.definition.reuse)
 
     def covers(self, group: Group) -> bool:
-        """True when the group is of a lane of ours, or may be."""
+        """True when the group is of its lanes, or may be, since they cannot be read."""
         return group.lane in self.definition.lanes or bool(self.unreadable)
 
 

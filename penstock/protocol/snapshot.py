@@ -1,5 +1,6 @@
 """What a run looks like in one instant: a few round trips, read-only, for status, live view, page and metrics."""
 
+import re
 import time
 from typing import Any
 
@@ -101,10 +102,19 @@ def _subs(client: Client, keys: Keys, subs: dict[bytes, bytes]) -> list[dict[str
         if not field.startswith(b"sub:"):
             continue
         name = field[4:].decode()
-        raw = {k.decode(): v.decode() for k, v in client.hgetall(keys.sub(name)).items() if k != b"owner"}
-        known = {k: int(v) if v.lstrip("-").isdigit() else v for k, v in raw.items()}
+        raw = client.hgetall(keys.sub(name))
+        known = {_text(key): _plain(value) for key, value in raw.items() if key != b"owner"}
         found.append({"name": name, **known, "owned": bool(client.exists(keys.owner(name)))})
     return found
+
+
+def _plain(value: bytes) -> int | str:
+    """A number where it is one; what was not written by penstock must not keep the rest from being shown."""
+    return int(value) if re.fullmatch(rb"-?\d{1,18}", value) else _text(value)
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="backslashreplace")
 
 
 def _present(records: dict[bytes, bytes], what: str) -> list[dict[str, Any]]:

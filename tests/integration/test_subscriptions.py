@@ -463,6 +463,29 @@ def test_bad_definitions_are_refused_and_nothing_is_changed(
     assert client.hkeys(keys.subs) == [b"sub:actor", b"rev"]
 
 
+def test_I8_a_subscription_that_cannot_be_read_is_named_and_others_go_on_until_it_is_corrected(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, config: Config
+) -> None:
+    with buffering(config), Trainer(config) as actor, beside(config, "rm") as rm:
+        publish(actor)
+        admit(client, keys, 4)
+        Player(client, keys).work(4, 1)
+        client.hset(keys.sub("rm"), "size", "many")
+        client.hincrby(keys.subs, "rev", 1)
+        assert rm.next_nowait() is None
+        until_waits(client, keys, "buffer:rm", "size is 'many', and should be a valid integer")
+        assert [len(jobs_of(step(actor))) for _ in range(2)] == [2, 2]
+        durable(actor)
+        by_name = {row["name"]: row for row in call(redis_server, keys, "ls")}
+        assert by_name["actor"]["cursor"] == 2
+        assert "Subscription 'rm' cannot be read from Redis" in by_name["rm"]["unreadable"]
+        assert play.counter(client, keys, "retired") == 0, "it may want them"
+        call(redis_server, keys, "set", "rm", "size=1")
+        assert [len(take(rm)) for _ in range(4)] == [1, 1, 1, 1]
+        durable(rm)
+        until(lambda: play.counter(client, keys, "swept") == 4)
+
+
 def test_I8_a_batch_that_can_never_be_cut_says_why(client: redis.Redis, keys: Keys, config: Config) -> None:
     sizes = {"unit": "tokens", "size": 10**6, "keep_groups": 4}
     with buffering(config), Trainer(config, subscription=sizes) as trainer:
