@@ -68,7 +68,7 @@ class Requests:
             self.config,
             name,
             seat=ALONE,
-            definition=self._definition(),
+            definition=self.definition(),
             driving=self.config.trainer.subscription.driving,
             job=job_of(os.environ),
         )
@@ -78,7 +78,7 @@ class Requests:
         #: Batches behind the last publication.
         self._published = -1
 
-    def _definition(self, size: int = 1) -> Definition:
+    def definition(self, size: int = 1) -> Definition:
         """A subscription whose batch is the next ``size`` groups of this lane; no model, so no bound."""
         return Definition(mode=ASKED, lanes=(self.lane,), size=size, bound=UNBOUNDED)
 
@@ -126,7 +126,7 @@ class Requests:
         version = self.version
         self._busy = True
         try:
-            self.session.subscriber.define(self._definition(len(requests)))
+            self.session.subscriber.define(self.definition(len(requests)))
             jobs = self.prompts.admit(requests, deadline)
             batch = self._await(set(jobs), deadline)
             groups = _groups(batch, dict(zip(jobs, (one.n for one in requests), strict=True)), version)

@@ -133,7 +133,7 @@ def test_I4_what_a_killed_process_had_asked_is_let_go_by_the_next(
     requests = Requests(config).__enter__()
     publish(requests)
     jobs = requests.prompts.admit(prompts("a", "b"), float("inf"))
-    requests.session.subscriber.define({"size": 2})
+    requests.session.subscriber.define(requests.definition(2))
     requests.session.subscriber.ask(1)
     for held in worker.lease(finished, version=1):
         worker.answer(held, [1])
@@ -156,7 +156,7 @@ def test_I4_a_batch_cut_while_a_killed_process_is_tidied_up_is_let_go_too(
     requests = Requests(config).__enter__()
     publish(requests)
     requests.prompts.admit(prompts("a", "b"), float("inf"))
-    requests.session.subscriber.define({"size": 2})
+    requests.session.subscriber.define(requests.definition(2))
     requests.session.subscriber.ask(1)
     worker.answer(worker.lease(1, version=1)[0], [1])
     silence(requests.session, client)
