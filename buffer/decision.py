@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from buffer import limits
 from buffer.group import Group
-from buffer.samplers import CohortPool
-from buffer.sizes import TooLarge, take
+from buffer.sampling.samplers import CohortPool
+from buffer.sampling.sizes import TooLarge, take
 from buffer.view import End, InFlight, View
 from penstock.config.subscription import MAX_BATCH_SAMPLES
 from penstock.names import Lane

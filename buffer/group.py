@@ -1,7 +1,7 @@
 """One complete group, as the buffer remembers it: a few numbers; its metadata stays in Redis until it is cut."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock.protocol.records.sample_meta import SampleMeta
@@ -75,3 +75,25 @@ def _number(record: SampleMeta, name: str) -> float:
 def _deviation(values: list[float]) -> float:
     mean = sum(values) / max(1, len(values))
     return float((sum((value - mean) ** 2 for value in values) / max(1, len(values))) ** 0.5)
+
+
+def read_group(job: str, raw: Mapping[bytes, bytes], place: int) -> Group:
+    """The group of the hash ``group:JOB``; ``place``: in the order of completion."""
+    uses: dict[str, int] = {}
+    batches: dict[str, int] = {}
+    for key, value in raw.items():
+        if key.startswith(b"u:"):
+            uses[key[2:].decode()] = int(value)
+        elif key.startswith(b"b:"):
+            batches[key[2:].decode()] = int(value)
+    return Group(
+        job=job,
+        lane=raw[b"ln"].decode(),
+        seq=int(raw[b"seq"]),
+        completed=place,
+        n=int(raw[b"n"]),
+        wanted=int(raw.get(b"w") or raw[b"n"]),
+        oldest=int(raw.get(b"o", -1)),
+        uses=uses,
+        batches=batches,
+    )

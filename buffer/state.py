@@ -4,10 +4,10 @@ Redis is the truth; nothing here survives doubt. Events of the ``samples`` strea
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from buffer.filters import Filters
-from buffer.group import Group, priorities
+from buffer.group import Group, priorities, read_group
 from buffer.judging import Judge
 from buffer.payload_servers import PayloadServers, keys_of
 from buffer.records import Records
@@ -205,12 +205,12 @@ class State:
             raw, meta, place = answers[3 * i : 3 * i + 3]
             if raw.get(b"st") != JobState.READY.encode() or place is None:
                 continue
-            group = _group_of(job, raw, int(place))
+            group = read_group(job, raw, int(place))
             try:
                 places = self._take_records(group, meta)
             except (ProtocolError, TypeError, ValueError) as exc:
                 log.error("group %s is set aside, and trained by nobody: %s", job, exc)
-                self.unreadable[job] = self.groups[job] = _group_of(job, raw, int(place))
+                self.unreadable[job] = self.groups[job] = read_group(job, raw, int(place))
                 continue
             records[job] = self.records.read([job])[0]
             group.servers = frozenset(server for (server, _), _ in places)
@@ -383,24 +383,3 @@ class State:
                 self.spent.discard(group)
                 for sub in self.subs.values():
                     sub.forget(group)
-
-
-def _group_of(job: str, raw: Mapping[bytes, bytes], place: int) -> Group:
-    uses: dict[str, int] = {}
-    batches: dict[str, int] = {}
-    for key, value in raw.items():
-        if key.startswith(b"u:"):
-            uses[key[2:].decode()] = int(value)
-        elif key.startswith(b"b:"):
-            batches[key[2:].decode()] = int(value)
-    return Group(
-        job=job,
-        lane=raw[b"ln"].decode(),
-        seq=int(raw[b"seq"]),
-        completed=place,
-        n=int(raw[b"n"]),
-        wanted=int(raw.get(b"w") or raw[b"n"]),
-        oldest=int(raw.get(b"o", -1)),
-        uses=uses,
-        batches=batches,
-    )

@@ -5,7 +5,7 @@ import math
 import time
 
 from buffer.group import Group
-from buffer.samplers import Pool, make_pool
+from buffer.sampling.samplers import Pool, make_pool
 from penstock.config.subscription import Definition, Trait, fields_with
 from penstock.protocol.position import Position
 from penstock.protocol.scripts import Judged

@@ -7,7 +7,7 @@ import pytest
 
 from buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
 from buffer.group import Group
-from buffer.samplers import make_pool
+from buffer.sampling.samplers import make_pool
 from buffer.view import End, InFlight, View
 from penstock.config.subscription import Definition
 from penstock.protocol.position import Position

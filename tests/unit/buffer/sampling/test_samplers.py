@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buffer.group import Group, priorities
-from buffer.samplers import CohortPool, make_pool
-from buffer.sizes import TooLarge, amount, take
+from buffer.sampling.samplers import CohortPool, make_pool
+from buffer.sampling.sizes import TooLarge, amount, take
 from buffer.spent import Spent
 from buffer.subscription import Subscription
 from penstock.config.subscription import Definition

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from buffer.group import Group
-from buffer.sum_tree import SumTree
+from buffer.sampling.sum_tree import SumTree
 from penstock.config.staleness import Sampler
 
 #: Weight of a group whose priority is 0 or less: last, and not never.

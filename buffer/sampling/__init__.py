@@ -1,0 +1,1 @@
+"""Which groups a batch takes, and how many."""
