@@ -1,9 +1,24 @@
-"""What a part loads; that no import crosses a wall is checked by `make check`."""
+"""What the house looks like: what a part loads, how long a file is, how many a folder holds.
 
+That no import crosses a wall is checked by `make check`.
+"""
+
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("console", "producer", "workers", "buffer", "consumers", "penstock")
+
+#: Lines of a file; a longer one says why in a line of its head that begins so.
+MAX_LINES, REASON = 400, "Over 400 lines because "
+
+#: Python files and packages directly in a folder, `__init__.py` apart.
+MAX_MEMBERS = {"penstock": 14, "workers": 15, "consumers": 12}
+MAX_OTHERS = 22
 
 
 @pytest.mark.parametrize("module", ["workers.fleet.main", "penstock.redis.connect", "buffer.main", "producer.main"])
@@ -13,3 +28,28 @@ def test_a_part_loads_nothing_of_the_console(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stdout == "[]\n"
+
+
+def test_a_file_is_short_or_says_why_it_is_not() -> None:
+    files = [file for name in (*PARTS, "benchmarks", "examples") for file in (ROOT / name).rglob("*.py")]
+
+    long = {file for file in files if len(file.read_text().splitlines()) > MAX_LINES}
+
+    reasons = {file: ast.get_docstring(ast.parse(file.read_text())) or "" for file in long}
+    assert {str(file) for file in long if not any(map(is_reason, reasons[file].splitlines()))} == set()
+
+
+def is_reason(line: str) -> bool:
+    return line.startswith(REASON)
+
+
+def test_a_folder_holds_what_can_be_looked_through() -> None:
+    folders = [folder for name in PARTS for folder in ((ROOT / name), *(ROOT / name).rglob("*")) if folder.is_dir()]
+
+    crowded = {}
+    for folder in folders:
+        members = {one.stem for one in folder.glob("*.py")} | {one.parent.name for one in folder.glob("*/__init__.py")}
+        count, room = len(members - {"__init__"}), str(folder.relative_to(ROOT))
+        if count > MAX_MEMBERS.get(room, MAX_OTHERS):
+            crowded[room] = count
+    assert crowded == {}
