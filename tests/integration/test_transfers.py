@@ -1,6 +1,7 @@
 """Weights without the disk: sharded trainers, real engines, members that die in the middle."""
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -90,7 +91,14 @@ async def test_T16_shards_of_two_ranks_arrive_as_the_unsharded_model(
             await asyncio.create_subprocess_exec(*command, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"})
             for rank in range(2)
         ]
-        assert [await rank.wait() for rank in ranks] == [0, 0]
+        try:
+            ends = await asyncio.wait_for(asyncio.gather(*(rank.wait() for rank in ranks)), 4 * PATIENCE_S)
+        finally:
+            # Where one has died, the other waits for it.
+            for rank in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    rank.kill()
+        assert ends == [0, 0]
         await until(lambda: received(client, keys, "m", 2), limit_s=PATIENCE_S)
     assert received(client, keys, "m", 1) == checksums(model)
     assert received(client, keys, "m", 2) == checksums(model)
