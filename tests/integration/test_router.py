@@ -118,7 +118,7 @@ async def test_I9_engines_join_leave_and_die_under_load(
                 await until(lambda: worker.services.engine.num_running >= 4)
                 publish(client, keys, publications[2])
                 await until(lambda: worker.services.engine.version == 2)
-                assert [one["version"] for one in presence_engines(worker)] == [2, 2]
+                assert [one.version for one in presence_engines(worker)] == [2, 2]
 
                 # Taken out: what runs there ends or goes on elsewhere.
                 await say(client, keys, "--remove", engine_url)
