@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-Kind = Literal["ppo", "gspo", "cispo", "reinforce"]
 Aggregation = Literal["token", "sample", "constant"]
 
 

@@ -25,7 +25,7 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu")
 LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
     "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sample", "correction": "decoupled"},
     "cispo": {"clip_low": 1.0, "clip_high": 4.0, "aggregation": "token", "dual_clip": None},
-    "reinforce": {"clip_low": None, "clip_high": None, "dual_clip": None},
+    "reinforce": {"clip_low": None, "clip_high": None, "dual_clip": None, "correction": "truncated"},
 }
 
 
@@ -71,7 +71,8 @@ class TrainerConfig(Section):
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
     #: How rewards become advantages (consumers/batch/advantages.py).
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
-    #: Loss per token (consumers/grpo/losses.py); it brings its own clips and aggregation where they are not given.
+    #: Loss per token (consumers/grpo/losses.py); it brings its own clips, aggregation and correction where they are not
+    #: given.
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
     #: One correction, never two (docs/truth.md, T9). reinforce takes truncated, the others take the rest; the default
     #: is that of ``loss``.
@@ -143,7 +144,7 @@ class TrainerConfig(Section):
             raise ValueError(f"device {device!r} is not a torch device: write {', '.join(_DEVICES)}, or cuda:NUMBER")
         return device
 
-    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"clip_low", "clip_high", "dual_clip", "aggregation"})
+    FOLLOWING: ClassVar[frozenset[str]] = frozenset({"clip_low", "clip_high", "dual_clip", "aggregation", "correction"})
 
     @model_validator(mode="after")
     def _defaults_by_loss(self) -> Self:

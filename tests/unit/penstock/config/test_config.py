@@ -302,6 +302,8 @@ def test_the_data_has_no_end_unless_it_is_given_so_many_passes(tmp_path: Path) -
         ([], "trainer.loss=gspo", "trainer.clip_low", 3e-4),
         ([], "trainer.loss=gspo", "trainer.aggregation", "sample"),
         (["trainer.loss=cispo"], "trainer.loss=ppo", "trainer.dual_clip", 3.0),
+        (["trainer.loss=gspo"], "trainer.loss=ppo", "trainer.correction", "bypass"),
+        (["trainer.loss=reinforce"], "trainer.loss=ppo", "trainer.correction", "bypass"),
         (["trainer.clip_low=0.1"], "trainer.loss=gspo", "trainer.clip_low", 0.1),
         ([], "staleness.mode=sync", "staleness.bound", 0),
         ([], "staleness.mode=one_step", "worker.apply", "drain"),
