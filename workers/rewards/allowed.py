@@ -4,23 +4,25 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.config import Config
+from penstock.config.code_names import REWARDS
 from penstock.errors import ConfigError
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import find
+from workers.rewards.built_in import BUILT_IN
 
 
 def allowed_rewards(config: Config) -> frozenset[str]:
-    """Rewards that jobs of this configuration may name, beside exact_match, which is always there."""
+    """Rewards that jobs of this configuration may name, beside the built-in ones, which are always there."""
     datasets = [*config.data.train, *config.data.eval]
     named = {config.reward.function, *config.reward.pool.functions, *config.worker.rewards}
     named |= {one.reward for one in datasets if one.reward is not None}
-    return frozenset(named - {"exact_match"})
+    return frozenset(named - BUILT_IN.keys())
 
 
 def import_reward(name: str) -> Callable[[Sample], Any]:
     """The reward ``module:function``. Raises ConfigError."""
     if ":" not in name:
-        raise ConfigError(f"reward.function {name!r} is not a reward: use exact_match, math_verify or module:function.")
+        raise ConfigError(f"reward.function {name!r} is not a reward: use {', '.join(REWARDS)} or module:function.")
     found = find(name, "reward.function")
     if not callable(found):
         raise ConfigError(f"reward.function {name} is not a function.")

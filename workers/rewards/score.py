@@ -1,8 +1,8 @@
 """Rewards of samples behind one async interface; one that fails has a named outcome, never a number (T11).
 
-A reward is ``exact_match``, ``math_verify``, or ``module:function`` of the user's. A job's own reward goes before the
-run's, if the worker's configuration names it: nothing else is imported. With ``reward.pool.kind: rq`` all but
-exact_match are asked of the verifier pool (pool/client.py).
+A reward is built in (built_in.py), ``math_verify``, or ``module:function`` of the user's. A job's own reward goes
+before the run's, if the worker's configuration names it: nothing else is imported. With ``reward.pool.kind: rq`` all
+but the built-in ones are asked of the verifier pool (pool/client.py).
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from penstock.system.user_code import bounded
 from penstock.words import said, shown
 from workers.jobs.repeats import Repeats
 from workers.rewards.allowed import import_reward
+from workers.rewards.built_in import BUILT_IN
 from workers.rewards.math_verifier import MathVerifier
 from workers.rewards.outcomes import Raised, number_of, too_long, words
 
@@ -57,7 +58,7 @@ class Rewards:
         self._repeats = Repeats()
         if checks is None and "math_verify" in (config.function, *allowed):
             check_installed("math_verify", "reward math_verify")
-        names = dict.fromkeys((config.function, *allowed, *(REWARDS if checks is None else ("exact_match",))))
+        names = dict.fromkeys((config.function, *allowed, *(REWARDS if checks is None else BUILT_IN)))
         self._functions = {name: self._load(name) for name in names}
 
     async def score(self, sample: Sample) -> None:
@@ -111,7 +112,7 @@ class Rewards:
         raise AssertionError("unreachable")
 
     def _is_local(self, name: str) -> bool:
-        return self.checks is None or name == "exact_match"
+        return self.checks is None or name in BUILT_IN
 
     def check(self, job: Job) -> None:
         """Raise ConfigError where a job names a reward that this worker may not run. Imports nothing."""
@@ -122,8 +123,8 @@ class Rewards:
             )
 
     def _load(self, name: str) -> RewardFunction:
-        if name == "exact_match":
-            return exact_match
+        if name in BUILT_IN:
+            return _at_once(BUILT_IN[name])
         if self.checks is not None:
             return self.checks.asking(name)
         if name == "math_verify":
@@ -138,9 +139,11 @@ class Rewards:
         return {self.config.key: float(verdict.correct), **({"out_of_time": True} if verdict.out_of_time else {})}
 
 
-async def exact_match(sample: Sample) -> float:
-    """1 where the answer is the label, white space around both left out; else 0."""
-    return float(sample.text.strip() == sample.job.label.strip())
+def _at_once(function: Callable[[Sample], Any]) -> RewardFunction:
+    async def call(sample: Sample) -> Any:
+        return function(sample)
+
+    return call
 
 
 def _async(function: Callable[[Sample], Any], name: str) -> RewardFunction:

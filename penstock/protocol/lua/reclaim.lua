@@ -1,4 +1,4 @@
--- reclaim: leased -> queued for leases that nobody renewed (one elected reclaimer).
+-- reclaim: leases that nobody renewed end; leased -> resume, suspect or dead (`crashed` in _common.lua). One elected reclaimer.
 -- KEYS: reclaimer, jobs:LANE
 -- ARGV: prefix, lane, reclaimer's token, lease in ms, most jobs
 -- Returns: list of {job, worker, where it went}, or 'contact' | 'elected' when it is not the caller's turn

@@ -260,3 +260,21 @@ def tidy(keys: Keys, records: str, stale: Iterable[tuple[str, bytes]], *, consum
     flat: list[Value] = [part for pair in stale for part in pair]
     lanes = [keys.jobs(lane) for lane in LANES] if consumers else []
     return Call(script("tidy"), [records, *lanes], [keys.prefix, *flat], int)
+
+
+def due(keys: Keys, most: int = 100) -> Call[int]:
+    """Queue delayed jobs whose time has come."""
+    return Call(script("due"), [keys.delayed, keys.bodies], [keys.prefix, most], int)
+
+
+def reclaim(
+    keys: Keys, lane: str, token: str, lease_ms: int, most: int = 100
+) -> Call[str | list[tuple[str, str, str]]]:
+    """Take over leases that ran out: (job, worker, where it went); or why it is not the caller's turn."""
+
+    def parse(answer: Any) -> str | list[tuple[str, str, str]]:
+        if isinstance(answer, (bytes, str)):
+            return text(answer)
+        return [(text(a), text(b), text(c)) for a, b, c in answer]
+
+    return Call(script("reclaim"), [keys.reclaimer, keys.jobs(lane)], [keys.prefix, lane, token, lease_ms, most], parse)

@@ -200,21 +200,3 @@ def ended(keys: Keys, kinds: Iterable[tuple[str, str, str]], window: int) -> Cal
     """Note how jobs ended: (kind, a digit for each job, last words) each; the last ``window`` are remembered."""
     flat = [writable(part) for kind in kinds for part in kind]
     return Call(script("ended"), [keys.ends], [keys.prefix, window, *flat], int)
-
-
-def due(keys: Keys, most: int = 100) -> Call[int]:
-    """Queue delayed jobs whose time has come."""
-    return Call(script("due"), [keys.delayed, keys.bodies], [keys.prefix, most], int)
-
-
-def reclaim(
-    keys: Keys, lane: str, token: str, lease_ms: int, most: int = 100
-) -> Call[str | list[tuple[str, str, str]]]:
-    """Take over leases that ran out: (job, worker, where it went); or why it is not the caller's turn."""
-
-    def parse(answer: Any) -> str | list[tuple[str, str, str]]:
-        if isinstance(answer, (bytes, str)):
-            return text(answer)
-        return [(text(a), text(b), text(c)) for a, b, c in answer]
-
-    return Call(script("reclaim"), [keys.reclaimer, keys.jobs(lane)], [keys.prefix, lane, token, lease_ms, most], parse)

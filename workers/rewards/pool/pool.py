@@ -57,8 +57,8 @@ def load_rewards(config: Config) -> dict[str, Function | None]:
     names = allowed_rewards(config)
     if not names:
         raise ConfigError(
-            "reward.pool: the only reward is exact_match, which workers compute themselves; set reward.function, or "
-            "name rewards of jobs in reward.pool.functions."
+            f"reward.pool: the only reward is {config.reward.function}, which workers compute themselves; set "
+            "reward.function, or name rewards of jobs in reward.pool.functions."
         )
     if "math_verify" in names:
         check_installed("math_verify", "reward math_verify")

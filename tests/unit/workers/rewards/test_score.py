@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from penstock.config import Config, RewardConfig
+from penstock.config.code_names import REWARDS
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_imports import named
 from workers.jobs.environments import allowed_environments
 from workers.rewards.allowed import allowed_rewards
+from workers.rewards.built_in import BUILT_IN
 from workers.rewards.score import Rewards
 
 MODULE = """
@@ -86,6 +88,10 @@ async def outcome(function: str, **settings: Any) -> tuple[str, str]:
     with pytest.raises(RewardError) as caught:
         await score(f"reward_examples:{function}", **settings)
     return caught.value.outcome, str(caught.value)
+
+
+def test_rewards_of_penstocks_own_are_those_that_a_configuration_may_name() -> None:
+    assert {*BUILT_IN, "math_verify"} == set(REWARDS)
 
 
 async def test_exact_match_leaves_white_space_out() -> None:
