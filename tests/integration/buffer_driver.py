@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.config import Config
 from penstock.protocol import scripts
+from penstock.redis import call as call_module
 
 
 def die_at(when: str, verb: str) -> None:
@@ -31,7 +32,7 @@ def die_at(when: str, verb: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
 
-    scripts.run = run
+    scripts.run = call_module.run = run
 
 
 def main() -> None:
