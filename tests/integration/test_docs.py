@@ -468,7 +468,7 @@ def test_a_task_of_ones_own(place: Place) -> None:
     here = " --model.path=model --model.dtype=float32 --trainer.device=cpu"
     here += " --worker.apply=abort --worker.drain_timeout_s=5 --trainer.steps=2 --rollout.n=4 --trainer.batch_groups=4"
     planned = place.end(place.start(f"{plan} --gpus 8"))
-    here_engine = re.sub(r"(?m)^engine: .*$", f"engine: {{url: '{place.engine}'}}", settings)
+    here_engine = re.sub(r"(?ms)^engine:.*?(?=^worker:)", f"engine: {{url: '{place.engine}'}}\n", settings)
     (place.folder / "run.yaml").write_text(here_engine)
     place.end(place.start(start + here))
     place.end(place.start(block("docs/tutorial.md: penstock run run.yaml --run=hints").text.strip() + here))
