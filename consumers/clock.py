@@ -99,7 +99,7 @@ class Clock:
         """
         clock = self.read()
         self.check_lost(clock)
-        workers = self._subscriber.control.do(lambda client: read_workers(client, self._keys))
+        workers = self._subscriber.control.do(lambda client: read_workers(client, self._keys, all_=True))
         held = [worker.version for worker in workers]
         self._known = max([*held, *versions_in(self._weights), self.seen], default=0)
         gone = [[clock + 1, self._known]] if self._known > clock else []

@@ -33,17 +33,18 @@ def _rank_main(rank: int, config: Config, store: str) -> None:
     if config.trainer.device == "cuda":
         # "cuda" names the present device: one for each rank, or all would share the first.
         torch.cuda.set_device(rank)
-    if (sender := sender_of(config.trainer.transport)) is not None:
-        sender.set_up()
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     try:
+        if (sender := sender_of(config.trainer.transport)) is not None:
+            sender.set_up()
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
         code = _run_rank(config, rank, size)
     except PenstockError as exc:
         # A rank is a process of its own: nobody above it says the sentence.
         log.error("%s", exc)
         code = EXIT_CONFIG if isinstance(exc, ConfigError) else 1
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     sys.exit(code)
 
 

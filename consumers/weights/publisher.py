@@ -22,7 +22,7 @@ from consumers.weights.sources import Source, buckets
 from consumers.weights.transfer import Bucket, Transfer, TransferFailed
 from consumers.weights.transports.sender import Sender, sender_of
 from penstock.config import Config
-from penstock.errors import PenstockError, PublishError
+from penstock.errors import Fenced, PublishError, QueueFull, QueueUnavailable
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState, live_workers
@@ -53,7 +53,7 @@ class Publisher:
     """The weights' way out of one trainer. All ranks have one; rank 0 leads."""
 
     def __init__(self, config: Config, keys: Keys, control: Control, waiting: Waiting) -> None:
-        #: The run's; the next publication goes by it.
+        #: The run's; its sender was made with it.
         self.config = config
         self._keys = keys
         self._control = control
@@ -64,6 +64,7 @@ class Publisher:
         #: What weights are sent by; None: engines load the folder.
         self.sender: Sender | None = None
         if (sender := sender_of(self.transport)) is not None:
+            sender.set_up()
             self.sender = sender(config.trainer)
 
     @property
@@ -130,13 +131,13 @@ class Publisher:
     def in_use(self) -> Collection[int]:
         """Versions that engines hold, load or are about to load, or that somebody has pinned."""
         pins = self._control.do(lambda client: client.hvals(self._keys.pins(self._model)))
-        held = {worker.version for worker in self._workers()}
+        held = {worker.version for worker in self._all_workers()}
         return {int(pin) for pin in pins} | held | self._wanted()
 
     def _wanted(self) -> set[int]:
         """Versions that workers have said they load, or would go back to."""
         raw = self._control.do(lambda client: client.hgetall(self._keys.loading(self._model)))
-        there = {worker.name for worker in self._workers()}
+        there = {worker.name for worker in self._all_workers()}
         found: set[int] = set()
         for name, data in raw.items():
             record = unpack(data, "versions that a worker loads")
@@ -170,41 +171,48 @@ class Publisher:
         transfer.await_workers(self._expected)
         waited, failure = time.monotonic(), ""
         if transfer.workers:
-            failure = self._send(self.sender, transfer)
+            failure = deliver(self.sender, transfer)
         transfer.close(failure)
         ended = time.monotonic()
         self.last = Sent(self.transport, tuple(transfer.workers), failure, waited - began, ended - waited)
         return self.last
-
-    def _send(self, sender: Sender, transfer: Transfer) -> str:
-        """Why it was in vain; '' where it was not."""
-        try:
-            sender.send(transfer)
-        except TransferFailed as exc:
-            failure = str(exc)
-        except PenstockError:
-            sender.abandon()
-            raise
-        except Exception as exc:  # the device is out of memory, say, or it is a user's own
-            failure = f"the weights could not be sent ({exc!r})"
-            log.debug("a sender raised", exc_info=True)
-        else:
-            return ""
-        log.warning("version %d goes by disk: %s", transfer.publication.version, failure)
-        sender.abandon()
-        return failure
 
     def _walk(self, source: Source) -> Iterator[Bucket]:
         """The weights once more; other ranks of a sharded source are in it until its end."""
         self.tell(source, "walk")
         return buckets(source, publish.read_config(Path(self.config.model.path)), self.config.trainer.bucket_bytes)
 
-    def _workers(self) -> list[WorkerPresence]:
-        return self._control.do(lambda client: live_workers(client, self._keys))
+    def _all_workers(self) -> list[WorkerPresence]:
+        """Raises ProtocolError where one cannot be read: it may hold any version."""
+        return self._control.do(lambda client: live_workers(client, self._keys, all_=True))
 
     def _expected(self) -> set[str]:
         """Workers that will be ready soon: their engines serve, and can take weights this way."""
-        return {one.name for one in self._workers() if one.state == WorkerState.SERVING and one.ranks}
+        workers = self._control.do(lambda client: live_workers(client, self._keys))
+        return {one.name for one in workers if one.state == WorkerState.SERVING and one.ranks}
+
+
+def deliver(sender: Sender, transfer: Transfer) -> str:
+    """Have the weights sent; why that was in vain, or ''. Whatever it raises, workers can load the folder.
+
+    Raises:
+        QueueUnavailable, QueueFull, Fenced: nobody can be told.
+    """
+    try:
+        sender.send(transfer)
+    except TransferFailed as exc:
+        failure = str(exc)
+    except (QueueUnavailable, QueueFull, Fenced):
+        sender.abandon()
+        raise
+    except Exception as exc:  # the device is out of memory, say, or it is a user's own
+        failure = f"the weights could not be sent ({exc!r})"
+        log.debug("a sender raised", exc_info=True)
+    else:
+        return ""
+    log.warning("version %d goes by disk: %s", transfer.publication.version, failure)
+    sender.abandon()
+    return failure
 
 
 def _broadcast(message: "tuple[str, Any] | None") -> "tuple[str, Any]":

@@ -176,7 +176,7 @@ def drain(client: Client, store: PayloadStore, keys: Keys, server: Server) -> Dr
     # In this order: who has stopped writing has written what is found.
     writers = []
     now = _now(client)
-    for worker in parse_workers(client.hgetall(keys.workers), now=now):
+    for worker in parse_workers(client.hgetall(keys.workers), now=now, all_=True):
         if worker.age_s < GONE_S and worker.servers_rev < server.rev:
             writers.append(worker.name)
     found: Counter[str] = Counter()

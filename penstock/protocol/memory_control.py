@@ -166,7 +166,7 @@ def lagging(
         before: the workers as of the wish: what one said before it, it says of another time. A worker that was about
             to serve then holds its memory by now.
     """
-    for worker in control.do(lambda client: live_workers(client, keys)):
+    for worker in control.do(lambda client: live_workers(client, keys, all_=True)):
         heard = before is None or worker not in before
         if asked.revive_at and asked.revive_at > worker.revived_at:
             return f"{worker.name} ({worker.reason})"

@@ -185,8 +185,17 @@ def _known(cls: type, record: Any, what: str) -> dict[str, Any]:
     return {name: record[name] for name in cls.__dataclass_fields__ if name in record}  # type: ignore[attr-defined]
 
 
-def parse_workers(records: Mapping[bytes, bytes], *, now: float | None = None) -> list[WorkerPresence]:
-    """The workers of the hash ``workers``, by name. One whose record cannot be read is logged and left out."""
+def parse_workers(
+    records: Mapping[bytes, bytes], *, now: float | None = None, all_: bool = False
+) -> list[WorkerPresence]:
+    """The workers of the hash ``workers``, by name. One whose record cannot be read is logged and left out.
+
+    Args:
+        all_: raise instead; for whoever must not go on while a worker may hold what it does not show.
+
+    Raises:
+        ProtocolError: with ``all_``; names the worker and the field.
+    """
     found = []
     for name, raw in sorted(records.items()):
         try:
@@ -194,15 +203,20 @@ def parse_workers(records: Mapping[bytes, bytes], *, now: float | None = None) -
             named = {"name": name.decode(), **record} if isinstance(record, dict) else record
             found.append(WorkerPresence.from_record(named, now=now))
         except (ProtocolError, UnicodeDecodeError) as exc:
+            if all_:
+                raise ProtocolError(f"{exc} End that worker, and its record goes within a minute.") from exc
             log.warning("a worker cannot be read and is left out: %s", exc)
     return found
 
 
-def read_workers(client: Client, keys: Keys) -> list[WorkerPresence]:
-    """All workers that have a presence, those that are gone and not yet tidied up too. Blocks for a round trip."""
-    return parse_workers(client.hgetall(keys.workers))
+def read_workers(client: Client, keys: Keys, *, all_: bool = False) -> list[WorkerPresence]:
+    """All workers that have a presence, those that are gone and not yet tidied up too. Blocks for a round trip.
+
+    ``all_`` as of :func:`parse_workers`.
+    """
+    return parse_workers(client.hgetall(keys.workers), all_=all_)
 
 
-def live_workers(client: Client, keys: Keys) -> list[WorkerPresence]:
-    """The workers that are alive. Blocks for a round trip."""
-    return [one for one in read_workers(client, keys) if one.age_s <= FRESH_S]
+def live_workers(client: Client, keys: Keys, *, all_: bool = False) -> list[WorkerPresence]:
+    """The workers that are alive. Blocks for a round trip. ``all_`` as of :func:`parse_workers`."""
+    return [one for one in read_workers(client, keys, all_=all_) if one.age_s <= FRESH_S]

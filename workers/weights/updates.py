@@ -258,9 +258,13 @@ class Updates:
             return
         birth, newest = services.births, await self.look()
         weights_back = "weights" in services.engine.offloaded and "weights" not in self.memory.wanted
-        try:
-            if weights_back and newest is not None:
+        if weights_back and newest is not None:
+            try:
                 self.transfers.check(newest)
+            except PublishError as exc:
+                await self._refused(newest, exc)
+                return
+        try:
             await self.memory.settle(newest, self.policy)
         except (EngineDied, PublishError) as exc:
             log.warning("the engine died of a change of memory: %s", exc)

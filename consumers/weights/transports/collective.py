@@ -82,10 +82,6 @@ class Nccl(Collective):
 
     backend = "nccl"
 
-    def __init__(self, config: TrainerConfig) -> None:
-        super().__init__(config)
-        self.set_up()
-
     @classmethod
     def set_up(cls) -> None:
         """Give NCCL the same settings at both ends of a group, unless they are set already.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from penstock.errors import EngineDied, PenstockError, ProtocolError, PublishError
+from penstock.errors import EngineDied, ProtocolError, PublishError, QueueFull, QueueUnavailable
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
@@ -125,12 +125,12 @@ class Transfers:
         )
         try:
             await receiver.prepare(arrival)
-        except PenstockError:
+        except (EngineDied, QueueUnavailable, QueueFull):
             raise
         except Exception as exc:
             await _fail(arrival, exc)
             return None
-        return lambda: _receive(receiver, arrival)
+        return lambda: take(receiver, arrival)
 
     async def _decided(self, stream: str, after: bytes, id_: str) -> Decision | None:
         deadline = time.monotonic() + self._timeout_s + MARGIN_S
@@ -151,7 +151,13 @@ class Transfers:
         return None
 
 
-async def _receive(receiver: Receiver, arrival: Arrival) -> bool:
+async def take(receiver: Receiver, arrival: Arrival) -> bool:
+    """Whether the engine has the weights; else why is told to the trainer, and they are loaded from the folder.
+
+    Raises:
+        EngineDied: the engine was lost by it.
+        QueueUnavailable, QueueFull: nobody can be told.
+    """
     try:
         failure = await receiver.receive(arrival)
     except EngineDied as exc:
@@ -159,7 +165,7 @@ async def _receive(receiver: Receiver, arrival: Arrival) -> bool:
         raise
     except NotSent as exc:
         failure = str(exc)
-    except PenstockError:
+    except (QueueUnavailable, QueueFull):
         raise
     except Exception as exc:
         await _fail(arrival, exc)

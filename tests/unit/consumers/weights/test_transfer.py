@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from consumers.weights.publisher import deliver
 from consumers.weights.transfer import Bucket, Transfer, TransferFailed
+from consumers.weights.transports.sender import Sender
 from penstock.config import TrainerConfig
+from penstock.errors import EngineError, ProtocolError, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Enrollment
@@ -103,3 +106,18 @@ def test_what_the_source_raises_is_not_taken_for_a_failed_transfer() -> None:
         list(transfer.buckets())
     with pytest.raises(RuntimeError, match="a rank is gone"):
         transfer.close("the weights could not be sent")
+
+
+@pytest.mark.parametrize("kind", [ValueError, PublishError, EngineError, ProtocolError])
+def test_whatever_a_sender_raises_its_version_goes_by_disk_and_workers_learn_why(kind: type[Exception]) -> None:
+    class Broken(Sender):
+        def send(self, transfer: Transfer) -> None:
+            transfer.decide()
+            raise kind("the wire is broken")
+
+    redis = Redis()
+    transfer = a_transfer(redis)
+    failure = deliver(Broken(TrainerConfig()), transfer)
+    transfer.close(failure)
+    assert "the wire is broken" in failure
+    assert redis.reports == [("s:a", failure), ("s:b", failure)]

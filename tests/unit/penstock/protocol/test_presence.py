@@ -70,6 +70,13 @@ def test_a_broken_worker_is_left_out_and_logged(broken: bytes, caplog: pytest.Lo
     assert "a worker cannot be read and is left out" in caplog.text
 
 
+@pytest.mark.parametrize("broken", [b"", b"\xc1", pack([1]), packed(version="3"), packed(at=math.inf)])
+def test_who_must_know_all_workers_does_not_go_on_without_one(broken: bytes) -> None:
+    """A version's number, the folders that are in use, and a server that is drained rest on every worker."""
+    with pytest.raises(ProtocolError, match="End that worker"):
+        parse_workers({b"a": broken, b"w.1": packed()}, all_=True)
+
+
 def test_a_worker_lives_as_long_as_its_presence_is_fresh() -> None:
     class Client:
         def hgetall(self, name: str) -> dict[bytes, bytes]:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import ConfigError, PublishError
+from penstock.errors import ConfigError, EngineError, ProtocolError, PublishError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
+from penstock.protocol.transfers import Decision
 from workers.weights.receive.receiver import Receiver
-from workers.weights.receive.transfers import Transfers
+from workers.weights.receive.transfers import Transfers, take
 
 
 class Takes(Receiver):
@@ -72,3 +73,26 @@ def test_a_record_does_not_choose_what_is_imported(
 def test_a_sender_without_its_other_side_is_refused_at_the_start(attribute: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         transfers(f"{__name__}:{attribute}")
+
+
+@pytest.mark.parametrize("kind", [ValueError, PublishError, EngineError, ProtocolError])
+async def test_whatever_a_receiver_raises_the_trainer_learns_why_and_the_folder_is_loaded(
+    kind: type[Exception],
+) -> None:
+    class Broken(Receiver):
+        async def receive(self, arrival: Any) -> str:
+            raise kind("the wire is broken")
+
+    answers: list[str] = []
+
+    class Asked:
+        decision = Decision("1-0", {"w": 0}, "mine:Own")
+
+        async def answer(self, why: str) -> None:
+            answers.append(why)
+
+    any_: Any = None
+    asked: Any = Asked()
+    assert not await take(Broken(any_, lambda: 0), asked)
+    assert len(answers) == 1
+    assert "the wire is broken" in answers[0]
