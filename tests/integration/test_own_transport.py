@@ -27,6 +27,9 @@ from tests.integration.test_transfers import PATIENCE_S, checksums, expected, lo
 from tests.integration.worker_play import presence, until, working
 from workers.main import Worker
 
+#: One process runs them all: senders of the page share one place, /dev/shm.
+pytestmark = pytest.mark.xdist_group("engine")
+
 Make = Callable[..., Config]
 #: A trainer that is killed between its decision on the second version and its word to the worker.
 KILLED = """

@@ -113,7 +113,7 @@ def cut(
 DISPOSALS = {
     "stale": -1, "filtered": -2, "rewound": -3, "payload_lost": -4, "before": -5, "quota": -6, "retention": -7,
     "unreadable": -8,
-    "no_loss": -8,
+    "no_loss": -9,
 }  # fmt: skip
 
 

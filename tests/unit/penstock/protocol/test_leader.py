@@ -37,3 +37,7 @@ def test_who_does_not_lead_is_told_so_by_every_verb(verb: Callable[[], Call[obje
     assert "then return -1 end" in call.script.text
     with pytest.raises(LeadershipLost, match="Another buffer leads"):
         call.parse(-1)
+
+
+def test_each_reason_of_a_disposal_has_a_number_of_its_own() -> None:
+    assert len(set(scripts.DISPOSALS.values())) == len(scripts.DISPOSALS)
