@@ -1,0 +1,14 @@
+"""Loaded by every Python process whose PYTHONPATH has this folder before the others: it records what it does.
+
+``CHAOS_HISTORY`` names the folder of the histories; without it nothing is recorded.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+if os.environ.get("CHAOS_HISTORY"):
+    sys.path.append(str(Path(__file__).parents[3]))
+    from tests.chaos.hooks import install_from_environment
+
+    install_from_environment()
