@@ -1,0 +1,34 @@
+"""A number of a version is of one set of weights, and never goes back (T1)."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tests.chaos.checks.evidence import Evidence, Violation, proof
+from tests.chaos.history import Operation
+
+
+def find_reused_versions(evidence: Evidence) -> Iterator[Violation]:
+    """Two sets of weights under one number, and a publication below one that was acknowledged before it began."""
+    weights: dict[tuple[str, int], dict[str, Operation]] = defaultdict(dict)
+    for one in evidence.history.of("publish", "load"):
+        if one.happened:
+            weights[one.facts["model"], one.facts["version"]].setdefault(one.facts["weights"], one)
+    for (model, version), sets in weights.items():
+        if len(sets) > 1:
+            yield Violation(f"version {version} of {model} is of {len(sets)} sets of weights", proof(*sets.values()))
+    yield from _back(evidence)
+
+
+def _back(evidence: Evidence) -> Iterator[Violation]:
+    """In the order in which they were acknowledged; a version is announced again as a revision (rev)."""
+    said = [one for one in evidence.history.of("publish") if one.happened]
+    highest: dict[str, Operation] = {}
+    for one in sorted(said, key=lambda one: one.ended or 0):
+        model, version = one.facts["model"], one.facts["version"]
+        before = highest.get(model)
+        if before is not None and before.facts["version"] >= version:
+            if not one.facts["rev"] and before.facts["version"] > version and (before.ended or 0) < one.began:
+                was = before.facts["version"]
+                yield Violation(f"version {version} of {model} was published after {was}", proof(before, one))
+            continue
+        highest[model] = one

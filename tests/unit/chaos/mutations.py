@@ -1,0 +1,298 @@
+"""Valid histories broken in one way each, by the property that no longer holds."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from tests.chaos.account import Account, Reported
+from tests.unit.chaos.valid_histories import MODEL, Play
+
+
+class Mutant:
+    """A valid history with its account, to be broken in one way."""
+
+    def __init__(self, seed: int) -> None:
+        self.play = Play(seed, turns=600)
+        self.rng = random.Random(seed)
+        self.account: Account = self.play.account()
+
+    def calls(self, op: str, outcome: str = "yes") -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+        """(process, facts, answer) of every call of a kind that was answered so; in their order."""
+        found = []
+        for process, lines in self.play.records.items():
+            ends = {line["of"]: line for line in lines if "of" in line}
+            for line in lines:
+                if line.get("op") == op and ends.get(line["seq"], {}).get("outcome") == outcome:
+                    found.append((line["mono"], process, line["facts"], ends[line["seq"]]["facts"]))
+        return [one[1:] for one in sorted(found, key=lambda one: one[0])]
+
+    def one(
+        self, op: str, where: Callable[[Any], bool] = lambda facts: True
+    ) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        return self.rng.choice([one for one in self.calls(op) if where(one[1])])
+
+    def cut_of(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The facts of the cut of a batch that was trained."""
+        cuts = (line["facts"] for line in self.play.records["buffer"] if line.get("op") == "cut")
+        return next(facts for facts in cuts if facts["digest"] == batch["digest"])
+
+    def say(self, process: str, op: str, facts: dict[str, Any], answer: dict[str, Any] | None = None) -> None:
+        self.play.record(process, op, facts, answer or {})
+
+    def job(self, where: Callable[[Any], bool]) -> str:
+        return self.rng.choice([name for name, about in self.account.jobs.items() if where(about)])
+
+    def lose(self, job: str) -> None:
+        del self.account.jobs[job]
+        self.account.keys = {key: ttl for key, ttl in self.account.keys.items() if f":{job}" not in key}
+
+
+def job_lost(m: Mutant) -> None:
+    asked = {job for _, _, answer in m.calls("admit") for job in answer["jobs"]}
+    m.lose(m.rng.choice(sorted(asked & set(m.account.jobs))))
+
+
+def job_lost_of_several_reported(m: Mutant) -> None:
+    job_lost(m)
+    job_lost(m)
+    m.account.reported["jobs"] = Reported(1)
+
+
+def sample_lost(m: Mutant) -> None:
+    _, facts, _ = m.one("commit", lambda facts: facts["job"] in m.account.jobs)
+    slots = m.account.jobs[facts["job"]]["samples"]
+    token = slots.pop(str(facts["samples"][0][0]))
+    assert token == facts["token"]
+    del m.account.keys[f"payload:{facts['job']}/{facts['samples'][0][0]}:{token}"]
+
+
+def sample_of_a_retired_group_in_no_batch(m: Mutant) -> None:
+    process, facts, _ = m.one("admit")
+    job = "lost/0/1"
+    m.say(process, "admit", facts | {"jobs": [[job, 1]]}, {"jobs": [job]})
+    m.say("w0.0", "commit", {"job": job, "token": "t", "samples": [[0, [0]]]}, {"new": 1, "again": 0, "taken": 0})
+    m.account.done.append(job)
+
+
+def batch_lost(m: Mutant) -> None:
+    sub = m.account.subscriptions["actor"]
+    sub["cursor"] = sub["cut"] = m.calls("cut")[0][1]["n"] - 1
+    sub["checkpoint"] = 10**6
+
+
+def checkpoint_lost(m: Mutant) -> None:
+    _process, facts, _ = m.calls("checkpoint")[-1]
+    m.account.subscriptions[facts["sub"]]["checkpoint"] -= 1
+
+
+def version_lost(m: Mutant) -> None:
+    m.account.clock[MODEL] = m.calls("publish")[-1][1]["version"] - 1
+
+
+def reported_and_there(m: Mutant) -> None:
+    m.account.reported["jobs"] = Reported(1, [next(iter(m.account.jobs))])
+
+
+def reported_too_many(m: Mutant) -> None:
+    job_lost(m)
+    m.account.reported["jobs"] = Reported(2)
+
+
+def samples_reported_and_there(m: Mutant) -> None:
+    m.account.reported["samples"] = Reported(3)
+
+
+def job_from_nowhere(m: Mutant) -> None:
+    m.account.jobs["x/0/1"] = {"state": "queued", "lane": "train", "worker": "", "samples": {}}
+
+
+def job_that_was_refused(m: Mutant) -> None:
+    m.account.done.append("never/0/1")
+
+
+def lease_from_nowhere(m: Mutant) -> None:
+    m.say("w0.0", "lease", {"worker": "w0.0", "version": 0}, {"jobs": [["x/0/1", "t", 0]]})
+
+
+def sample_from_nowhere(m: Mutant) -> None:
+    m.account.jobs[m.job(lambda about: about["state"] == "queued")]["samples"]["77"] = "nobody"
+
+
+def batch_from_nowhere(m: Mutant) -> None:
+    m.one("deliver")[1]["digest"] = "nobody"
+
+
+def commit_without_the_fence(m: Mutant) -> None:
+    _, facts, answer = m.one("commit")
+    m.say("w9.0", "commit", facts | {"token": "late"}, answer)
+
+
+def commit_counted_twice(m: Mutant) -> None:
+    m.one("commit")[2]["new"] += 1
+
+
+def commit_overwritten(m: Mutant) -> None:
+    """The second lease was never told, and its sample is the one that stands."""
+    _, facts, _ = m.one("commit", lambda facts: facts["job"] in m.account.jobs)
+    m.play.record("w9.0", "commit", facts | {"token": "late"}, None)
+    m.account.jobs[facts["job"]]["samples"][str(facts["samples"][0][0])] = "late"
+    m.account.keys = {key: ttl for key, ttl in m.account.keys.items() if not key.startswith("payload")}
+
+
+def batch_trained_twice(m: Mutant) -> None:
+    process, facts, _ = m.calls("train")[-1]
+    m.say(process, "train", facts)
+
+
+def group_in_two_batches(m: Mutant) -> None:
+    process, facts, _ = m.calls("train")[-1]
+    cut = m.cut_of(facts)
+    again = {"n": 900, "digest": "again"}
+    m.say("buffer", "cut", cut | again, {"said": "cut"})
+    m.account.subscriptions[facts["sub"]]["cut"] = 900
+    m.say(process, "train", facts | again)
+
+
+def group_in_two_members_of_a_pool(m: Mutant) -> None:
+    _, facts, _ = [one for one in m.calls("train") if one[1]["sub"] == "left"][-1]
+    process, other, _ = [one for one in m.calls("train") if one[1]["sub"] == "right" and one[1]["rank"] == 0][-1]
+    cut = m.cut_of(facts)
+    again = {"sub": "right", "n": 900, "digest": "again"}
+    m.say("buffer", "cut", cut | again, {"said": "cut"})
+    m.account.subscriptions["right"]["cut"] = 900
+    m.say(process, "train", other | again | {"jobs": facts["jobs"], "rows": facts["rows"]})
+
+
+def sample_by_two_ranks(m: Mutant) -> None:
+    for _, facts, _ in m.calls("train"):
+        if facts["rank"] == 1:
+            shared = [one for _, one, _ in m.calls("train") if one["digest"] == facts["digest"] and one["rank"] == 0]
+            facts["rows"] = next(one["rows"] for one in shared if one["gen"] == facts["gen"])
+            return
+
+
+def restore_that_undid_less(m: Mutant) -> None:
+    """The weights have seen a batch that comes again."""
+    _process, facts, _ = m.calls("train")[-1]
+    m.say("after", "restore", facts | {"n": facts["n"] - 1, "seen": facts["n"]})
+    m.say("after", "train", facts | {"owner": "after"})
+
+
+def wrong_lane(m: Mutant) -> None:
+    m.account.subscriptions["actor"]["lanes"] = ["eval"]
+
+
+def given_up_and_used(m: Mutant) -> None:
+    _, facts, _ = m.one("cut")
+    line = {"sub": facts["sub"], "reason": "stale", "jobs": facts["jobs"][:1]}
+    m.play.records["early"] = [
+        {"seq": 1, "mono": -2, "wall": 0, "op": "dispose", "facts": line},
+        {"seq": 2, "mono": -1, "wall": 0, "of": 1, "outcome": "yes", "facts": {"count": 1}},
+    ]
+
+
+def batch_cut_twice(m: Mutant) -> None:
+    _, facts, _ = m.one("cut")
+    m.say("buffer-2", "cut", facts | {"digest": "other"}, {"said": "cut"})
+
+
+def rank_trains_another_batch(m: Mutant) -> None:
+    _, facts, _ = m.one("train")
+    facts["digest"] = next(one["digest"] for _, one, _ in m.calls("cut") if one["digest"] != facts["digest"])
+
+
+def rank_trains_a_foreign_sample(m: Mutant) -> None:
+    m.one("train")[1]["rows"].append(["d/0/0", 88])
+
+
+def cut_too_late(m: Mutant) -> None:
+    m.one("cut")[1]["train_version"] += 30
+
+
+def bound_of_the_subscription_is_less(m: Mutant) -> None:
+    m.account.subscriptions["actor"]["bound"] = -1
+
+
+def boundary_one_token_off(m: Mutant) -> None:
+    _, facts, _ = m.one("told", lambda facts: len(set(facts["versions"])) > 1)
+    versions = facts["versions"]
+    at = next(i for i in range(1, len(versions)) if versions[i] != versions[i - 1])
+    versions[at] = versions[at - 1]
+
+
+def prefix_with_new_versions(m: Mutant) -> None:
+    _, facts, _ = m.one("told", lambda facts: len(set(facts["versions"])) > 1)
+    facts["versions"] = [facts["versions"][-1]] * len(facts["versions"])
+
+
+def logprob_off(m: Mutant) -> None:
+    m.one("told")[1]["logprobs"][0] += 0.001
+
+
+def number_of_other_weights(m: Mutant) -> None:
+    _process, facts, answer = m.one("publish")
+    m.say("actor-0-99", "publish", facts | {"weights": "others"}, answer)
+
+
+def loaded_other_weights(m: Mutant) -> None:
+    process, facts, _ = m.one("load")
+    m.say(process, "load", facts | {"weights": "others"})
+
+
+def version_that_goes_back(m: Mutant) -> None:
+    _process, facts, _ = m.calls("publish")[-1]
+    m.say("actor-0-99", "publish", facts | {"version": -1, "weights": "before"}, {"clock": -1})
+
+
+def lease_of_a_dead_worker(m: Mutant) -> None:
+    job = m.account.jobs[m.job(lambda about: about["state"] == "queued")]
+    job["state"], job["worker"] = "leased", "w7.0"
+
+
+def lease_of_nobody(m: Mutant) -> None:
+    m.account.jobs[m.job(lambda about: about["state"] == "queued")]["state"] = "leased"
+
+
+def group_left(m: Mutant) -> None:
+    m.account.keys["group:x/0/1"] = -1
+
+
+def payload_left(m: Mutant) -> None:
+    m.account.keys[f"payload:{next(iter(m.account.jobs))}/0:nobody"] = -1
+
+
+def key_of_no_kind(m: Mutant) -> None:
+    m.account.keys["scratch"] = -1
+
+
+def batches_left(m: Mutant) -> None:
+    m.account.keys["batches:gone"] = -1
+
+
+def memory_that_grows(m: Mutant) -> None:
+    for i, look in enumerate(m.account.memory):
+        look["bytes"] += i * 100_000
+
+
+MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
+    "lost": [
+        job_lost, job_lost_of_several_reported, sample_lost, sample_of_a_retired_group_in_no_batch, batch_lost,
+        checkpoint_lost, version_lost,
+    ],
+    "misreported": [reported_and_there, reported_too_many, samples_reported_and_there],
+    "unexpected": [job_from_nowhere, job_that_was_refused, lease_from_nowhere, sample_from_nowhere, batch_from_nowhere],
+    "committed_twice": [commit_without_the_fence, commit_counted_twice, commit_overwritten],
+    "trained_twice": [
+        batch_trained_twice, group_in_two_batches, group_in_two_members_of_a_pool, sample_by_two_ranks,
+        restore_that_undid_less,
+    ],
+    "wrong_batch": [
+        wrong_lane, given_up_and_used, batch_cut_twice, rank_trains_another_batch, rank_trains_a_foreign_sample,
+    ],
+    "over_bound": [cut_too_late, bound_of_the_subscription_is_less],
+    "wrong_tokens": [boundary_one_token_off, prefix_with_new_versions, logprob_off],
+    "reused_version": [number_of_other_weights, loaded_other_weights, version_that_goes_back],
+    "dead_lease": [lease_of_a_dead_worker, lease_of_nobody],
+    "orphan": [group_left, payload_left, key_of_no_kind, batches_left],
+    "growth": [memory_that_grows],
+}  # fmt: skip

@@ -1,0 +1,131 @@
+"""The checker finds nothing in valid histories, and each kind of broken promise by its name."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.chaos import account, checker
+from tests.chaos.account import Account, Reported
+from tests.chaos.history import History
+from tests.unit.chaos.mutations import MUTATIONS, Mutant, commit_overwritten, job_lost
+from tests.unit.chaos.valid_histories import Play, law
+
+SEEDS = range(5)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_valid_history_is_found_valid(seed: int) -> None:
+    play = Play(seed)
+
+    verdict = checker.check(play.history(), play.account(), law)
+
+    assert verdict.broken == [], checker.words(verdict)
+    assert verdict.unchecked == {}
+
+
+def test_valid_histories_have_all_that_can_go_wrong() -> None:
+    counts: dict[str, int] = {}
+    for seed in range(30):
+        for op, count in Play(seed).history().counts().items():
+            counts[op] = counts.get(op, 0) + count
+
+    wanted = {"admit", "lease", "commit", "cut", "deliver", "train", "commit_batch", "publish", "checkpoint", "restore"}
+    assert wanted | {"rewind", "dispose", "told", "load"} <= {op for op, count in counts.items() if count > 20}
+
+
+def test_every_property_has_a_mutation() -> None:
+    assert set(MUTATIONS) == set(checker.PROPERTIES)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("broken", "mutate"), [pytest.param(name, one, id=one.__name__) for name, all_ in MUTATIONS.items() for one in all_]
+)
+def test_a_broken_promise_is_found_and_no_other(broken: str, mutate: Callable[[Mutant], None], seed: int) -> None:
+    mutant = Mutant(seed)
+    mutate(mutant)
+
+    verdict = checker.check(mutant.play.history(), mutant.account, law)
+
+    assert verdict.broken == [broken], checker.words(verdict)
+
+
+def test_what_was_lost_and_reported_is_no_violation() -> None:
+    mutant = Mutant(1)
+    before = set(mutant.account.jobs)
+    job_lost(mutant)
+    (lost,) = before - set(mutant.account.jobs)
+    mutant.account.reported["jobs"] = Reported(1, [lost])
+
+    assert checker.check(mutant.play.history(), mutant.account, law).broken == []
+
+
+def test_a_lost_commit_that_was_reported_may_be_made_again() -> None:
+    mutant = Mutant(1)
+    commit_overwritten(mutant)
+    mutant.account.reported["samples"] = Reported(1)
+
+    assert checker.check(mutant.play.history(), mutant.account, law).broken == []
+
+
+def test_a_violation_names_the_operations_that_prove_it() -> None:
+    mutant = Mutant(2)
+    process, facts, _ = mutant.calls("train")[-1]
+    mutant.say(process, "train", facts)
+
+    (found, *_) = checker.check(mutant.play.history(), mutant.account, law).violations["trained_twice"]
+
+    assert [where.rpartition(":")[0] for where in found.proof] == [process, process]
+
+
+def test_what_cannot_be_looked_at_is_said_and_not_found_good() -> None:
+    verdict = checker.check(History(()), Account())
+
+    assert set(verdict.unchecked) == {"wrong_tokens", "growth"}
+    assert "wrong_tokens: not checked" in checker.words(verdict)
+
+
+def test_the_command_reads_a_folder_and_fails_where_something_was_found(tmp_path: Path) -> None:
+    mutant = Mutant(3)
+    write(mutant, tmp_path)
+    assert run(tmp_path).returncode == 0
+
+    job_lost(mutant)
+    write(mutant, tmp_path)
+    done = run(tmp_path)
+
+    assert done.returncode == 1
+    assert "lost: 1\n    job " in done.stdout
+
+
+def test_an_empty_folder_is_not_found_good(tmp_path: Path) -> None:
+    assert run(tmp_path).returncode == 2
+
+
+def test_the_checker_imports_nothing_of_penstock() -> None:
+    parts = "('penstock', 'consumers', 'workers', 'buffer', 'producer', 'console')"
+    code = f"import sys, tests.chaos.checker; print([n for n in sys.modules if n.split('.')[0] in {parts}])"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout == "[]\n"
+
+
+def write(mutant: Mutant, folder: Path) -> None:
+    for process, lines in mutant.play.records.items():
+        (folder / f"{process}.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    (folder / "account.json").write_bytes(orjson.dumps(mutant.account))
+
+
+def run(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.chaos.checker", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_an_account_with_a_field_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValueError, match="no field jobz"):
+        account.from_json({"jobz": {}})
