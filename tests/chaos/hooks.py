@@ -67,7 +67,7 @@ def _cut(args: Facts) -> Facts:
     manifest = Manifest.from_bytes(args["manifest"], "a manifest")
     rows = [[row.job, row.k, row.token] for row in manifest.samples()]
     named = {name: args[name] for name in ("sub", "n", "digest", "model", "jobs")}
-    of_manifest = ("train_version", "bound", "mask_below", "on_expiry")
+    of_manifest = ("train_version", "bound", "mask_below", "mask_offpolicy")
     return named | {name: getattr(manifest, name) for name in of_manifest} | {"rows": rows}
 
 

@@ -26,7 +26,8 @@ def find_over_bound(evidence: Evidence) -> Iterator[Violation]:
             bearing = [version for version in drawn if version >= facts["mask_below"]]
             if not bearing:
                 continue
-            staleness = facts["train_version"] - min(bearing) - _within(spans, min(bearing), facts["train_version"])
+            oldest = max(bearing) if facts["mask_offpolicy"] else min(bearing)
+            staleness = facts["train_version"] - oldest - _within(spans, oldest, facts["train_version"])
             if staleness > bound:
                 what = f"sample {job}/{k} is {staleness} versions stale in batch {facts['n']} of {facts['sub']}"
                 yield Violation(f"{what}, allowed are {bound}", proof(evidence.commits[job, k].get(token), cut))

@@ -10,7 +10,8 @@ import pytest
 
 from tests.chaos import account, checker
 from tests.chaos.account import Account, Reported
-from tests.chaos.history import History
+from tests.chaos.checks.evidence import Evidence
+from tests.chaos.history import History, Operation
 from tests.unit.chaos.mutations import MUTATIONS, Mutant, commit_overwritten, job_lost
 from tests.unit.chaos.valid_histories import Play, law
 
@@ -129,3 +130,46 @@ def run(folder: Path) -> subprocess.CompletedProcess[str]:
 def test_an_account_with_a_field_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ValueError, match="no field jobz"):
         account.from_json({"jobz": {}})
+
+
+@pytest.mark.parametrize(
+    ("masked", "broken"), [({}, True), ({"mask_below": 4}, False), ({"mask_offpolicy": True}, False)]
+)
+def test_I6_counts_only_tokens_that_bear_loss(masked: dict[str, object], broken: bool) -> None:
+    cut = {"sub": "a", "n": 1, "digest": "d", "model": "m", "jobs": ["j"], "rows": [["j", 0, "t"]]}
+    cut |= {"train_version": 6, "bound": 2, "mask_below": -1, "mask_offpolicy": False}
+    history = History(
+        [
+            operation(1, "commit", {"job": "j", "token": "t", "samples": [[0, [1, 4]]]}),
+            operation(2, "cut", cut | masked),
+        ]
+    )
+
+    found = list(checker.PROPERTIES["over_bound"](Evidence(history, Account())))
+
+    assert bool(found) == broken
+
+
+def test_I6_versions_that_a_restore_abandoned_age_nothing() -> None:
+    cut = {"sub": "a", "n": 3, "digest": "d", "model": "m", "jobs": ["j"], "rows": [["j", 0, "t"]]}
+    cut |= {"train_version": 5, "bound": 1, "mask_below": -1, "mask_offpolicy": False}
+    publish = {"model": "m", "rev": 0}
+    moves = [
+        operation(1, "publish", publish | {"version": 1, "through": 1}),
+        operation(2, "publish", publish | {"version": 2, "through": 2}),
+        operation(3, "publish", publish | {"version": 3, "through": 3}),
+        operation(4, "rewind", {"model": "m", "n": 1}),
+        operation(5, "publish", publish | {"version": 4, "through": 1}),
+        operation(6, "publish", publish | {"version": 5, "through": 2}),
+    ]
+    commit = operation(7, "commit", {"job": "j", "token": "t", "samples": [[0, [1]]]})
+
+    valid = History([*moves, commit, operation(8, "cut", cut)])
+    stale = History([*(one for one in moves if one.op == "publish"), commit, operation(8, "cut", cut)])
+
+    assert list(checker.PROPERTIES["over_bound"](Evidence(valid, Account()))) == []
+    assert list(checker.PROPERTIES["over_bound"](Evidence(stale, Account()))) != []
+
+
+def operation(at: int, op: str, facts: dict[str, object]) -> Operation:
+    return Operation(op, f"p:{at}", "p", at, facts, "yes", at, {"taken": 0})

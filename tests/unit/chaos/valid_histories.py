@@ -209,7 +209,7 @@ class Play:
         n, digest = sub.cut + 1, f"{sub.name}{self._now}"
         rows = [[name, int(k), token] for name in jobs for k, token in self.jobs[name].samples.items()]
         facts = {"sub": sub.name, "n": n, "digest": digest, "model": MODEL, "jobs": jobs, "rows": rows}
-        facts |= {"train_version": self.clock, "bound": BOUND, "mask_below": -1}
+        facts |= {"train_version": self.clock, "bound": BOUND, "mask_below": -1, "mask_offpolicy": False}
         happens, told = self._fate()
         self.record("buffer", "cut", facts, {"said": "cut"} if told else None)
         if not happens:
