@@ -15,6 +15,18 @@ from tests.chaos.checks import PROPERTIES
 from tests.chaos.checks.evidence import Evidence, Law, Violation
 from tests.chaos.checks.leftovers import FEWEST_LOOKS
 
+#: Property -> operations without which it would hold whatever happened.
+NEEDED = {
+    "lost": ("admit", "commit"),
+    "committed_twice": ("commit",),
+    "trained_twice": ("train",),
+    "wrong_batch": ("cut", "train"),
+    "over_bound": ("commit", "cut", "publish"),
+    "wrong_tokens": ("told",),
+    "reused_version": ("publish",),
+    "dead_lease": ("lease",),
+}
+
 #: Violations of one property that are printed; the rest is counted.
 SHOWN = 20
 
@@ -50,8 +62,13 @@ def check(recorded: history.History, end: account.Account, law: Law | None = Non
 
 def _unchecked(evidence: Evidence) -> dict[str, str]:
     why = {}
-    if evidence.law is None or not evidence.history.of("told"):
-        why["wrong_tokens"] = "no tokens were told, or no law says how they are drawn"
+    for name, ops in NEEDED.items():
+        if missing := [op for op in ops if not evidence.history.of(op)]:
+            why[name] = f"no {' and no '.join(missing)} was recorded"
+    if evidence.law is None:
+        why["wrong_tokens"] = "no law says how tokens are drawn"
+    if not evidence.account.keys:
+        why["orphan"] = "the account names no keys"
     if len(evidence.account.memory) * 2 < FEWEST_LOOKS * 3:
         why["growth"] = f"fewer than {FEWEST_LOOKS} looks at the memory in the last two thirds of the run"
     return why

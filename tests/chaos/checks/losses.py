@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tests.chaos.account import Reported
 from tests.chaos.checks.evidence import Evidence, Violation, proof
@@ -46,6 +47,7 @@ def unreported(evidence: Evidence, kind: str, losses: list[Loss]) -> list[Loss]:
     return [loss for loss in losses if loss.name not in named]
 
 
+@lru_cache(maxsize=1)  # several checks ask
 def find_losses(evidence: Evidence) -> dict[str, list[Loss]]:
     """Losses by kind, each named once."""
     found = {

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.chaos.checks.evidence import Evidence, Violation, proof
+from tests.chaos.checks.losses import find_losses
 from tests.chaos.history import Operation
 
 #: Subscription, role, rank.
@@ -29,12 +30,16 @@ class Node:
 
 
 def find_trained_twice(evidence: Evidence) -> Iterator[Violation]:
-    """A batch twice in one lineage, a group more often than its limit, a sample by two ranks of one step."""
+    """A batch twice in one lineage, a group more often than its limit, a sample by two ranks of one step.
+
+    A group that was cut too often is told before anybody trains it.
+    """
     roots, heads = lineages(evidence)
     for (sub, _, _), root in roots.items():
         yield from _walk(root, _reuse(evidence, sub))
     yield from _across_pool(evidence, heads)
     yield from _across_ranks(evidence)
+    yield from _cut_too_often(evidence)
 
 
 def lineages(evidence: Evidence) -> tuple[dict[Seat, Node], dict[Seat, Node]]:
@@ -156,3 +161,24 @@ def _across_ranks(evidence: Evidence) -> Iterator[Violation]:
             share, by = held.setdefault((*step, job, k), (facts["share"], one))
             if share != facts["share"]:
                 yield Violation(f"sample {job}/{k} was trained by shares {share} and {facts['share']}", proof(by, one))
+
+
+def _cut_too_often(evidence: Evidence) -> Iterator[Violation]:
+    """More acknowledged batches of a subscription or pool than its limit hold a group.
+
+    Not where batches were taken back or lost: their groups are used anew, and lineages tell what came of it.
+    """
+    lost = find_losses(evidence)["batches"] or evidence.account.reported.get("batches")
+    uses: dict[tuple[str, str], dict[tuple[str, int], Operation]] = defaultdict(dict)
+    for (sub, n), digests in evidence.cuts.items() if not lost else ():
+        user = evidence.account.subscriptions.get(sub, {}).get("pool") or sub
+        for cut in digests.values():
+            for job in cut.facts["jobs"] if cut.happened else ():
+                uses[user, job][sub, n] = cut
+    parked = {evidence.account.subscriptions.get(sub, {}).get("pool") or sub for sub in evidence.parked}
+    for (user, job), cuts in uses.items():
+        limit = _reuse(evidence, next(iter(cuts))[0])
+        if len(cuts) > limit and user not in parked:
+            yield Violation(
+                f"group {job} was cut {len(cuts)} times for {user}, allowed are {limit}", proof(*cuts.values())
+            )

@@ -270,8 +270,15 @@ def batches_left(m: Mutant) -> None:
 
 
 def memory_that_grows(m: Mutant) -> None:
-    for i, look in enumerate(m.account.memory):
-        look["bytes"] += i * 100_000
+    for look in m.account.memory:
+        look["bytes"] += look["done"] * 100_000
+
+
+def group_cut_twice(m: Mutant) -> None:
+    """Nobody has trained it yet."""
+    _, facts, _ = m.one("cut")
+    m.say("buffer", "cut", facts | {"n": 900, "digest": "again"}, {"said": "cut"})
+    m.account.subscriptions[facts["sub"]]["cut"] = 900
 
 
 MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
@@ -284,7 +291,7 @@ MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
     "committed_twice": [commit_without_the_fence, commit_counted_twice, commit_overwritten],
     "trained_twice": [
         batch_trained_twice, group_in_two_batches, group_in_two_members_of_a_pool, sample_by_two_ranks,
-        restore_that_undid_less,
+        restore_that_undid_less, group_cut_twice,
     ],
     "wrong_batch": [
         wrong_lane, given_up_and_used, batch_cut_twice, rank_trains_another_batch, rank_trains_a_foreign_sample,
