@@ -191,22 +191,30 @@ def parse_workers(
     """The workers of the hash ``workers``, by name. One whose record cannot be read is logged and left out.
 
     Args:
-        all_: raise instead; for whoever must not go on while a worker may hold what it does not show.
+        all_: raise instead, unless nobody renews that record any more; for whoever must not go on while a worker may
+            hold what it does not show.
 
     Raises:
         ProtocolError: with ``all_``; names the worker and the field.
     """
     found = []
     for name, raw in sorted(records.items()):
+        record: Any = None
         try:
             record = unpack(raw, f"The presence of worker {name.decode(errors='replace')}")
             named = {"name": name.decode(), **record} if isinstance(record, dict) else record
             found.append(WorkerPresence.from_record(named, now=now))
         except (ProtocolError, UnicodeDecodeError) as exc:
-            if all_:
-                raise ProtocolError(f"{exc} End that worker, and its record goes within a minute.") from exc
+            if all_ and not _is_old(record, time.time() if now is None else now):
+                raise ProtocolError(f"{exc} End that worker: within a minute its record counts no more.") from exc
             log.warning("a worker cannot be read and is left out: %s", exc)
     return found
+
+
+def _is_old(record: Any, now: float) -> bool:
+    """Whether a record that cannot be read was at least written, and too long ago to be of a worker that lives."""
+    at = record.get("at") if isinstance(record, dict) else None
+    return isinstance(at, float) and now - at > FRESH_S
 
 
 def read_workers(client: Client, keys: Keys, *, all_: bool = False) -> list[WorkerPresence]:

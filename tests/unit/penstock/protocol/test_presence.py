@@ -74,7 +74,14 @@ def test_a_broken_worker_is_left_out_and_logged(broken: bytes, caplog: pytest.Lo
 def test_who_must_know_all_workers_does_not_go_on_without_one(broken: bytes) -> None:
     """A version's number, the folders that are in use, and a server that is drained rest on every worker."""
     with pytest.raises(ProtocolError, match="End that worker"):
-        parse_workers({b"a": broken, b"w.1": packed()}, all_=True)
+        parse_workers({b"a": broken, b"w.1": packed()}, now=5.0, all_=True)
+
+
+def test_a_record_that_cannot_be_read_holds_nobody_up_once_its_worker_is_gone() -> None:
+    broken = packed(version="3", at=1000.0)
+    with pytest.raises(ProtocolError, match="End that worker"):
+        parse_workers({b"a": broken}, now=1000.0 + FRESH_S, all_=True)
+    assert parse_workers({b"a": broken}, now=1001.0 + FRESH_S, all_=True) == []
 
 
 def test_a_worker_lives_as_long_as_its_presence_is_fresh() -> None:
