@@ -25,6 +25,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
+from penstock.addresses import is_folder
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueRefused, QueueUnavailable
 from penstock.redaction import know_url, redact
 from penstock.redis import sentinel
@@ -139,6 +140,12 @@ async def check_async(client: AsyncClient, url: str) -> None:
 def translate(exc: Exception, url: str) -> PenstockError:
     """The error of penstock that says what ``exc``, an error of redis-py, means for the user."""
     at = redact(url)
+    if is_folder(url):
+        reason = redact(str(exc)).rstrip(".")
+        return QueueUnavailable(
+            f"The folder of payloads {at} does not answer ({reason}): bring its file system back, or correct "
+            "redis.payload_servers."
+        )
     match exc:
         case AuthenticationError():
             return QueueRefused(
