@@ -146,7 +146,8 @@ async def test_I9_engines_join_leave_and_die_under_load(
                     group, _, k = name.rpartition("/")
                     _, payload = read_group(client, keys, group)[int(k)]
                     assert payload.tokens[: len(tokens)].tolist() == tokens, f"{name} was drawn anew"
-                assert 0 < play.counter(client, keys, "crashes") - crashes <= 4
+                # Each once at most: how many of them it held depends on how evenly the router spread them.
+                assert 0 < play.counter(client, keys, "crashes") - crashes <= len(more)
                 assert engines(client, keys) == {engine_url: "serving", second.url: "joining"}
                 assert worker.services.tally.engine_restarts == 0
                 assert worker.services.tally.checkpoints > 0
