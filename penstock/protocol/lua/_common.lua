@@ -120,6 +120,25 @@ local function leave_inflight(prefix, job)
   if tonumber(g[1] or '0') == 0 and not g[2] then redis.call('ZREM', prefix .. 'inflight', job) end
 end
 
+-- Take a job that is queued, leased or delayed out of where it waits or runs, for good; the caller says what it is from
+-- now on. A worker that holds it sees its lease lost. Returns its home lane, or nil when it is none of these.
+local function withdraw(prefix, job)
+  local key = group_key_of(prefix, job)
+  local g = redis.call('HMGET', key, 'st', 'cl', 'eid', 'ln', 'nb')
+  if g[1] == 'queued' or g[1] == 'leased' then
+    take_entry(prefix, g[2], g[3])
+  elseif g[1] == 'delayed' then
+    redis.call('ZREM', prefix .. 'delayed', job)
+    redis.call('HDEL', prefix .. 'bodies', job)
+  else
+    return nil
+  end
+  redis.call('HDEL', key, 'tok', 'own')
+  redis.call('ZREM', prefix .. 'inflight', job)
+  leave_cohort(prefix, job, g[4], g[5])
+  return g[4]
+end
+
 -- Bury a job whose entry the caller has taken. The dead letter holds all it needs to come back.
 local function bury(prefix, job, body, reason, detail, worker)
   local key = group_key_of(prefix, job)

@@ -172,13 +172,12 @@ def late(keys: Keys, age_ms: int, most: int) -> Call[list[Late]]:
 
 def shorten(keys: Keys, lead: Leadership, job: str, fewest: int = 1) -> Call[int]:
     """Make a begun group ready with the samples it has; how many. 0: fewer than ``fewest``."""
-    names = [keys.group(job), keys.ready, keys.inflight, keys.delayed, keys.bodies]
-    return _call("shorten", keys, lead, names, [job, fewest], int)
+    return _call("shorten", keys, lead, [keys.group(job), keys.ready], [job, fewest], int)
 
 
 def drop(keys: Keys, lead: Leadership, job: str) -> Call[int]:
     """Drop a begun group that took too long. 0: it is complete, buried or gone by now."""
-    return _call("drop", keys, lead, [keys.group(job), keys.inflight, keys.delayed, keys.bodies], [job], int)
+    return _call("drop", keys, lead, [keys.group(job)], [job], int)
 
 
 def rolled_back(keys: Keys, lost: Mapping[str, int]) -> Call[int]:

@@ -17,7 +17,7 @@ def requeue(keys: Keys, job: str, model: str) -> Call[bool]:
 
 def cancel(keys: Keys, job: str, subs: Sequence[str]) -> Call[str]:
     """Cancel a live job; the state it was in, ``cut`` (it stays: a batch holds it), or '' (nothing to cancel)."""
-    names = [keys.group(job), keys.delayed, keys.bodies, keys.dead, keys.ready, keys.inflight]
+    names = [keys.group(job), keys.dead, keys.ready]
     return Call(script("cancel"), [*names, *map(keys.sub, subs)], [keys.prefix, job, *subs], text)
 
 
