@@ -195,7 +195,7 @@ class Cutter:
         log.warning("%s: batch %d is not cut, since not one of its tokens bears loss: %s", sub.name, n, words)
         return f"groups with a token that bears loss: {len(groups)} of batch {n} had none and are dropped ({words})"
 
-    def _take_answer(self, sub: Subscription, decided: Cut, n: int, answer: scripts.Cut) -> str:
+    def _take_answer(self, sub: Subscription, decided: Cut, n: int, answer: scripts.CutAnswer) -> str:
         match answer.outcome:
             case "cut" | "already":
                 sub.position.cut = n

@@ -18,7 +18,7 @@ from buffer.holdings import Holdings
 from buffer.partial_groups import PartialGroups
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
-from buffer.scores import Scores
+from buffer.scores import UnreadScores
 from buffer.state import State
 from penstock.config import Config
 from penstock.names import LANES
@@ -72,7 +72,7 @@ class Housekeeping:
             client, keys, servers, lead, state, retention_s=config.buffer.retention_s, alive=alive
         )
         self._partial = PartialGroups(client, keys, lead, config.rollout, waiting("buffer:late"))
-        self._scores = Scores(client, keys, state, config.buffer.score_ttl_s)
+        self._scores = UnreadScores(client, keys, state, config.buffer.score_ttl_s)
         self._holdings = Holdings(client, keys)
         self._retire = _Interval(RETIRE_S)
         # A look at many leases is not cheap: 87 ms for 64k of them.

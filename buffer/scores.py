@@ -15,7 +15,7 @@ from penstock.redis.commands import Client
 log = logging.getLogger(__name__)
 
 
-class Scores:
+class UnreadScores:
     """Retires scored groups that are ready for longer than ``ttl_s``, counted from when this leader first saw them."""
 
     def __init__(self, client: Client, keys: Keys, state: State, ttl_s: float) -> None:

@@ -44,7 +44,7 @@ from penstock.redis.server import with_url, write_address
 from penstock.system.disk import until_room
 from penstock.system.gpus import visible_gpus
 from penstock.system.processes import Child, python_command, python_environment
-from penstock.system.run_folder import Record, RunFolder
+from penstock.system.run_folder import RunFolder, RunRecord
 from penstock.system.stop import Stop
 from penstock.system.user_imports import check_user_code
 
@@ -146,7 +146,7 @@ class _Run:
         self.server: OwnRedis | None = None
         self.observer: Observer | None = None
         self.children: list[Child] = []
-        self.record = Record("running", time.time())
+        self.record = RunRecord("running", time.time())
         self.started = time.monotonic()
         self.next_look = 0.0
 

@@ -22,7 +22,8 @@ CHUNK = 128
 #: Between two looks at whether Redis has room.
 LOOK_S = 0.5
 
-Lane = Literal["train", "eval"]
+#: Lanes that such jobs may be admitted to.
+AskedLane = Literal["train", "eval"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,13 @@ class Prompts:
         lane: where they wait for a worker.
     """
 
-    def __init__(self, session: Session, lane: Lane) -> None:
+    def __init__(self, session: Session, lane: AskedLane) -> None:
         self._subscriber = session.subscriber
         self._control = session.subscriber.control
         self._keys = session.keys
         self._model = session.config.model.name
         self._name = session.name
-        self._lane: Lane = lane
+        self._lane: AskedLane = lane
 
     def admit(self, requests: Sequence[Request], deadline: float) -> list[str]:
         """Admit all; their ids. Blocks for room in Redis; raises WaitTimeout past ``deadline`` (monotonic)."""
@@ -154,6 +155,6 @@ def _lanes(sub: str, client: Client) -> list[str]:
     return str((client.hget(sub, "lanes") or b"train").decode()).split(",")
 
 
-def _job(name: str, request: Request, lane: Lane) -> Job:
+def _job(name: str, request: Request, lane: AskedLane) -> Job:
     fields: Mapping[str, Any] = {key: getattr(request, key) for key in Request.__slots__}
     return Job(name, lane=lane, **fields)

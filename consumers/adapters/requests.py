@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from consumers.adapters.prompts import Lane, Prompts, Request
+from consumers.adapters.prompts import AskedLane, Prompts, Request
 from consumers.adapters.rows import RowArrays, rows_of
 from consumers.batch import behaviour
 from consumers.batch.batch import Batch
@@ -57,7 +57,7 @@ class Requests:
         *,
         run: str | None = None,
         name: str = "requests",
-        lane: Lane = "train",
+        lane: AskedLane = "train",
     ) -> None:
         self.config = config_of(config, run, "Requests")
         self.name = name

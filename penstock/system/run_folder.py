@@ -17,14 +17,14 @@ from typing import Literal
 
 from penstock.errors import ConfigError
 
-State = Literal["running", "stopped", "failed", "finished"]
+RunState = Literal["running", "stopped", "failed", "finished"]
 
 
 @dataclass(slots=True)
-class Record:
+class RunRecord:
     """Content of ``run.json``."""
 
-    state: State
+    state: RunState
     #: First start, in seconds since 1970.
     started_s: float
     #: Time that the run was being worked on, over all its starts.
@@ -91,16 +91,16 @@ class RunFolder:
             return True
         return False
 
-    def record(self) -> Record | None:
+    def record(self) -> RunRecord | None:
         """What ``run.json`` says; None where there is no run, or one that was started by hand."""
         try:
-            return Record(**json.loads((self.path / "run.json").read_text()))
+            return RunRecord(**json.loads((self.path / "run.json").read_text()))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as exc:
             raise ConfigError(f"{self.path / 'run.json'} cannot be read ({exc}): start over with --fresh.") from exc
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RunRecord) -> None:
         """Replace ``run.json`` at once."""
         temporary = self.path / ".run.json"
         temporary.write_text(json.dumps(asdict(record)) + "\n")

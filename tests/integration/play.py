@@ -114,7 +114,7 @@ def cut(
     oldest_allowed: int = -1,
     version: int | None = None,
     rev: int | None = None,
-) -> scripts.Cut:
+) -> scripts.CutAnswer:
     data = manifest(n, sub)
     return run(
         client,

@@ -115,7 +115,7 @@ def test_I6_the_cut_refuses_the_groups_that_the_policy_gives_up(
             job for job, oldest in zip(jobs, drawn, strict=True)
             if not policy.masks and policy.gives_up(oldest, oldest, floor)
         ]  # fmt: skip
-        assert answer == (scripts.Cut("group", refused[0], "stale") if refused else scripts.Cut("cut")), (
+        assert answer == (scripts.CutAnswer("group", refused[0], "stale") if refused else scripts.CutAnswer("cut")), (
             f"state {state}"
         )
         n += not refused

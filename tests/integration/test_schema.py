@@ -23,7 +23,7 @@ from producer.main import Producer
 from tests.integration import play
 from tests.integration.worker_play import make_config
 from workers.main import Worker
-from workers.rewards.pool.pool import Pool
+from workers.rewards.pool.pool import Verifiers
 
 OURS = 1
 
@@ -31,7 +31,7 @@ PARTS: dict[str, Callable[[Config], object]] = {
     "producer": lambda config: Producer(config).run(),
     "buffer": lambda config: Buffer(config).run(),
     "worker": lambda config: asyncio.run(Worker(config, "w").run()),
-    "verifiers": lambda config: Pool(config, "v").run(),
+    "verifiers": lambda config: Verifiers(config, "v").run(),
     "trainer": lambda config: Trainer(config).__enter__(),
     "requests": lambda config: Requests(config).__enter__(),
     "scorer": lambda config: Scorer(config),

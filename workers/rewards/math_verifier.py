@@ -33,7 +33,7 @@ _END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MathVerdict:
     correct: bool
     #: The check used up its CPU time, and counts as wrong.
     out_of_time: bool = False
@@ -49,7 +49,7 @@ class MathVerifier:
         #: Processes that check nothing now.
         self.idle: list[_Process] = []
 
-    async def verify(self, label: str, text: str) -> Verdict:
+    async def verify(self, label: str, text: str) -> MathVerdict:
         """Whether ``text`` ends in a result equal to ``label``, as mathematics. Waits without a limit of its own.
 
         Cancelling it kills the process that checks.
@@ -68,7 +68,7 @@ class MathVerifier:
             if answer is None:
                 code = await process.end()
                 if code == -signal.SIGXCPU:
-                    return Verdict(correct=False, out_of_time=True)
+                    return MathVerdict(correct=False, out_of_time=True)
                 if code == -signal.SIGPROF:
                     raise ValueError(too_slow(label, self.cpu_s))
                 raise RuntimeError(f"the verifier process ended with code {code}")
@@ -78,7 +78,7 @@ class MathVerifier:
                 await process.kill()
         if "error" in answer:
             raise ValueError(answer["error"])
-        return Verdict(correct=bool(answer["correct"]))
+        return MathVerdict(correct=bool(answer["correct"]))
 
     async def close(self) -> None:
         """End the idle processes; checks that run end with their caller."""

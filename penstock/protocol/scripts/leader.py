@@ -71,7 +71,7 @@ def skip(keys: Keys, lead: Leadership, sub: str, *, revision: int, place: int, p
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutAnswer:
     """Outcome of cut: cut, already, subs, order, clock; or ``group`` with the job and why."""
 
     outcome: str
@@ -94,14 +94,14 @@ def cut(
     oldest_allowed: int,
     jobs: Sequence[str],
     gb: int | None = None,
-) -> Call[Cut]:
+) -> Call[CutAnswer]:
     """Batch ``n`` of a subscription comes to be, if everything it was planned on still holds.
 
     ``gb``: groups that one of its versions consumes from now on, where that is not known beforehand.
     """
 
-    def parse(answer: Any) -> Cut:
-        return Cut(*texts(answer)) if text(answer[0]) == "group" else Cut(text(answer[0]))
+    def parse(answer: Any) -> CutAnswer:
+        return CutAnswer(*texts(answer)) if text(answer[0]) == "group" else CutAnswer(text(answer[0]))
 
     field = version_field(model) if model else ""
     head: list[Value] = [sub, revision, n, manifest, digest, consumes]

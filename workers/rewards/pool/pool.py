@@ -86,7 +86,7 @@ class _Child:
         self.process, self.start_at = None, now + pause_s(self.quick_deaths, BACKOFF_S, MAX_BACKOFF_S)
 
 
-class Pool:
+class Verifiers:
     """Verifiers on this machine. ``run`` blocks until ``stop``.
 
     Raises:
@@ -212,7 +212,7 @@ def _on_signals(stop: Callable[..., None]) -> None:
 
 def main(config: Config, name: str) -> int:
     """Run a pool of verifiers until SIGTERM or SIGINT. Blocks."""
-    pool = Pool(config, name)
-    _on_signals(pool.stop)
-    pool.run()
+    verifiers = Verifiers(config, name)
+    _on_signals(verifiers.stop)
+    verifiers.run()
     return 0
