@@ -409,6 +409,8 @@ async def test_ray_brings_a_killed_actor_back_and_the_queue_goes_on(
         await until(all_in(client, keys, jobs, "leased"))
         worker = processes(client, keys)["policy.rollout.0"]["pid"]
         actor = parent_of(worker)
+        niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (worker, fleet.process.pid)]
+        assert niceness[0] == niceness[1], "an engine is no background work, though Ray's workers are"
         gone = open_pidfds([worker])
         os.kill(actor, signal.SIGKILL)
         assert await asyncio.to_thread(wait_gone, gone, 30) == [], "a worker never outlives its actor"

@@ -23,11 +23,13 @@ from workers.fleet.kept import Kept, Spec, Status
 from workers.fleet.nodes import Node
 from workers.fleet.ports import Reservation
 
-#: A node that is gone is noticed after some 3 s instead of 14; for clusters that are started here.
-HEALTH = {
+#: Clusters that are started here: a node that is gone is noticed after some 3 s instead of 14, and engines, which are
+#: children of Ray's workers, run at the weight of everybody else on the machine (Ray's own is nice 15).
+OWN_CLUSTER = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
+    "RAY_worker_niceness": "0",
 }
 #: Longest wait for the answer of an actor, and for its end.
 ANSWER_S, END_S = 2.0, 10.0
@@ -107,7 +109,7 @@ class RayLauncher:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
         if not address:
-            for name, value in HEALTH.items():
+            for name, value in OWN_CLUSTER.items():
                 os.environ.setdefault(name, value)
         paths = python_environment({}).get("PYTHONPATH")
         if paths:
