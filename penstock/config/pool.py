@@ -12,8 +12,8 @@ class PoolConfig(Section):
     """Processes that compute rewards."""
 
     #: process: in the worker (async functions in its loop, others in a thread, math_verify in processes of its own).
-    #: rq: by ``penstock verifiers``, on this machine or others, a process for each check; exact_match stays in the
-    #: worker.
+    #: rq: by ``penstock verifiers``, on this machine or others, a process for each check; rewards of
+    #: penstock's own that take a moment (exact_match) stay in the worker.
     kind: Literal["process", "rq"] = "process"
     #: rq: checks that one ``penstock verifiers`` makes at once; `penstock run` starts one.
     workers: Positive = 2

@@ -10,7 +10,8 @@ from penstock.config.section import Positive, Seconds, Section
 
 
 class RewardConfig(Section):
-    #: ``exact_match``, ``math_verify``, or ``module:function``: sync or async; gives a number, or a dict with ``key``.
+    #: One of penstock's own (docs/rewards.md has the table), or ``module:function``: sync or async; gives a number,
+    #: or a dict with ``key``.
     function: RewardName = "exact_match"
     #: Where a reward returns a dict, the entry that is the number.
     key: str = "score"

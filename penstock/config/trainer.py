@@ -13,7 +13,9 @@ from penstock.weights.transport import transport
 #: Kinds of devices that torch knows; a number behind a colon names one of them.
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "npu", "hpu")
 
-#: What a loss takes where the configuration does not say; other losses take the defaults of the fields.
+#: What a loss takes where the configuration does not say; what is not here is the default of the field. A clip that is
+#: None here is one that the loss does not have: a configuration that gives it is refused. A loss whose correction is
+#: truncated takes no ratio, and no other correction.
 #:
 #: - ppo: clips 0.2 (PPO, arXiv 1707.06347; DAPO, arXiv 2503.14476, raises clip_high to 0.28) and the token mean of DAPO
 #: - gspo: clips 3e-4 and 4e-4 and the mean over samples (arXiv 2507.18071). They are of a ratio to π_old by the same
@@ -98,9 +100,8 @@ class TrainerConfig(Section):
     keep_versions: Annotated[int, Field(ge=2)] = 3
     #: Folder of published weights; None: runs/NAME/weights.
     weights_dir: str | None = None
-    #: How new weights reach engines that are ready: disk, nccl or gloo (a process group of trainer and engines),
-    #: cuda_ipc (engines on the trainer's GPU), checkpoint_engine (its parameter servers on the engines' GPUs), or your
-    #: own, module:Class (docs/consumers.md). The folder is written first either way; who misses a transfer loads it.
+    #: How new weights reach engines that are ready: one of penstock's own (docs/consumers.md has the table), or yours,
+    #: module:Class. The folder is written first either way; who misses a transfer loads it.
     transport: TransportName = "disk"
     #: Longest wait for workers to be ready for a transfer, and longest transfer; after it that version goes by disk.
     transfer_timeout_s: Seconds = 30.0
@@ -152,16 +153,22 @@ class TrainerConfig(Section):
         self._follow(**{name: value for name, value in own.items() if name not in self.model_fields_set})
         return self
 
+    def _lacks(self, name: str) -> bool:
+        """Whether the loss has no such clip."""
+        own = LOSS_DEFAULTS.get(self.loss, {})
+        return name in own and own[name] is None
+
     @model_validator(mode="after")
     def _one_correction(self) -> Self:
-        if self.correction == "truncated" and self.loss != "reinforce":
+        takes_ratio = LOSS_DEFAULTS.get(self.loss, {}).get("correction") != "truncated"
+        if self.correction == "truncated" and takes_ratio:
             raise ValueError(
                 f"correction truncated weighs by π_θ / μ, and loss {self.loss} takes a ratio of its own: that corrects "
                 "twice; choose loss reinforce, or correction bypass or decoupled"
             )
-        if self.loss == "reinforce" and self.correction != "truncated":
+        if self.correction != "truncated" and not takes_ratio:
             raise ValueError(
-                f"loss reinforce takes no ratio, so correction {self.correction} would leave stale data uncorrected; "
+                f"loss {self.loss} takes no ratio, so correction {self.correction} would leave stale data uncorrected; "
                 "choose correction truncated, or loss ppo"
             )
         if self.correction == "bypass" and self.weight_cap is not None:
@@ -171,14 +178,14 @@ class TrainerConfig(Section):
             )
         for name in ("clip_low", "clip_high"):
             value = getattr(self, name)
-            if self.loss == "reinforce" and value is not None:
+            if value is not None and self._lacks(name):
                 raise ValueError(
-                    f"{name} clips a ratio that loss reinforce does not take: remove it and set weight_cap, or "
+                    f"{name} clips a ratio that loss {self.loss} does not take: remove it and set weight_cap, or "
                     "choose loss ppo"
                 )
-            if self.loss != "reinforce" and value is None:
+            if value is None and not self._lacks(name):
                 raise ValueError(f"{name} is null, and loss {self.loss} has a clip: give a number, or remove it")
-        if self.dual_clip is not None and self.loss in ("cispo", "reinforce"):
+        if self.dual_clip is not None and self._lacks("dual_clip"):
             raise ValueError(
                 f"dual_clip bounds a ratio that loss {self.loss} does not take, whose weight is capped either way: "
                 "remove it, or choose loss ppo or gspo"

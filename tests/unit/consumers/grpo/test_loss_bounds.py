@@ -78,7 +78,7 @@ NUMPY = {"ppo": ppo_np, "gspo": gspo_np, "cispo": cispo_np}
 
 
 @pytest.mark.parametrize("dual", [3.0, 1.5, None])
-@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo"])
+@pytest.mark.parametrize("name", losses.RATIO_LOSSES)
 def test_T9_bounds_are_those_of_the_formula_with_ratios_of_any_size(name: str, dual: float | None) -> None:
     theta = THETA.clone().requires_grad_()
     found = losses.RATIO_LOSSES[name](theta, MU, ADVANTAGES, MASK, LOW, HIGH, None, dual)
@@ -91,7 +91,7 @@ def test_T9_bounds_are_those_of_the_formula_with_ratios_of_any_size(name: str, d
     assert bool(found.clamped.any())
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo"])
+@pytest.mark.parametrize("name", losses.RATIO_LOSSES)
 def test_T9_decoupled_bounds_its_weight_and_its_ratio(name: str) -> None:
     theta = THETA.clone().requires_grad_()
     found = corrections.decoupled(

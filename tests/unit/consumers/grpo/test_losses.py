@@ -4,7 +4,7 @@ Rows hold observations between two drawn parts, padding, and one has no token th
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from consumers.batch.batch import Batch
 from consumers.grpo import corrections, losses
 from consumers.grpo.step import GRPO
 from penstock.config import TrainerConfig
+from penstock.config.trainer import LOSS_DEFAULTS
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from tests.batch_factory import gradient, logprobs_of, make_batch, near_model, tiny_model
@@ -69,6 +70,14 @@ def cispo_np(theta: Array, proximal: Array) -> Array:
 NUMPY = {"ppo": ppo_np, "gspo": gspo_np, "cispo": cispo_np}
 
 
+def test_a_configuration_knows_every_loss_and_no_other() -> None:
+    named = set(get_args(TrainerConfig.model_fields["loss"].annotation))
+    without_ratio = {name for name, own in LOSS_DEFAULTS.items() if own.get("correction") == "truncated"}
+    assert named == {*losses.RATIO_LOSSES, *without_ratio}
+    assert without_ratio == {"reinforce"}
+    assert set(LOSS_DEFAULTS) <= named
+
+
 def slope(total: Callable[[Array], float]) -> Array:
     """Derivative of a number by every log π_θ, as a central difference."""
     step, out = 1e-6, np.zeros_like(theta0)
@@ -90,7 +99,7 @@ def check(found: Callable[[Tensor], losses.TokenLoss], wanted: Callable[[Array],
     return loss
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo"])
+@pytest.mark.parametrize("name", losses.RATIO_LOSSES)
 def test_T9_a_ratio_loss_under_bypass_is_its_formula(name: str) -> None:
     loss = losses.RATIO_LOSSES[name]
     found = check(
@@ -101,7 +110,7 @@ def test_T9_a_ratio_loss_under_bypass_is_its_formula(name: str) -> None:
     assert not bool((found.clipped & ~MASK).any())
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo"])
+@pytest.mark.parametrize("name", losses.RATIO_LOSSES)
 def test_T9_a_ratio_loss_under_decoupled_is_its_formula(name: str) -> None:
     loss = losses.RATIO_LOSSES[name]
     weight = np.minimum(np.exp(old0 - mu0), CAP)
