@@ -1,0 +1,71 @@
+"""Clocks that jump: a process that is started under libfaketime (Debian: faketime), and told another time."""
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from tests.chaos.nemesis.act import Facts, Ground, Kind, names_of, pick
+
+#: Where Debian has it; ``CHAOS_FAKETIME`` names another place.
+LIBRARIES = tuple(f"/usr/lib/{machine}-linux-gnu/faketime/libfaketimeMT.so.1" for machine in ("x86_64", "aarch64"))
+#: Jumps, in seconds.
+JUMPS = (-86400, -3600, -20, -3, 3, 20, 3600, 86400)
+PARTS = ("redis", "producer", "worker", "buffer", "trainer", "engine")
+
+
+def library() -> Path | None:
+    """libfaketime, where it is installed."""
+    places = [os.environ.get("CHAOS_FAKETIME", ""), *LIBRARIES]
+    return next((Path(place) for place in places if place and Path(place).is_file()), None)
+
+
+def _choose(kind: str, ground: Ground, rng: Random) -> Facts | None:
+    if ground.clocks is None:
+        return None
+    name = pick(rng, names_of(ground, kind))
+    jumps = [rng.choice(JUMPS) for _ in range(rng.randint(1, 2))]
+    return name and {"part": name, "jumps_s": jumps, "apart_s": round(rng.uniform(0.5, 3.0), 3)}
+
+
+def _strike(ground: Ground, facts: Facts) -> None:
+    """A part that has its true clock is started again under a false one, which then jumps, and is right in the end."""
+    cluster = ground.cluster
+    assert ground.clocks is not None
+    part = cluster.parts[facts["part"]]
+    told = cluster.folder / "clocks" / part.name
+    told.parent.mkdir(exist_ok=True)
+    told.write_text("+0\n")
+    if "LD_PRELOAD" not in part.environment:
+        part.environment = {**part.environment, **environment(ground.clocks, told)}
+        lives = part.lives
+        cluster.kill(part)
+        cluster.wait(f"{part.name} to be started again", lambda: part.lives > lives)
+        time.sleep(facts["apart_s"])
+    for jump in [*facts["jumps_s"], 0]:
+        tell(told, jump)
+        time.sleep(facts["apart_s"])
+
+
+def tell(told: Path, seconds: float) -> None:
+    """The clock of whoever reads ``told`` is off by so much from now on."""
+    temporary = told.with_name(f".{told.name}")
+    temporary.write_text(f"{seconds:+g}\n")
+    temporary.replace(told)
+
+
+def environment(library: Path, told: Path) -> dict[str, str]:
+    """What has a process read its clock by ``told``; the monotonic one stays as it is."""
+    return {
+        "LD_PRELOAD": str(library),
+        "FAKETIME_TIMESTAMP_FILE": str(told),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+def kinds() -> dict[str, Kind]:
+    """By name."""
+    return {f"clock:{part}": Kind(partial(_choose, part), _strike, weight=0.7) for part in PARTS}

@@ -1,0 +1,67 @@
+"""Signals: kill -9, SIGTERM, and SIGSTOP past a lease then SIGCONT, of every kind of part."""
+
+import signal
+import time
+from functools import partial
+from random import Random
+
+from tests.chaos.nemesis.act import Facts, Ground, Kind, names_of, pick
+
+PARTS = (
+    "redis", "producer", "worker", "engine", "leader", "standby", "trainer", "verifier", "router", "launcher",
+    "payload",
+)  # fmt: skip
+#: Those that leave cleanly when asked to, and are started again.
+ASKED = ("producer", "worker", "leader", "standby", "trainer", "verifier", "redis")
+
+
+def _one(kind: str, ground: Ground, rng: Random) -> Facts | None:
+    name = pick(rng, names_of(ground, kind))
+    return name and {"parts": [name]}
+
+
+def _all(kinds: tuple[str, ...], ground: Ground, rng: Random) -> Facts | None:
+    names = names_of(ground, *kinds)
+    return {"parts": sorted(names)} if len(names) > 1 else None
+
+
+def _held(kind: str, ground: Ground, rng: Random) -> Facts | None:
+    name = pick(rng, names_of(ground, kind))
+    return name and {"parts": [name], "hold_s": ground.past_lease_s(kind, rng), "then_kill": rng.random() < 0.25}
+
+
+def _kill(ground: Ground, facts: Facts) -> None:
+    for name in facts["parts"]:
+        ground.cluster.kill(ground.cluster.parts[name])
+
+
+def _ask_to_end(ground: Ground, facts: Facts) -> None:
+    for name in facts["parts"]:
+        ground.cluster.kill(ground.cluster.parts[name], signal.SIGTERM)
+
+
+def _stop(ground: Ground, facts: Facts) -> None:
+    """Whoever is started in its place meanwhile is another process, and is left alone."""
+    parts = [ground.cluster.parts[name] for name in facts["parts"]]
+    stopped = {part.name: ground.cluster.stop(part) for part in parts}
+    time.sleep(facts["hold_s"])
+    for part in parts:
+        if part.pid == stopped[part.name]:
+            if facts["then_kill"]:
+                ground.cluster.kill(part)
+            ground.cluster.cont(part)
+
+
+def kinds() -> dict[str, Kind]:
+    """By name."""
+    made = {f"kill:{part}": Kind(partial(_one, part), _kill) for part in PARTS}
+    made |= {f"stop:{part}": Kind(partial(_held, part), _stop) for part in PARTS}
+    made |= {f"term:{part}": Kind(partial(_one, part), _ask_to_end, weight=0.5) for part in ASKED}
+    together = {
+        "workers": ("worker", "engine"),
+        "trainers": ("trainer",),
+        "buffers": ("buffer",),
+        "all": ("producer", "worker", "engine", "buffer", "trainer"),
+        "everything": ("redis", "producer", "worker", "engine", "buffer", "trainer", "payload"),
+    }
+    return made | {f"kill:{name}": Kind(partial(_all, kinds), _kill, weight=0.5) for name, kinds in together.items()}
