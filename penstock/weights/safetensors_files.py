@@ -11,7 +11,12 @@ from penstock.weights.model_folder import read_config
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
-_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32"}
+#: torch's name -> that of the files.
+_DTYPES = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8",
+    "bool": "BOOL",
+}  # fmt: skip
 #: Loading casts between these.
 _PLAIN_FLOATS = {"F32", "F16", "BF16", "F64"}
 
