@@ -14,6 +14,7 @@ from tests.chaos import account, history
 from tests.chaos.checks import PROPERTIES
 from tests.chaos.checks.evidence import Evidence, Law, Violation
 from tests.chaos.checks.leftovers import FEWEST_LOOKS
+from tests.chaos.law import Oracle
 
 #: Property -> operations without which it would hold whatever happened.
 NEEDED = {
@@ -74,6 +75,12 @@ def _unchecked(evidence: Evidence) -> dict[str, str]:
     return why
 
 
+def law_of(recorded: history.History) -> Law | None:
+    """The law that the engines of a run drew by, from the weights that they say they loaded; None where none says."""
+    loads = [one.facts for one in recorded.of("load") if "law" in one.facts]
+    return Oracle({facts["version"]: bytes.fromhex(facts["law"]) for facts in loads}) if loads else None
+
+
 def words(verdict: Verdict) -> str:
     """The verdict as it is printed."""
     counts = ", ".join(f"{count} {op}" for op, count in verdict.operations.items())
@@ -93,7 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
     recorded = history.read(options.folder)
     if not recorded.counts():
         parser.error(f"{options.folder} holds no history: nothing would be checked.")
-    verdict = check(recorded, account.load(options.account or options.folder / "account.json"))
+    end = account.load(options.account or options.folder / "account.json")
+    verdict = check(recorded, end, law_of(recorded))
     print(words(verdict))
     return 1 if verdict.broken else 0
 

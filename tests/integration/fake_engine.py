@@ -118,8 +118,8 @@ class FakeEngine:
                 web.get("/v1/loads", self._loads),
                 web.post("/generate", self._generate),
                 web.post("/abort_request", self._abort),
-                web.post("/pause_generation", self._fine),
-                web.post("/continue_generation", self._fine),
+                web.post("/pause_generation", self._pause),
+                web.post("/continue_generation", self._continue),
                 web.post("/flush_cache", self._fine),
                 web.post("/release_memory_occupation", self._fine),
                 web.post("/resume_memory_occupation", self._fine),
@@ -162,6 +162,12 @@ class FakeEngine:
 
     async def _fine(self, _: web.Request) -> web.Response:
         return web.json_response({})
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        return await self._fine(request)
+
+    async def _continue(self, request: web.Request) -> web.Response:
+        return await self._fine(request)
 
     async def _info(self, _: web.Request) -> web.Response:
         info = {"version": "0.5.20", "disable_overlap_schedule": True, "weight_version": self.version}

@@ -1,15 +1,15 @@
 """What a history and an account say, looked up once for all checks."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from tests.chaos.account import Account
 from tests.chaos.history import History, Operation
 
-#: Log-probability with which a version draws a token: (version, sample, position, token).
-Law = Callable[[int, str, int, int], float]
+#: Log-probability with which a version draws a token of a sample: (version, all its tokens, position).
+Law = Callable[[int, Sequence[int], int], float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ def find_wrong_tokens(evidence: Evidence) -> Iterator[Violation]:
     law = evidence.law
     for one in evidence.history.of("told") if law is not None else ():
         sample = one.facts["sample"]
-        told = zip(one.facts["tokens"], one.facts["versions"], one.facts["logprobs"], strict=True)
-        for position, (token, version, logprob) in enumerate(told):
+        tokens = one.facts["tokens"]
+        for position, (version, logprob) in enumerate(zip(one.facts["versions"], one.facts["logprobs"], strict=True)):
             if version < 0:  # not generated
                 continue
-            expected = law(version, sample, position, token)
+            expected = law(version, tokens, position)
             if abs(expected - logprob) > TOLERANCE:
                 what = f"token {position} of {sample} has logprob {logprob:.5f}"
                 yield Violation(f"{what}, and version {version} draws it with {expected:.5f}", proof(one))

@@ -6,6 +6,7 @@ workers and trainers die at any of it, so that some calls have no end, and train
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,9 @@ BOUND = 3
 RANKS = 2
 
 
-def law(version: int, sample: str, position: int, token: int) -> float:
+def law(version: int, tokens: Sequence[int], position: int) -> float:
     """Log-probability of one of 8 tokens, another one for every version and position."""
-    return math.log(1 / (2 + (version * 31 + position * 7 + token) % 97))
+    return math.log(1 / (2 + (version * 31 + position * 7 + tokens[position]) % 97))
 
 
 @dataclass
@@ -178,9 +179,7 @@ class Play:
         versions = sorted(self.rng.choices([*living, self.clock], k=6))
         tokens = [self.rng.randrange(8) for _ in versions]
         sample = f"{name}/{k}"
-        logprobs = [
-            law(version, sample, at, token) for at, (version, token) in enumerate(zip(versions, tokens, strict=True))
-        ]
+        logprobs = [law(version, tokens, at) for at, version in enumerate(versions)]
         facts = {"sample": sample, "tokens": tokens, "versions": versions, "logprobs": logprobs}
         self.record(worker, "told", facts, {})
         return sorted(set(versions))

@@ -1,0 +1,170 @@
+"""Keeps processes up, as a service manager does: what died is started again, at once and then after longer waits.
+
+Processes of one ``group`` live and die together, as a launcher of ranks has it: when one dies the others are killed,
+and all are started anew.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.system.processes import die_with
+
+#: Between two looks at the processes.
+LOOK_S = 0.05
+#: Wait before a restart; doubles with each death of a process that lived for less than ``LIVED_S``.
+FIRST_WAIT_S, LONGEST_WAIT_S, LIVED_S = 0.2, 3.0, 10.0
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One part of a run: a name, and the process that has it now."""
+
+    kind: str
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    #: Those that live and die together; '': it alone.
+    group: str = ""
+    #: Whether an end with exit code 0 is one for good.
+    may_finish: bool = False
+    pid: int = 0
+    #: When (monotonic) it was started last.
+    started: float = 0.0
+    #: Times that it was started.
+    lives: int = 0
+    #: Exit codes of its former lives; minus the signal of one that was killed.
+    exits: list[int] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
+    is_held: bool = False
+    is_retired: bool = False
+    is_stopped: bool = False
+    _start_at: float = 0.0
+    _wait_s: float = FIRST_WAIT_S
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+
+class Supervisor:
+    """Parts by name. Thread-safe; parts are started by its own thread, which lives as long as they do.
+
+    Args:
+        folder: their working directory.
+        expand: called before each start with the part; its environment for this life, on top of its own.
+    """
+
+    def __init__(self, folder: Path, expand: Callable[[Part], Mapping[str, str]] = lambda part: {}) -> None:
+        self.parts: dict[str, Part] = {}
+        self._folder = folder
+        self._expand = expand
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="supervisor")
+        self._thread.start()
+
+    def add(self, *parts: Part) -> None:
+        """Keep these up from now on; a group is added as one."""
+        with self._lock:
+            self.parts |= {part.name: part for part in parts}
+
+    def send(self, part: Part, number: int) -> int:
+        """Send a signal to the process that has the part now; its pid, or 0 where there is none."""
+        with self._lock:
+            if not part.is_alive:
+                return 0
+            part.is_stopped = number == signal.SIGSTOP or (part.is_stopped and number != signal.SIGCONT)
+            os.kill(part.pid, number)
+            return part.pid
+
+    def hold(self, part: Part) -> None:
+        """Leave it dead, once it is."""
+        with self._lock:
+            part.is_held = True
+
+    def let_up(self, part: Part) -> None:
+        """Keep it up again."""
+        with self._lock:
+            part.is_held, part._start_at = False, 0.0
+
+    def retire(self, part: Part, number: int = signal.SIGTERM) -> None:
+        """It leaves for good; returns at once."""
+        with self._lock:
+            part.is_retired = True
+            self.send(part, signal.SIGCONT)
+            self.send(part, number)
+
+    def unexpected(self) -> list[tuple[str, int]]:
+        """(name, exit code) of ends that no signal made, and that were not clean."""
+        with self._lock:
+            return [(part.name, code) for part in self.parts.values() for code in part.exits if code > 0]
+
+    def end(self) -> None:
+        """Kill everything; blocks until it is gone."""
+        self._ended.set()
+        self._thread.join()
+        for part in self.parts.values():
+            if part.process is not None and part.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    part.process.kill()
+                part.process.wait()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            with self._lock:
+                for part in list(self.parts.values()):
+                    self._look_at(part)
+                for part in list(self.parts.values()):
+                    self._start_if_due(part)
+
+    def _look_at(self, part: Part) -> None:
+        if not part.is_alive or part.process is None or part.process.poll() is None:
+            return
+        part.exits.append(part.process.returncode)
+        part.is_stopped = False
+        lived = time.monotonic() - part.started
+        part._wait_s = FIRST_WAIT_S if lived > LIVED_S else min(LONGEST_WAIT_S, 2 * part._wait_s)
+        part._start_at = time.monotonic() + part._wait_s
+        if part.may_finish and part.process.returncode == 0:
+            part.is_retired = True
+            return
+        for other in self._others(part):
+            self.send(other, signal.SIGKILL)
+
+    def _start_if_due(self, part: Part) -> None:
+        group = [part, *self._others(part)]
+        if any(one.is_alive or one.is_held or one.is_retired for one in group if one.group or one is part):
+            return
+        if time.monotonic() >= max(one._start_at for one in group):
+            for one in group:
+                self._start(one)
+
+    def _others(self, part: Part) -> list[Part]:
+        """The rest of its group."""
+        same = (one for one in self.parts.values() if part.group and one.group == part.group)
+        return [one for one in same if one is not part]
+
+    def _start(self, part: Part) -> None:
+        part.lives += 1
+        environment = {**os.environ, **part.environment, **self._expand(part)}
+        with part.log.open("ab") as log:
+            log.write(f"--- {part.name}, life {part.lives}\n".encode())
+            log.flush()
+            part.process = subprocess.Popen(
+                part.command,
+                cwd=self._folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with(),
+            )
+        part.pid, part.started = part.process.pid, time.monotonic()

@@ -1,0 +1,75 @@
+"""Looks at a run while it goes on, in a thread: batches that were committed, and the memory in use."""
+
+import threading
+import time
+from typing import Any
+
+import redis
+
+from penstock.names import LANES
+from penstock.protocol.keys import GROUP, Keys
+
+#: Between two looks at the cursors, and at the memory.
+LOOK_S, MEMORY_S = 0.1, 0.5
+#: Counters of jobs that are over.
+OVER = ("retired", "evicted", "dropped", "cancelled")
+
+
+class Watch:
+    """Counts, from its start to its ``end``."""
+
+    def __init__(self, url: str, keys: Keys) -> None:
+        self._keys = keys
+        self._client = redis.Redis.from_url(url, socket_timeout=2.0, retry=None)
+        #: Batches that were committed; what is committed again counts again.
+        self.committed = 0
+        #: When (monotonic) that was last seen to rise.
+        self.committed_at = time.monotonic()
+        #: Subscription -> cursor.
+        self.cursors: dict[str, int] = {}
+        #: Looks at the memory, as an account has them.
+        self.memory: list[dict[str, int]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def count_leased(self, client: Any) -> int:
+        """Jobs that workers hold."""
+        pipe = client.pipeline(transaction=False)
+        for lane in LANES:
+            pipe.xpending(self._keys.jobs(lane), GROUP)
+        answers = pipe.execute(raise_on_error=False)
+        return sum(int(answer["pending"]) for answer in answers if isinstance(answer, dict))
+
+    def _run(self) -> None:
+        memory_at = 0.0
+        while not self._ended.wait(LOOK_S):
+            try:
+                self._look()
+                if time.monotonic() >= memory_at:
+                    self._weigh()
+                    memory_at = time.monotonic() + MEMORY_S
+            except redis.RedisError:
+                continue
+
+    def _look(self) -> None:
+        subs = [field[4:].decode() for field in self._client.hkeys(self._keys.subs) if field.startswith(b"sub:")]
+        for sub in subs:
+            now = int(self._client.hget(self._keys.sub(sub), "cursor") or 0)
+            before = self.cursors.get(sub, 0)
+            self.cursors[sub] = now
+            if now > before:
+                self.committed += now - before
+                self.committed_at = time.monotonic()
+
+    def _weigh(self) -> None:
+        counters = {name.decode(): int(value) for name, value in self._client.hgetall(self._keys.counters).items()}
+        done = sum(counters.get(name, 0) for name in OVER)
+        live = counters.get("admitted", 0) - done
+        used = int(self._client.info("memory")["used_memory_dataset"])
+        self.memory.append({"done": done, "live": live, "bytes": used})
