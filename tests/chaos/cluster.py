@@ -190,6 +190,8 @@ class Cluster:
             return self._start_trainer(seats or Seats(), path, environment or {})
         if kind == "engine":
             return self._add_engine(name)
+        if kind == "payload":
+            return self._add_redis(name)
         words = ["worker", "--config", str(path), "--name", name] if kind == "worker" else [kind, "--config", str(path)]
         if kind == "worker":
             self._add_engine(engine_of(name))
@@ -223,13 +225,15 @@ class Cluster:
         self.supervisor.add(part)
         return part
 
-    def _add_redis(self, name: str) -> None:
+    def _add_redis(self, name: str) -> Part:
         self.ports[name] = self.redis_port if name == "redis" else free_port()
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         (folder / "redis.conf").write_text(self.redis_conf(self.ports[name]))
         command = ["/bin/sh", "-c", 'cd "$0" && exec "$1" redis.conf', str(folder), str(self._binary)]
-        self.supervisor.add(self._part("redis" if name == "redis" else "payload", name, command, {}))
+        part = self._part("redis" if name == "redis" else "payload", name, command, {})
+        self.supervisor.add(part)
+        return part
 
     def redis_conf(self, port: int) -> str:
         """The configuration of a server, as penstock's own has it; settings of the workload on top."""

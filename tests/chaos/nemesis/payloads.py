@@ -3,6 +3,8 @@
 import shutil
 from random import Random
 
+import redis
+
 from tests.chaos.nemesis.act import Facts, Ground, Kind, names_of, pick
 from tests.chaos.nemesis.operator import command
 
@@ -20,9 +22,17 @@ def _strike(ground: Ground, facts: Facts) -> None:
     cluster.wait(f"{part.name} to be dead", lambda: not part.is_alive)
     shutil.rmtree(cluster.folder / part.name)
     command(ground, "payloads", "lose", part.name)
-    new = cluster.add_payload_server()
-    cluster.wait(f"{new} to answer", lambda: cluster.answers(new))
+    new = cluster.start("payload").name
+    with redis.Redis(port=cluster.ports[new], retry=None) as client:
+        cluster.wait(f"{new} to answer", lambda: _answers(client))
     command(ground, "payloads", "add", new, f"redis://127.0.0.1:{cluster.ports[new]}/0")
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
 
 
 #: Kinds that lose what was acknowledged, by their nature.

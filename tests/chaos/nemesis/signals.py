@@ -36,8 +36,14 @@ def _kill(ground: Ground, facts: Facts) -> None:
 
 
 def _ask_to_end(ground: Ground, facts: Facts) -> None:
-    for name in facts["parts"]:
-        ground.cluster.kill(ground.cluster.parts[name], signal.SIGTERM)
+    """Each is started again once it has left, also one that would be done for good by itself."""
+    parts = [ground.cluster.parts[name] for name in facts["parts"]]
+    for part in parts:
+        lives, may_finish = part.lives, part.may_finish
+        part.may_finish = False
+        ground.cluster.kill(part, signal.SIGTERM)
+        ground.cluster.wait(f"{part.name} to leave and come back", lambda: part.lives > lives)  # noqa: B023
+        part.may_finish = may_finish
 
 
 def _stop(ground: Ground, facts: Facts) -> None:

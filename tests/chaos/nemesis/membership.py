@@ -1,0 +1,150 @@
+"""Who takes part: workers come and go, a second producer, a second trainer, other configurations, other sizes."""
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, names_of, pick
+from tests.chaos.supervisor import Part
+from tests.chaos.workloads import merged
+
+#: Most workers at a time.
+MOST_WORKERS = 4
+#: What an older configuration of a worker had otherwise.
+OLDER: list[dict[str, Any]] = [
+    {"staleness": {"bound": 1}},
+    {"rollout": {"sampling": {"max_new_tokens": 12}}},
+    {"rollout": {"n": 4}},
+    {"worker": {"lease_s": 4.0, "heartbeat_s": 1.0}},
+    {"worker": {"slots": 3}},
+]
+#: What may be another when a run is started again.
+OTHERS: list[dict[str, Any]] = [
+    {"trainer": {"batch_groups": 3}},
+    {"trainer": {"batch_groups": 6}},
+    {"buffer": {"sampler": "fifo"}},
+    {"buffer": {"sampler": "oldest_version"}},
+    {"staleness": {"mode": "sync", "bound": None}},
+    {"staleness": {"mode": "one_step", "bound": None}},
+    {"staleness": {"mode": "async", "bound": 2}},
+    {"staleness": {"mode": "async", "bound": 1}},
+]
+
+
+def _join(ground: Ground, rng: Random) -> Facts | None:
+    return {"config": {}} if len(ground.cluster.of("worker")) < MOST_WORKERS else None
+
+
+def _join_older(ground: Ground, rng: Random) -> Facts | None:
+    return _join(ground, rng) and {"config": rng.choice(OLDER)}
+
+
+def _strike_join(ground: Ground, facts: Facts) -> None:
+    ground.cluster.start("worker", config=facts["config"])
+
+
+def _leave(ground: Ground, rng: Random) -> Facts | None:
+    """The last one stays."""
+    names = names_of(ground, "worker")
+    return {"part": pick(rng, names)} if len(names) > 1 else None
+
+
+def _strike_leave(ground: Ground, facts: Facts) -> None:
+    ground.cluster.retire(ground.cluster.parts[facts["part"]])
+
+
+# --- two of one ----------------------------------------------------------------------------------------------------
+
+
+def _second(kind: str, ground: Ground, rng: Random) -> Facts | None:
+    name = pick(rng, names_of(ground, kind))
+    return name and {"part": name, "hold_s": ground.past_lease_s(kind, rng), "kill_first": rng.random() < 0.5}
+
+
+def _strike_second(ground: Ground, facts: Facts) -> None:
+    """Another process does what a part does, under its name, while it lives or after it was killed."""
+    cluster = ground.cluster
+    part = cluster.parts[facts["part"]]
+    taken = sum(name.startswith(f"second-{part.name}") for name in cluster.parts)
+    name = f"second-{part.name}-{taken}"
+    second = Part(part.kind, name, part.command, part.environment, log=cluster.folder / "logs" / f"{name}.log")
+    cluster.supervisor.add(second)
+    cluster.wait(f"{name} to be started", lambda: second.lives)
+    if facts["kill_first"]:
+        cluster.kill(part)
+    time.sleep(facts["hold_s"])
+    cluster.supervisor.retire(second, signal.SIGKILL)
+
+
+# --- another configuration at a restart ----------------------------------------------------------------------------
+
+
+def _ranks(ground: Ground, rng: Random) -> Facts | None:
+    """Of a trainer without roles: another number of ranks."""
+    seats = [one for one in ground.cluster.workload.trainers if not one.role]
+    if not seats:
+        return None
+    one = rng.choice(seats)
+    now = len(_ranks_of(ground, one.group))
+    return {"group": one.group, "ranks": rng.choice([n for n in (1, 2) if n != now])}
+
+
+def _ranks_of(ground: Ground, group: str) -> list[Part]:
+    return [part for part in ground.cluster.of("trainer") if part.name.rpartition(".")[0] == group]
+
+
+def _strike_ranks(ground: Ground, facts: Facts) -> None:
+    cluster = ground.cluster
+    seats = next(one for one in cluster.workload.trainers if one.group == facts["group"])
+    _take_down(ground, _ranks_of(ground, facts["group"]))
+    cluster.start("trainer", name=f"{facts['group']}-{facts['ranks']}", seats=replace(seats, ranks=facts["ranks"]))
+
+
+def _take_down(ground: Ground, parts: Sequence[Part]) -> None:
+    """For good, and wait until they are gone: what follows takes their names."""
+    for part in parts:
+        ground.cluster.supervisor.retire(part, signal.SIGKILL)
+    ground.cluster.wait("parts to be gone", lambda: not any(part.is_alive for part in parts))
+
+
+def _other(ground: Ground, rng: Random) -> Facts | None:
+    return {"config": rng.choice(OTHERS), "rolling": rng.random() < 0.5}
+
+
+def _strike_other(ground: Ground, facts: Facts) -> None:
+    """Every part has another configuration at its restart: one after the other, or all at once."""
+    cluster = ground.cluster
+    cluster.workload = replace(cluster.workload, config=merged(cluster.workload.config, facts["config"]))
+    parts = [part for kind in ("buffer", "producer", "worker", "trainer") for part in cluster.of(kind)]
+    for part in parts:
+        _rewrite(ground, part)
+    for part in parts:
+        cluster.kill(part)
+        if facts["rolling"]:
+            time.sleep(0.3)
+
+
+def _rewrite(ground: Ground, part: Part) -> None:
+    """The file that the part reads at its next start."""
+    words = list(part.command)
+    if "--config" not in words:
+        raise NotStruck(f"{part.name} has no configuration file")
+    name = words[words.index("--config") + 1].rpartition("/")[2].removesuffix(".yaml")
+    ground.cluster.write_config(name)
+
+
+def kinds() -> dict[str, Kind]:
+    """By name."""
+    return {
+        "member:join": Kind(_join, _strike_join, weight=0.5),
+        "member:join_older": Kind(_join_older, _strike_join, weight=0.5),
+        "member:leave": Kind(_leave, _strike_leave),
+        "member:second_producer": Kind(partial(_second, "producer"), _strike_second),
+        "member:second_trainer": Kind(partial(_second, "trainer"), _strike_second),
+        "member:ranks": Kind(_ranks, _strike_ranks),
+        "member:config": Kind(_other, _strike_other),
+    }
