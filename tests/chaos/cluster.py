@@ -68,7 +68,7 @@ class Cluster:
         self.redis_port = free_port()
         #: Which Redis a part is sent to, by its name; the server itself where nothing else is said. A proxy sets it.
         self.url_for: Callable[[str], str] = lambda name: self.redis_url
-        self._binary = redis_server or find_binary()
+        self.binary = redis_server or find_binary()
         self._client: redis.Redis | None = None
         self._supervisor: Supervisor | None = None
         self.watch: Watch | None = None
@@ -230,7 +230,7 @@ class Cluster:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         (folder / "redis.conf").write_text(self.redis_conf(self.ports[name]))
-        command = ["/bin/sh", "-c", 'cd "$0" && exec "$1" redis.conf', str(folder), str(self._binary)]
+        command = ["/bin/sh", "-c", 'cd "$0" && exec "$1" redis.conf', str(folder), str(self.binary)]
         part = self._part("redis" if name == "redis" else "payload", name, command, {})
         self.supervisor.add(part)
         return part
@@ -242,7 +242,7 @@ class Cluster:
             "save": '""', "maxmemory-policy": "noeviction", "databases": "1", "enable-debug-command": "no",
             **self.workload.redis,
         }  # fmt: skip
-        if "6." in _version_of(self._binary):
+        if "6." in _version_of(self.binary):
             del settings["enable-debug-command"]
         return "".join(f"{key} {value}\n" for key, value in settings.items())
 
@@ -286,6 +286,13 @@ class Cluster:
         if self._client is None:
             self._client = redis.Redis(port=self.redis_port, socket_timeout=5.0, retry=None)
         return self._client
+
+    def move_to(self, port: int) -> None:
+        """The control Redis is another one from now on, as after a failover."""
+        self.redis_port = port
+        self._client = None
+        if self.watch is not None:
+            self.watch.move_to(self.redis_url)
 
     def ask(self, question: Callable[[redis.Redis], Any], default: Any = None) -> Any:
         """Answer of Redis, or ``default`` while it gives none."""

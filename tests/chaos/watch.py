@@ -33,6 +33,10 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
+    def move_to(self, url: str) -> None:
+        """Look at another server from now on."""
+        self._client = redis.Redis.from_url(url, socket_timeout=2.0, retry=None)
+
     def end(self) -> None:
         """Look no more."""
         self._ended.set()

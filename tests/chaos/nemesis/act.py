@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tests.chaos.cluster import Cluster
+    from tests.chaos.nemesis.failover import Failover
     from tests.chaos.proxy_control import ProxyControl
-    from tests.integration.small_disk import SmallDisk
 
 Facts = dict[str, Any]
 
@@ -31,9 +31,11 @@ class Ground:
     #: Between the parts and their Redis; None: they reach it themselves, and no fault of the network is there.
     proxy: "ProxyControl | None" = None
     #: Small file systems of the run, by what lies there: redis, payloads, weights, checkpoints.
-    disks: "dict[str, SmallDisk]" = field(default_factory=dict)
+    disks: dict[str, Path] = field(default_factory=dict)
     #: What moves a part's clock: libfaketime, with the file that it reads; None where it is not installed.
     clocks: Path | None = None
+    #: A replica and a sentinel; None: there is one Redis alone.
+    failover: "Failover | None" = None
 
     def lease_s(self, kind: str) -> float:
         """Longest lease that a part of this kind holds or renews, in seconds."""
@@ -91,5 +93,6 @@ def pick(rng: Random, names: "list[str]") -> str | None:
 
 
 def names_of(ground: Ground, *kinds: str) -> list[str]:
-    """Parts of these kinds that live now."""
+    """Parts of these kinds that live now. Where a sentinel watches over Redis, it alone decides what becomes of it."""
+    kinds = tuple(kind for kind in kinds if kind != "redis" or ground.failover is None)
     return [part.name for kind in kinds for part in ground.cluster.of(kind) if part.is_alive]

@@ -1,6 +1,7 @@
 """Full disks: a small file system under the append-only file, the payloads, the weights or the checkpoints."""
 
 import contextlib
+import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,6 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.nemesis.act import Facts, Ground, Kind
-from tests.integration.small_disk import SmallDisk
 
 #: What may lie on a small disk: where it is below the folder of a cluster, and its size in MB.
 PLACES = {
@@ -21,20 +21,20 @@ PLACES = {
 
 
 @contextlib.contextmanager
-def small_disks(folder: Path, sizes: Mapping[str, tuple[str, int]] = PLACES) -> Iterator[dict[str, SmallDisk]]:
+def small_disks(folder: Path, sizes: Mapping[str, tuple[str, int]] = PLACES) -> Iterator[dict[str, Path]]:
     """Mount them below the folder of a cluster that is not yet started; none where nothing may be mounted here."""
-    disks: dict[str, SmallDisk] = {}
+    disks: dict[str, Path] = {}
     try:
         for name, (place, megabytes) in sizes.items():
             path = folder / place
             path.mkdir(parents=True, exist_ok=True)
             if not _mount(path, megabytes):
                 break
-            disks[name] = SmallDisk(path)
+            disks[name] = path
         yield disks
     finally:
         for disk in disks.values():
-            subprocess.run(["umount", "-l", str(disk.path)], check=False)
+            subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
 def _mount(path: Path, megabytes: int) -> bool:
@@ -45,16 +45,38 @@ def _mount(path: Path, megabytes: int) -> bool:
 
 
 def _choose(name: str, ground: Ground, rng: Random) -> Facts | None:
-    return {"disk": name, "hold_s": round(rng.uniform(1.0, 5.0), 3)} if name in ground.disks else None
+    if name not in ground.disks or (name == "payloads" and not _has_payload_folder(ground)):
+        return None
+    return {"disk": name, "hold_s": round(rng.uniform(1.0, 5.0), 3)}
+
+
+def _has_payload_folder(ground: Ground) -> bool:
+    servers = ground.cluster.workload.resolved().get("redis", {}).get("payload_servers", {})
+    return any(str(url).startswith("file:") for url in servers.values())
 
 
 def _strike(ground: Ground, facts: Facts) -> None:
-    disk = ground.disks[facts["disk"]]
+    """Room that others give back meanwhile is taken as well."""
+    ballast = ground.disks[facts["disk"]] / ".ballast"
+    deadline = time.monotonic() + facts["hold_s"]
     try:
-        disk.fill()
-        time.sleep(facts["hold_s"])
+        while time.monotonic() < deadline:
+            fill(ballast)
+            time.sleep(0.1)
     finally:
-        disk.make_room()
+        ballast.unlink()
+
+
+def fill(ballast: Path) -> None:
+    """Let a file grow until its disk has no room for another byte."""
+    file = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        for size in (65536, 4096, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    os.write(file, bytes(size))
+    finally:
+        os.close(file)
 
 
 def kinds() -> dict[str, Kind]:

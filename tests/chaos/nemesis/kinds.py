@@ -3,10 +3,21 @@
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from tests.chaos.nemesis import clock, disk, membership, network, operator, payloads, rewinds, signals, storage
+from tests.chaos.nemesis import (
+    clock,
+    disk,
+    failover,
+    membership,
+    network,
+    operator,
+    payloads,
+    rewinds,
+    signals,
+    storage,
+)
 from tests.chaos.nemesis.act import Kind
 
-FAMILIES = (signals, network, storage, operator, membership, disk, clock, rewinds, payloads)
+FAMILIES = (signals, network, storage, operator, membership, disk, clock, rewinds, payloads, failover)
 KINDS: dict[str, Kind] = {name: kind for family in FAMILIES for name, kind in family.kinds().items()}
 
 

@@ -15,7 +15,7 @@ LEFT_BYTES = 64 * 1024
 
 
 def _kills(ground: Ground, rng: Random) -> Facts | None:
-    return {"part": "redis", "times": rng.randint(3, 6), "apart_s": 1.0}
+    return {"part": "redis", "times": rng.randint(3, 6), "apart_s": 1.0} if ground.failover is None else None
 
 
 def _strike_kills(ground: Ground, facts: Facts) -> None:
@@ -44,8 +44,8 @@ def _give_room(client: redis.Redis, max_memory: str) -> bool:
     return bool(client.config_set("maxmemory", max_memory))
 
 
-def _flush(ground: Ground, rng: Random) -> Facts | None:
-    return {}
+def _once(ground: Ground, rng: Random) -> Facts | None:
+    return {} if ground.failover is None else None
 
 
 def _strike_flush(ground: Ground, facts: Facts) -> None:
@@ -74,7 +74,7 @@ def append_only_file(folder: Path) -> Path:
 
 def _aof(ground: Ground, rng: Random) -> Facts | None:
     path = append_only_file(ground.cluster.folder / "redis")
-    if not path.exists():
+    if not path.exists() or ground.failover is not None:
         return None
     # The last second or two of work; where in a record the cut falls is left to chance.
     return {"part": "redis", "window_s": round(rng.uniform(0.3, 2.5), 3), "share": round(rng.random(), 6)}
@@ -123,7 +123,7 @@ def kinds() -> dict[str, Kind]:
         "redis:kill_each_second": Kind(_kills, _strike_kills, weight=0.5),
         "redis:full": Kind(_full, _strike_full),
         "redis:aof_cut": Kind(_aof, _strike_aof),
-        "redis:rewrite_killed": Kind(_flush, _strike_rewrite, weight=0.5),
-        "redis:scripts_flushed": Kind(_flush, _strike_flush, weight=0.3),
-        "redis:disconnected": Kind(_flush, _strike_disconnect, weight=0.5),
+        "redis:rewrite_killed": Kind(_once, _strike_rewrite, weight=0.5),
+        "redis:scripts_flushed": Kind(_once, _strike_flush, weight=0.3),
+        "redis:disconnected": Kind(_once, _strike_disconnect, weight=0.5),
     }
