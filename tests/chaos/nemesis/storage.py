@@ -10,8 +10,8 @@ import redis
 
 from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck
 
-#: Room that a full Redis has left, in bytes.
-LEFT_BYTES = 64 * 1024
+#: Room that a full Redis has left, in bytes: what is written first after it is another verb each time.
+LEFT_BYTES = (0, 4096, 65536)
 
 
 def _kills(ground: Ground, rng: Random) -> Facts | None:
@@ -21,12 +21,15 @@ def _kills(ground: Ground, rng: Random) -> Facts | None:
 def _strike_kills(ground: Ground, facts: Facts) -> None:
     part = ground.cluster.parts[facts["part"]]
     for _ in range(facts["times"]):
-        ground.cluster.kill(part)
+        ends = len(part.exits)
+        ground.cluster.wait(f"{part.name} to live", lambda: part.is_alive)
         time.sleep(facts["apart_s"])
+        ground.cluster.kill(part)
+        ground.cluster.wait(f"{part.name} to die", lambda: len(part.exits) > ends)  # noqa: B023
 
 
 def _full(ground: Ground, rng: Random) -> Facts | None:
-    return {"part": "redis", "hold_s": ground.past_lease_s("worker", rng)}
+    return {"left_bytes": rng.choice(LEFT_BYTES), "hold_s": ground.past_lease_s("worker", rng)}
 
 
 def _strike_full(ground: Ground, facts: Facts) -> None:
@@ -34,7 +37,7 @@ def _strike_full(ground: Ground, facts: Facts) -> None:
     client = ground.cluster.client()
     before = client.config_get("maxmemory")["maxmemory"]
     try:
-        client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + LEFT_BYTES)
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + facts["left_bytes"])
         time.sleep(facts["hold_s"])
     finally:
         ground.cluster.wait("room in Redis", lambda: ground.cluster.ask(lambda one: _give_room(one, before)))
