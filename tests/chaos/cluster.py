@@ -28,7 +28,7 @@ from penstock.system.ports import free_port
 from tests.chaos.policy import write_data, write_policy
 from tests.chaos.supervisor import Part, Supervisor
 from tests.chaos.watch import Watch
-from tests.chaos.workloads import Seats, Workload
+from tests.chaos.workloads import Seats, Workload, merged
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ class Cluster:
         servers = ["redis", *(f"payload-{number}" for number in range(self.workload.payload_servers))]
         for name in servers:
             self._add_redis(name)
-        self.wait("Redis to answer", self._answers)
+        self.wait("Redis to answer", self.answers)
         self.write_config("run")
         self.watch = Watch(self.redis_url, self.keys)
         for number in range(self.workload.buffers):
@@ -112,6 +112,8 @@ class Cluster:
         self.start("producer")
         for number in range(self.workload.workers):
             self.start("worker", name=f"worker-{number}")
+        for number in range(self.workload.scorers):
+            self.start("scorer", name=f"scorer-{number}")
 
     def _link_product(self) -> None:
         """The packages of the product and nothing else of ``source``, so that tests are those of this checkout."""
@@ -135,8 +137,10 @@ class Cluster:
         return self._supervisor
 
     def of(self, kind: str) -> list[Part]:
-        """Parts of a kind that are not retired: redis, payload, producer, worker, engine, buffer, trainer; leader and
-        standby are the buffer that leads now and the others."""
+        """Parts of a kind that are not retired: redis, payload, producer, worker, engine, buffer, trainer, scorer.
+
+        leader and standby are the buffer that leads now, and the others.
+        """
         if kind in ("leader", "standby"):
             leader = self._leader()
             return [part for part in self.of("buffer") if (part is leader) == (kind == "leader")]
@@ -185,18 +189,19 @@ class Cluster:
             environment: variables of its own.
         """
         name = name or self._new_name(kind)
+        if kind == "payload":
+            return self._add_redis(name)
         path = self.write_config(name, config or {})
         if kind == "trainer":
             return self._start_trainer(seats or Seats(), path, environment or {})
         if kind == "engine":
             return self._add_engine(name)
-        if kind == "payload":
-            return self._add_redis(name)
-        words = ["worker", "--config", str(path), "--name", name] if kind == "worker" else [kind, "--config", str(path)]
+        module = ["tests.chaos.scorer"] if kind == "scorer" else ["penstock.cli", kind]
+        command = [sys.executable, "-m", *module, "--config", str(path)]
         if kind == "worker":
             self._add_engine(engine_of(name))
-            words.append(f"--engine.url=http://127.0.0.1:{self.ports[engine_of(name)]}")
-        part = self._part(kind, name, [sys.executable, "-m", "penstock.cli", *words], environment or {})
+            command += ["--name", name, f"--engine.url=http://127.0.0.1:{self.ports[engine_of(name)]}"]
+        part = self._part(kind, name, command, environment or {})
         self.supervisor.add(part)
         return part
 
@@ -204,7 +209,8 @@ class Cluster:
         command = [
             sys.executable, "-m", "tests.chaos.trainer", "--config", str(path), "--name", seats.name,
             "--ranks", str(seats.ranks), "--role", seats.role, "--roles", ",".join(seats.roles),
-            "--subscription", json.dumps(seats.subscription), *(["--drives"] if seats.drives else []),
+            "--subscription", json.dumps(seats.subscription), "--definition", json.dumps(seats.definition),
+            *(["--drives"] if seats.drives else []),
             "--checkpoints", str(self.folder / "checkpoints" / seats.group),
         ]  # fmt: skip
         ranks = []
@@ -264,8 +270,6 @@ class Cluster:
 
     def write_config(self, name: str, changes: dict[str, Any] | None = None) -> Path:
         """The configuration file of a part, with ``changes`` on top of that of the workload."""
-        from tests.chaos.workloads import merged
-
         values = merged(self.workload.resolved(), changes or {})
         servers = [part for part in self.ports if part.startswith("payload-")]
         values["redis"] = {"url": self.redis_url} | values.get("redis", {})
@@ -326,7 +330,8 @@ class Cluster:
         waits = self.ask(lambda client: client.hgetall(self.keys.waits), {})
         return f"not running: {', '.join(dead) or 'none'}; waits: {waits}; logs are in {self.folder / 'logs'}"
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether the control Redis does."""
         return bool(self.ask(lambda client: client.ping()))
 
     def _leader(self) -> Part | None:

@@ -31,7 +31,11 @@ def write_policy(folder: Path) -> None:
 
 
 def write_data(path: Path, letter: str, seed: int, *, lines: int = 200) -> None:
-    """Prompts that are all different, and their labels."""
+    """Prompts that are all different, with their labels, and an answer for those who give them."""
     rng = random.Random(f"{letter}{seed}")
-    rows = [{"prompt": f"{letter}{number}+{rng.randrange(1000)}=", "label": str(number)} for number in range(lines)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = []
+    for number in range(lines):
+        other = rng.randrange(1000)
+        said = {"prompt": f"{letter}{number}+{other}=", "label": str(number), "answer": str(number + other)}
+        rows.append(json.dumps(said) + "\n")
+    path.write_text("".join(rows))

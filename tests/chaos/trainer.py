@@ -5,7 +5,7 @@ publishes, trains, publishes, and says when a checkpoint is on the disk. What it
 whose one tensor is the seed of a law (law.py); what a checkpoint holds can be checked, and is, at every restore. Each
 sample that it is handed is noted in the history with its tokens, versions and logprobs.
 
-Exit code 3: the subscription was rewound or taken over; start again.
+Exit code 3: the subscription was rewound or taken over; start again. 4: it was handed what cannot be, and says so.
 """
 
 import argparse
@@ -18,7 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock import Trainer
+from penstock.config.subscription import Definition
 from penstock.errors import DataEnded, OwnershipLost, RolesApart, WaitTimeout
 from tests.chaos import law
 from tests.chaos.recorder import Recorder
@@ -26,11 +29,17 @@ from tests.chaos.recorder import Recorder
 if TYPE_CHECKING:
     from penstock import Batch
 
-AGAIN = 3
+AGAIN, BROKEN = 3, 4
 #: Between two looks at whether it was asked to stop.
 LOOK_S = 1.0
 #: Checkpoints that are kept.
 KEPT = 5
+#: Longest wait for a column of the other role, which may be dead.
+COLUMN_S = 60.0
+
+
+class Broken(Exception):
+    """What must never be."""
 
 
 class Rank:
@@ -74,6 +83,7 @@ class Rank:
         if self._trainer.dp_size > 1:
             self._trainer.agree(batch, step=batch.n)
         self._tell(batch)
+        self._exchange(batch)
         time.sleep(self._step_s)
         self._learned.append(batch.digest)
         self._trainer.commit(batch)
@@ -99,6 +109,18 @@ class Rank:
             drawn = {name: data[name][at, :length].tolist() for name in ("versions", "logprobs")}
             self._recorder.note("told", named | drawn)
 
+    def _exchange(self, batch: "Batch") -> None:
+        """Actor and critic hand each other a column, which names what it is of."""
+        given = {"critic": ("values", 0.25), "actor": ("returns", 0.5)}.get(self._trainer.seat.role)
+        if given is None:
+            return
+        wanted = ("returns", 0.5) if given[0] == "values" else ("values", 0.25)
+        batch.put(given[0], _column(batch, given[1]))
+        found = batch.get(wanted[0], timeout=COLUMN_S)
+        right = (found == _column(batch, wanted[1])).all(axis=1) | batch.no_value(wanted[0])
+        if not right.all():
+            raise Broken(f"column {wanted[0]} of batch {batch.n} is not what was written: {found[~right][:1]}")
+
     def _save(self) -> None:
         """A checkpoint of what was trained, if there is anything new."""
         state = self._trainer.state_dict()
@@ -118,7 +140,7 @@ class Rank:
                 state, self._learned = held["state"], held["learned"]
                 break
         if len(self._learned) != state["batch"]:
-            raise ValueError(f"a checkpoint of batch {state['batch']} holds {len(self._learned)} batches")
+            raise Broken(f"the checkpoint of batch {state['batch']} holds {len(self._learned)} batches")
         self._trainer.load_state_dict(state)
         if self._drives:
             self._publish()
@@ -131,6 +153,13 @@ class Rank:
     def _checkpoints(self) -> list[tuple[int, Path]]:
         """(batch, file), newest first."""
         return sorted(((int(path.stem), path) for path in self._folder.glob("*.json")), reverse=True)
+
+
+def _column(batch: "Batch", of: float) -> Any:
+    """[B, L] numbers that say which column, batch and row they are of; 0 on padding."""
+    data = batch.arrays()
+    inside = np.arange(data["tokens"].shape[1]) < data["lengths"][:, None]
+    return np.where(inside & (data["rows"] >= 0)[:, None], 1000 * (batch.n % 100) + data["rows"][:, None] + of, 0)
 
 
 def write(path: Path, value: Any) -> None:
@@ -160,6 +189,7 @@ def main() -> int:
         role=settings.role,
         roles=roles,
         subscription=json.loads(settings.subscription),
+        definition=Definition(**definition) if (definition := json.loads(settings.definition)) else None,
         job=settings.job,
     )
     try:
@@ -168,6 +198,9 @@ def main() -> int:
     except OwnershipLost as exc:
         print(exc, file=sys.stderr)
         return AGAIN
+    except Broken as exc:
+        print(exc, file=sys.stderr)
+        return BROKEN
     return 0
 
 
@@ -180,6 +213,7 @@ def read_settings() -> argparse.Namespace:
     parser.add_argument("--role", default="")
     parser.add_argument("--roles", default="")
     parser.add_argument("--subscription", default="{}", help="fields that differ, as JSON")
+    parser.add_argument("--definition", default="{}", help="what it takes, as JSON; else as the configuration has it")
     parser.add_argument("--drives", action="store_true", help="publish weights")
     parser.add_argument("--step-s", type=float, default=0.15)
     parser.add_argument("--checkpoints", required=True, help="their folder")

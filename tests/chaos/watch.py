@@ -25,6 +25,8 @@ class Watch:
         self.committed = 0
         #: When (monotonic) that was last seen to rise.
         self.committed_at = time.monotonic()
+        #: The same by subscription.
+        self.committed_of: dict[str, int] = {}
         #: Subscription -> cursor.
         self.cursors: dict[str, int] = {}
         #: Looks at the memory, as an account has them.
@@ -69,6 +71,7 @@ class Watch:
             self.cursors[sub] = now
             if now > before:
                 self.committed += now - before
+                self.committed_of[sub] = self.committed_of.get(sub, 0) + now - before
                 self.committed_at = time.monotonic()
 
     def _weigh(self) -> None:

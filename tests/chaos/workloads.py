@@ -37,6 +37,10 @@ class Seats:
     drives: bool = True
     #: Fields of ``trainer.subscription`` that differ for it.
     subscription: dict[str, Any] = field(default_factory=dict)
+    #: What it takes, where that is not a trainer's share of the train lane.
+    definition: dict[str, Any] = field(default_factory=dict)
+    #: False of one that may end for good, by what is done to it.
+    must_go_on: bool = True
 
     @property
     def group(self) -> str:
@@ -55,14 +59,15 @@ class Workload:
     workers: int = 2
     buffers: int = 2
     payload_servers: int = 0
+    scorers: int = 0
     #: Settings of the Redis servers, on top of those of a run's own.
     redis: dict[str, str] = field(default_factory=dict)
     #: Tokens per second of each request.
     pace: float = 150.0
 
     def resolved(self) -> dict[str, Any]:
-        """The whole configuration, as it stands in its file."""
-        return merged(BASE, self.config)
+        """The whole configuration, as it stands in its file; a key that is None is left out."""
+        return _without_none(merged(BASE, self.config))
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -74,4 +79,78 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-WORKLOADS = {one.name: one for one in (Workload("async"),)}
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+#: Answers long enough that a fault finds them half drawn.
+LONG = {"sampling": {"max_new_tokens": 64, "temperature": 1.0}}
+ACTOR = Seats()
+JUDGE = Seats("judge", drives=False, subscription={"driving": False})
+ROLES = ("actor", "critic")
+STUDENTS = {"driving": False, "share": "students"}
+EVALS = {"lanes": ["eval"], "size": 4, "mode": "async", "sampler": "fifo", "bound": -1, "driving": False}
+TRAIN = {"name": "sums", "path": "train.jsonl"}
+TASKS = "tests.chaos.tasks"
+
+WORKLOADS = {
+    one.name: one
+    for one in (
+        # Two copies; any version within the bound, changed in place.
+        Workload("async", trainers=(ACTOR, JUDGE)),
+        Workload("ranks", trainers=(Seats(ranks=2),)),
+        Workload("sync", {"staleness": {"mode": "sync", "bound": None}}),
+        Workload("one_step", {"staleness": {"mode": "one_step", "bound": None}}),
+        Workload("wait", {"staleness": {"bound": 1, "on_expiry": "wait"}, "worker": {"apply": "drain"}}),
+        Workload("drop", {"staleness": {"bound": 1, "on_expiry": "drop"}, "worker": {"apply": "abort"}}),
+        Workload(
+            "pool",
+            trainers=(
+                ACTOR,
+                Seats("left", drives=False, subscription=STUDENTS),
+                Seats("right", drives=False, subscription=STUDENTS),
+            ),
+            payload_servers=2,
+        ),
+        Workload("reuse", {"trainer": {"subscription": {"reuse": 2, "sampler": "uniform"}}}),
+        Workload(
+            "roles",
+            trainers=(Seats(role="actor", roles=ROLES), Seats(role="critic", roles=ROLES, drives=False)),
+            payload_servers=1,
+        ),
+        Workload(
+            "filters",
+            {
+                "reward": {"function": f"{TASKS}:parity"},
+                "trainer": {"filter": {"functions": ["nonzero_std"]}, "over_sampling_groups": 4},
+            },
+        ),
+        Workload(
+            "failing",
+            {
+                "reward": {"function": f"{TASKS}:raises", "max_attempts": 1, "max_died_share": 1.0},
+                "worker": {"max_attempts": 3},
+            },
+        ),
+        Workload(
+            "lanes",
+            {
+                "data": {"eval": [{"name": "heldout", "path": "heldout.jsonl"}], "eval_every": 6},
+                "rollout": {"eval_sampling": {"temperature": 1.0}},
+                "buffer": {"score_ttl_s": 5},
+            },
+            trainers=(ACTOR, Seats("evals", drives=False, definition=EVALS)),
+            scorers=1,
+        ),
+        Workload("given", {"data": {"train": [{**TRAIN, "answer_key": "answer"}]}}),
+        Workload(
+            "turns", {"data": {"train": [{**TRAIN, "environment": f"{TASKS}:Echo"}]}, "rollout": {"max_turns": 4}}
+        ),
+        Workload("leases", {"rollout": LONG | {"lease_tokens": 12}}),
+        Workload("prefixes", {"rollout": LONG, "worker": {"checkpoint_tokens": 6}}),
+    )
+}
