@@ -105,29 +105,21 @@ def run(asked: Asked, folder: Path) -> Result:
 
 def _under_faults(asked: Asked, cluster: Cluster, result: Result, stack: contextlib.ExitStack) -> None:
     """Start the run on ground that can be broken, and break it."""
-    from tests.chaos.nemesis.act import Ground
-    from tests.chaos.nemesis.clock import library
-    from tests.chaos.nemesis.disk import small_disks
+    from tests.chaos.nemesis.battleground import battleground
     from tests.chaos.nemesis.kinds import chosen
     from tests.chaos.nemesis.nemesis import Nemesis
     from tests.chaos.nemesis.schedule import Log, Replay, Schedule
-    from tests.chaos.proxy_control import ProxyControl
 
     kinds = chosen(asked.kinds)
-    families = {name.partition(":")[0] for name in kinds}
-    disks = stack.enter_context(small_disks(cluster.folder)) if "disk" in families else {}
-    proxy = None
-    if "net" in families:
-        proxy = ProxyControl(cluster.folder / "logs", "127.0.0.1", cluster.redis_port)
-        stack.callback(proxy.stop)
-        cluster.url_for = proxy.url
-    stack.enter_context(cluster)
+    ground = stack.enter_context(battleground(cluster, kinds))
     cluster.wait("the first batches", lambda: cluster.committed() >= BATCHES // 4)
     acts = Replay(asked.replay) if asked.replay else Schedule(asked.seed, kinds)
     log = Log(cluster.folder / "nemesis.jsonl", {"workload": asked.workload, "seed": asked.seed})
-    nemesis = Nemesis(Ground(cluster, proxy, disks, library()), acts, kinds, log)
+    nemesis = Nemesis(ground, acts, kinds, log)
     try:
         _note(nemesis.run(asked.faults), result)
+        for words in nemesis.found:
+            result.find("fault", words)
     finally:
         nemesis.close()
 

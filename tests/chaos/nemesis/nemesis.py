@@ -11,6 +11,7 @@ import redis
 from tests.chaos.nemesis.act import Act, Ground, Kind, NotStruck
 from tests.chaos.nemesis.counting import Commits, Counted, Strike, count
 from tests.chaos.nemesis.moments import await_moment
+from tests.chaos.nemesis.operator import OperatorError
 from tests.chaos.nemesis.schedule import Log
 
 #: Longest wait for a batch between two faults; what takes longer is for the end of the run to judge.
@@ -49,6 +50,8 @@ class Nemesis:
         self.strikes: list[Strike] = []
         #: Number of the first fault that no batch came after; 0: none.
         self.stuck_after = 0
+        #: What went wrong where a fault expects something of the run: a command that failed, a part that never came.
+        self.found: list[str] = []
 
     def run(self, faults: int) -> list[Counted]:
         """Strike until ``faults`` were done, or nothing is left to do; what each was worth."""
@@ -111,4 +114,6 @@ class Nemesis:
             self._kinds[act.kind].strike(self._ground, act.facts)
         except (NotStruck, redis.RedisError) as exc:
             return str(exc) or repr(exc)
+        except (OperatorError, TimeoutError) as exc:
+            self.found.append(f"fault {act.number}, {act.kind}: {exc}")
         return ""
