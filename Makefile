@@ -8,7 +8,7 @@ ARGS ?=
 # Tests of one engine stay together (tests/conftest.py).
 TEST_PROCESSES ?= 4
 
-.PHONY: setup venv engine adapters run several test unit model check reference release bench clean help
+.PHONY: setup venv engine adapters run several test unit model chaos check reference release bench clean help
 
 help:
 	@echo "make setup      .venv, and .engine with SGLang on CPU"
@@ -18,6 +18,7 @@ help:
 	@echo "make unit       tests without a server (ARGS='-k name')"
 	@echo "make test       all tests: a real Redis, a real SGLang, real kills"
 	@echo "make model      20,000 random histories of the buffer against its reference model, half an hour"
+	@echo "make chaos      runs under kills, stops and cuts, minutes (SOURCE=DIR: those of another checkout)"
 	@echo "make adapters   the environment of verl and TRL, for the tests of their adapters"
 	@echo "make bench      benchmarks (ARGS=NAME)"
 	@echo "make reference  docs/configuration.md, from the models"
@@ -69,6 +70,11 @@ test: setup
 # 20,000 random histories of the buffer against its reference model (about half an hour).
 model: venv
 	@PENSTOCK_MODEL_HISTORIES=20000 .venv/bin/pytest tests/model -q -s $(ARGS)
+
+# Whole runs of real processes under faults, each judged by the checker (docs/chaos.md); under 8 minutes.
+SOURCE ?= .
+chaos: venv
+	@.venv/bin/python -m tests.chaos.minutes --source $(SOURCE) $(ARGS)
 
 check: venv
 	@.venv/bin/ruff check .
