@@ -34,16 +34,25 @@ def goes_on(cluster: "Cluster", timeout_s: float = GOES_ON_S) -> str:
 def _late(cluster: "Cluster", before: dict[str, int]) -> list[str]:
     """Who has not gone on yet."""
     assert cluster.watch is not None
-    living = [part for part in cluster.parts.values() if not part.is_retired]
-    late = [f"{part.name} is not up" for part in living if not part.is_alive]
-    # What a fault left behind of a retired trainer stays where it was.
-    names = {seats.name for seats in cluster.workload.trainers if seats.must_go_on}
+    late = [f"{part.name} is not up" for part in _living(cluster) if not part.is_alive]
+    names = sorted({seats.name for seats in cluster.workload.trainers} - _dropped(cluster))
     now = cluster.watch.committed_of
-    late += [
-        f"subscription {name} has no new batch" for name in sorted(names) if now.get(name, 0) <= before.get(name, 0)
-    ]
+    late += [f"subscription {name} has no new batch" for name in names if now.get(name, 0) <= before.get(name, 0)]
     serving = cluster.ask(lambda client: {one.started_as for one in live_workers(client, cluster.keys) if _serves(one)})
     return late + [f"{part.name} does not serve" for part in cluster.of("worker") if part.name not in (serving or ())]
+
+
+def _living(cluster: "Cluster") -> list[Part]:
+    """Parts that should be up: trainers whose subscription was dropped can do nothing any more."""
+    gone = {seats.group for seats in cluster.workload.trainers if seats.name in _dropped(cluster)}
+    parts = (part for part in cluster.parts.values() if not part.is_retired)
+    return [part for part in parts if part.kind != "trainer" or part.name.rpartition(".")[0] not in gone]
+
+
+def _dropped(cluster: "Cluster") -> set[str]:
+    """Subscriptions that an operator dropped for good."""
+    fields = cluster.ask(lambda client: client.hkeys(cluster.keys.subs), ())
+    return {field[4:].decode() for field in fields if field.startswith(b"was:")}
 
 
 def _serves(worker: Any) -> bool:
@@ -71,12 +80,8 @@ def come_to_rest(cluster: "Cluster", timeout_s: float = 120.0) -> str:
 
 
 def _moves(cluster: "Cluster", state: dict[str, Any]) -> bool:
-    dead = [part for part in cluster.parts.values() if _should_live(part) and not part.is_alive]
+    dead = [part for part in _living(cluster) if not part.is_alive]
     return bool(dead or state["leased"] or state["delayed"] or state["retiring"])
-
-
-def _should_live(part: Part) -> bool:
-    return not part.is_retired
 
 
 def _state(cluster: "Cluster", client: Any) -> dict[str, Any]:

@@ -39,8 +39,6 @@ class Seats:
     subscription: dict[str, Any] = field(default_factory=dict)
     #: What it takes, where that is not a trainer's share of the train lane.
     definition: dict[str, Any] = field(default_factory=dict)
-    #: False of one that may end for good, by what is done to it.
-    must_go_on: bool = True
 
     @property
     def group(self) -> str:
