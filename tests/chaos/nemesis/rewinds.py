@@ -38,7 +38,7 @@ def _strike(ground: Ground, facts: Facts) -> None:
     if not lost or not parts:
         raise NotStruck(f"{facts['group']} has no checkpoints")
     aside = [path.rename(path.with_suffix(".aside")) for path in _killed(ground, parts, lost)]
-    if not _goes_on(ground, parts):
+    if not _goes_on(ground, facts["group"], parts):
         _killed(ground, parts, [])
         for path in aside:
             path.rename(path.with_suffix(".json"))
@@ -56,13 +56,15 @@ def _killed(ground: Ground, parts: list[Part], lost: list[Path]) -> list[Path]:
     return lost
 
 
-def _goes_on(ground: Ground, parts: list[Part]) -> bool:
-    """Whether a batch is committed once the ranks are let up again."""
-    before, deadline = ground.cluster.committed(), time.monotonic() + GOES_ON_S
+def _goes_on(ground: Ground, sub: str, parts: list[Part]) -> bool:
+    """Whether a batch of the subscription is committed once the ranks are let up again."""
+    assert ground.cluster.watch is not None
+    committed = ground.cluster.watch.committed_of
+    before, deadline = committed.get(sub, 0), time.monotonic() + GOES_ON_S
     ends = sum(len(part.exits) for part in parts)
     for part in parts:
         ground.cluster.let_up(part)
-    while ground.cluster.committed() == before:
+    while committed.get(sub, 0) == before:
         died = sum(len(part.exits) for part in parts) - ends
         if died >= 3 * len(parts) or time.monotonic() > deadline:
             return False
