@@ -38,6 +38,10 @@ class Account:
     keys: dict[str, int] = field(default_factory=dict)
     #: Looks at the memory in use while the run went on: done (jobs), live (jobs), bytes.
     memory: list[dict[str, int]] = field(default_factory=list)
+    #: From when to when (ns of ``mono``) faults were at work that lose what was acknowledged meanwhile.
+    forgotten: list[tuple[int, int]] = field(default_factory=list)
+    #: Payload servers that were lost with all that they held.
+    lost_servers: list[str] = field(default_factory=list)
     #: jobs, samples (JOB/k), batches (SUB/n), versions (MODEL/v), checkpoints (SUB/n) -> what was reported lost.
     reported: dict[str, Reported] = field(default_factory=dict)
 
@@ -52,4 +56,5 @@ def from_json(value: dict[str, Any]) -> Account:
     if unknown := set(value) - {one.name for one in fields(Account)}:
         raise ValueError(f"An account has no field {', '.join(sorted(unknown))}.")
     reported = {kind: Reported(**said) for kind, said in value.get("reported", {}).items()}
-    return Account(**value | {"reported": reported})
+    forgotten = [(first, last) for first, last in value.get("forgotten", ())]
+    return Account(**value | {"reported": reported, "forgotten": forgotten})

@@ -15,7 +15,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,7 +81,7 @@ class Cluster:
         for name in ("history", "logs", "parts", "checkpoints"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self._link_product()
-        write_policy(self.folder / "model")
+        write_policy(self.folder / "model", is_real=self.workload.is_real)
         write_data(self.folder / "train.jsonl", "t", self.seed)
         write_data(self.folder / "heldout.jsonl", "h", self.seed, lines=8)
         self._supervisor = Supervisor(self.folder, self._environment_of)
@@ -104,7 +104,7 @@ class Cluster:
             self._add_redis(name)
         self.wait("Redis to answer", self.answers)
         self.write_config("run")
-        self.watch = Watch(self.redis_url, self.keys)
+        self.watch = Watch(self.redis_url, self.keys, self._adopt_engines)
         for number in range(self.workload.buffers):
             self.start("buffer", name=f"buffer-{number}")
         for seats in self.workload.trainers:
@@ -144,7 +144,7 @@ class Cluster:
         if kind in ("leader", "standby"):
             leader = self._leader()
             return [part for part in self.of("buffer") if (part is leader) == (kind == "leader")]
-        return [part for part in self.parts.values() if part.kind == kind and not part.is_retired]
+        return [part for part in list(self.parts.values()) if part.kind == kind and not part.is_retired]
 
     def kill(self, part: Part, sig: int = signal.SIGKILL) -> int:
         """Signal the process that has the part now; its pid, or 0 where it was dead."""
@@ -200,7 +200,7 @@ class Cluster:
         command = [sys.executable, "-m", *module, "--config", str(path)]
         if kind == "worker":
             self._add_engine(engine_of(name))
-            command += ["--name", name, f"--engine.url=http://127.0.0.1:{self.ports[engine_of(name)]}"]
+            command += ["--name", name, *self._engine_words(name)]
         part = self._part(kind, name, command, environment or {})
         self.supervisor.add(part)
         return part
@@ -221,7 +221,23 @@ class Cluster:
         self.supervisor.add(*ranks)
         return ranks[0]
 
+    def _engine_words(self, worker: str) -> list[str]:
+        """What says which engine a worker has: ours, or a real one that it starts itself."""
+        if self.workload.is_real:
+            return [f"--engine.python={ROOT / '.engine/bin/python'}"]
+        return [f"--engine.url=http://127.0.0.1:{self.ports[engine_of(worker)]}"]
+
+    def _adopt_engines(self, pids: Mapping[str, int]) -> None:
+        for part in self.of("engine"):
+            if part.is_adopted:
+                self.supervisor.adopt(part, pids.get(part.name.removeprefix(engine_of("")), 0))
+
     def _add_engine(self, name: str) -> Part:
+        if self.workload.is_real:
+            part = self._part("engine", name, [], {})
+            part.is_adopted = True
+            self.supervisor.add(part)
+            return part
         self.ports[name] = free_port()
         command = [
             sys.executable, "-m", "tests.chaos.law_engine", "--port", str(self.ports[name]), "--name", name,
@@ -326,7 +342,7 @@ class Cluster:
 
     def words(self) -> str:
         """Where the run is, for whoever waits in vain."""
-        dead = [f"{part.name} (dead, {part.exits[-3:]})" for part in self.parts.values() if not part.is_alive]
+        dead = [f"{part.name} (dead, {part.exits[-3:]})" for part in list(self.parts.values()) if not part.is_alive]
         waits = self.ask(lambda client: client.hgetall(self.keys.waits), {})
         return f"not running: {', '.join(dead) or 'none'}; waits: {waits}; logs are in {self.folder / 'logs'}"
 

@@ -18,6 +18,11 @@ from tests.chaos.account import Account, Reported
 if TYPE_CHECKING:
     from tests.chaos.cluster import Cluster
 
+#: Kinds of faults after which Redis may have forgotten what it acknowledged meanwhile, and what loses a payload server.
+FORGETTING = ("redis:aof_cut", "sentinel:failover_behind")
+LOSING_SERVERS = ("payloads:lost",)
+#: A reply that was under way at the end of a fault may be read so much later.
+AFTERWARDS_NS = 500_000_000
 #: Keys of one look at a server.
 COUNT = 1000
 
@@ -35,6 +40,8 @@ def collect(cluster: "Cluster") -> Account:
         keys=_keys(cluster),
         memory=cluster.watch.memory,
         reported=_reported(cluster),
+        forgotten=list(_forgotten(cluster)),
+        lost_servers=list(_lost_servers(cluster)),
     )
     (cluster.history / "account.json").write_bytes(orjson.dumps(asdict(account)))
     return account
@@ -118,3 +125,23 @@ def _reported(cluster: "Cluster") -> dict[str, Reported]:
     reports = history.read(cluster.history).of("report")
     samples = sorted({name for one in reports if one.may_have_happened for name in one.facts.get("samples", ())})
     return {"samples": Reported(len(samples), list(samples))} if samples else {}
+
+
+def _forgotten(cluster: "Cluster") -> Iterator[tuple[int, int]]:
+    """When faults that lose what was acknowledged were at work, by the log of the nemesis."""
+    for record, end in _struck(cluster):
+        if record["act"]["kind"] in FORGETTING:
+            yield record["mono"], int(end["ended"] * 1e9) + AFTERWARDS_NS
+
+
+def _lost_servers(cluster: "Cluster") -> Iterator[str]:
+    return (record["act"]["facts"]["part"] for record, _ in _struck(cluster) if record["act"]["kind"] in LOSING_SERVERS)
+
+
+def _struck(cluster: "Cluster") -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The acts of the nemesis, each with its end."""
+    path = cluster.folder / "nemesis.jsonl"
+    records = [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    ends = {record["end"]["number"]: record["end"] for record in records if "end" in record}
+    acts = (record for record in records if "act" in record)
+    return ((act, ends[act["act"]["number"]]) for act in acts if act["act"]["number"] in ends)

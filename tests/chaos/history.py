@@ -52,6 +52,10 @@ class History:
             return self._by_op.get(ops[0], [])
         return sorted((one for op in ops for one in self._by_op.get(op, ())), key=lambda one: one.began)
 
+    def all(self) -> Iterator[Operation]:
+        """Every operation, kind by kind."""
+        return (one for found in self._by_op.values() for one in found)
+
     def counts(self) -> dict[str, int]:
         return {op: len(found) for op, found in sorted(self._by_op.items())}
 

@@ -10,8 +10,17 @@ from safetensors.numpy import save_file
 from tests.chaos import law
 
 
-def write_policy(folder: Path) -> None:
-    """Config, tokenizer of one token per character, and one tensor: the seed of the law."""
+def write_policy(folder: Path, *, is_real: bool = False) -> None:
+    """Config, tokenizer of one token per character, and one tensor: the seed of the law.
+
+    Args:
+        is_real: a model of transformers in its stead, for a real engine.
+    """
+    if is_real:
+        from tests.tiny_model import make_tiny_model
+
+        make_tiny_model(folder)
+        return
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)

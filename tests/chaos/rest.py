@@ -45,7 +45,7 @@ def _late(cluster: "Cluster", before: dict[str, int]) -> list[str]:
 def _living(cluster: "Cluster") -> list[Part]:
     """Parts that should be up: trainers whose subscription was dropped can do nothing any more."""
     gone = {seats.group for seats in cluster.workload.trainers if seats.name in _dropped(cluster)}
-    parts = (part for part in cluster.parts.values() if not part.is_retired)
+    parts = [part for part in list(cluster.parts.values()) if not part.is_retired]
     return [part for part in parts if part.kind != "trainer" or part.name.rpartition(".")[0] not in gone]
 
 

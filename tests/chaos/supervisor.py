@@ -43,6 +43,8 @@ class Part:
     #: Exit codes of its former lives; minus the signal of one that was killed.
     exits: list[int] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
+    #: Whether another part starts it, and keeps it up: ``pid`` is told by who sees it.
+    is_adopted: bool = False
     is_held: bool = False
     is_retired: bool = False
     is_stopped: bool = False
@@ -51,6 +53,8 @@ class Part:
 
     @property
     def is_alive(self) -> bool:
+        if self.is_adopted:
+            return self.pid > 0 and Path(f"/proc/{self.pid}").exists()
         return self.process is not None and self.process.returncode is None
 
 
@@ -107,6 +111,13 @@ class Supervisor:
         with self._lock:
             return [(part.name, code) for part in self.parts.values() for code in part.exits if code > 0]
 
+    def adopt(self, part: Part, pid: int) -> None:
+        """``part`` was seen as this process; 0: as none."""
+        with self._lock:
+            if pid and pid != part.pid:
+                part.lives, part.started, part.is_stopped = part.lives + 1, time.monotonic(), False
+            part.pid = pid
+
     def end(self) -> None:
         """Kill everything; blocks until it is gone."""
         self._ended.set()
@@ -126,7 +137,7 @@ class Supervisor:
                     self._start_if_due(part)
 
     def _look_at(self, part: Part) -> None:
-        if not part.is_alive or part.process is None or part.process.poll() is None:
+        if part.is_adopted or not part.is_alive or part.process is None or part.process.poll() is None:
             return
         part.exits.append(part.process.returncode)
         part.is_stopped = False
@@ -140,6 +151,8 @@ class Supervisor:
             self.send(other, signal.SIGKILL)
 
     def _start_if_due(self, part: Part) -> None:
+        if part.is_adopted:
+            return
         group = [part, *self._others(part)]
         if any(one.is_alive or one.is_held or one.is_retired for one in group if one.group or one is part):
             return

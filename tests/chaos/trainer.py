@@ -93,10 +93,8 @@ class Rank:
             self._save()
 
     def _publish(self) -> None:
-        import torch
-
         seed = law.seed_of(self._learned, self._trainer.version)
-        self._trainer.publish({"law": torch.frombuffer(bytearray(seed), dtype=torch.uint8)}, step=len(self._learned))
+        self._trainer.publish(weights_of(Path(self._trainer.config.model.path), seed), step=len(self._learned))
 
     def _tell(self, batch: "Batch") -> None:
         data = batch.arrays()
@@ -153,6 +151,18 @@ class Rank:
     def _checkpoints(self) -> list[tuple[int, Path]]:
         """(batch, file), newest first."""
         return sorted(((int(path.stem), path) for path in self._folder.glob("*.json")), reverse=True)
+
+
+def weights_of(model: Path, seed: bytes) -> dict[str, Any]:
+    """The tensors of a version: the seed itself, or those of a real model with a little noise that follows from it."""
+    import torch
+    from safetensors.torch import load_file
+
+    first = load_file(model / "model.safetensors")
+    if first.keys() == {"law"}:
+        return {"law": torch.frombuffer(bytearray(seed), dtype=torch.uint8)}
+    generator = torch.Generator().manual_seed(int.from_bytes(seed[:7], "big"))
+    return {name: one + 0.01 * torch.randn(one.shape, generator=generator) for name, one in first.items()}
 
 
 def _column(batch: "Batch", of: float) -> Any:

@@ -2,12 +2,14 @@
 
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
 
 from penstock.names import LANES
 from penstock.protocol.keys import GROUP, Keys
+from penstock.protocol.presence import live_workers
 
 #: Between two looks at the cursors, and at the memory.
 LOOK_S, MEMORY_S = 0.1, 0.5
@@ -16,9 +18,14 @@ OVER = ("retired", "evicted", "dropped", "cancelled")
 
 
 class Watch:
-    """Counts, from its start to its ``end``."""
+    """Counts, from its start to its ``end``.
 
-    def __init__(self, url: str, keys: Keys) -> None:
+    Args:
+        saw: told of every look which process each worker's engine is, by the name that the worker was started with.
+    """
+
+    def __init__(self, url: str, keys: Keys, saw: Callable[[Mapping[str, int]], object] = lambda engines: None) -> None:
+        self._saw = saw
         self._keys = keys
         self._client = redis.Redis.from_url(url, socket_timeout=2.0, retry=None)
         #: Batches that were committed; what is committed again counts again.
@@ -64,6 +71,7 @@ class Watch:
                 continue
 
     def _look(self) -> None:
+        self._saw({one.started_as: one.engine_pid for one in live_workers(self._client, self._keys)})
         subs = [field[4:].decode() for field in self._client.hkeys(self._keys.subs) if field.startswith(b"sub:")]
         for sub in subs:
             now = int(self._client.hget(self._keys.sub(sub), "cursor") or 0)

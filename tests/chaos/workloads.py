@@ -58,6 +58,8 @@ class Workload:
     buffers: int = 2
     payload_servers: int = 0
     scorers: int = 0
+    #: Whether workers start real engines.
+    is_real: bool = False
     #: Settings of the Redis servers, on top of those of a run's own.
     redis: dict[str, str] = field(default_factory=dict)
     #: Tokens per second of each request.
@@ -94,6 +96,17 @@ STUDENTS = {"driving": False, "share": "students"}
 EVALS = {"lanes": ["eval"], "size": 4, "mode": "async", "sampler": "fifo", "bound": -1, "driving": False}
 TRAIN = {"name": "sums", "path": "train.jsonl"}
 TASKS = "tests.chaos.tasks"
+
+REAL: dict[str, Any] = {
+    "args": {
+        "device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch", "grammar-backend": "none",
+        "disable-cuda-graph": True, "disable-overlap-schedule": True, "max-total-tokens": 20000,
+        "mem-fraction-static": 0.3, "disable-radix-cache": True, "sleep-on-idle": True,
+    },
+    "env": {"OMP_NUM_THREADS": "1"},
+    "health_timeout_s": 5.0,
+    "load_timeout_s": 60,
+}  # fmt: skip
 
 WORKLOADS = {
     one.name: one
@@ -149,6 +162,8 @@ WORKLOADS = {
             "turns", {"data": {"train": [{**TRAIN, "environment": f"{TASKS}:Echo"}]}, "rollout": {"max_turns": 4}}
         ),
         Workload("leases", {"rollout": LONG | {"lease_tokens": 12}}),
+        # A real engine on the CPU, which its worker starts; the law says nothing of its tokens.
+        Workload("engine", {"engine": REAL}, workers=1, is_real=True),
         Workload("prefixes", {"rollout": LONG, "worker": {"checkpoint_tokens": 6}}),
     )
 }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tests.chaos.account import Account
+from tests.chaos.doubts import doubted, within
 from tests.chaos.history import History, Operation
 
 #: Log-probability with which a version draws a token of a sample: (version, all its tokens, position).
@@ -30,7 +31,12 @@ class Evidence:
     """A history and the account at its end. Each look-up is made in one pass, when it is first wanted."""
 
     def __init__(self, history: History, account: Account, law: Law | None = None) -> None:
-        self.history = history
+        #: When (ns) what a fault may have lost was acknowledged, by where it stands.
+        self.told_at: dict[str, int] = {}
+        if account.forgotten:
+            is_doubted = within(account.forgotten)
+            self.told_at = {one.where: one.ended or 0 for one in history.all() if is_doubted(one)}
+        self.history = doubted(history, account.forgotten)
         self.account = account
         self.law = law
 

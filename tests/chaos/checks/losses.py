@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from tests.chaos.account import Reported
 from tests.chaos.checks.evidence import Evidence, Violation, proof
+from tests.chaos.checks.reports import find_overstated, find_silent
 from tests.chaos.history import Operation
 
 
@@ -25,17 +26,28 @@ def find_lost(evidence: Evidence) -> Iterator[Violation]:
     """Acknowledged, in no account, and nobody reported it."""
     for kind, losses in find_losses(evidence).items():
         yield from (Violation(loss.what, loss.by) for loss in unreported(evidence, kind, losses) if not loss.replaced)
+    yield from find_silent(evidence)
 
 
 def find_misreported(evidence: Evidence) -> Iterator[Violation]:
     """Reported as lost, and not lost."""
     losses = find_losses(evidence)
+    yield from find_overstated(evidence)
     for kind, said in evidence.account.reported.items():
-        names = {loss.name for loss in losses.get(kind, ())}
+        names = {loss.name for loss in losses.get(kind, ())} | (
+            _on_lost_servers(evidence) if kind == "samples" else set()
+        )
         wrong = sorted(set(map(str, said.named)) - names)
         yield from (Violation(f"{kind}: {name} was reported lost, and is not") for name in wrong)
         if said.count > len(names) and not wrong:
             yield Violation(f"{kind}: {said.count} were reported lost, and {len(names)} are")
+
+
+def _on_lost_servers(evidence: Evidence) -> set[str]:
+    """Samples whose payload lay on a server that was lost: who looks for one finds nothing, and reports it."""
+    gone = set(evidence.account.lost_servers)
+    commits = [one for one in evidence.history.of("commit") if gone and one.facts.get("server") in gone]
+    return {f"{one.facts['job']}/{k}" for one in commits for k, _ in one.facts["samples"]}
 
 
 def unreported(evidence: Evidence, kind: str, losses: list[Loss]) -> list[Loss]:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -71,6 +72,52 @@ def test_a_lost_commit_that_was_reported_may_be_made_again() -> None:
     mutant.account.reported["samples"] = Reported(1)
 
     assert checker.check(mutant.play.history(), mutant.account, law).broken == []
+
+
+def test_what_a_fault_may_have_lost_is_held_against_nobody() -> None:
+    mutant = Mutant(1)
+    before = set(mutant.account.jobs)
+    job_lost(mutant)
+    (lost,) = before - set(mutant.account.jobs)
+    history = mutant.play.history()
+    admit = next(one for one in history.of("admit") if lost in one.answer.get("jobs", ()))
+    assert admit.ended is not None
+
+    mutant.account.forgotten = [(admit.ended, admit.ended)]
+    assert checker.check(history, mutant.account, law).broken == []
+
+    mutant.account.forgotten = [(admit.ended + 1, admit.ended + 2)]
+    assert checker.check(history, mutant.account, law).broken == ["lost"]
+
+
+def test_no_more_may_be_reported_than_a_fault_can_have_lost() -> None:
+    mutant = Mutant(1)
+    mutant.say("buffer", "report", {"counters": {"committed": 2}})
+    assert checker.check(mutant.play.history(), mutant.account, law).broken == ["misreported"]
+
+    mutant.account.forgotten = [(0, 2**62)]
+    assert checker.check(mutant.play.history(), mutant.account, law).broken == []
+
+
+def test_what_was_forgotten_and_made_anew_must_be_reported() -> None:
+    mutant = Mutant(1)
+    _, facts, _ = mutant.one("commit", lambda facts: bool(facts["samples"]))
+    span = 4_000_000_000
+    history = mutant.play.history()
+    made = next(one for one in history.of("commit") if one.facts == facts)
+    cut = history.of("cut")[0]
+    assert made.ended is not None
+
+    def end_of(*more: Operation) -> list[str]:
+        mutant.account.forgotten = [(0, made.ended + span)]
+        later = made.ended + span + 1
+        again = replace(made, where="again:1", began=later, ended=later, facts=facts | {"token": "other"})
+        leads = [replace(cut, where=f"cut:{at}", process="b", began=at, ended=at) for at in (1, later)]
+        verdict = checker.check(History([*history.all(), again, *leads, *more]), mutant.account, law)
+        return [one.what for one in verdict.violations["lost"] if "no loss was reported" in one.what]
+
+    assert end_of() != []
+    assert end_of(Operation("report", "report:1", "b", 5, {"counters": {"committed": 1}}, "yes", 6)) == []
 
 
 def test_a_violation_names_the_operations_that_prove_it() -> None:
