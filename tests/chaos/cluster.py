@@ -43,10 +43,9 @@ class Cluster:
     """Started on ``__enter__``, killed on ``__exit__``.
 
     Args:
-        folder: for everything; made where it is missing.
+        folder: for everything; made where it is missing. One run's: FileExistsError where there was one before.
         source: a checkout whose packages the parts run.
         redis_server: the binary; None: what penstock itself would take.
-        proxied: have every part reach Redis by ``proxy``.
         seed: of data and engines.
     """
 
@@ -78,8 +77,9 @@ class Cluster:
     # --- start and end ------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        for name in ("history", "logs", "parts", "checkpoints"):
+        for name in ("logs", "checkpoints"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self.history.mkdir()  # that of one run
         self._link_product()
         write_policy(self.folder / "model", is_real=self.workload.is_real)
         write_data(self.folder / "train.jsonl", "t", self.seed)
@@ -328,8 +328,7 @@ class Cluster:
 
     def committed(self) -> int:
         """Batches that were committed so far, over all subscriptions; those that came again count again."""
-        assert self.watch is not None
-        return self.watch.committed
+        return 0 if self.watch is None else self.watch.committed
 
     def wait(self, what: str, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
         """Poll until ``condition`` is true; its value. Raises TimeoutError, with what the run waits for."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import checker, history
+from tests.chaos.account import Account
 from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.collect import audit, collect
 from tests.chaos.rest import come_to_rest, goes_on
@@ -82,25 +83,36 @@ def run(asked: Asked, folder: Path) -> Result:
     cluster = Cluster(
         folder, WORKLOADS[asked.workload], source=asked.source, redis_server=asked.redis_server, seed=asked.seed
     )
+    account = None
     with contextlib.ExitStack() as stack:
-        if asked.faults or asked.replay:
-            _under_faults(asked, cluster, result, stack)
-        else:
-            stack.enter_context(cluster)
-            cluster.wait("the first batches", lambda: cluster.committed() >= BATCHES)
-        result.find("liveness", goes_on(cluster))
-        result.find("rest", come_to_rest(cluster))
+        try:
+            account = _play(asked, cluster, result, stack)
+        except TimeoutError as exc:
+            result.find("liveness", str(exc))
         result.batches = cluster.committed()
-        account = collect(cluster)
-        found = audit(cluster)
         result.ends = cluster.supervisor.unexpected()
     for name, code in result.ends:
         result.find("broken", f"{name} was handed what cannot be; its log says what" if code == BROKEN else "")
-    if not found["ok"]:
-        result.find("audit", "; ".join(found["differences"]) or "it found a difference")
-    _check(folder, account, result)
+    if account is not None:
+        _check(folder, account, result)
     result.wall_s = round(time.monotonic() - began, 1)
     return result
+
+
+def _play(asked: Asked, cluster: Cluster, result: Result, stack: contextlib.ExitStack) -> Account:
+    """From the start to the account. Raises TimeoutError."""
+    if asked.faults or asked.replay:
+        _under_faults(asked, cluster, result, stack)
+    else:
+        stack.enter_context(cluster)
+        cluster.wait("the first batches", lambda: cluster.committed() >= BATCHES)
+    result.find("liveness", goes_on(cluster))
+    result.find("rest", come_to_rest(cluster))
+    account = collect(cluster)
+    found = audit(cluster)
+    if not found["ok"]:
+        result.find("audit", "; ".join(found["differences"]) or "it found a difference")
+    return account
 
 
 def _under_faults(asked: Asked, cluster: Cluster, result: Result, stack: contextlib.ExitStack) -> None:
@@ -138,7 +150,7 @@ def _note(faults: Sequence[Any], result: Result) -> None:
     result.recovery_s = dict(recovery)
 
 
-def _check(folder: Path, account: Any, result: Result) -> None:
+def _check(folder: Path, account: Account, result: Result) -> None:
     recorded = history.read(folder / "history")
     verdict = checker.check(recorded, account, checker.law_of(recorded))
     for name in verdict.broken:
