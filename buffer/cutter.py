@@ -108,7 +108,7 @@ class Cutter:
 
     def _look(self, view: View) -> InFlight:
         # In this order: what is no longer in flight has been taken in by the time it is looked for in the pool.
-        seen = in_flight.read(self._client, self._keys, view, limits.gates(self._state.subs))
+        seen = in_flight.read(self._client, self._keys, view, self._state.gates())
         self._state.catch_up()
         return seen
 

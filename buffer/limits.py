@@ -9,18 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from buffer.group import Group
 from buffer.payload_servers import Away
-from buffer.subscription import Subscription
 from buffer.view import View
 from penstock.config.subscription import Unit
-
-
-def gates(subs: Mapping[str, Subscription]) -> list[list[str]]:
-    """Names of the subscriptions that hold the gate, with one of a pool all of its members."""
-    accounts: dict[str, list[str]] = {}
-    for name, sub in sorted(subs.items()):
-        accounts.setdefault(sub.account, []).append(name)
-    driven = {sub.account for sub in subs.values() if sub.definition.driving and not sub.position.parked}
-    return [names for account, names in accounts.items() if account in driven]
 
 
 def holdings(view: View) -> int:

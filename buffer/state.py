@@ -17,6 +17,7 @@ from penstock.config.staleness import Sampler
 from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts
+from penstock.protocol.gate import gates
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
 from penstock.protocol.records.job import JobState
@@ -130,6 +131,10 @@ class State:
     def versions(self) -> list[int]:
         """The newest version of every model."""
         return [version for name, version in self.clock.items() if name.startswith("version:")]
+
+    def gates(self) -> list[list[str]]:
+        """Names of the subscriptions that hold the gate, those of a pool together."""
+        return gates({name: sub.holder for name, sub in self.subs.items()})
 
     def batches_behind(self, model: str, version: int) -> int | None:
         """Batches that the weights of ``version`` had been trained on; None where nobody remembers. May block."""

@@ -7,6 +7,7 @@ import time
 from buffer.group import Group
 from buffer.sampling.samplers import Pool, make_pool
 from penstock.config.subscription import Definition, Trait, fields_with
+from penstock.protocol.gate import Holder
 from penstock.protocol.position import Position
 from penstock.protocol.scripts import Judged
 from penstock.protocol.staleness import Lineage
@@ -40,6 +41,11 @@ class Subscription:
     def account(self) -> str:
         """Under what name groups count its uses."""
         return self.definition.account(self.name)
+
+    @property
+    def holder(self) -> Holder:
+        """What decides whether it holds the gate."""
+        return Holder(self.account, self.definition.driving and not self.position.parked)
 
     def keeps_its_pool(self, definition: Definition) -> bool:
         """True where another definition takes the same groups in the same order."""

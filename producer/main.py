@@ -26,7 +26,7 @@ from penstock.errors import ConfigError, QueueFull, QueueUnavailable
 from penstock.names import Lane
 from penstock.protocol import scripts, user_failures
 from penstock.protocol.attendance import Attendance
-from penstock.protocol.gate import read_rooms
+from penstock.protocol.gate import read_gates, read_rooms
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import Admission, ensure_lanes
@@ -114,7 +114,7 @@ class Producer:
     # --- training -------------------------------------------------------------------------------------------------
 
     def _admit_train(self) -> str:
-        gate = self._driving()
+        gate = self._control.do(lambda client: read_gates(client, self._keys))
         if not gate[1]:
             return "a trainer that drives the clock to join"
         position, end = self._where()
@@ -146,25 +146,6 @@ class Producer:
     def _job_at(self, position: int) -> Job:
         dataset, epoch, prompt = self.source.at(position)
         return dataset.job(prompt, epoch, n=self._config.rollout.n, lane=Lane.TRAIN, sampling={})
-
-    def _driving(self) -> tuple[int, list[list[str]]]:
-        """(revision of subs, those that drive the gate; with one of a pool all of its members).
-
-        One that is parked drives nothing: its trainer has been gone for longer than its retention.
-        """
-        raw = self._control.do(lambda client: client.hgetall(self._keys.subs))
-        names = sorted(field.decode()[4:] for field in raw if field.startswith(b"sub:"))
-        accounts: dict[str, list[str]] = {}
-        driven: set[str] = set()
-        for name in names:
-            driving, parked, share = self._control.do(
-                partial(_hmget, key=self._keys.sub(name), fields=("driving", "parked", "share"))
-            )
-            account = f"share:{share.decode()}" if share else name
-            accounts.setdefault(account, []).append(name)
-            if driving == b"1" and parked != b"1":
-                driven.add(account)
-        return int(raw.get(b"rev", 0)), [members for account, members in accounts.items() if account in driven]
 
     # --- evaluation -----------------------------------------------------------------------------------------------
 

@@ -178,6 +178,11 @@ class SubscriptionConfig(Section):
             raise ValueError(f"a batch of {self.size} {self.unit} can never be cut: at most {MAX_BATCH_SAMPLES} fit")
 
 
+def account_of(name: str, share: str) -> str:
+    """Under what name groups count the uses of a subscription: its own, or that of the pool ``share`` ('': none)."""
+    return f"share:{share}" if share else name
+
+
 class Definition(SubscriptionConfig):
     """A whole subscription; a field that nobody has set holds the default given here."""
 
@@ -250,7 +255,7 @@ class Definition(SubscriptionConfig):
 
     def account(self, name: str) -> str:
         """Under what name groups count the uses of subscription ``name``, which has this definition."""
-        return f"share:{self.share}" if self.share else name
+        return account_of(name, self.share)
 
     @property
     def asks(self) -> bool:

@@ -1,14 +1,51 @@
-"""How full the gate is (T3): the arithmetic of ``places`` in ``lua/_common.lua``, which is what admits and refuses.
+"""Who holds the gate, and how full it is (T3).
 
-Whoever tells why it waits, or decides by it, asks here; a test holds the two to the same figures on random states.
+How full is the arithmetic of ``places`` in ``lua/_common.lua``, which is what admits and refuses. Whoever tells why
+it waits, or decides by it, asks here; a test holds the two to the same figures on random states.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.config.subscription import account_of
 from penstock.protocol.keys import Keys
 from penstock.protocol.staleness import places
 from penstock.redis.commands import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What decides whether a subscription holds the gate."""
+
+    #: Under what name groups count its uses; members of a pool have one.
+    account: str
+    #: It drives the clock, and is not parked: its trainer has not been gone for longer than its retention.
+    drives: bool
+
+
+def gates(subs: Mapping[str, Holder]) -> list[list[str]]:
+    """Names of the subscriptions that hold the gate; with one of a pool all of its members, counted together."""
+    accounts: dict[str, list[str]] = {}
+    for name, sub in sorted(subs.items()):
+        accounts.setdefault(sub.account, []).append(name)
+    return [names for names in accounts.values() if any(subs[name].drives for name in names)]
+
+
+def read_gates(client: Client, keys: Keys) -> tuple[int, list[list[str]]]:
+    """(revision of subs, ``gates`` of those that are live). Blocks for two round trips.
+
+    The revision is as old as the names or older, so a verb that is given both refuses what has changed since.
+    """
+    raw = client.hgetall(keys.subs)
+    names = [field.decode()[4:] for field in raw if field.startswith(b"sub:")]
+    pipe = client.pipeline(transaction=False)
+    for name in names:
+        pipe.hmget(keys.sub(name), "driving", "parked", "share")
+    subs = {
+        name: Holder(account_of(name, (share or b"").decode()), driving == b"1" and parked != b"1")
+        for name, (driving, parked, share) in zip(names, pipe.execute(), strict=True)
+    }
+    return int(raw.get(b"rev", 0)), gates(subs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from buffer import limits
 from buffer.cutter import Cutter
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
@@ -167,7 +166,7 @@ class Histories(RuleBasedStateMachine):
     def admit(self, count: int) -> None:
         self.state.refresh()
         at = int(self.client.hget(self.keys.source, "train") or 0)
-        gate = (self.state.revision, limits.gates(self.state.subs))
+        gate = (self.state.revision, self.state.gates())
         play.admit(self.client, self.keys, [play.job(at + i, 1 + (at + i) % 2) for i in range(count)], gate=gate)
 
     @rule(count=st.integers(1, 4))
