@@ -11,7 +11,6 @@ that shares its GPU's memory, so two engines on one GPU cannot both be served, a
 all of them waiting.
 """
 
-import importlib.util
 import json
 import logging
 import math
@@ -38,6 +37,7 @@ from penstock.errors import ConfigError
 from penstock.protocol import transfers
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Enrollment
+from penstock.system.extras import check_installed
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,8 @@ class CheckpointEngine(Sender):
 
     def __init__(self, config: TrainerConfig) -> None:
         super().__init__(config)
-        check_installed()
+        # The engines' environment needs it too, in the same release.
+        check_installed("checkpoint_engine", "trainer.transport checkpoint_engine")
         self._servers: ParameterServers | None = None
 
     @property
@@ -94,15 +95,6 @@ def check_served(engines: Mapping[str, Enrollment], num_gpus: int) -> None:
         raise TransferFailed(
             f"engines that are ready have {num_ranks} processes, and there are parameter servers on {num_gpus} "
             "GPUs (trainer.parameter_server_gpus): checkpoint-engine serves one process on each"
-        )
-
-
-def check_installed() -> None:
-    """Raise ConfigError where the package is not there."""
-    if importlib.util.find_spec("checkpoint_engine") is None:
-        raise ConfigError(
-            "trainer.transport checkpoint_engine needs the package checkpoint-engine here and, in the same release, in "
-            "the engines' environment: pip install 'penstock[checkpoint-engine]', or use cuda_ipc, nccl or disk."
         )
 
 

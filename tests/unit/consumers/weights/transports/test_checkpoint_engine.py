@@ -1,6 +1,7 @@
 """What an engine may be told of checkpoint-engine's sockets, what is refused before, how files are registered."""
 
 import json
+import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -8,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from consumers.weights.transfer import TransferFailed
-from consumers.weights.transports.checkpoint_engine import check_installed, check_served, gpu_ids
+from consumers.weights.transports.checkpoint_engine import CheckpointEngine, check_served, gpu_ids
 from consumers.weights.transports.parameter_server import register
-from penstock.config import Config
+from penstock.config import Config, TrainerConfig
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol.transfers import Enrollment
 from workers.weights.receive.checkpoint_engine import read_handles
@@ -65,9 +66,9 @@ def test_what_cannot_work_is_refused(trainer: dict[str, Any], says: str) -> None
 
 
 def test_a_package_and_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[checkpoint-engine\]'"):
-        check_installed()
+    monkeypatch.setitem(sys.modules, "checkpoint_engine", None)
+    with pytest.raises(ConfigError, match=r"^trainer.transport .* pip install 'penstock\[checkpoint-engine\]'"):
+        CheckpointEngine(TrainerConfig())
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     for indices in (None, [0]):
         with pytest.raises(ConfigError, match="this trainer sees 0 GPUs"):
