@@ -4,11 +4,10 @@ The leader rank asks; on the others every call but ``workers`` returns at once.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from consumers.subscription.subscriber import Subscriber
 from penstock.protocol.memory_control import change, check_tags, revive, watch
-from penstock.protocol.presence import live_workers
+from penstock.protocol.presence import WorkerPresence, live_workers
 
 
 class Engines:
@@ -45,10 +44,9 @@ class Engines:
             tell = self._subscriber.waiting.for_
             revive(self._control, self._keys, self._model, by=self._by, timeout_s=timeout_s, tell=tell)
 
-    def workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> list[WorkerPresence]:
         """What each live worker shows of itself. Blocks for a round trip."""
-        workers = self._control.do(lambda client: live_workers(client, self._keys))
-        return [worker.to_record() for worker in workers]
+        return self._control.do(lambda client: live_workers(client, self._keys))
 
     def _change(self, change_tags: Callable[[set[str]], set[str]], timeout_s: float) -> None:
         if self._subscriber.seat.leads:

@@ -29,6 +29,7 @@ from penstock.config.subscription import Definition, SubscriptionConfig
 from penstock.errors import DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS
+from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.staleness import Policy
 from penstock.redis.saved_config import config_of
 
@@ -312,7 +313,7 @@ class Trainer:
         """
         self.session.engines.revive(timeout)
 
-    def workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> list[WorkerPresence]:
         """What each live worker shows of itself: ``name``, ``url`` of its engine, ``version``, ``state``, ...
 
         Blocks for a round trip.

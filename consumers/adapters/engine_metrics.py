@@ -6,7 +6,7 @@ themselves comes along.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -32,11 +32,11 @@ class EngineMetrics(Collector):
     """Serves ``PATH`` from threads until ``close``.
 
     Args:
-        workers: records of the workers that are alive, as ``Trainer.workers`` gives them; called at every scrape.
+        workers: the workers that are alive, as ``Trainer.workers`` gives them; called at every scrape.
         host: address to listen at; the port is a free one.
     """
 
-    def __init__(self, workers: Callable[[], Iterable[Mapping[str, Any]]], host: str = "127.0.0.1") -> None:
+    def __init__(self, workers: Callable[[], Iterable[WorkerPresence]], host: str = "127.0.0.1") -> None:
         self._workers = workers
         registry = CollectorRegistry(auto_describe=False)
         self._server = ThreadingHTTPServer((host, 0), _handler(registry))
@@ -60,8 +60,7 @@ class EngineMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Metrics of all, by name, each sample with its worker."""
         found: dict[str, Metric] = {}
-        workers = [WorkerPresence.from_record(record) for record in self._workers()]
-        asked = [(worker.name, url) for worker in workers for url in _urls(worker)]
+        asked = [(worker.name, url) for worker in self._workers() for url in _urls(worker)]
         with ThreadPoolExecutor(16) as pool:
             for (worker, url), families in zip(asked, pool.map(_scrape, [url for _, url in asked]), strict=True):
                 mine = {"worker": worker, "source": url.removesuffix("/metrics")}

@@ -28,6 +28,7 @@ from penstock.config.subscription import ASKED, Definition
 from penstock.errors import ConfigError, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS
+from penstock.protocol.presence import WorkerPresence
 from penstock.protocol.staleness import UNBOUNDED
 from penstock.redis.saved_config import config_of
 
@@ -172,7 +173,7 @@ class Requests:
         """As ``Trainer.revive_engines``."""
         self.session.engines.revive(timeout)
 
-    def workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> list[WorkerPresence]:
         """As ``Trainer.workers``."""
         return self.session.engines.workers()
 

@@ -30,7 +30,6 @@ from consumers.grpo.evaluate import Evaluation
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
-from penstock.protocol.presence import WorkerPresence
 from penstock.system.engine_http import check_weights
 
 if TYPE_CHECKING:
@@ -296,7 +295,7 @@ class RolloutManager:
             ConfigError: no such action, or it would reset weights that are served.
             EngineError: an engine refuses, or finds a difference.
         """
-        return check_weights(map(WorkerPresence.from_record, self._trainer.workers()), action)
+        return check_weights(self._trainer.workers(), action)
 
     def get_metrics_router_addr(self) -> str:
         """``http://HOST:PORT``, where ``/engine_metrics`` has those of all engines, until ``dispose``."""

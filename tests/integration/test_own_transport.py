@@ -41,7 +41,7 @@ with Trainer(sys.argv[1]) as trainer:
     again = {"run": trainer.config.run, "subscription": trainer.name, "batch": 0}
     trainer.load_state_dict(again)
     trainer.publish(load(sys.argv[2]))
-    while [worker["state"] for worker in trainer.workers()] != ["serving"]:
+    while [worker.state for worker in trainer.workers()] != ["serving"]:
         time.sleep(0.05)
     trainer.load_state_dict(again)
     Transfer.tell = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
