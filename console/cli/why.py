@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.protocol.attendance import GONE_S
-from penstock.protocol.presence import WorkerPresence, WorkerState
+from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState
 
 #: The first part that a wait names is the one that it waits for.
 _PART = re.compile(r"\b(trainer|buffer|producer|worker)s?\b(?::([\w.\-]+))?")
@@ -120,7 +119,7 @@ def _look_at_buffer(state: Mapping[str, Any], waits: Sequence[Link], name: str) 
 
 
 def _look_at_producer(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | str:
-    if not any(one["part"] == "producer" and one["age_s"] < GONE_S for one in state["parts"]):
+    if not any(one["part"] == "producer" and one["age_s"] < FRESH_S for one in state["parts"]):
         return _absence(state, "producer", "there is no producer")
     return _longest(waits, "producer") or "the producer is at work"
 
@@ -179,8 +178,8 @@ def _longest(
 
 def _absence(state: Mapping[str, Any], part: str, said: str) -> str:
     """That a part is not there, with the ones that were and went silent."""
-    silent = [one for one in state["parts"] if one["part"] == part and one["age_s"] >= GONE_S]
-    beating = [one for one in state["parts"] if one["part"] == part and one["age_s"] < GONE_S]
+    silent = [one for one in state["parts"] if one["part"] == part and one["age_s"] >= FRESH_S]
+    beating = [one for one in state["parts"] if one["part"] == part and one["age_s"] < FRESH_S]
     if beating:
         return f"{said}: {part} on {beating[0]['host']} (pid {beating[0]['pid']}) has just started, or was just killed"
     if not silent:

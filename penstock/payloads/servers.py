@@ -21,11 +21,10 @@ from penstock.names import check_name
 from penstock.payloads.store import PayloadStore
 from penstock.protocol import scripts
 from penstock.protocol.keys import CONTROL, Keys
-from penstock.protocol.presence import parse_workers
+from penstock.protocol.presence import GONE_S, parse_workers
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.records.job import JobState
 from penstock.protocol.scripts import run
-from penstock.protocol.snapshot import GONE_S
 from penstock.redis.commands import Client
 
 

@@ -10,9 +10,8 @@ from penstock.protocol.scripts import note, run
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
 
-#: A record is confirmed so often; one that nobody confirmed for ``GONE_S`` is of a process that is gone.
+#: A record is confirmed so often; nobody counts on one that is older than ``presence.FRESH_S``.
 CONFIRM_S = 2.0
-GONE_S = 8.0
 
 
 class Attendance:

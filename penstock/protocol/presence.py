@@ -17,8 +17,11 @@ from penstock.words import shown
 
 log = logging.getLogger(__name__)
 
-#: A worker whose presence is older takes part in nothing: nobody waits for it, and its weights are not kept for it.
+#: Nobody counts on a process whose record is older: no trainer waits for such a worker or keeps weights for it, and
+#: whoever asks why a run stands is told of a part that is silent.
 FRESH_S = 10.0
+#: It is shown, and may come back, for longer; a process whose record is older than this is gone.
+GONE_S = 15.0
 
 
 class WorkerState(StrEnum):

@@ -7,14 +7,11 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.names import LANES
 from penstock.protocol.keys import GROUP, Keys
-from penstock.protocol.presence import parse_workers
+from penstock.protocol.presence import GONE_S, parse_workers
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.waits import read_waits
 from penstock.redis.commands import Client
 from penstock.redis.refusals import disk_trouble
-
-#: Presence older than this is of a process that is gone.
-GONE_S = 15.0
 
 
 def snapshot(client: Client, keys: Keys) -> dict[str, Any]:

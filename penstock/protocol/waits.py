@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import GONE_S
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import note, run
 from penstock.redis.commands import Client
@@ -13,9 +14,8 @@ from penstock.words import writable
 
 #: A wait is shown after so long; shorter ones are the normal rhythm.
 MOMENT_S = 0.5
-#: It is confirmed while it lasts; one that nobody confirmed for longer is of a process that is gone.
+#: It is confirmed so often while it lasts; one that nobody confirmed for ``GONE_S`` is of a process that is gone.
 CONFIRM_S = 2.0
-GONE_S = 15.0
 #: Most characters of what is waited for.
 MAX_WHAT = 4000
 

@@ -6,13 +6,12 @@ from typing import Any
 from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import GONE_S
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 
 STATE, WANTED, CAPACITY = "state", "wanted", "capacity"
-#: A state older than this is of a fleet that is gone.
-GONE_S = 15.0
 #: Most engines of a group that may be asked for.
 MAX_WANTED = 100_000
 

@@ -27,6 +27,7 @@ from rq.serializers import JSONSerializer
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueFull, RewardError
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import GONE_S
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.waits import Waiting
@@ -45,8 +46,6 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 #: Longest blocking read of the stream of verdicts.
 BLOCK_S = 2.0
-#: A verifier whose presence stays as it is for so long is gone.
-GONE_S = 15.0
 #: A check that is in no queue and was not started for so long is lost: its verifier died between the two.
 LOST_S = 10.0
 #: Checks looked for in the queue at each look, oldest first: the queue is first come, first served.
@@ -339,7 +338,7 @@ class Checks:
         self._waiting.for_(self._what(len(queued), present))
 
     def _present(self, records: dict[bytes, bytes]) -> set[str]:
-        """Verifiers that keep renewing their presence, by this machine's clock."""
+        """Verifiers whose presence changed within ``GONE_S``, by this machine's clock."""
         now = time.monotonic()
         seen = {}
         for name, raw in records.items():
