@@ -21,6 +21,7 @@ from penstock.config.subscription import Unit
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import MAX_RECORD_BYTES
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.scripts import Leadership, run
 from penstock.redis.commands import Client
@@ -185,7 +186,7 @@ class Cutter:
 
     def _give_up(self, sub: Subscription, groups: list[Group], n: int) -> str:
         """A batch without one loss token would train nothing: its groups are disposed of, so that others may come."""
-        by_reason: dict[str, list[Group]] = {}
+        by_reason: dict[Disposal, list[Group]] = {}
         records = self._state.records.read([group.job for group in groups])
         for group, samples in zip(groups, records, strict=True):
             by_reason.setdefault(why_no_loss(group, samples), []).append(group)

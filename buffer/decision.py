@@ -20,6 +20,7 @@ from buffer.sampling.sizes import TooLarge, take
 from buffer.view import End, InFlight, View
 from penstock.config.subscription import MAX_BATCH_SAMPLES
 from penstock.names import Lane
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.staleness import Policy, remaining_batches
 
 
@@ -57,7 +58,7 @@ class Look:
 class Dispose:
     """The subscription gives these groups up unused."""
 
-    reason: str
+    reason: Disposal
     groups: list[Group]
 
 
@@ -147,11 +148,11 @@ def _expiry(view: View) -> Dispose | None:
     if not view.definition.model:
         return None
     if view.abandoned:
-        return Dispose("rewound", list(view.abandoned))
+        return Dispose(Disposal.REWOUND, list(view.abandoned))
     # Those that are held back grow old as well, and their places at the gate are free then.
     found = [*view.pool.below(view.floor), *view.away]
     old = [group for group in found if view.policy.gives_up(group.oldest, group.newest, view.floor)]
-    return Dispose("stale", old) if old else None
+    return Dispose(Disposal.STALE, old) if old else None
 
 
 def _decide_batch(view: View) -> Decision:

@@ -12,6 +12,7 @@ from penstock.config.buffer import OnFilterError
 from penstock.protocol import scripts
 from penstock.protocol.groups import CompletedGroup
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Judged, Leadership, run
 from penstock.redis.commands import Client
@@ -89,7 +90,7 @@ class Judge:
             position.rejected_samples += one.num_samples
             position.rejected_reward += one.reward
             if (group := groups.get(one.job)) is not None:
-                group.uses[sub.account] = scripts.DISPOSALS["filtered"]
+                group.uses[sub.account] = Disposal.FILTERED.code
 
 
 def _bounded(sub: Subscription, told: Sequence[Judged]) -> list[Judged]:

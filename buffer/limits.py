@@ -11,6 +11,7 @@ from buffer.group import Group
 from buffer.payload_servers import Away
 from buffer.view import View
 from penstock.config.subscription import Unit
+from penstock.protocol.records.disposal import Disposal
 
 
 def holdings(view: View) -> int:
@@ -82,10 +83,10 @@ def with_drops(view: View, why: str) -> str:
 
 
 #: What reasons of the ledger mean where the word alone does not say it.
-_MEANINGS = {
-    "no_loss": "no_loss (not one of their tokens bears loss)",
+_MEANINGS: dict[str, str] = {
+    Disposal.NO_LOSS: "no_loss (not one of their tokens bears loss)",
     "filter/no_loss": "filter/no_loss (not one of their tokens bears loss)",
-    "payload_lost": "payload_lost (nothing is left of their payloads)",
+    Disposal.PAYLOAD_LOST: "payload_lost (nothing is left of their payloads)",
 }
 
 

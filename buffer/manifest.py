@@ -11,6 +11,7 @@ from buffer.group import Group
 from buffer.state import State
 from buffer.subscription import Subscription
 from penstock.protocol.partition import batch_seed
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.staleness import Lineage
@@ -149,13 +150,14 @@ def row_of(group: Group, record: SampleMeta, ages: Ages) -> Row:
     )  # fmt: skip
 
 
-def why_no_loss(group: Group, records: Sequence[SampleMeta]) -> str:
+def why_no_loss(group: Group, records: Sequence[SampleMeta]) -> Disposal:
     """Why nothing of a group bears loss, as the ledger has it: its tokens became too old, its payloads are gone, or it
     never had a token that bears loss (``no_loss``)."""
     bearing = [record for record in records if record.num_loss]
     if not bearing:
-        return "no_loss"
-    return "payload_lost" if all(record.k in group.lost for record in bearing) else "stale"
+        return Disposal.NO_LOSS
+    gone = all(record.k in group.lost for record in bearing)
+    return Disposal.PAYLOAD_LOST if gone else Disposal.STALE
 
 
 def _steps(state: State, sub: Subscription, cut: Cut, oldest_loss: int) -> int:

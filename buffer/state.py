@@ -20,6 +20,7 @@ from penstock.protocol import scripts
 from penstock.protocol.gate import gates
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.job import JobState
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Leadership, run
@@ -30,7 +31,7 @@ from penstock.system.collecting import collecting_later
 log = logging.getLogger(__name__)
 
 #: Reasons of disposal that come with age, and so take long answers before short ones (T4).
-AGED = frozenset({"stale", "rewound", "retention"})
+AGED = frozenset({Disposal.STALE, Disposal.REWOUND, Disposal.RETENTION})
 #: Groups read per round trip.
 CHUNK = 256
 
@@ -329,7 +330,7 @@ class State:
         names = [f"timed_out:{lane}" for lane in sub.definition.lanes]
         return sum(int(value or 0) for value in self._client.hmget(self._keys.counters, names))
 
-    def dispose(self, sub: Subscription, reason: str, groups: list[Group]) -> None:
+    def dispose(self, sub: Subscription, reason: Disposal, groups: list[Group]) -> None:
         """``sub`` gives these groups up unused, for good. Raises LeadershipLost."""
         if not groups:
             return
@@ -341,7 +342,7 @@ class State:
         sub.position.aged_samples += sum(samples for samples, _ in aged)
         sub.position.aged_tokens += sum(tokens for _, tokens in aged)
         for group in groups:
-            group.uses[sub.account] = scripts.DISPOSALS[reason]
+            group.uses[sub.account] = reason.code
             self._place(group)
 
     def keep_rejects(self, sub: Subscription, groups: Iterable[Group]) -> None:
@@ -361,19 +362,19 @@ class State:
         """Say of groups that they are not for a subscription, or too many for it; how many. Raises LeadershipLost."""
         settled = 0
         for sub in self.subs.values():
-            for reason in ("before", "quota"):
+            for reason in (Disposal.BEFORE, Disposal.QUOTA):
                 refused = [group for group, why in list(sub.refused.values()) if why == reason]
                 self._dispose_all(sub, reason, refused)
                 settled += len(refused)
             bad = [one for one in self.unreadable.values() if sub.covers(one) and not sub.is_final(one)]
-            self._dispose_all(sub, "unreadable", bad)
+            self._dispose_all(sub, Disposal.UNREADABLE, bad)
             settled += len(bad)
             over = sub.too_many()
-            self._dispose_all(sub, "retention", over)
+            self._dispose_all(sub, Disposal.RETENTION, over)
             settled += len(over)
         return settled
 
-    def _dispose_all(self, sub: Subscription, reason: str, groups: list[Group]) -> None:
+    def _dispose_all(self, sub: Subscription, reason: Disposal, groups: list[Group]) -> None:
         for start in range(0, len(groups), CHUNK):
             self._alive()
             self.dispose(sub, reason, groups[start : start + CHUNK])

@@ -9,6 +9,7 @@ from buffer.sampling.samplers import Pool, make_pool
 from penstock.config.subscription import Definition, Trait, fields_with
 from penstock.protocol.gate import Holder
 from penstock.protocol.position import Position
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.scripts import Judged
 from penstock.protocol.staleness import Lineage
 
@@ -32,7 +33,7 @@ class Subscription:
             definition.sampler, seed=definition.seed, priority=definition.priority, exponent=definition.exponent
         )
         #: Groups that are not for it, with the reason; the leader has yet to say so.
-        self.refused: dict[str, tuple[Group, str]] = {}
+        self.refused: dict[str, tuple[Group, Disposal]] = {}
         #: Groups whose versions were not compared with the lineage yet.
         self._unproven: dict[str, Group] = {}
         self._proven_by = Lineage()
@@ -61,14 +62,14 @@ class Subscription:
             self.pool.add(group)
             self._unproven[group.job] = group
 
-    def _refuses(self, group: Group) -> str:
-        """Why an unused group is not for this subscription; '' when it is."""
+    def _refuses(self, group: Group) -> Disposal | None:
+        """Why an unused group is not for this subscription; None when it is."""
         position = self.position
         if group.completed <= position.since or 0 <= group.oldest < position.since_version:
-            return "before"
+            return Disposal.BEFORE
         if self.definition.quota < 1 and _draw(self.definition.seed, group.job) >= self.definition.quota:
-            return "quota"
-        return ""
+            return Disposal.QUOTA
+        return None
 
     def too_many(self) -> list[Group]:
         """Groups held beyond what the subscription may hold, longest held first."""

@@ -16,6 +16,7 @@ from penstock.names import LANES
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit, scan_groups
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
@@ -181,7 +182,7 @@ class RandomPlay:
 
     def dispose(self) -> None:
         ready = [job.decode() for job in self.client.zrange(self.keys.ready, 0, 1)]
-        reason = self.random.choice(sorted(scripts.DISPOSALS))
+        reason = self.random.choice(sorted(Disposal))
         run(self.client, scripts.dispose(self.keys, self.either_leader(), "actor", reason, ready))
 
     def seal(self) -> None:
@@ -383,7 +384,7 @@ def one_of_each(client: redis.Redis, keys: Keys) -> None:
     leader = play.lead(client, keys)
     assert gone.job == "d/0/6"
     for held, swept in ((retiring, False), (gone, True)):
-        run(client, scripts.dispose(keys, leader, "actor", "filtered", [held.job]))
+        run(client, scripts.dispose(keys, leader, "actor", Disposal.FILTERED, [held.job]))
         assert play.seal(client, keys, leader, [held.job]) == [held.job]
         if swept:
             run(client, scripts.sweep(keys, leader, [(held.job, 2)]))

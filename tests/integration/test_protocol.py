@@ -6,6 +6,7 @@ import redis
 from penstock.errors import LeadershipLost, PublishError, QueueFull
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.integration import play
@@ -47,7 +48,7 @@ def test_T3_gate_is_a_stock_of_admitted_not_disposed_not_consumed(client: redis.
     assert play.admit(client, keys, jobs[4:], gate=gate).outcome == "closed", "consumed only once it is published"
     play.publish(client, keys, 2, 1)
     assert play.admit(client, keys, jobs[4:], gate=gate).admitted == 2
-    run(client, scripts.dispose(keys, leader, "actor", "filtered", done[2:3]))
+    run(client, scripts.dispose(keys, leader, "actor", Disposal.FILTERED, done[2:3]))
     assert play.admit(client, keys, jobs[6:], gate=gate).admitted == 1, "a disposal frees its place"
     assert play.admit(client, keys, jobs[7:], gate=gate).outcome == "closed"
 
@@ -355,7 +356,7 @@ def test_deposed_leader_changes_nothing(client: redis.Redis, keys: Keys) -> None
     refused = [
         lambda: play.keep(client, keys, old, jobs),
         lambda: play.cut(client, keys, old, 1, jobs),
-        lambda: run(client, scripts.dispose(keys, old, "actor", "stale", jobs)),
+        lambda: run(client, scripts.dispose(keys, old, "actor", Disposal.STALE, jobs)),
         lambda: run(client, scripts.judge(keys, old, "actor", [scripts.Judged(jobs[0], "bad", False, 2, 0.0)])),
         lambda: play.seal(client, keys, old, jobs),
         lambda: run(client, scripts.park(keys, old, "actor", revision=revision, absent_ms=1)),
@@ -449,7 +450,7 @@ def test_seal_waits_for_every_subscription_of_the_lane(client: redis.Redis, keys
     run(client, scripts.checkpointed(keys, "actor", owner="owner-1", gen=0, n=1))
     every = ("actor", "critic", "exam")
     assert play.seal(client, keys, leader, jobs, every) == []
-    run(client, scripts.dispose(keys, leader, "critic", "filtered", jobs))
+    run(client, scripts.dispose(keys, leader, "critic", Disposal.FILTERED, jobs))
     assert play.seal(client, keys, leader, jobs, every) == jobs
 
 
@@ -555,9 +556,9 @@ def test_T4_lengths_of_groups_given_up_for_their_age_are_counted_once(client: re
     done = play.complete(client, keys, 3)
     leader = play.lead(client, keys)
     play.keep(client, keys, leader, done)
-    call = scripts.dispose(keys, leader, "actor", "stale", done[:2], [(2, 300), (2, 5)])
+    call = scripts.dispose(keys, leader, "actor", Disposal.STALE, done[:2], [(2, 300), (2, 5)])
     assert [run(client, call), run(client, call)] == [2, 0]
-    run(client, scripts.dispose(keys, leader, "actor", "quota", done[2:]))
+    run(client, scripts.dispose(keys, leader, "actor", Disposal.QUOTA, done[2:]))
     assert client.hmget(keys.sub("actor"), "aged_samples", "aged_tokens", "disposed") == [b"4", b"305", b"3"]
 
 
@@ -573,7 +574,7 @@ def test_full_redis_refuses_admission_and_commit_but_lets_go(
     held, failing, parting = play.lease(client, keys, most=3)
     leader = play.lead(client, keys)
     play.keep(client, keys, leader, done)
-    run(client, scripts.dispose(keys, leader, "actor", "stale", done))
+    run(client, scripts.dispose(keys, leader, "actor", Disposal.STALE, done))
     client.config_set("maxmemory", 1)
     try:
         with pytest.raises(QueueFull):

@@ -39,6 +39,7 @@ from penstock.errors import LeadershipLost
 from penstock.protocol import partition, scripts
 from penstock.protocol.gate import read_rooms
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
@@ -52,7 +53,7 @@ HISTORIES = int(os.environ.get("PENSTOCK_MODEL_HISTORIES", "300"))
 SEED = int(os.environ.get("PENSTOCK_MODEL_SEED", "20260721"))
 STEPS = 30
 HOUR_MS = 3_600_000
-REASONS = {code: reason for reason, code in scripts.DISPOSALS.items()}
+REASONS = {reason.code: reason for reason in Disposal}
 #: What a set of histories must have seen to prove anything.
 EXPECTED = {
     "cut late", "cut masked", "cut actor", "cut left", "disposed stale", "disposed rewound",

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from penstock.errors import LeadershipLost
 from penstock.names import LANES, Lane
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.disposal import Disposal
 from penstock.redis.call import Call, Value, script, text, texts, version_field
 
 _T = TypeVar("_T")
@@ -109,16 +110,8 @@ def cut(
     return _call("cut", keys, lead, [keys.subs, keys.sub(sub), keys.batches(sub), keys.clock], args, parse)
 
 
-#: Why a subscription will never use a group: reason -> value of its ``u`` field.
-DISPOSALS = {
-    "stale": -1, "filtered": -2, "rewound": -3, "payload_lost": -4, "before": -5, "quota": -6, "retention": -7,
-    "unreadable": -8,
-    "no_loss": -9,
-}  # fmt: skip
-
-
 def dispose(
-    keys: Keys, lead: Leadership, sub: str, reason: str, jobs: Sequence[str], aged: Sequence[tuple[int, int]] = ()
+    keys: Keys, lead: Leadership, sub: str, reason: Disposal, jobs: Sequence[str], aged: Sequence[tuple[int, int]] = ()
 ) -> Call[int]:
     """A subscription gives up these groups unused; their places at the gate are free; how many.
 
@@ -127,7 +120,7 @@ def dispose(
     """
     sizes = aged or [(0, 0)] * len(jobs)
     groups = [value for job, (samples, tokens) in zip(jobs, sizes, strict=True) for value in (job, samples, tokens)]
-    return _call("dispose", keys, lead, [keys.sub(sub)], [sub, reason, DISPOSALS[reason], *groups], int)
+    return _call("dispose", keys, lead, [keys.sub(sub)], [sub, reason, reason.code, *groups], int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +138,7 @@ class Judged:
 
 def judge(keys: Keys, lead: Leadership, sub: str, groups: Iterable[Judged]) -> Call[int]:
     """Drop groups that filters rejected, with a ledger by reason; how many were dropped."""
-    args: list[Value] = [sub, DISPOSALS["filtered"]]
+    args: list[Value] = [sub, Disposal.FILTERED.code]
     for one in groups:
         args += [one.job, one.reason, int(not one.reason), int(one.raised), one.num_samples, repr(one.reward)]
     return _call("judge", keys, lead, [keys.sub(sub)], args, int)

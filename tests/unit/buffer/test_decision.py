@@ -11,6 +11,7 @@ from buffer.sampling.samplers import make_pool
 from buffer.view import End, InFlight, View
 from penstock.config.subscription import Definition
 from penstock.protocol.position import Position
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.staleness import Lineage
 
 #: A driving subscription of two groups a batch, at version 5 with bound 2: its floor is 3.
@@ -259,12 +260,12 @@ def test_I6_what_is_older_than_the_bound_is_given_up_first(on_expiry: str) -> No
     there = [group(0, FLOOR), group(1, FLOOR - 1, newest=CLOCK), group(2), group(3, -1)]
     away = [group(8, 1, away=frozenset({"p1"})), group(9, away=frozenset({"p1"}))]
     decided = decide(view(there, on_expiry=on_expiry, in_flight=NOTHING, seen={"away": away}))
-    assert decided == Dispose("stale", [there[1], away[0]]), "at the bound it is trained"
+    assert decided == Dispose(Disposal.STALE, [there[1], away[0]]), "at the bound it is trained"
 
 
 def test_I6_with_mask_only_what_would_bear_no_loss_at_all_is_given_up() -> None:
     there = [group(0, FLOOR - 1), group(1, FLOOR - 1, newest=FLOOR), group(2)]
-    assert decide(view(there)) == Dispose("stale", [there[0]])
+    assert decide(view(there)) == Dispose(Disposal.STALE, [there[0]])
     assert jobs(decide(view(there[1:]))) == [1, 2]
 
 
@@ -273,7 +274,7 @@ def test_T1_what_holds_an_abandoned_version_is_given_up_and_ages_nothing() -> No
     lineage = Lineage(((3, 4),))
     there = [dead, group(1, 2), group(2, 1), group(3, 5)]
     asked = view(there, position={"lineage": lineage}, seen={"abandoned": [dead]})
-    assert decide(asked) == Dispose("rewound", [dead])
+    assert decide(asked) == Dispose(Disposal.REWOUND, [dead])
     asked = view(there[1:], position={"lineage": lineage})
     assert asked.floor == 1, "of versions 5 and 2 alone"
     assert jobs(decide(asked)) == [1, 2]

@@ -7,6 +7,7 @@ import pytest
 from penstock.errors import LeadershipLost
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.scripts import Call, Leadership
 
 KEYS, LEAD = Keys("demo"), Leadership(3, "token")
@@ -18,7 +19,7 @@ VERBS: list[Callable[[], Call[object]]] = [
         KEYS, LEAD, "actor", revision=1, n=1, manifest=b"", digest="", consumes=1, model="", version=0,
         oldest_allowed=-1, jobs=["d/0/0"],
     ),
-    lambda: scripts.dispose(KEYS, LEAD, "actor", "stale", ["d/0/0"]),
+    lambda: scripts.dispose(KEYS, LEAD, "actor", Disposal.STALE, ["d/0/0"]),
     lambda: scripts.judge(KEYS, LEAD, "actor", []),
     lambda: scripts.shorten(KEYS, LEAD, "d/0/0"),
     lambda: scripts.drop(KEYS, LEAD, "d/0/0"),
@@ -40,4 +41,4 @@ def test_who_does_not_lead_is_told_so_by_every_verb(verb: Callable[[], Call[obje
 
 
 def test_each_reason_of_a_disposal_has_a_number_of_its_own() -> None:
-    assert len(set(scripts.DISPOSALS.values())) == len(scripts.DISPOSALS)
+    assert len({reason.code for reason in Disposal}) == len(Disposal)

@@ -1,0 +1,44 @@
+"""A disposal: a subscription gives up a group unused."""
+
+from enum import StrEnum
+
+
+class Disposal(StrEnum):
+    """Why a subscription will never use a group; its ledger counts them by this."""
+
+    #: It got older than the bound.
+    STALE = "stale"
+    #: A filter rejected it; the ledger has the filter's own reason.
+    FILTERED = "filtered"
+    #: It was drawn with a version that a rewind abandoned.
+    REWOUND = "rewound"
+    #: Nothing is left of the payloads that bear loss.
+    PAYLOAD_LOST = "payload_lost"
+    #: It is from before the subscription came.
+    BEFORE = "before"
+    #: It is not of the share that the subscription takes.
+    QUOTA = "quota"
+    #: The subscription may not hold so many, or not for so long.
+    RETENTION = "retention"
+    #: Its records cannot be read.
+    UNREADABLE = "unreadable"
+    #: It never had a token that bears loss.
+    NO_LOSS = "no_loss"
+
+    @property
+    def code(self) -> int:
+        """What the group's field ``u:ACCOUNT`` holds in place of a number of uses; below 0."""
+        return _CODES[self]
+
+
+_CODES = {
+    Disposal.STALE: -1,
+    Disposal.FILTERED: -2,
+    Disposal.REWOUND: -3,
+    Disposal.PAYLOAD_LOST: -4,
+    Disposal.BEFORE: -5,
+    Disposal.QUOTA: -6,
+    Disposal.RETENTION: -7,
+    Disposal.UNREADABLE: -8,
+    Disposal.NO_LOSS: -9,
+}
