@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -30,12 +31,25 @@ class Spec:
     tie: str = ""
 
 
+class ProcessState(StrEnum):
+    """How a process of a fleet stands."""
+
+    #: It is not started before its encoders are up.
+    WAITING = "waiting for encoders"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    CRASH_LOOP = "crash loop"
+    #: It was asked to, or ended by itself with 0.
+    ENDED = "ended"
+    #: Its node or actor is away.
+    LOST = "lost"
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """How a process stands."""
 
-    #: running | restarting | crash loop | ended (asked to, or by itself with 0) | lost (its node or actor is away)
-    state: str
+    state: ProcessState
     pid: int = 0
     starts: int = 0
     #: How it ended last, with its last words.
@@ -80,10 +94,15 @@ class Kept:
             # It counts as out of its loop when it has lived longer than the wait for another try.
             if self._looping and not self._retry_at and child.age_s > LOOP_RETRY_S:
                 self._looping = False
-            state = "crash loop" if self._looping else "running"
+            state = ProcessState.CRASH_LOOP if self._looping else ProcessState.RUNNING
             return Status(state, child.pid or 0, child.num_starts, self._why)
-        state = "ended" if self._ended else "crash loop" if self._looping else "restarting"
-        return Status(state, 0, child.num_starts, self._why)
+        return Status(self._down(), 0, child.num_starts, self._why)
+
+    def _down(self) -> ProcessState:
+        """The state of a process that does not run."""
+        if self._ended:
+            return ProcessState.ENDED
+        return ProcessState.CRASH_LOOP if self._looping else ProcessState.RESTARTING
 
     def bounce(self) -> None:
         """Kill it and start it again at once: another process of its engine died."""

@@ -27,7 +27,7 @@ from penstock.redaction import redact
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING, Control
 from penstock.system.stop import Stop
-from workers.fleet.kept import Spec, Status
+from workers.fleet.kept import ProcessState, Spec, Status
 from workers.fleet.launcher import Launcher
 from workers.fleet.local import LocalLauncher
 from workers.fleet.models import groups_of
@@ -150,7 +150,8 @@ class Fleet:
         before, self._statuses = self._statuses, self.launcher.look()
         for name, status in self._statuses.items():
             old = before.get(name)
-            if old is not None and old.state == "running" and status.state not in ("running", "ended"):
+            died = status.state not in (ProcessState.RUNNING, ProcessState.ENDED)
+            if old is not None and old.state == ProcessState.RUNNING and died:
                 log.warning("%s %s: %s", name, status.state, redact(status.why))
                 self._bounce_tied(name)
         self._let_go()
@@ -207,7 +208,7 @@ class Fleet:
             mine = [e for e in self.plan.engines if e.key == key]
             if name in {worker.name for worker in self.plan.workers}:
                 status = self._statuses.get(name)
-                gone = status is None or status.state == "ended"
+                gone = status is None or status.state == ProcessState.ENDED
             else:
                 gone = not self._is_behind_a_router({e.url for e in mine if e.url})
             if not gone and time.monotonic() - since < self.config.worker.drain_timeout_s + 60 + STOP_S:
@@ -270,7 +271,7 @@ class Fleet:
                     "leaving": sum(key in self._leaving for key in keys),
                     "refused": self._refused.get(full := f"{model.name}.{name}") or self._unplaced.get(full, ""),
                 }
-        statuses = {name: Status("waiting for encoders") for name in self._waiting} | self._statuses
+        statuses = {name: Status(ProcessState.WAITING) for name in self._waiting} | self._statuses
         return {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -310,7 +311,7 @@ class Fleet:
                 for name in left:
                     self.launcher.terminate(name)
             self._statuses = self.launcher.look()
-            left = [name for name in left if self._statuses[name].state != "ended"]
+            left = [name for name in left if self._statuses[name].state != ProcessState.ENDED]
             time.sleep(LOOK_S / 4)
         for name in left:
             log.warning("%s did not end in time and is killed", name)

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 from penstock.system.processes import python_environment
 from workers.fleet.keeper import VARIABLE
-from workers.fleet.kept import Kept, Spec, Status
+from workers.fleet.kept import Kept, ProcessState, Spec, Status
 from workers.fleet.nodes import Node
 from workers.fleet.ports import Reservation
 
@@ -184,7 +184,7 @@ class RayLauncher:
         )(KeptActor)
         self._groups[spec.name] = group
         self._actors[spec.name] = actor.remote(spec)
-        self._last[spec.name] = Status("restarting", host=spec.host)
+        self._last[spec.name] = Status(ProcessState.RESTARTING, host=spec.host)
 
     def _missing(self, spec: Spec) -> str:
         wants = f"{len(spec.gpus)} GPUs on {spec.host}" if spec.gpus else f"a place on {spec.host}"
@@ -206,7 +206,9 @@ class RayLauncher:
             done = set(ready)
             for name, ref in list(self._asked.items()):
                 if ref not in done:
-                    self._last[name] = replace(self._last[name], state="lost", why="its actor does not answer")
+                    self._last[name] = replace(
+                        self._last[name], state=ProcessState.LOST, why="its actor does not answer"
+                    )
                     continue
                 del self._asked[name]
                 try:
@@ -214,7 +216,7 @@ class RayLauncher:
                 except self._ray.exceptions.RayError as exc:
                     # Ray starts it again; it answers then.
                     why = f"its actor was lost: {str(exc).splitlines()[0]}"
-                    self._last[name] = replace(self._last[name], state="lost", pid=0, why=why)
+                    self._last[name] = replace(self._last[name], state=ProcessState.LOST, pid=0, why=why)
         return dict(self._last)
 
     def bounce(self, name: str) -> None:
