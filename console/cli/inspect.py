@@ -181,9 +181,12 @@ def jobs_cancel(
         print_json(found)
     else:
         for job, state in found.items():
-            says = {"": "there is no such job", "cut": "it stays: a batch that a trainer may read again holds it"}
+            says = {
+                "": "there is no such job",
+                scripts.HELD_BY_BATCH: "it stays: a batch that a trainer may read again holds it",
+            }
             typer.echo(f"{job}: {says.get(state, f'cancelled, it was {state}')}")
-    if any(state in ("", "cut") for state in found.values()):
+    if any(state in ("", scripts.HELD_BY_BATCH) for state in found.values()):
         raise typer.Exit(1)
 
 

@@ -105,7 +105,7 @@ class Prompts:
         subs, mine = self._live_subs(), self._id("")
         found = self._control.do(lambda client: list(scan_groups(client, self._keys)))
         calls = [scripts.cancel(self._keys, job, subs) for job in found if job.startswith(mine)]
-        return "cut" not in [self._control.call(call) for call in calls]
+        return scripts.HELD_BY_BATCH not in [self._control.call(call) for call in calls]
 
     def unread(self) -> Iterator[Batch]:
         """Batches that were cut and are not committed, without their payloads. Blocks for a round trip each."""

@@ -15,8 +15,12 @@ def requeue(keys: Keys, job: str, model: str) -> Call[bool]:
     )
 
 
+#: What cancel answers where the job stays, since a trainer may still read a batch that holds it.
+HELD_BY_BATCH = "cut"
+
+
 def cancel(keys: Keys, job: str, subs: Sequence[str]) -> Call[str]:
-    """Cancel a live job; the state it was in, ``cut`` (it stays: a batch holds it), or '' (nothing to cancel)."""
+    """Cancel a live job; the ``JobState`` it was in, ``HELD_BY_BATCH``, or '' (there is nothing to cancel)."""
     names = [keys.group(job), keys.dead, keys.ready]
     return Call(script("cancel"), [*names, *map(keys.sub, subs)], [keys.prefix, job, *subs], text)
 
