@@ -10,6 +10,7 @@ import pytest
 from console.cli.main import execute
 from console.launch import preflight, trainable
 from penstock.config import Config
+from penstock.config.code_names import REWARDS
 from penstock.config.load import load_config
 from penstock.config.reading.declared import annotation
 from penstock.config.reading.key_hints import ABSENT, CALLED
@@ -69,7 +70,7 @@ def refused(path: Path, *overrides: str) -> str:
             "reward.function=exact_macth",
             "there is no reward 'exact_macth': did you mean exact_match?",
         ),
-        ("reward.function=nope", "there is no reward 'nope': use exact_match, math_verify, module:function."),
+        ("reward.function=nope", f"there is no reward 'nope': use {', '.join(REWARDS)}, module:function."),
         ("data.train.0.reward=:mine", "there is no reward ':mine'"),
         ("data.train.0.environment=nope", "there is no environment 'nope': use module:Class."),
         ("worker.rewards=[nope]", "worker.rewards.0 (the argument --worker.rewards): there is no reward 'nope'"),

@@ -192,7 +192,7 @@ async def test_a_jobs_own_reward_goes_before_the_runs() -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("exact", "use exact_match, math_verify or module:function"),
+        ("exact", f"use {', '.join(REWARDS)} or module:function"),
         ("no_such_module:f", "there is no module no_such_module"),
         ("reward_examples:absent", "correct the name after the colon"),
         ("reward_examples:number", "is not a function"),
