@@ -44,10 +44,11 @@ def cpu_engine(**changes: object) -> EngineConfig:
         python=ENGINE_PYTHON,
         args=CPU_ARGS | changes,
         env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        start_timeout_s=180,
+        # Nothing but an engine that hangs may reach these, however slow the machine.
+        start_timeout_s=600,
         health_interval_s=0.2,
         health_timeout_s=20,
-        request_timeout_s=120,
+        request_timeout_s=900,
     )
 
 

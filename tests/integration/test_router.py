@@ -69,7 +69,7 @@ def routed(redis_server: RedisServer, keys: Keys, model_config: ModelConfig, tmp
 
     def make(*urls: str, **sections: Any) -> Config:
         router = {"engines": [{"url": url} for url in urls], "policy": "round_robin"}
-        engine = {"python": ENGINE_PYTHON, "router": router, "start_timeout_s": 120.0} | sections.pop("engine", {})
+        engine = {"python": ENGINE_PYTHON, "router": router, "start_timeout_s": 600.0} | sections.pop("engine", {})
         return make_config(redis_server.url, keys, model_config, tmp_path, engine=engine, **sections)
 
     return make

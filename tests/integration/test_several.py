@@ -32,7 +32,7 @@ SEATS: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "left": ("left", "", {"driving": False, "share": "pool"}, 1),
     "right": ("right", "", {"driving": False, "share": "pool"}, 1),
 }
-LIMIT_S = 120.0
+LIMIT_S = 400.0
 
 
 class Fleet:
