@@ -27,7 +27,7 @@ from producer.main import Producer
 from tests.integration import play
 
 #: Longest wait of a test for what must happen.
-PATIENCE_S = 120.0
+PATIENCE_S = 400.0
 
 
 def make_config(url: str, run: str, folder: Path, **sections: dict[str, Any]) -> Config:

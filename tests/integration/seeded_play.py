@@ -43,7 +43,7 @@ class SeededRuns:
         prompts = [[5, 6, 7, 8 + i % 3, 9 + i] for i in range(NUM_JOBS)]
         jobs = admit(client, keys, [job(i, prompt=None, prompt_ids=prompt) for i, prompt in enumerate(prompts)])
         async with tended(client, keys, lease_ms=60_000), working(config.model_copy(update={"seed": seed})) as worker:
-            await until(all_in(client, keys, jobs, "ready"), limit_s=150)
+            await until(all_in(client, keys, jobs, "ready"))
             assert worker.services.engine.info.deterministic
         return [payload.tokens.tolist() for name in jobs for _, payload in read_group(client, keys, name)]
 

@@ -81,7 +81,7 @@ class Sentinels:
             until(
                 lambda: sentinel.sentinel_get_master_addr_by_name(NAME)[1] == self.replica.port,
                 "the failover",
-                timeout_s=120,
+                timeout_s=400,
             )
 
     def stop(self) -> None:

@@ -84,7 +84,7 @@ class Rig:
             self.parts.assert_alive()
             return self.counter(name) >= least
 
-        until(there, f"{name} at {least}", timeout_s=120)
+        until(there, f"{name} at {least}", timeout_s=400)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ ROOT = Path(cli.__file__).resolve().parents[2]
 PASSWORD = "hush-hush"
 
 
-def until(condition: Callable[[], Any], what: str, limit_s: float = 120.0) -> Any:
+def until(condition: Callable[[], Any], what: str, limit_s: float = 400.0) -> Any:
     deadline = time.monotonic() + limit_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"

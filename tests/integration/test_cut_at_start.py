@@ -26,7 +26,6 @@ __all__ = ["start_part"]
 LOST = range(2, 6)
 
 
-@pytest.mark.timeout(300)
 async def test_I4_parts_whose_redis_is_gone_while_they_start_wait_for_it(
     redis_server: RedisServer,
     client: redis.Redis,

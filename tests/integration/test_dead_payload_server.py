@@ -78,10 +78,10 @@ def test_I4_I8_a_dead_payload_server_holds_back_its_own_groups_until_it_is_lost(
             run_.publish(trainer)
             batches = train(run_, trainer, 2)
             # The gate is full, and what it let in is there: some of it lies on the server that dies.
-            until(lambda: run_.counter("completed") >= 18, "the gate to be full", 120)
+            until(lambda: run_.counter("completed") >= 18, "the gate to be full", 400)
             first.kill()
             held = re.compile(r"payload server p1 to answer: [1-9]\d* groups are held back")
-            until(lambda: held.search(str(waits(run_.client, run_.keys))), "the wait to be told", 120)
+            until(lambda: held.search(str(waits(run_.client, run_.keys))), "the wait to be told", 400)
             if not patience:
                 assert execute(["why", *target]) == 0
                 assert "penstock payloads lose p1" in capsys.readouterr().out
@@ -93,9 +93,9 @@ def test_I4_I8_a_dead_payload_server_holds_back_its_own_groups_until_it_is_lost(
                 assert lost_in(batches) == 0
                 assert execute(["payloads", "lose", "p1", *target]) == 0
                 assert "nobody waits for it any more" in capsys.readouterr().out
-            until(lambda: "p1" in payload_servers.read(run_.client, run_.keys).lost, "p1 to be lost", 120)
+            until(lambda: "p1" in payload_servers.read(run_.client, run_.keys).lost, "p1 to be lost", 400)
             batches += train(run_, trainer, 8)
-            until(lambda: "p1" not in str(waits(run_.client, run_.keys)), "nobody to wait for it", 120)
+            until(lambda: "p1" not in str(waits(run_.client, run_.keys)), "nobody to wait for it", 400)
             parts.assert_alive()
             assert execute(["payloads", "ls", "--json", *target]) == 0
             rows = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)}

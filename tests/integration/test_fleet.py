@@ -40,7 +40,7 @@ from workers.fleet.nodes import Node
 from workers.fleet.state import write_capacity, write_wanted
 from workers.router.members import read_members
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 LONG = {"max_new_tokens": 200, "ignore_eos": True}
 
@@ -128,9 +128,9 @@ async def test_I4_workers_of_a_local_fleet_are_kept_up_and_end_with_it(
     fleet = start({"models": models}, engine={"python": ENGINE_PYTHON})
     names = {"policy.rollout.0", "policy.rollout.1"}
     async with tended(client, keys):
-        await until(lambda: present(client, keys) == names, fleet.text(), limit_s=200)
+        await until(lambda: present(client, keys) == names, fleet.text())
         jobs = admit(client, keys, [job(i) for i in range(8)])
-        await until(all_in(client, keys, jobs, "ready"), limit_s=150)
+        await until(all_in(client, keys, jobs, "ready"))
         assert {one["url"] for one in records(client, keys).values()} == {fake.url for fake in fakes}
 
         # A frozen model has one address.
@@ -144,10 +144,10 @@ async def test_I4_workers_of_a_local_fleet_are_kept_up_and_end_with_it(
         await until(all_in(client, keys, held, "leased"))
         pid = processes(client, keys)["policy.rollout.0"]["pid"]
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: processes(client, keys)["policy.rollout.0"]["pid"] not in (0, pid), limit_s=150)
+        await until(lambda: processes(client, keys)["policy.rollout.0"]["pid"] not in (0, pid))
         for fake in fakes:
             fake.open.set()
-        await until(all_in(client, keys, held, "ready"), limit_s=150)
+        await until(all_in(client, keys, held, "ready"))
         assert processes(client, keys)["policy.rollout.0"]["starts"] == 2
         assert "signal SIGKILL" in processes(client, keys)["policy.rollout.0"]["why"]
 
@@ -156,7 +156,7 @@ async def test_I4_workers_of_a_local_fleet_are_kept_up_and_end_with_it(
         pids = [one["pid"] for one in processes(client, keys).values()]
         gone = open_pidfds(pids)
         fleet.process.send_signal(signal.SIGTERM)
-        await until(lambda: fleet.process.poll() is not None, limit_s=150)
+        await until(lambda: fleet.process.poll() is not None)
     assert fleet.process.returncode == 0, fleet.text()
     assert await asyncio.to_thread(wait_gone, gone, 10) == []
     assert not alive & set(client.hkeys(keys.workers)), "who drains takes its presence along"
@@ -175,10 +175,10 @@ async def test_a_fleet_of_real_engines_grows_and_shrinks_under_load(
     publish(client, keys, publications[1])
     async with tended(client, keys):
         jobs = admit(client, keys, [job(i, sampling=LONG) for i in range(12)])
-        await until(lambda: behind_router(client, keys) == ["serving"], limit_s=200)
+        await until(lambda: behind_router(client, keys) == ["serving"])
         say("scale", "2", keys, client)
-        await until(lambda: behind_router(client, keys) == ["serving"] * 2, limit_s=200)
-        await until(all_in(client, keys, jobs, "ready"), limit_s=200)
+        await until(lambda: behind_router(client, keys) == ["serving"] * 2)
+        await until(all_in(client, keys, jobs, "ready"))
 
         # kill -9 of the process that keeps an engine: the engine ends with it, and is the first to leave.
         publish(client, keys, publications[2])
@@ -193,14 +193,14 @@ async def test_a_fleet_of_real_engines_grows_and_shrinks_under_load(
         await until(lambda: processes(client, keys)["policy.rollout.0.engine"]["starts"] == 2)
         await until(lambda: behind_router(client, keys) == ["joining", "serving"])
         say("scale", "1", keys, client)
-        await until(lambda: behind_router(client, keys) == ["serving"], limit_s=200)
+        await until(lambda: behind_router(client, keys) == ["serving"])
         await until(lambda: "policy.rollout.0.engine" not in processes(client, keys))
-        await until(all_in(client, keys, more, "ready"), limit_s=200)
+        await until(all_in(client, keys, more, "ready"))
         await until(lambda: shown(client, keys)["groups"]["policy.rollout"]["engines"] == 1)
         versions = {v for name in jobs + more for _, p in read_group(client, keys, name) for v in p.versions.tolist()}
         assert versions == {-1, 1, 2}
         fleet.process.send_signal(signal.SIGTERM)
-        await until(lambda: fleet.process.poll() is not None, limit_s=150)
+        await until(lambda: fleet.process.poll() is not None)
     assert fleet.process.returncode == 0, fleet.text()
     play.assert_conserved(client, keys)
 
@@ -403,7 +403,7 @@ async def test_ray_brings_a_killed_actor_back_and_the_queue_goes_on(
     publish(client, keys, publications[1])
     fleet = start(external(fakes[0].url, launcher="ray"))
     async with tended(client, keys):
-        await until(lambda: present(client, keys) == {"policy.rollout.0"}, limit_s=150)
+        await until(lambda: present(client, keys) == {"policy.rollout.0"})
         fakes[0].open.clear()
         jobs = admit(client, keys, [job(i) for i in range(4)])
         await until(all_in(client, keys, jobs, "leased"))
@@ -415,12 +415,12 @@ async def test_ray_brings_a_killed_actor_back_and_the_queue_goes_on(
         os.kill(actor, signal.SIGKILL)
         assert await asyncio.to_thread(wait_gone, gone, 30) == [], "a worker never outlives its actor"
         fakes[0].open.set()
-        await until(all_in(client, keys, jobs, "ready"), fleet.text(), limit_s=200)
-        await until(lambda: processes(client, keys)["policy.rollout.0"]["state"] == "running", limit_s=150)
+        await until(all_in(client, keys, jobs, "ready"), fleet.text())
+        await until(lambda: processes(client, keys)["policy.rollout.0"]["state"] == "running")
         assert processes(client, keys)["policy.rollout.0"]["pid"] not in (0, worker)
         alive = living(client, keys)
         fleet.process.send_signal(signal.SIGTERM)
-        await until(lambda: fleet.process.poll() is not None, limit_s=150)
+        await until(lambda: fleet.process.poll() is not None)
     assert fleet.process.returncode == 0, fleet.text()
     assert not alive & set(client.hkeys(keys.workers)), "who drains takes its presence along"
     play.assert_conserved(client, keys)

@@ -136,8 +136,8 @@ async def test_T6_a_trainer_is_handed_given_answers_with_the_logprobs_of_the_wei
         jobs = [job(i, answers=given, not_before=2) for i in range(4)]
         admit(client, keys, jobs)
         async with working(config):
-            await until(lambda: presence(client, keys)["state"] == "serving", limit_s=150)
-            await until(all_in(client, keys, [one.id for one in jobs], "ready"), limit_s=150)
+            await until(lambda: presence(client, keys)["state"] == "serving")
+            await until(all_in(client, keys, [one.id for one in jobs], "ready"))
         batch = trainer.next(timeout=60)
         data = batch.padded()
         assert {row.status for row in batch.all_rows} == {"given"}

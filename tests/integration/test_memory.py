@@ -51,7 +51,7 @@ async def test_memory_goes_and_comes_back_with_the_newest_weights(
         async with working(config) as worker:
             engine = worker.services.engine
             await publish(1)
-            await until(lambda: presence(client, keys)["state"] == "serving", limit_s=150)
+            await until(lambda: presence(client, keys)["state"] == "serving")
             jobs = admit(client, keys, [job(index, sampling=LONG) for index in range(3)])
             await until(lambda: engine.num_running > 0)
             await asyncio.to_thread(trainer.offload_engines)
@@ -66,7 +66,7 @@ async def test_memory_goes_and_comes_back_with_the_newest_weights(
             assert presence(client, keys)["state"] == "offloaded"
             assert engine.num_running == 0
             await asyncio.to_thread(trainer.onload_engines)
-            await until(all_in(client, keys, jobs + late, "ready"), limit_s=120)
+            await until(all_in(client, keys, jobs + late, "ready"))
             logprobs = (await engine.score(PROMPT, 3)).logprobs
             assert max(abs(a - b) for a, b in zip(logprobs, expected(models[2], PROMPT), strict=True)) < 1e-4
             assert worker.services.tally.engine_restarts == 0

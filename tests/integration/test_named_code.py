@@ -39,7 +39,7 @@ async def test_a_worker_imports_nothing_because_a_record_names_it(
             ended = all_in(client, keys, bad, "dead")() and all_in(client, keys, good, "ready")()
             return worker.process.poll() is not None or marker.exists() or ended
 
-        await until(settled, f"for {worker.log}", limit_s=240)
+        await until(settled, f"for {worker.log}")
     assert worker.process.poll() is None, worker.text()
     assert not marker.exists(), "a record had it imported"
     found = letters(client, keys)
@@ -65,7 +65,7 @@ async def test_a_worker_imports_what_its_configuration_names_for_jobs_of_others(
     start(config(worker=own))
 
     async with tended(client, keys, lease_ms=60_000):
-        await until(all_in(client, keys, jobs, "ready"), limit_s=240)
+        await until(all_in(client, keys, jobs, "ready"))
     assert marker.exists()
     assert [meta.reward for meta in metas(client, keys, jobs[0])] == [1.0, 1.0]
     play.assert_conserved(client, keys)

@@ -30,7 +30,6 @@ def idle_ms(client: redis.Redis, keys: Keys) -> int:
     return max((int(one["time_since_delivered"]) for one in pending), default=0)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("outage", ["connections are cut", "everybody but Redis is frozen"])
 async def test_I4_an_outage_longer_than_a_lease_takes_no_lease_and_charges_nobody(
     redis_server: RedisServer,
@@ -113,7 +112,6 @@ def test_a_subscription_is_not_parked_for_an_outage(client: redis.Redis, keys: K
     assert park() == "parked"
 
 
-@pytest.mark.timeout(120)
 def test_I4_what_is_a_short_break_for_a_subscription_is_a_long_one_for_a_lease(client: redis.Redis, keys: Keys) -> None:
     """The leader looks whether to park first, with a gap that is longer than half a lease."""
     play.subscribe(client, keys, keep_s=60)

@@ -53,7 +53,6 @@ def go_on(one: "subprocess.Popen[str]") -> None:
     one.stdin.flush()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("jobs", "in_hand"), [(("", ""), True), (("a", "b"), False)])
 def test_T14_a_rank_that_outlived_its_job_is_refused_by_the_next(
     client: redis.Redis, keys: Keys, made: Config, rank: Rank, jobs: tuple[str, str], in_hand: bool
@@ -92,7 +91,6 @@ def test_T14_a_rank_that_outlived_its_job_is_refused_by_the_next(
         until(lambda: client.hget(keys.sub("actor"), "cursor") == b"1")
 
 
-@pytest.mark.timeout(120)
 def test_T14_a_rank_does_not_follow_an_owner_that_is_dead(
     client: redis.Redis, keys: Keys, made: Config, rank: Rank
 ) -> None:

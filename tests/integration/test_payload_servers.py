@@ -82,7 +82,6 @@ class Training:
         trainer.checkpointed()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("folder", [0, 1], ids=["folder drained", "folder added"])
 async def test_I4_a_server_is_added_and_another_drained_under_load_and_nothing_is_lost(
     redis_server: RedisServer,

@@ -50,7 +50,6 @@ def announced(client: redis.Redis, keys: Keys) -> list[int]:
     return [Publication.from_bytes(fields[b"p"], "publication").version for _, fields in entries]
 
 
-@pytest.mark.timeout(400)
 def test_I4_T1_a_power_loss_under_the_newest_checkpoint_is_gone_back_from_and_no_number_is_used_again(
     keys: Keys, tmp_path: Path, models: list[Path], start_part: StartPart
 ) -> None:

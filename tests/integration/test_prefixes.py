@@ -117,7 +117,7 @@ async def test_I4_T6_a_killed_workers_samples_go_on_from_their_checkpoints_acros
             for newer in (version + 1, version + 2):
                 publish(client, keys, publications[newer])
         async with working(external(), "last"):
-            await until(all_in(client, keys, jobs, "ready"), limit_s=150)
+            await until(all_in(client, keys, jobs, "ready"))
 
     samples = [sample_of(one, k, payload) for k, (_, payload) in enumerate(read_group(client, keys, jobs[0]))]
     for sample, first, second in zip(samples, kept[1], kept[3], strict=True):
@@ -174,7 +174,7 @@ async def test_I4_T6_an_engine_killed_between_an_update_and_the_next_token(
     heard = prefixes(client, keys, one)
     client.srem(keys.paused, "resume")
     async with working(external(), "next"):
-        await until(all_in(client, keys, jobs, "ready"), limit_s=150)
+        await until(all_in(client, keys, jobs, "ready"))
 
     samples = [sample_of(one, k, payload) for k, (_, payload) in enumerate(read_group(client, keys, jobs[0]))]
     for sample, drawn in zip(samples, heard, strict=True):
@@ -202,9 +202,9 @@ async def test_T6_T8_leases_of_a_few_tokens_across_two_updates_with_old_tokens_m
 
     async with working(external(rollout=rollout, worker={"apply": "abort", "slots": 4})):
         for version, times in ((2, 3), (3, 8)):
-            await until(released(times), limit_s=150)
+            await until(released(times))
             publish(client, keys, publications[version])
-        await until(all_in(client, keys, jobs, "ready"), limit_s=150)
+        await until(all_in(client, keys, jobs, "ready"))
     samples = []
     for one in named:
         for k, (meta, payload) in enumerate(read_group(client, keys, one.id, masked=True)):

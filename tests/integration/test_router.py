@@ -107,7 +107,7 @@ async def test_I9_engines_join_leave_and_die_under_load(
         config = routed(engine_url, worker={"checkpoint_tokens": 16}, rollout={"max_context_tokens": 2000})
         async with working(config) as worker:
             try:
-                await until(lambda: engines(client, keys) == {engine_url: "serving"}, limit_s=200)
+                await until(lambda: engines(client, keys) == {engine_url: "serving"})
                 second = await starting
                 there = [MemberConfig(url=engine_url), MemberConfig(url=second.url)]
 
@@ -128,7 +128,7 @@ async def test_I9_engines_join_leave_and_die_under_load(
                 await until(lambda: worker.services.engine.version == 3)
                 write_members(client, keys, "w", there)
                 await until(lambda: engines(client, keys).get(engine_url) == "serving")
-                await until(all_in(client, keys, jobs, "ready"), limit_s=200)
+                await until(all_in(client, keys, jobs, "ready"))
 
                 await assert_scores_are_true(worker.config, models[3])
                 await assert_an_abort_ends_its_own_request_only(worker.services.engine)
@@ -141,7 +141,7 @@ async def test_I9_engines_join_leave_and_die_under_load(
                 await until(lambda: len(prefixes(client, keys, last)) > 4)
                 kept = prefixes(client, keys, last)
                 os.kill(second.pid, signal.SIGKILL)
-                await until(all_in(client, keys, more, "ready"), limit_s=200)
+                await until(all_in(client, keys, more, "ready"))
                 for name, tokens in kept.items():
                     group, _, k = name.rpartition("/")
                     _, payload = read_group(client, keys, group)[int(k)]
@@ -229,7 +229,7 @@ async def test_I9_a_restarted_engine_is_taken_out_until_it_has_the_weights(
     one, two = fakes
     publish(client, keys, publications[1])
     async with tended(client, keys), working(routed(one.url, two.url)) as worker:
-        await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2, limit_s=150)
+        await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2)
         assert one.loads == two.loads == ["1"]
 
         # Held at both; one dies with them: those are charged, the others are not, and the engine is not restarted.
@@ -291,7 +291,7 @@ async def test_nothing_is_sent_after_a_cut_stream_before_all_engines_were_looked
     looks = asyncio.Event()
     publish(client, keys, publications[1])
     async with tended(client, keys), working(routed(one.url, two.url, worker={"checkpoint_tokens": 2})) as worker:
-        await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2, limit_s=150)
+        await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2)
         jobs = await hold_at_both(client, keys, fakes)
         engine = worker.services.engine
         assert isinstance(engine, RoutedEngine)
@@ -322,7 +322,7 @@ async def test_the_router_is_killed_and_its_samples_go_on(
     one, two = fakes
     publish(client, keys, publications[1])
     async with working(routed(one.url, two.url)) as worker:
-        await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2, limit_s=150)
+        await until(lambda: list(engines(client, keys).values()) == ["serving"] * 2)
         jobs = await hold_at_both(client, keys, fakes)
         engine = worker.services.engine
         assert isinstance(engine, RoutedEngine)
@@ -330,7 +330,7 @@ async def test_the_router_is_killed_and_its_samples_go_on(
         await until(lambda: engine.router_pid not in (0, before))
         one.open.set()
         two.open.set()
-        await until(all_in(client, keys, jobs, "ready"), limit_s=150)
+        await until(all_in(client, keys, jobs, "ready"))
         assert (play.counter(client, keys, "crashes"), worker.services.tally.failed_jobs) == (0, 0)
         assert one.loads == two.loads == ["1"], "the engines were there all the time"
     play.assert_conserved(client, keys)
@@ -344,13 +344,13 @@ async def test_all_engines_away_is_one_lost_engine_and_charges_nobody_who_was_no
         fake = await stack.enter_async_context(FakeEngine().up())
         url, port = fake.url, int(fake.url.rsplit(":", 1)[1])
         async with working(routed(url)) as worker:
-            await until(lambda: list(engines(client, keys).values()) == ["serving"], limit_s=150)
+            await until(lambda: list(engines(client, keys).values()) == ["serving"])
             await stack.aclose()
             await until(lambda: presence(client, keys)["state"] == "engine away")
             jobs = admit(client, keys, [job(i) for i in range(4)])
             assert states(client, keys, jobs) == ["queued"] * 4
             async with FakeEngine().up(port) as again:
-                await until(all_in(client, keys, jobs, "ready"), limit_s=150)
+                await until(all_in(client, keys, jobs, "ready"))
                 assert again.loads == ["1"]
             assert play.counter(client, keys, "crashes") == 0
             assert worker.services.tally.failed_jobs == 0
@@ -368,7 +368,7 @@ async def test_what_the_router_would_drop_is_refused_by_name(
     bad = admit(client, keys, [job(0, "z", sampling={"stop_regex": "a"})])
     good = admit(client, keys, [job(1, sampling={"spaces_between_special_tokens": True, "stop": ["q"]})])
     async with working(routed(fakes[0].url)):
-        await until(all_in(client, keys, good, "ready"), limit_s=150)
+        await until(all_in(client, keys, good, "ready"))
         await until(all_in(client, keys, bad, "dead"))
     assert "would drop sampling_params.stop_regex" in letters(client, keys)[bad[0]]["detail"]
     assert IDS["z"] not in fakes[0].asked

@@ -217,7 +217,7 @@ async def test_T6_scores_are_the_logprobs_of_sampling_and_survive_a_kill(
     publish(client, keys, publications[1])
     jobs = admit(client, keys, [job(i, "abcd"[i % 4], sampling={"max_new_tokens": 100}) for i in range(8)])
     async with working(config):
-        await until(all_in(client, keys, jobs, "ready"), limit_s=150)
+        await until(all_in(client, keys, jobs, "ready"))
     drawn = [payload for name in jobs for _, payload in read_group(client, keys, name)]
     sequences, starts = [one.tokens.tolist() for one in drawn], [one.prompt_length for one in drawn]
 
@@ -234,7 +234,7 @@ async def test_T6_scores_are_the_logprobs_of_sampling_and_survive_a_kill(
         worker = start(config, "killed")
         asked = asyncio.create_task(scorer.ascore(many, begins, timeout_s=120))
         before = play.counter(client, keys, "committed")
-        await until(lambda: play.counter(client, keys, "committed") > before + 20, limit_s=150)
+        await until(lambda: play.counter(client, keys, "committed") > before + 20)
         worker.signal(signal.SIGKILL)
         killed = lease_tokens(client, keys)
         async with tended(client, keys), working(config, "next"):

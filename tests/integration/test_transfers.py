@@ -27,7 +27,7 @@ from tests.integration import oracle, worker_play
 from tests.integration.worker_play import presence, until, working
 from tests.tiny_model import make_tiny_mixture, make_tiny_model
 
-PATIENCE_S = 60.0
+PATIENCE_S = 400.0
 #: Several buckets for the tiny model.
 BUCKET_BYTES = 30_000
 

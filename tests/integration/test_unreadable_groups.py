@@ -32,7 +32,6 @@ def test_what_a_reward_says_beside_its_number_is_bounded() -> None:
     assert caught.value.outcome == "reward_too_large"
 
 
-@pytest.mark.timeout(300)
 def test_T11_a_reward_that_says_too_much_fails_its_own_job_by_name_and_no_other(
     server: RedisServer, parts: Parts, model_config: ModelConfig, publications: list[Publication], tmp_path: Path
 ) -> None:
@@ -52,7 +51,6 @@ def test_T11_a_reward_that_says_too_much_fails_its_own_job_by_name_and_no_other(
         assert audit(run_.client, run_.keys).ok
 
 
-@pytest.mark.timeout(300)
 def test_I8_a_group_that_cannot_be_read_is_given_up_by_name_and_stops_neither_buffer_nor_audit(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, parts: Parts, tmp_path: Path
 ) -> None:

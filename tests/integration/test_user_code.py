@@ -76,7 +76,7 @@ async def test_T11_nothing_that_a_users_code_does_ends_the_worker_or_holds_up_it
             finished = all_in(client, keys, [one.id for one in (*odd, good)], "ready")()
             return worker.process.poll() is not None or (finished and all_in(client, keys, buried, "dead")())
 
-        await until(settled, f"for {worker.log}", limit_s=240)
+        await until(settled, f"for {worker.log}")
     assert worker.process.poll() is None, worker.text()
     found = letters(client, keys)
     for name, one in zip(names, bad, strict=True):

@@ -48,7 +48,7 @@ ROOT = str(Path(__file__).parents[2])
 
 
 #: Pools start slowly on a busy machine.
-until = functools.partial(until_, limit_s=120.0)
+until = functools.partial(until_, limit_s=400.0)
 
 
 class Pool:

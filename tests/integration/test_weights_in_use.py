@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from consumers.trainer import Trainer
@@ -17,7 +16,6 @@ from tests.integration.storage_rig import rig, server
 __all__ = ["parts", "server"]
 
 
-@pytest.mark.timeout(300)
 def test_I9_weights_that_an_engine_is_loading_are_kept_while_newer_ones_come(
     server: RedisServer, parts: Parts, model_config: ModelConfig, publications: list[Publication], tmp_path: Path
 ) -> None:

@@ -88,7 +88,7 @@ async def test_one_worker_through_its_life(
     worker = start(config)
 
     # I9: nothing is leased before a publication.
-    await until(lambda: "first publication" in waits_of(client, keys, "intake"), limit_s=200)
+    await until(lambda: "first publication" in waits_of(client, keys, "intake"))
     assert states(client, keys, first) == ["queued"] * 2
     await until(lambda: presence(client, keys)["state"] == "no weights")
 
@@ -109,7 +109,7 @@ async def test_one_worker_through_its_life(
         await until(lambda: presence(client, keys)["version"] == 2)
         publish(client, keys, publications[3])
         os.kill(presence(client, keys)["engine_pid"], signal.SIGKILL)
-        await until(all_in(client, keys, second, "ready"), limit_s=200)
+        await until(all_in(client, keys, second, "ready"))
         assert play.counter(client, keys, "crashes") >= 2
         assert {meta.newest for name in second for meta in metas(client, keys, name)} == {3}
         assert {meta.length for name in second for meta in metas(client, keys, name)} == {1503}
@@ -153,7 +153,7 @@ async def test_sigterm_drains_and_what_is_left_goes_on_from_its_prefix(
     publish(client, keys, publications[1])
     short = admit(client, keys, [job(0, sampling=LONG)])
     patient = start(external())
-    await until(all_in(client, keys, short, "leased"), limit_s=150)
+    await until(all_in(client, keys, short, "leased"))
     patient.signal(signal.SIGTERM)
     assert await patient.exit_code() == 0, patient.text()
     assert states(client, keys, short) == ["ready"], "what ran was let end"
@@ -162,7 +162,7 @@ async def test_sigterm_drains_and_what_is_left_goes_on_from_its_prefix(
 
     long = admit(client, keys, [job(1, sampling=LONG | {"max_new_tokens": 450})])
     hurried = start(external(worker={"drain_timeout_s": 1000}), "hurried")
-    await until(all_in(client, keys, long, "leased"), limit_s=150)
+    await until(all_in(client, keys, long, "leased"))
     # Each sample has a token, at least.
     await until(lambda: num_running(engine_url) == 2)
     hurried.signal(signal.SIGTERM)
@@ -231,7 +231,7 @@ async def test_I4_redis_is_killed_under_a_working_worker(
             server.start()
             client.connection_pool.disconnect()
             async with tended(client, keys):
-                await until(all_in(client, keys, jobs, "ready"), limit_s=150)
+                await until(all_in(client, keys, jobs, "ready"))
         for name in jobs:
             read_group(client, keys, name)
         assert play.counter(client, keys, "crashes") == 0, "no lease ran out meanwhile"

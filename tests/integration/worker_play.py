@@ -29,7 +29,7 @@ from workers.main import Worker
 #: Seconds after which tests take over what nobody renews: more than a process is ever starved of a core.
 LEASE_S = 6.0
 #: Longest wait for an event; only what never comes takes so long.
-LIMIT_S = 120.0
+LIMIT_S = 400.0
 PARTS = "tests.integration.worker_parts"
 #: What jobs of tests may name of it.
 NAMED = {
