@@ -67,6 +67,8 @@ class Commits:
         self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
 
     def start(self) -> "Commits":
+        """Begin; what was committed before counts as one now."""
+        self._last = 0
         self._look()
         self._thread.start()
         return self

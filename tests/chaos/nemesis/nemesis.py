@@ -17,7 +17,7 @@ from tests.chaos.nemesis.schedule import Log
 #: Longest wait for a batch between two faults; what takes longer is for the end of the run to judge.
 RECOVERY_S = 120.0
 #: Longest wait for work in flight before a fault.
-WORK_S = 10.0
+WORK_S = 30.0
 
 log = logging.getLogger(__name__)
 
