@@ -55,6 +55,11 @@ class ModeRules:
     #: True where new weights are loaded only when the cohort that runs has ended.
     drains: bool = False
 
+    @property
+    def needs_cohorts(self) -> bool:
+        """True where no other sampler would be this mode: its batches are of one version each."""
+        return self.filtered_sampler is Sampler.COHORT
+
 
 MODES: Mapping[Mode, ModeRules] = {
     Mode.SYNC: ModeRules(0, OnExpiry.WAIT, Sampler.COHORT, Sampler.OLDEST_VERSION),

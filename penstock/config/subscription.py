@@ -24,7 +24,7 @@ from pydantic import (
 
 from penstock.config.buffer import OnFilterError
 from penstock.config.section import Positive, Section, checked_name
-from penstock.config.staleness import Mode, OnExpiry, Sampler
+from penstock.config.staleness import MODES, Mode, OnExpiry, Sampler
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import HOME_LANES
 from penstock.words import shown
@@ -286,6 +286,36 @@ class Definition(SubscriptionConfig):
             raise ValueError("a subscription that drives the clock needs a bound of 0 or more")
         if self.keep_when_few and (self.unit is not Unit.GROUPS or self.share):
             raise ValueError("keep_when_few counts groups of one subscription: remove unit, share or keep_when_few")
+        if self.driving and isinstance(self.mode, Mode):
+            self._check_mode(self.mode)
+        if self.sampler is Sampler.COHORT:
+            self._check_cohort()
+
+    def _check_mode(self, mode: Mode) -> None:
+        """T5: what a mode means of who drives is not said otherwise."""
+        rules = MODES[mode]
+        if rules.bound is not None and self.bound != rules.bound:
+            raise ValueError(
+                f"mode {mode} means bound {rules.bound} for who drives, and bound is {self.bound}: leave bound out, or "
+                "begin a run of mode async"
+            )
+        if rules.needs_cohorts and self.sampler is not Sampler.COHORT:
+            raise ValueError(
+                f"mode {mode} trains whole cohorts, and the sampler is {self.sampler}: leave it (and buffer.sampler) "
+                "out, or begin a run of mode async"
+            )
+
+    def _check_cohort(self) -> None:
+        if self.over:
+            raise ValueError(
+                "a whole cohort has no use for more groups than it has: leave trainer.over_sampling_groups out, or "
+                "choose another sampler than cohort"
+            )
+        if self.keep_when_few:
+            raise ValueError(
+                "rejects are left out of a whole cohort, whose batch is smaller then: leave "
+                "trainer.filter.keep_when_few out, or choose another sampler than cohort"
+            )
 
     def _check_size(self) -> None:
         if not self.asks:  # else it is as large as what was asked for

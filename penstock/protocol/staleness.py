@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.config import BufferConfig, StalenessConfig, TrainerConfig
-from penstock.config.staleness import MODES, Mode, OnExpiry, Sampler
+from penstock.config.staleness import Mode, OnExpiry, Sampler
 from penstock.config.subscription import Asked, Definition, SubscriptionConfig, Unit
 from penstock.errors import ConfigError
 
@@ -48,16 +48,14 @@ class Policy:
 
     @classmethod
     def of(cls, staleness: StalenessConfig, buffer: BufferConfig, *, filtered: bool = False) -> "Policy":
-        """The policy that a configuration means; raises ConfigError where its parts contradict each other.
+        """The policy that a configuration means; what cannot work is refused where a subscription is made of it.
 
         ``filtered``: the subscription has filters.
         """
-        mode, rules = staleness.mode, staleness.rules
+        rules = staleness.rules
         default = rules.filtered_sampler if filtered else rules.sampler
         sampler = Sampler(buffer.sampler or default)
-        if mode is Mode.ONE_STEP and sampler is not Sampler.COHORT:
-            raise ConfigError(f"buffer.sampler is {sampler}, but mode {mode} trains whole cohorts: leave it out.")
-        return cls(mode, staleness.bound, staleness.on_expiry or rules.on_expiry, sampler)
+        return cls(staleness.mode, staleness.bound, staleness.on_expiry or rules.on_expiry, sampler)
 
     @property
     def waits(self) -> bool:
@@ -138,18 +136,12 @@ class Policy:
     ) -> Definition:
         """A trainer's subscription: this policy, and what ``subscription`` says otherwise.
 
-        Who does not drive the clock is bounded only where it asks for a bound. Raises ConfigError where it cannot work.
+        Who does not drive the clock is bounded only where it asks for a bound. Raises ConfigError where it cannot work,
+        which the definition says itself.
         """
         self._check(trainer)
         wanted = subscription or trainer.subscription
         given = wanted.model_dump(exclude_none=True)
-        if (
-            wanted.driving
-            and isinstance(self.mode, Mode)
-            and MODES[self.mode].bound is not None
-            and {"sampler", "bound"} & given.keys()
-        ):
-            raise ConfigError(f"mode {self.mode} decides sampler and bound of who drives: leave them out.")
         if wanted.size is None and wanted.unit is not Unit.GROUPS:
             raise ConfigError(f"A batch in {wanted.unit} needs its size: set trainer.subscription.size.")
         values = {
@@ -174,14 +166,6 @@ class Policy:
         return Definition.of({**values, **given}, trainer.name)
 
     def _check(self, trainer: TrainerConfig) -> None:
-        if self.sampler is Sampler.COHORT:
-            if trainer.over_sampling_groups:
-                raise ConfigError("trainer.over_sampling_groups has no meaning for whole cohorts: leave it out.")
-            if trainer.filter.keep_when_few:
-                raise ConfigError(
-                    "trainer.filter.keep_when_few has no meaning for whole cohorts, whose rejects are left out of a "
-                    "smaller batch: leave it out."
-                )
         group_budget = trainer.batch_groups * trainer.batches_per_version
         room = places(self.bound, group_budget, trainer.over_sampling_groups)
         if trainer.min_groups_before_first_batch > room:

@@ -6,7 +6,7 @@ set (checked as a whole) ─> hash sub:NAME ─> the leader's memory (buffer/sub
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from penstock.config.subscription import ASKED, Definition, Trait, fields_with
+from penstock.config.subscription import ASKED, Definition, Trait, Unit, fields_with
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import check_name
 from penstock.protocol import scripts
@@ -35,12 +35,15 @@ def set_subscription(client: Client, keys: Keys, name: str, changes: Mapping[str
     for _ in range(TRIES):
         revision = int(client.hget(keys.subs, "rev") or 0)
         live = client.hexists(keys.subs, f"sub:{name}")
-        before = Definition.texts_of(client.hgetall(keys.sub(name))) if live else {}
+        raw = client.hgetall(keys.sub(name)) if live else {}
+        before = Definition.texts_of(raw)
         if live:
             _check_live(name, changes, asks=before.get("mode") == ASKED)
         elif "size" not in changes:
             raise ConfigError(f"There is no subscription {name!r} yet: give its size to make it.")
-        definition = Definition.of({**before, **given}, name)
+        _check_size(before, given)
+        # Letting go alone changes nothing before the trainer's next start, so it is no time to judge what is there.
+        definition = Definition.of({**before, **given}, name) if given else Definition.read(raw, name)
         fields = definition.fields()
         asked = {key: fields[key] for key in _keys_of(given)} if live else fields
         asked |= dict.fromkeys(_keys_of(released), "")
@@ -59,6 +62,13 @@ def _check_live(name: str, changes: Collection[str], *, asks: bool) -> None:
             f"{', '.join(sorted(fixed))} of subscription {name!r}{why} cannot change while it is there; "
             f"these can: {', '.join(sorted(changeable))}."
         )
+
+
+def _check_size(before: Mapping[str, str], given: Mapping[str, str]) -> None:
+    """Raise ConfigError where a batch would have as many tokens, say, as it had groups."""
+    unit = before.get("unit", Unit.GROUPS)
+    if given.get("unit", unit) != unit and "size" not in given:
+        raise ConfigError(f"A batch in {given['unit']} needs its size: set size as well.")
 
 
 def _keys_of(fields: Collection[str]) -> set[str]:

@@ -463,6 +463,69 @@ def test_bad_definitions_are_refused_and_nothing_is_changed(
     assert client.hkeys(keys.subs) == [b"sub:actor", b"rev"]
 
 
+#: Changes that mode and sampler of a live subscription do not allow, by what is said of them.
+REFUSED: dict[str, dict[str, str]] = {
+    "sync": {
+        "bound=9": "mode sync means bound 0 for who drives, and bound is 9",
+        "sampler=fifo": "has sampler cohort, and is now asked for with fifo",
+    },
+    "one_step": {
+        "bound=2": "mode one_step means bound 1 for who drives, and bound is 2",
+        "sampler=oldest_version": "mode one_step trains whole cohorts, and the sampler is oldest_version",
+    },
+    "async": {
+        "sampler=cohort": "has sampler oldest_version, and is now asked for with cohort",
+        "unit=tokens": "A batch in tokens needs its size",
+    },
+}
+
+
+@pytest.mark.parametrize("mode", REFUSED)
+def test_T5_what_a_mode_decides_cannot_be_set_on_a_live_subscription(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, mode: str
+) -> None:
+    staleness = {"mode": mode, "bound": 0 if mode == "sync" else 1}
+    config = make_config(redis_server.url, keys.run, tmp_path, staleness=staleness)
+    with Trainer(config):
+        pass
+    before = client.hgetall(keys.sub("actor"))
+    for change, said in REFUSED[mode].items():
+        with pytest.raises(ConfigError, match=said):
+            call(redis_server, keys, "set", "actor", change)
+    assert client.hgetall(keys.sub("actor")) == before
+    other = "cohort" if mode == "async" else "fifo"
+    anew = make_config(redis_server.url, keys.run, tmp_path, staleness=staleness, buffer={"sampler": other})
+    with pytest.raises(ConfigError, match="sampler"), Trainer(anew):
+        pass
+    assert call(redis_server, keys, "set", "actor", "size=3", "multiple=1")["mode"] == mode
+
+
+def test_what_whole_cohorts_have_no_use_for_cannot_be_set_with_them(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys
+) -> None:
+    drives = ("driving=1", f"model={play.MODEL}", "sampler=cohort", "size=4")
+    with pytest.raises(ConfigError, match=r"leave trainer\.over_sampling_groups out"):
+        call(redis_server, keys, "set", "actor", *drives, "over=5")
+    with pytest.raises(ConfigError, match=r"leave trainer\.filter\.keep_when_few out"):
+        call(redis_server, keys, "set", "actor", *drives, "keep_when_few=1")
+    assert not client.exists(keys.sub("actor"))
+
+
+def test_a_bound_that_its_mode_does_not_have_can_be_let_go_of(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    config = make_config(redis_server.url, keys.run, tmp_path, staleness={"mode": "sync", "bound": 0})
+    with Trainer(config):
+        pass
+    run(client, scripts.subscribe(keys, "actor", {"bound": 9}, operator=True))
+    with pytest.raises(ConfigError, match="mode sync means bound 0"):
+        call(redis_server, keys, "set", "actor", "size=3")
+    call(redis_server, keys, "set", "actor", "bound=")
+    with Trainer(config):
+        pass
+    assert client.hget(keys.sub("actor"), "bound") == b"0"
+
+
 def test_I8_a_subscription_that_cannot_be_read_is_named_and_others_go_on_until_it_is_corrected(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, config: Config
 ) -> None:

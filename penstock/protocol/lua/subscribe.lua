@@ -5,6 +5,7 @@
 -- Returns: {revision of subs}; {-1}: one of this name was dropped before, {-5}: its pool was; {-2}: the revision moved;
 --          {-3, field}: a field that cannot change once there are groups;
 --          {-6, its mode, the one asked for}: groups were admitted and are cut by its mode;
+--          {-7, its sampler, the one asked for}: one of them is cohort, which counts places as the other does not;
 --          {-4, field, member}: a pool's members must agree on it
 -- Atomic because a cut or a seal that was planned on the old definition must see another revision.
 -- What an operator set stays when the trainer comes back with its own definition; an operator's empty value lets go.
@@ -27,6 +28,11 @@ for i = first_field, #ARGV, 2 do
 end
 local mode = live and redis.call('HGET', sub_key, 'mode')
 if mode and new['mode'] and new['mode'] ~= mode then return {-6, mode, new['mode']} end
+-- a cohort counts the places it passed, others the groups they used and gave up: neither count can go on as the other
+local sampler = live and (redis.call('HGET', sub_key, 'sampler') or 'fifo')
+if sampler and new['sampler'] and (new['sampler'] == 'cohort') ~= (sampler == 'cohort') then
+  return {-7, sampler, new['sampler']}
+end
 -- groups remember uses by the pool, and places at the gate by the size of what consumed them
 local account = new['share'] or redis.call('HGET', sub_key, 'share') or ''
 if live and account ~= (redis.call('HGET', sub_key, 'share') or '') then return {-3, 'share'} end

@@ -38,6 +38,11 @@ def subscribe(
                 f"{what[1]}: its groups were admitted for {what[0]}, so set staleness.mode back to {what[0]}, or begin "
                 "a new run."
             )
+        if code == -7:
+            raise ConfigError(
+                f"Subscription {sub!r} of run {keys.run!r} has sampler {what[0]}, and is now asked for with {what[1]}: "
+                "whole cohorts are counted by places and others by groups, so keep its sampler, or take another name."
+            )
         if code == -3:
             raise ConfigError(
                 f"The {what[0]} of subscription {sub!r} cannot change: groups remember it. Take another name."

@@ -125,6 +125,20 @@ def test_what_is_asked_for_is_checked_as_a_whole() -> None:
             SubscriptionConfig.of(values, "rm")
     with pytest.raises(ConfigError, match="needs the model whose clock that is"):
         Definition.of({"driving": True}, "rm")
+    drives = {"driving": True, "model": "policy", "size": 4}
+    alone = {
+        "mode sync means bound 0 for who drives, and bound is 9": {"mode": "sync", "bound": 9},
+        "mode one_step means bound 1 for who drives, and bound is 0": {"mode": "one_step", "bound": 0},
+        "mode one_step trains whole cohorts, and the sampler is fifo": {"mode": "one_step", "bound": 1},
+        "leave trainer.over_sampling_groups out": {"sampler": "cohort", "over": 5},
+        "leave trainer.filter.keep_when_few out": {"sampler": "cohort", "keep_when_few": True},
+    }
+    for words, values in alone.items():
+        with pytest.raises(ConfigError, match=f"Subscription 'rm' cannot work: .*{words}"):
+            Definition.of({**drives, **values}, "rm")
+    for mode, bound in (("sync", 0), ("one_step", 1), ("async", 9)):
+        assert Definition.of({**drives, "mode": mode, "bound": bound, "sampler": "cohort"}, "rm").bound == bound
+    assert Definition.of({"size": 4, "mode": "sync", "bound": 9}, "rm").bound == 9, "a mode is of who drives"
     evaluation = Definition(lanes=("eval",), mode=ASKED, sampler=Sampler.COHORT, size=10**6)
     assert evaluation.size == 10**6, "as large as what was asked for"
 

@@ -128,8 +128,16 @@ def test_T5_modes_have_their_bound_sampler_and_expiry() -> None:
     assert policy("one_step") == Policy("one_step", 1, "wait", "cohort")
     assert policy("async", bound=3) == Policy("async", 3, "mask", "oldest_version")
     assert policy("async", on_expiry="drop").on_expiry == "drop"
-    with pytest.raises(ConfigError, match="whole cohorts"):
-        Policy.of(StalenessConfig(mode="one_step", bound=1), BufferConfig(sampler="fifo"))
+    one_step = Policy.of(StalenessConfig(mode="one_step", bound=1), BufferConfig(sampler="fifo"))
+    with pytest.raises(ConfigError, match="mode one_step trains whole cohorts, and the sampler is fifo"):
+        one_step.definition(TrainerConfig(), model="policy")
+    for bound in (0, 1, 9):
+        trainer = TrainerConfig.model_validate({"subscription": {"bound": bound}})
+        assert policy("async").definition(trainer, model="policy").bound == bound
+    with pytest.raises(ConfigError, match="mode sync means bound 0 for who drives, and bound is 9"):
+        policy("sync").definition(trainer, model="policy")
+    beside = TrainerConfig.model_validate({"subscription": {"bound": 9, "sampler": "fifo", "driving": False}})
+    assert policy("one_step").definition(beside, model="policy").bound == 9, "a mode is of who drives"
 
 
 @pytest.mark.parametrize(
