@@ -281,7 +281,8 @@ class Cluster:
         path = [*recorded, str(self.folder / "source"), str(ROOT)]
         of_all = {"PYTHONPATH": os.pathsep.join(path), "CHAOS_HISTORY": str(self.history), "CHAOS_WHO": part.name}
         of_all |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-        job = f"{part.group or part.name}-{part.lives}"
+        # Roles are started each by itself, and follow whoever has the subscription.
+        job = f"{part.group}-{part.lives}" if part.group else ""
         return of_all | {"PENSTOCK_REDIS__URL": self.url_for(part.name), "CHAOS_JOB": job}
 
     def write_config(self, name: str, changes: dict[str, Any] | None = None) -> Path:
