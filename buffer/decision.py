@@ -120,7 +120,7 @@ def decide(view: View) -> Decision:
         return Wait(f"a smaller batch: more than {MAX_BATCH_SAMPLES} samples would be needed, so it can never be cut")
 
 
-def _hold_up(view: View) -> Wait | Look | None:
+def _hold_up(view: View) -> Wait | Look | Owe | None:
     """What holds the batch up however many groups are ready; None when nothing does."""
     definition, position, model = view.definition, view.position, view.definition.model
     if 0 < position.ended <= view.n:
@@ -133,14 +133,18 @@ def _hold_up(view: View) -> Wait | Look | None:
         return Wait(f"the first publication of model {model}")
     if why := limits.held_up(view):
         return Wait(why)
-    if why := limits.too_early(view):
-        if view.in_flight is None:
-            return Look()
-        if view.end is None:
-            return Wait(why)
     if model and position.restored:
         return Wait(f"the publication of model {model} that has to follow the rewind of trainer:{view.name}")
-    return None
+    return _first(view)
+
+
+def _first(view: View) -> Wait | Look | Owe | None:
+    """What the first batch waits for beside being full: groups that the gate may never have let in."""
+    if not (missing := limits.missing_first(view)):
+        return None
+    if view.in_flight is None:
+        return Look()
+    return None if view.end else _owe(view, view.in_flight, missing, limits.too_early(view, missing))
 
 
 def _expiry(view: View) -> Dispose | None:
@@ -249,15 +253,18 @@ def _conclude(view: View, in_flight: InFlight, end: End) -> Conclude:
 
 
 def _decide_more(view: View, in_flight: InFlight, why: str) -> Wait | Owe:
+    have = limits.holdings(view)
+    missing = max(view.definition.size - have, 1)
+    each = have / len(view.pool) if len(view.pool) else float(missing)
+    return _owe(view, in_flight, max(1, math.ceil(missing / max(each, 1))), why)
+
+
+def _owe(view: View, in_flight: InFlight, groups: int, why: str) -> Wait | Owe:
     """Let the gate owe what is missing where nothing is in flight: what it let in is too little for this batch."""
     definition = view.definition
     if in_flight.jobs or not definition.driving or Lane.TRAIN not in definition.lanes:
         return Wait(why)
-    have = limits.holdings(view)
-    missing = max(definition.size - have, 1)
-    each = have / len(view.pool) if len(view.pool) else float(missing)
-    groups = min(max(1, math.ceil(missing / max(each, 1))), MAX_BATCH_SAMPLES)
-    return Owe(groups, in_flight.completed, why)
+    return Owe(min(groups, MAX_BATCH_SAMPLES), in_flight.completed, why)
 
 
 def _decide_cohort(view: View, pool: CohortPool) -> Decision:

@@ -33,12 +33,14 @@ def held_up(view: View) -> str:
     return ""
 
 
-def too_early(view: View) -> str:
-    """Why the first batch is not cut yet; '' when nothing holds it up, or for all but the first."""
-    ready = len(view.pool)
-    if view.position.cut == 0 and ready < view.definition.min_first:
-        return f"{view.definition.min_first - ready} more groups before the first batch ({ready} are ready)"
-    return ""
+def missing_first(view: View) -> int:
+    """Groups that the first batch waits for; 0 when there are enough, and for all but the first."""
+    return max(0, view.definition.min_first - len(view.pool)) if view.position.cut == 0 else 0
+
+
+def too_early(view: View, missing: int) -> str:
+    """Why the first batch is not cut yet."""
+    return f"{missing} more groups before the first batch ({len(view.pool)} are ready)"
 
 
 def over(view: View) -> str:

@@ -210,12 +210,17 @@ class RolloutManager:
     def get_num_rollout_per_epoch(self) -> int:
         """Rollouts that one pass over the prompts makes. Blocks for one round trip.
 
-        Raises ProtocolError before the producer has said how many prompts there are.
+        Raises ProtocolError before the producer has said how many prompts there are, ConfigError where a batch is so
+        many samples or tokens, which tells no number of prompts.
         """
+        groups = self.config.trainer.groups_per_batch
+        if not groups:
+            unit = self.config.trainer.subscription.unit
+            raise ConfigError(f"How many rollouts an epoch makes is not known for batches in {unit}: use groups.")
         lines = self._trainer.source_lines()
         if lines is None:
             raise ProtocolError("The producer has not said yet how many prompts an epoch has: start it.")
-        return lines // self.config.trainer.batch_groups
+        return lines // groups
 
     def publish(self, weights: "torch.nn.Module | Mapping[str, torch.Tensor]", rollout_id: int) -> int:
         """Publish the weights that have seen everything up to ``rollout_id``; returns their version. Blocks.

@@ -40,6 +40,17 @@ class Sampler(StrEnum):
     COHORT = "cohort"
 
 
+def places(bound: int, group_budget: int, extra: int = 0) -> int:
+    """Places at the gate: most admitted groups that are neither disposed of nor consumed by a published version (T3).
+
+    Args:
+        bound: h, in versions.
+        group_budget: B, groups that one version consumes.
+        extra: groups that are let in beyond that.
+    """
+    return (1 + bound) * group_budget + extra
+
+
 @dataclass(frozen=True, slots=True)
 class ModeRules:
     """What a mode means."""

@@ -24,7 +24,7 @@ from pydantic import (
 
 from penstock.config.buffer import OnFilterError
 from penstock.config.section import Positive, Section, checked_name
-from penstock.config.staleness import MODES, Mode, OnExpiry, Sampler
+from penstock.config.staleness import MODES, Mode, OnExpiry, Sampler, places
 from penstock.errors import ConfigError, ProtocolError
 from penstock.names import HOME_LANES
 from penstock.words import shown
@@ -290,6 +290,7 @@ class Definition(SubscriptionConfig):
             self._check_mode(self.mode)
         if self.sampler is Sampler.COHORT:
             self._check_cohort()
+        self._check_first()
 
     def _check_mode(self, mode: Mode) -> None:
         """T5: what a mode means of who drives is not said otherwise."""
@@ -315,6 +316,22 @@ class Definition(SubscriptionConfig):
             raise ValueError(
                 "rejects are left out of a whole cohort, whose batch is smaller then: leave "
                 "trainer.filter.keep_when_few out, or choose another sampler than cohort"
+            )
+
+    def _check_first(self) -> None:
+        # Where places are not known beforehand (samples, tokens, a pool) what is missing is owed to the batch.
+        if self.driving and self.group_budget and not self.share:
+            room = places(self.bound, self.group_budget, self.over)
+            if self.min_first > room:
+                raise ValueError(
+                    f"trainer.min_groups_before_first_batch is {self.min_first}, but the gate lets no more than {room} "
+                    "groups in before a batch is trained, so none ever would be: lower it, or raise the bound, the "
+                    "size of a batch or trainer.over_sampling_groups"
+                )
+        if 0 < self.keep_groups < self.min_first:
+            raise ValueError(
+                f"a first batch that waits for {self.min_first} groups (trainer.min_groups_before_first_batch) can "
+                f"never be cut while at most {self.keep_groups} are held: raise keep_groups or lower it"
             )
 
     def _check_size(self) -> None:

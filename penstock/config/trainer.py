@@ -194,10 +194,15 @@ class TrainerConfig(Section):
             raise ValueError("aggregation constant and constant_tokens belong together: set both, or neither")
         return self
 
+    @property
+    def groups_per_batch(self) -> int:
+        """Groups of a batch; 0: not known beforehand, where it is so many samples or tokens."""
+        return (self.subscription.size or self.batch_groups) if self.subscription.unit is Unit.GROUPS else 0
+
     @model_validator(mode="after")
     def _minibatches_have_groups(self) -> Self:
-        groups = self.subscription.size or self.batch_groups
-        if self.subscription.unit is Unit.GROUPS and self.minibatches > groups:
+        groups = self.groups_per_batch
+        if groups and self.minibatches > groups:
             raise ValueError(
                 f"minibatches is {self.minibatches}, and a batch has {groups} groups, which stay whole: lower "
                 "minibatches or raise batch_groups"

@@ -7,9 +7,9 @@ it waits, or decides by it, asks here; a test holds the two to the same figures 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.config.staleness import places
 from penstock.config.subscription import account_of
 from penstock.protocol.keys import Keys
-from penstock.protocol.staleness import places
 from penstock.redis.commands import Client
 
 

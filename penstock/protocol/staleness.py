@@ -4,7 +4,7 @@
 
 | at | who asks | for |
 |---|---|---|
-| admission (T3) | ``protocol/gate.py``; the judge is ``lua/admit.lua`` | ``places`` |
+| admission (T3) | ``protocol/gate.py``; the judge is ``lua/admit.lua`` | ``places`` (``config/staleness.py``) |
 | the cut (T4) | ``buffer/decision.py``; the judge is ``lua/cut.lua`` | ``floor``, ``overdue``, ``oldest_allowed`` |
 | expiry | ``buffer/decision.py``, and the manifest for what is masked | ``gives_up``, ``mask_below`` |
 
@@ -23,17 +23,6 @@ from penstock.errors import ConfigError
 
 #: The bound of who has none.
 UNBOUNDED = -1
-
-
-def places(bound: int, group_budget: int, extra: int = 0) -> int:
-    """Places at the gate: most admitted groups that are neither disposed of nor consumed by a published version (T3).
-
-    Args:
-        bound: h, in versions.
-        group_budget: B, groups that one version consumes.
-        extra: groups that are let in beyond that.
-    """
-    return (1 + bound) * group_budget + extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +128,6 @@ class Policy:
         Who does not drive the clock is bounded only where it asks for a bound. Raises ConfigError where it cannot work,
         which the definition says itself.
         """
-        self._check(trainer)
         wanted = subscription or trainer.subscription
         given = wanted.model_dump(exclude_none=True)
         if wanted.size is None and wanted.unit is not Unit.GROUPS:
@@ -164,16 +152,6 @@ class Policy:
                 "min_first": trainer.min_groups_before_first_batch,
             }
         return Definition.of({**values, **given}, trainer.name)
-
-    def _check(self, trainer: TrainerConfig) -> None:
-        group_budget = trainer.batch_groups * trainer.batches_per_version
-        room = places(self.bound, group_budget, trainer.over_sampling_groups)
-        if trainer.min_groups_before_first_batch > room:
-            raise ConfigError(
-                f"trainer.min_groups_before_first_batch is {trainer.min_groups_before_first_batch}, but the gate lets "
-                f"no more than {room} groups in before a batch is trained, so none ever would be: lower it, or raise "
-                "staleness.bound or trainer.over_sampling_groups."
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def set_subscription(client: Client, keys: Keys, name: str, changes: Mapping[str
             raise ConfigError(f"There is no subscription {name!r} yet: give its size to make it.")
         _check_size(before, given)
         # Letting go alone changes nothing before the trainer's next start, so it is no time to judge what is there.
-        definition = Definition.of({**before, **given}, name) if given else Definition.read(raw, name)
+        definition = _checked({**before, **given}, raw, name) if given else Definition.read(raw, name)
         fields = definition.fields()
         asked = {key: fields[key] for key in _keys_of(given)} if live else fields
         asked |= dict.fromkeys(_keys_of(released), "")
@@ -51,6 +51,12 @@ def set_subscription(client: Client, keys: Keys, name: str, changes: Mapping[str
         if run(client, call) != scripts.MOVED:
             return definition.model_dump()
     raise ProtocolError(f"Subscription {name!r} could not be changed: others change subscriptions all the time.")
+
+
+def _checked(values: Mapping[str, str], raw: Mapping[bytes, bytes], name: str) -> Definition:
+    # What the first batch waits for binds none that follows it.
+    first = {"min_first": "0"} if raw.get(b"cut", b"0") != b"0" else {}
+    return Definition.of({**values, **first}, name)
 
 
 def _check_live(name: str, changes: Collection[str], *, asks: bool) -> None:

@@ -166,6 +166,20 @@ def test_eval_returns_the_reward_of_the_last_publication(
         assert manager.get_num_rollout_per_epoch() == 1000 // GROUPS
 
 
+@pytest.mark.parametrize(("size", "unit", "rollouts"), [(None, "groups", 12), (5, "groups", 5), (8, "tokens", None)])
+def test_rollouts_of_an_epoch_are_counted_by_the_size_of_the_subscription(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, size: int, unit: str, rollouts: int
+) -> None:
+    trainer = {"subscription": {"size": size, "unit": unit}}
+    client.hset(keys.source, "epoch_lines", 25)
+    with RolloutManager(make_config(redis_server.url, keys.run, tmp_path, trainer=trainer)) as manager:
+        if rollouts is not None:
+            assert manager.get_num_rollout_per_epoch() == rollouts
+            return
+        with pytest.raises(ConfigError, match="not known for batches in tokens"):
+            manager.get_num_rollout_per_epoch()
+
+
 def test_eval_without_a_dataset_is_refused(redis_server: RedisServer, keys: Keys, tmp_path: Path) -> None:
     with (
         RolloutManager(make_config(redis_server.url, keys.run, tmp_path)) as manager,

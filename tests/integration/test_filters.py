@@ -19,6 +19,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.snapshot import snapshot
+from penstock.protocol.subs import set_subscription
 from penstock.redis.server import RedisServer
 from tests.integration import group_filters, play
 from tests.integration.parts import (
@@ -235,6 +236,8 @@ def test_I8_the_first_batch_waits_for_as_many_groups_as_are_wanted_and_one_that_
     config = make_config(redis_server.url, keys.run, tmp_path, trainer={"min_groups_before_first_batch": 4})
     with buffering(config), Trainer(config) as trainer:
         publish(trainer)
+        with pytest.raises(ConfigError, match="the gate lets no more than 2 groups in"):
+            set_subscription(client, keys, "actor", {"size": "1"})
         admit(client, keys, 7)
         Grader(client, keys).grade_next(*[MIXED] * 3)
         trainer.next_nowait()
@@ -242,6 +245,7 @@ def test_I8_the_first_batch_waits_for_as_many_groups_as_are_wanted_and_one_that_
         Grader(client, keys).grade_next(MIXED)
         assert jobs_of(step(trainer)) == ["d/0/0", "d/0/1"]
         assert jobs_of(step(trainer)) == ["d/0/2", "d/0/3"], "only before the first one"
+        assert set_subscription(client, keys, "actor", {"size": "1"})["size"] == 1, "its places held up a first batch"
     never = make_config(redis_server.url, keys.run, tmp_path, trainer={"min_groups_before_first_batch": 5})
     with pytest.raises(ConfigError, match="the gate lets no more than 4 groups in"):
         Trainer(never)

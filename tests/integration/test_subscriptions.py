@@ -238,6 +238,26 @@ def test_T3_a_batch_of_tokens_at_bound_0_is_filled_although_the_gate_guessed_too
         assert sub_of(client, keys, "actor")["drops"] == {}, "no more was let in than was trained"
 
 
+def test_I8_a_first_batch_of_samples_gets_the_groups_that_it_waits_for(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    config = make_config(redis_server.url, keys.run, tmp_path, trainer={"min_groups_before_first_batch": 8})
+    worker = Player(client, keys)
+    with buffering(config), producing(config), Trainer(config, subscription={"unit": "samples", "size": 4}) as trainer:
+        publish(trainer)
+        assert trainer.next_nowait() is None
+
+        def work() -> bool:
+            for held in worker.lease(16, version=1):
+                worker.answer(held, [1])
+            return client.xlen(keys.batches("actor")) > 0
+
+        until(work, "the first batch")
+        assert play.counter(client, keys, "completed") == 8, "places at the gate were guessed as 2"
+        assert len(step(trainer).all_rows) == 4
+    assert audit(client, keys).ok
+
+
 def test_T10_samples_come_in_whole_multiples_and_the_rest_carries_over(
     client: redis.Redis, keys: Keys, config: Config
 ) -> None:

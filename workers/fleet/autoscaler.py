@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from penstock.config.fleet import AutoscaleConfig
-from penstock.protocol.staleness import places
+from penstock.config.staleness import places
 
 #: What workers should be able to do more than trainers eat.
 HEADROOM = 1.15

@@ -325,6 +325,34 @@ def test_T3_groups_are_owed_where_nothing_is_in_flight_and_too_few_are_ready(ask
     assert "0 jobs are queued or running" in decided.why or "0 are queued or running" in decided.why
 
 
+#: Nothing is in flight and the gate is closed.
+IDLE = InFlight(completed=7, is_gate_open=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "owed"),
+    [
+        (view(2, min_first=32, unit="samples", size=64, in_flight=IDLE), 30),
+        (view(2, min_first=32, unit="tokens", size=10, in_flight=IDLE), 30),
+        (view(8, min_first=32, size=4, in_flight=IDLE), 24),
+        (cohort(3, min_first=4, size=4, in_flight=InFlight(admitted=4, completed=7)), 1),
+        (view(2, min_first=32, in_flight=IDLE, seen={"rejects": [group(7)]}), 30),
+    ],
+)
+def test_I8_a_first_batch_is_owed_the_groups_that_the_gate_did_not_let_in(asked: View, owed: int) -> None:
+    words = f"{owed} more groups before the first batch ({len(asked.pool)} are ready)"
+    assert decide(asked) == Owe(owed, 7, words)
+    assert asked.in_flight is not None
+    assert decide(replace(asked, in_flight=replace(asked.in_flight, jobs=1))) == Wait(words), "they may come yet"
+    assert not isinstance(decide(replace(asked, position=Position(cut=1))), Owe) or asked.definition.unit != "groups"
+
+
+def test_T1_nothing_is_owed_to_a_first_batch_before_the_restored_trainer_has_published() -> None:
+    decided = decide(view(1, min_first=5, position={"restored": True}, in_flight=IDLE))
+    assert isinstance(decided, Wait)
+    assert "the publication of model policy" in decided.why
+
+
 @pytest.mark.parametrize(("asked"), [view(1), view(0), cohort(1, in_flight=InFlight(admitted=1))])
 @pytest.mark.parametrize("train", [True, False])
 def test_the_end_of_the_data_is_concluded_where_nothing_is_left_to_be_trained(asked: View, train: bool) -> None:

@@ -136,6 +136,23 @@ def test_what_is_asked_for_is_checked_as_a_whole() -> None:
     for words, values in alone.items():
         with pytest.raises(ConfigError, match=f"Subscription 'rm' cannot work: .*{words}"):
             Definition.of({**drives, **values}, "rm")
+    first = {"min_first": 32, "size": 32, "bound": 1}
+    wide: list[dict[str, Any]] = [
+        {}, {"size": 16}, {"size": 8, "per_version": 2}, {"size": 4, "over": 24}, {"size": 4, "bound": 7},
+        {"size": 4, "driving": False}, {"unit": "samples", "size": 64}, {"unit": "tokens", "size": 100_000},
+        {"size": 4, "share": "pool"}, {"keep_groups": 32},
+    ]  # fmt: skip
+    for values in wide:
+        assert Definition.of({**drives, **first, **values}, "rm").min_first == 32
+    narrow: dict[str, dict[str, Any]] = {
+        "the gate lets no more than 8 groups in": {"size": 4},
+        "the gate lets no more than 31 groups in": {"size": 15, "over": 1},
+        "the gate lets no more than 28 groups in": {"size": 7, "per_version": 2},
+        "can never be cut while at most 31 are held": {"keep_groups": 31, "size": 16},
+    }
+    for words, values in narrow.items():
+        with pytest.raises(ConfigError, match=f"Subscription 'rm' cannot work: .*{words}"):
+            Definition.of({**drives, **first, **values}, "rm")
     for mode, bound in (("sync", 0), ("one_step", 1), ("async", 9)):
         assert Definition.of({**drives, "mode": mode, "bound": bound, "sampler": "cohort"}, "rm").bound == bound
     assert Definition.of({"size": 4, "mode": "sync", "bound": 9}, "rm").bound == 9, "a mode is of who drives"

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import BufferConfig, StalenessConfig, TrainerConfig
+from penstock.config.staleness import places
 from penstock.errors import ConfigError
-from penstock.protocol.staleness import UNBOUNDED, Lineage, Policy, places, remaining_batches, train_version
+from penstock.protocol.staleness import UNBOUNDED, Lineage, Policy, remaining_batches, train_version
 
 VERSIONS = st.integers(1, 12)
 
@@ -175,3 +176,7 @@ def test_T3_gate_and_definition_count_groups_per_version() -> None:
     assert places(policy.bound, 32) == 96
     definition = policy.definition(trainer, model="policy")
     assert (definition.size, definition.per_version, definition.fields()["gb"]) == (8, 4, "32")
+    larger = TrainerConfig.model_validate(
+        {"batch_groups": 4, "min_groups_before_first_batch": 32, "subscription": {"size": 32, "bound": 0}}
+    )
+    assert policy.definition(larger, model="policy").fields()["gb"] == "32", "what counts is its own size"
