@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, OwnershipLost, ProtocolError, WaitTimeo
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.scripts import run
 from penstock.protocol.subs import drop_subscription, list_subscriptions, set_subscription
 from penstock.redis.server import RedisServer
@@ -372,6 +373,24 @@ def test_I8_an_absent_subscription_without_retention_is_named_until_it_is_droppe
         assert play.counter(client, keys, "retired") == 0
         drop_subscription(client, keys, "rm")
         until(lambda: play.counter(client, keys, "swept") == 2)
+
+
+def test_nothing_is_left_of_a_subscription_that_was_dropped_whoever_comes_late(client: redis.Redis, keys: Keys) -> None:
+    play.subscribe(client, keys, "rm", driving=0)
+    play.admit(client, keys, [play.job(i) for i in range(2)])
+    jobs = play.complete(client, keys, 2)
+    leader = play.lead(client, keys)
+    drop_subscription(client, keys, "rm")
+
+    # Its trainer starts again, and what the leader had planned before arrives.
+    with pytest.raises(ConfigError, match=r"'rm' of run .* was dropped: take another name"):
+        play.join(client, keys, sub="rm")
+    assert run(client, scripts.dispose(keys, leader, "rm", Disposal.STALE, jobs[:1])) == 0
+    judged = scripts.Judged(jobs[1], "bad", raised=True, num_samples=2, reward=0.0)
+    assert run(client, scripts.judge(keys, leader, "rm", [judged])) == 0
+
+    assert not client.exists(keys.sub("rm"), keys.owner("rm"))
+    assert not [name for job in jobs for name in client.hkeys(keys.group(job)) if b"rm" in name]
 
 
 def test_a_driving_subscription_that_is_gone_for_too_long_no_longer_holds_the_gate(

@@ -2,7 +2,7 @@
 -- KEYS: leader, sub:NAME
 -- ARGV: prefix, epoch, token, sub, reason, code (negative), then for each group
 --       job, samples and generated tokens that count as given up for their age (0, 0: for another reason)
--- Returns: number disposed of, or -1 when the leadership is lost
+-- Returns: number disposed of (none where the subscription was dropped meanwhile), or -1 when the leadership is lost
 -- Atomic because the place at the gate is freed exactly once (u goes from unused to the code). A group that was used
 -- and has uses left loses them; its place was consumed by its first use.
 local leader_key, sub_key = KEYS[1], KEYS[2]
@@ -12,6 +12,7 @@ local first_group = 7
 local disposed, freed, samples, tokens = 0, 0, 0, 0
 freeing(prefix)
 if not leads(leader_key, epoch, token) then return -1 end
+if redis.call('EXISTS', sub_key) == 0 then return 0 end
 local used = 'u:' .. account_of(sub_key, sub)
 for i = first_group, #ARGV, 3 do
   local key, aged_samples, aged_tokens = group_key_of(prefix, ARGV[i]), ARGV[i + 1], ARGV[i + 2]

@@ -2,12 +2,15 @@
 -- KEYS: sub:NAME, owner:NAME, subs
 -- ARGV: prefix, owner's token, lease in ms, 1: only if it is the caller's already, what the ranks of its
 --       job have in common ('': not known)
--- Returns: {1, gen, cursor, cut, ckpt, floor} | {0, ms until the present owner's lease ends}
+-- Returns: {1, gen, cursor, cut, ckpt, floor} | {0, ms until the present owner's lease ends} | {-1}: it was dropped
 -- Atomic because one subscription has one owner: two trainers with one name would each train half of it.
 local sub_key, owner_key, subs_key = KEYS[1], KEYS[2], KEYS[3]
 local prefix, owner, lease_ms, only_renew, job = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 freeing(prefix)
+local name = string.sub(sub_key, #prefix + #'sub:' + 1)
+-- its keys are gone, and nobody would ever free new ones
+if redis.call('HEXISTS', subs_key, 'was:' .. name) == 1 then return {-1} end
 local holder = redis.call('GET', owner_key)
 if holder and holder ~= owner then return {0, redis.call('PTTL', owner_key)} end
 if only_renew == '1' and redis.call('HGET', sub_key, 'owner') ~= owner then return {0, -1} end

@@ -2,7 +2,8 @@
 -- KEYS: leader, sub:NAME
 -- ARGV: prefix, epoch, token, sub, code of a filtered group (negative), then per group: job, reason,
 --       keep it (0|1), a filter raised (0|1), samples, sum of their rewards
--- Returns: number of groups dropped, or -1 when the leadership is lost
+-- Returns: number of groups dropped (none where the subscription was dropped meanwhile), or -1 when the leadership is
+--          lost
 -- Atomic because a drop frees its place at the gate exactly once, and the ledger agrees with the places freed.
 local leader_key, sub_key = KEYS[1], KEYS[2]
 local prefix, epoch, token, sub, code = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -12,6 +13,7 @@ local dropped = 0
 local used = 'u:' .. account_of(sub_key, sub)
 freeing(prefix)
 if not leads(leader_key, epoch, token) then return -1 end
+if redis.call('EXISTS', sub_key) == 0 then return 0 end
 for i = first_group, #ARGV, 6 do
   local key, reason, kept = group_key_of(prefix, ARGV[i]), ARGV[i + 1], ARGV[i + 2]
   local raised, samples, reward = ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]

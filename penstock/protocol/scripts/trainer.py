@@ -27,7 +27,7 @@ def subscribe(
     def parse(answer: Any) -> int:
         code, *what = int(answer[0]), *texts(answer[1:])
         if code == -1:
-            raise ConfigError(f"Subscription {sub!r} of run {keys.run!r} was dropped: take another name.")
+            raise _was_dropped(keys, sub)
         if code == -5:
             raise ConfigError(
                 f"The pool of {sub!r} in run {keys.run!r} was dropped with its last member: name another."
@@ -58,6 +58,10 @@ def subscribe(
     return Call(script("subscribe"), [keys.subs, keys.sub(sub)], [keys.prefix, sub, rev, int(operator), *flat], parse)
 
 
+def _was_dropped(keys: Keys, sub: str) -> ConfigError:
+    return ConfigError(f"Subscription {sub!r} of run {keys.run!r} was dropped: take another name.")
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
     """Outcome of join. ``holder_ms``: time left of the lease of another owner (-1: it was taken over)."""
@@ -72,9 +76,14 @@ class Joined:
 
 
 def join(keys: Keys, sub: str, owner: str, lease_ms: int, *, only_renew: bool = False, job: str = "") -> Call[Joined]:
-    """Take, or keep, the ownership of a subscription. ``job``: what the ranks of this start have in common."""
+    """Take, or keep, the ownership of a subscription. ``job``: what the ranks of this start have in common.
+
+    Raises ConfigError when one of this name was dropped.
+    """
 
     def parse(answer: Any) -> Joined:
+        if answer[0] == -1:
+            raise _was_dropped(keys, sub)
         if not answer[0]:
             return Joined(False, holder_ms=int(answer[1]))
         return Joined(True, *(int(v) for v in answer[1:]))
