@@ -112,12 +112,19 @@ def decide(view: View) -> Decision:
     """What becomes of the batch that a subscription asks for."""
     if held_up := _hold_up(view):
         return held_up
-    if isinstance(view.pool, CohortPool):
-        return _decide_cohort(view, view.pool)
     try:
-        return _expiry(view) or _decide_batch(view)
+        decision = _decide(view)
     except TooLarge:
         return Wait(f"a smaller batch: more than {MAX_BATCH_SAMPLES} samples would be needed, so it can never be cut")
+    if isinstance(decision, Cut) and (why := limits.unknown_version(view, decision.groups)):
+        return Wait(why)
+    return decision
+
+
+def _decide(view: View) -> Decision:
+    if isinstance(view.pool, CohortPool):
+        return _decide_cohort(view, view.pool)
+    return _expiry(view) or _decide_batch(view)
 
 
 def _hold_up(view: View) -> Wait | Look | Owe | None:

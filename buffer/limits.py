@@ -43,6 +43,21 @@ def too_early(view: View, missing: int) -> str:
     return f"{missing} more groups before the first batch ({len(view.pool)} are ready)"
 
 
+def unknown_version(view: View, groups: Iterable[Group]) -> str:
+    """Groups that were drawn with a version after the last one; '' where there are none.
+
+    Redis lost its publication, as after a power loss, and engines had it. The trainer's next publication gives such
+    versions up, and their groups with them; no trainer could take them before.
+    """
+    newest = max((group.newest for group in groups), default=-1)
+    model = view.definition.model
+    if not model or newest <= view.clock:
+        return ""
+    return (
+        f"the next publication of model {model}: groups hold version {newest}, which Redis lost ({view.clock} is known)"
+    )
+
+
 def over(view: View) -> str:
     """The data has ended."""
     left = f"{holdings(view)} of {view.definition.size} {view.definition.unit} are left"

@@ -123,7 +123,12 @@ class Session:
         self.subscriber.control.call(scripts.note(self.keys, self.keys.trainers, who, pack(record)))
 
     def _keep_announced(self) -> None:
-        """While it waits for a batch: a version that engines die of is announced again. Raises PublishError."""
+        """While it waits for a batch: a version that engines die of is announced again.
+
+        Raises PublishError, and ProtocolError where Redis forgot a publication: no batch is cut of what was drawn with
+        it, until a later one gives it up.
+        """
         if self.seat.leads and self.driving:
+            self.clock.check_lost(self.clock.read())
             staleness = self.config.staleness
             self.clock.announce_again(staleness.bound if staleness.mode is Mode.ASYNC else 0)

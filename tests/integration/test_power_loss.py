@@ -12,15 +12,25 @@ import redis
 from consumers.grpo import checkpoint
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, ProtocolError
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.scripts import ensure_lanes
+from penstock.protocol.scripts import ensure_lanes, version_field
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration.part_processes import PartProcess, StartPart, start_part
-from tests.integration.parts import Player, buffering, make_config, producing, publish, step, until
+from tests.integration.parts import (
+    Player,
+    buffering,
+    jobs_of,
+    make_config,
+    producing,
+    publish,
+    step,
+    until,
+    until_waits,
+)
 
 __all__ = ["start_part"]
 
@@ -127,6 +137,35 @@ def test_T1_the_next_version_is_above_those_of_folders_and_of_checkpoints(
         assert publish(trainer) == 10
         abandoned = client.hget(keys.sub("actor"), "abandoned").decode()
         assert abandoned == "3-5,3-6,7-9", "those that were lost, those that the rewind left, and those between"
+
+
+def test_T1_T2_what_was_drawn_with_a_lost_version_is_in_no_batch_and_its_trainer_does_not_wait_for_ever(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    config = make_config(redis_server.url, keys.run, tmp_path, staleness={"mode": "async", "bound": 8})
+    worker = Player(client, keys)
+    with buffering(config), producing(config):
+        with Trainer(config) as trainer:
+            publish(trainer)
+            until(lambda: client.xlen(keys.jobs("train")) >= 4, "jobs")
+            worker.work(2, 1)
+            step(trainer)
+            saved = trainer.state_dict()
+            trainer.checkpointed()
+            # The publication is lost alone, and engines have its weights.
+            client.hset(keys.clock, version_field("policy"), 1)
+            client.xdel(keys.weights("policy"), "2-0")
+            drawn = worker.work(2, 2)
+            with pytest.raises(ProtocolError, match="published version 2, and Redis knows 1 as the newest"):
+                trainer.next(timeout=60)
+            until_waits(client, keys, "buffer:actor", "groups hold version 2, which Redis lost")
+        with Trainer(config) as trainer:
+            trainer.load_state_dict(saved)
+            assert publish(trainer) == 3
+            worker.work(2, 3)
+            batch = step(trainer)
+            assert not set(jobs_of(batch)) & set(drawn)
+            assert batch.train_version == 3
 
 
 def test_a_checkpoint_that_does_not_fit_is_passed_over_and_none_that_does_is_a_sentence(tmp_path: Path) -> None:

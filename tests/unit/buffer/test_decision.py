@@ -101,6 +101,10 @@ WAITS: dict[str, tuple[View, str]] = {
         view(position={"restored": True}),
         "the publication of model policy that has to follow the rewind of trainer:actor",
     ),
+    "a version is not known, since Redis lost its publication": (
+        view([group(0), group(5, versions=(5, 9))]),
+        "the next publication of model policy: groups hold version 9, which Redis lost (5 is known)",
+    ),
     # --- too few groups
     "some run": (view(1, in_flight=InFlight(jobs=3)), "1 more groups (1 of 2 are ready, 3 are queued or running)"),
     "samples": (
