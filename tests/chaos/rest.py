@@ -60,11 +60,11 @@ def _serves(worker: Any) -> bool:
 
 
 def come_to_rest(cluster: "Cluster", timeout_s: float = 120.0) -> str:
-    """Stop the producers, and wait until nothing moves any more and no job is leased; '' or what does not rest."""
-    producers = cluster.of("producer")
-    for producer in producers:
-        cluster.retire(producer)
-    cluster.wait("the producers to end", lambda: not any(part.is_alive for part in producers))
+    """Stop who admits jobs, and wait until nothing moves any more and no job is leased; '' or what does not rest."""
+    sources = [*cluster.of("producer"), *cluster.of("scorer")]
+    for source in sources:
+        cluster.retire(source)
+    cluster.wait("the producers to end", lambda: not any(part.is_alive for part in sources))
     quiet_s = QUIET_LEASES * float(cluster.workload.resolved()["worker"]["lease_s"]) + 1.0
     deadline = time.monotonic() + timeout_s
     before, since = None, time.monotonic()

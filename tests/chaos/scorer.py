@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 from penstock import Scorer
@@ -14,6 +15,8 @@ from tests.chaos.recorder import Recorder
 
 #: Sequences of a call, their length, and how long it waits for them.
 SEQUENCES, LENGTH, PATIENCE_S = 4, 12, 20.0
+#: Between two calls.
+PAUSE_S = 0.3
 
 
 def main() -> int:
@@ -26,6 +29,7 @@ def main() -> int:
     call = 0
     with Scorer(config) as scorer:
         while True:
+            time.sleep(PAUSE_S)
             call += 1
             sequences = [[rng.randrange(2, law.VOCABULARY) for _ in range(LENGTH)] for _ in range(SEQUENCES)]
             starts = [rng.randrange(1, LENGTH) for _ in sequences]

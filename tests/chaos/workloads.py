@@ -154,7 +154,7 @@ WORKLOADS = {
                 "rollout": {"eval_sampling": {"temperature": 1.0}},
                 "buffer": {"score_ttl_s": 5},
             },
-            trainers=(ACTOR, Seats("evals", drives=False, definition=EVALS)),
+            trainers=(ACTOR, Seats("evals", drives=False, subscription={"driving": False}, definition=EVALS)),
             scorers=1,
         ),
         Workload("given", {"data": {"train": [{**TRAIN, "answer_key": "answer"}]}}),
