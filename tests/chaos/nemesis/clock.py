@@ -1,4 +1,7 @@
-"""Clocks that jump: a process that is started under libfaketime (Debian: faketime), and told another time."""
+"""Clocks that jump: a process that is started with a false clock, and told another time while it runs.
+
+Redis runs under libfaketime (Debian: faketime), where that is installed; parts in Python by false_clock.py.
+"""
 
 import os
 import time
@@ -12,7 +15,7 @@ from tests.chaos.nemesis.act import Facts, Ground, Kind, names_of, pick
 LIBRARIES = tuple(f"/usr/lib/{machine}-linux-gnu/faketime/libfaketimeMT.so.1" for machine in ("x86_64", "aarch64"))
 #: Jumps, in seconds.
 JUMPS = (-86400, -3600, -20, -3, 3, 20, 3600, 86400)
-PARTS = ("redis", "producer", "worker", "buffer", "trainer", "engine")
+PARTS = ("redis", "producer", "worker", "buffer", "trainer")
 
 
 def library() -> Path | None:
@@ -22,7 +25,7 @@ def library() -> Path | None:
 
 
 def _choose(kind: str, ground: Ground, rng: Random) -> Facts | None:
-    if ground.clocks is None:
+    if kind == "redis" and ground.clocks is None:
         return None
     name = pick(rng, names_of(ground, kind))
     jumps = [rng.choice(JUMPS) for _ in range(rng.randint(1, 2))]
@@ -32,13 +35,13 @@ def _choose(kind: str, ground: Ground, rng: Random) -> Facts | None:
 def _strike(ground: Ground, facts: Facts) -> None:
     """A part that has its true clock is started again under a false one, which then jumps, and is right in the end."""
     cluster = ground.cluster
-    assert ground.clocks is not None
     part = cluster.parts[facts["part"]]
     told = cluster.folder / "clocks" / part.name
     told.parent.mkdir(exist_ok=True)
-    told.write_text("+0\n")
-    if "LD_PRELOAD" not in part.environment:
-        part.environment = {**part.environment, **environment(ground.clocks, told)}
+    tell(told, 0)
+    false = _environment(ground, part.kind, told)
+    if not false.keys() <= part.environment.keys():
+        part.environment = {**part.environment, **false}
         lives = part.lives
         cluster.kill(part)
         cluster.wait(f"{part.name} to be started again", lambda: part.lives > lives)
@@ -55,10 +58,12 @@ def tell(told: Path, seconds: float) -> None:
     temporary.replace(told)
 
 
-def environment(library: Path, told: Path) -> dict[str, str]:
-    """What has a process read its clock by ``told``; the monotonic one stays as it is."""
+def _environment(ground: Ground, kind: str, told: Path) -> dict[str, str]:
+    """What has a part read its clock by ``told``; the monotonic one stays as it is."""
+    if kind != "redis":
+        return {"CHAOS_CLOCK": str(told)}
     return {
-        "LD_PRELOAD": str(library),
+        "LD_PRELOAD": str(ground.clocks),
         "FAKETIME_TIMESTAMP_FILE": str(told),
         "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",

@@ -1,6 +1,9 @@
 """Faults do what they say to real processes, and leave them whole."""
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,7 +142,31 @@ def test_what_is_not_there_is_not_chosen(ground: Ground) -> None:
         "kill:all", "kill:everything",
     } | ({"kill:standby", "stop:standby", "term:standby"} & possible)  # fmt: skip
     assert not any(kind.choose(ground, Random(0)) for kind in network.kinds().values()), "there is no proxy"
-    assert not any(kind.choose(ground, Random(0)) for kind in clock.kinds().values()), "there is no faketime"
+    assert clock.kinds()["clock:redis"].choose(ground, Random(0)) is None, "there is no faketime"
+
+
+def test_a_python_part_has_a_clock_that_jumps_and_sleeps_as_long_as_ever(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    code = """
+import time
+begun = time.monotonic()
+time.sleep(0.2)
+assert 0.1 < time.monotonic() - begun < 20
+print(time.time(), time.time_ns())
+"""
+    environment = {"PYTHONPATH": str(ROOT / "tests/chaos/recorded"), "CHAOS_HISTORY": str(tmp_path)}
+    for seconds in (0, 3600, -86400):
+        clock.tell(told, seconds)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **environment, "CHAOS_CLOCK": str(told)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        read, read_ns = (float(word) for word in done.stdout.split())
+        assert abs(read - time.time() - seconds) < 60
+        assert abs(read_ns / 1e9 - read) < 60
 
 
 def test_a_file_is_cut_between_what_is_kept_and_its_end(tmp_path: Path) -> None:
