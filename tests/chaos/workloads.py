@@ -57,6 +57,8 @@ class Workload:
     workers: int = 2
     buffers: int = 2
     payload_servers: int = 0
+    #: Payloads lie in a folder, which all parts share.
+    payload_folder: bool = False
     scorers: int = 0
     #: Whether workers start real engines.
     is_real: bool = False
@@ -162,6 +164,7 @@ WORKLOADS = {
             "turns", {"data": {"train": [{**TRAIN, "environment": f"{TASKS}:Echo"}]}, "rollout": {"max_turns": 4}}
         ),
         Workload("leases", {"rollout": LONG | {"lease_tokens": 12}}),
+        Workload("folder", payload_folder=True),
         # A real engine on the CPU, which its worker starts; the law says nothing of its tokens.
         Workload("engine", {"engine": REAL}, workers=1, is_real=True),
         Workload("prefixes", {"rollout": LONG, "worker": {"checkpoint_tokens": 6}}),

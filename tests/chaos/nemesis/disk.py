@@ -45,14 +45,9 @@ def _mount(path: Path, megabytes: int) -> bool:
 
 
 def _choose(name: str, ground: Ground, rng: Random) -> Facts | None:
-    if name not in ground.disks or (name == "payloads" and not _has_payload_folder(ground)):
+    if name not in ground.disks or (name == "payloads" and not ground.cluster.workload.payload_folder):
         return None
     return {"disk": name, "hold_s": round(rng.uniform(1.0, 5.0), 3)}
-
-
-def _has_payload_folder(ground: Ground) -> bool:
-    servers = ground.cluster.workload.resolved().get("redis", {}).get("payload_servers", {})
-    return any(str(url).startswith("file:") for url in servers.values())
 
 
 def _strike(ground: Ground, facts: Facts) -> None:
