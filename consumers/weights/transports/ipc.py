@@ -31,6 +31,8 @@ _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _DEVICE_INDEX = 6
 #: Longest answer that is read.
 _ANSWER_BYTES = 65536
+#: What a worker is told that was not ready to be written to; it would wait for twice the transfer's time otherwise.
+_LATE = "it did not hold its engine still in time"
 
 
 class CudaIpc(Sender):
@@ -39,6 +41,9 @@ class CudaIpc(Sender):
     def send(self, transfer: Transfer) -> None:
         transfer.decide()
         held = transfer.await_held()
+        for worker in sorted(transfer.workers.keys() - held):
+            log.warning("worker %s takes this version from the disk: %s", worker, _LATE)
+            transfer.end(worker, _LATE)
         engines = {name: (one.url, one.num_ranks) for name, one in transfer.workers.items() if name in held}
         device, version = trainers_device(self.config), str(transfer.publication.version)
         for bucket, is_last in _marked(transfer.buckets()):

@@ -12,6 +12,9 @@ from consumers.weights.transports import ipc
 from penstock.config import TrainerConfig
 from penstock.protocol.transfers import Enrollment
 
+#: What becomes of the engine that does not hold still.
+LATE = ("end", "c", "it did not hold its engine still in time")
+
 
 class Transfer:
     """Three engines, of which one does not hold still."""
@@ -52,7 +55,24 @@ def test_each_bucket_goes_to_engines_that_hold_still_and_the_version_with_the_la
     ipc.CudaIpc(TrainerConfig()).send(transfer)
 
     assert sent == [("0", ["a", "b"], None), ("1", ["a", "b"], None), ("2", ["a"], "7")]
-    assert transfer.did == [("decide",), ("held",), ("end", "b", "out of memory"), ("end", "a", "")]
+    assert transfer.did == [("decide",), ("held",), LATE, ("end", "b", "out of memory"), ("end", "a", "")]
+
+
+def test_a_worker_that_is_late_is_let_go_before_the_others_are_sent_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not said that it holds still, will do so later, and then waits to be told how it ended."""
+    known: list[list[tuple[str, ...]]] = []
+    transfer: Any = Transfer()
+
+    def send(*_: object) -> dict[str, str]:
+        known.append(list(transfer.did))
+        return {}
+
+    monkeypatch.setattr(ipc, "send", send)
+
+    ipc.CudaIpc(TrainerConfig()).send(transfer)
+
+    assert known[0] == [("decide",), ("held",), LATE]
+    assert sorted(entry[1] for entry in transfer.did if entry[0] == "end") == ["a", "b", "c"], "each is told once"
 
 
 def test_nobody_is_told_that_it_went_well_when_the_device_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,4 +85,4 @@ def test_nobody_is_told_that_it_went_well_when_the_device_fails(monkeypatch: pyt
     with pytest.raises(torch.OutOfMemoryError):
         ipc.CudaIpc(TrainerConfig()).send(transfer)
 
-    assert transfer.did == [("decide",), ("held",)]
+    assert transfer.did == [("decide",), ("held",), LATE]
