@@ -13,10 +13,10 @@ Processes that die lose nothing. A machine that dies may lose what was written i
 file with fsync every second does; such a payload is missed or fails its checksum, and is a counted loss.
 
 Errors of the file system pass for a server that does not answer (``redis.ConnectionError``), so that everybody waits
-and asks again as they do for one; a full one is QueueFull.
+and asks again as they do for one; a full one is QueueFull. A network file system whose server is gone answers with no
+error either: the leader, who has others to serve, asks it in a thread that may be left behind.
 """
 
-import ctypes
 import itertools
 import logging
 import os
@@ -26,16 +26,19 @@ import shutil
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote, unquote
 
 from redis.exceptions import ConnectionError as NoAnswer
 
 from penstock.addresses import path_of
 from penstock.errors import ConfigError, QueueFull
+from penstock.payloads.write_back import WriteBack
 from penstock.system.disk import FULL
+from penstock.system.one_at_a_time import OneAtATime
 
 #: Endings of files; no quoted name has such an ending, for a percent sign is followed by two hex digits there.
 PENDING, WRITING, FREED = "%new", "%tmp", "%old"
@@ -46,12 +49,13 @@ MARK = ".penstock-payloads"
 #: Names of the folders in it, and how the names of the files in those begin.
 PARTS, KINDS = "0123456789abcdef", ("payload:", "side:")
 
-#: Longest time that what was written is not on the disk.
-SYNC_S = 1.0
+#: Longest wait of the leader for an answer.
+ANSWER_S = 2.0
 
 #: Share of a file system above which nothing is written any more.
 FULL_SHARE = 0.97
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -60,21 +64,23 @@ class PayloadFolder:
 
     Args:
         url: ``file:///FOLDER``; it is made when it is not there (ConfigError where that fails).
+        timeout_s: longest wait of ``ping``.
     """
 
     #: Columns need a Redis.
     columns = None
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, timeout_s: float = ANSWER_S) -> None:
         self.url = url
+        self._timeout_s = timeout_s
+        self._asking = OneAtATime("payload folder answers")
         try:
             self.path = path_of(url)
             self.path.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as exc:
             raise ConfigError(f"The folder of payloads {url} cannot be made or read: {exc}.") from exc
         self._lock = threading.Lock()
-        self._dirty = threading.Event()
-        self._syncer: threading.Thread | None = None
+        self._write_back = WriteBack(self.path)
         #: What this process names files by until they have their own name.
         self._me = f"{os.getpid():x}-{secrets.token_hex(4)}-"
         self._numbers = itertools.count()
@@ -98,7 +104,7 @@ class PayloadFolder:
                     if exc.errno not in FULL:
                         raise
                     answers.append(QueueFull(f"The folder of payloads {self.path} has no room: {exc.strerror}."))
-        self._sync_soon()
+        self._write_back.soon()
         return answers
 
     def _put(self, path: str, data: bytes) -> None:
@@ -138,8 +144,11 @@ class PayloadFolder:
         """It was made when it was opened, which is all that can be known."""
 
     def ping(self) -> None:
-        """See whether the file system answers; a folder that is not there is one without payloads."""
-        with self._answering(), suppress(FileNotFoundError):
+        """See whether the file system answers in time; a folder that is not there is one without payloads."""
+        self._ask(self._look)
+
+    def _look(self) -> None:
+        with suppress(FileNotFoundError):
             os.stat(self.path)
 
     def is_full(self) -> bool:
@@ -303,8 +312,12 @@ class PayloadFolder:
             self._freed.put(None)
             self._freeing.join()
             self._freeing = None
-        if self._syncer is not None and self._dirty.is_set():
-            self._sync()
+        self._write_back.close()
+
+    def _ask(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns; NoAnswer where it does not come back in time, or an earlier one has not."""
+        with self._answering():
+            return self._asking.do(work, self._timeout_s)
 
     def _run(self, name: str) -> Path:
         """Folder of the run that a key belongs to: its name is in braces."""
@@ -327,36 +340,6 @@ class PayloadFolder:
             yield
         except OSError as exc:
             raise NoAnswer(f"the folder of payloads {self.path} does not answer: {exc}") from exc
-
-    def _sync_soon(self) -> None:
-        self._dirty.set()
-        if self._syncer is None:
-            with self._lock:
-                if self._syncer is None:
-                    self._syncer = threading.Thread(target=self._keep_synced, name="payload folder", daemon=True)
-                    self._syncer.start()
-
-    def _keep_synced(self) -> None:
-        while True:
-            self._dirty.wait()
-            self._dirty.clear()
-            self._sync()
-            time.sleep(SYNC_S)
-
-    def _sync(self) -> None:
-        """Write back the file system of the folder, and no other where the system can distinguish them."""
-        try:
-            folder = os.open(self.path, os.O_RDONLY)
-            try:
-                syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-                if syncfs is None:
-                    os.sync()
-                elif syncfs(folder):
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            finally:
-                os.close(folder)
-        except OSError as exc:
-            log.warning("payloads in %s may not be on the disk: %s", self.path, exc)
 
 
 def _claim(folder: Path) -> None:

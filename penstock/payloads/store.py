@@ -73,11 +73,11 @@ def open_store(url: str, *, timeout_s: float = connect.TIMEOUT_S) -> PayloadStor
     """The store at an address; nobody is asked yet.
 
     Args:
-        timeout_s: longest wait for one answer of a Redis.
+        timeout_s: longest wait for one answer of a Redis, or of a folder that is asked whether it is there.
 
     Raises:
         ConfigError: the address cannot be read, or its folder cannot be made.
     """
     if is_folder(url):
-        return PayloadFolder(url)
+        return PayloadFolder(url, timeout_s=timeout_s)
     return PayloadRedis(connect.connect(url, timeout_s=timeout_s, check=False), url)

@@ -4,7 +4,8 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from penstock.errors import ConfigError, QueueFull
 from penstock.payloads.folder import MARK, PARTS, PayloadFolder
 from penstock.protocol.keys import Keys
 
+#: Longest wait for what must come; a file system that is stuck is so for as long.
+PATIENCE_S = 60.0
 KEYS = Keys("run")
 NAME = KEYS.payload("d a/0/7/3", "t.1")
 
@@ -156,3 +159,57 @@ def test_what_somebody_else_put_among_payloads_does_not_expire(folder: PayloadFo
     assert folder.expire(KEYS.prefix, -1.0) == 1
     assert theirs.exists()
     assert list(folder.names(KEYS.prefix)) == []
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[list[Any], threading.Event]]]:
+    """Have a call of ``os`` on what lies in a folder not come back before the event; what it was called with."""
+    events: list[threading.Event] = []
+
+    def make(call: str) -> tuple[list[Any], threading.Event]:
+        asked: list[Any] = []
+        again, real = threading.Event(), getattr(os, call)
+
+        def hang(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if "a folder" in str(path):
+                asked.append(path)
+                again.wait(PATIENCE_S)
+            return real(path, *args, **kwargs)
+
+        monkeypatch.setattr(os, call, hang)
+        events.append(again)
+        return asked, again
+
+    yield make
+    for again in events:
+        again.set()
+
+
+def left_behind() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "payload folder answers"]
+
+
+def let_come_back() -> None:
+    for thread in left_behind():
+        thread.join(PATIENCE_S)
+
+
+def test_a_file_system_whose_server_is_gone_holds_up_nobody_who_asks_whether_it_answers(
+    tmp_path: Path, stuck: Callable[[str], tuple[list[Any], threading.Event]]
+) -> None:
+    """It gives no error: the call does not come back. Threads that wait for it do not pile up."""
+    folder = PayloadFolder(f"file://{tmp_path}/a%20folder", timeout_s=0.05)
+    asked, again = stuck("stat")
+    with pytest.raises(NoAnswer, match=r"a folder does not answer: nothing came back in 0.05 s"):
+        folder.ping()
+    for _ in range(3):
+        with pytest.raises(NoAnswer, match=r"a folder does not answer: what was asked before has not come back"):
+            folder.ping()
+    assert len(left_behind()) == 1
+    again.set()
+    let_come_back()
+    assert len(asked) == 1
+    with suppress(NoAnswer):  # a machine under load may take its time
+        folder.ping()
+    let_come_back()
+    assert len(asked) == 2, "it is asked again once it has answered"
