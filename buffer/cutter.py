@@ -18,6 +18,7 @@ from buffer.state import State
 from buffer.subscription import Subscription
 from buffer.view import InFlight, View
 from penstock.config.subscription import Unit
+from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import MAX_RECORD_BYTES
@@ -75,7 +76,12 @@ class Cutter:
                 case Wait(why):
                     return why
                 case Look():
-                    view = self._view(sub, self._look(view))
+                    try:
+                        seen = self._look(view)
+                    except ProtocolError as exc:
+                        # One was broken since all were read; the next refresh sets it aside.
+                        return f"subscriptions that can be read: {exc}"
+                    view = self._view(sub, seen)
                     continue
                 case Dispose(reason, groups):
                     self._state.dispose(sub, reason, groups)

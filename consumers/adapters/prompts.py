@@ -14,6 +14,7 @@ from consumers.session import Session
 from penstock.errors import ConfigError, ProtocolError, QueueFull, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import scan_groups
+from penstock.protocol.position import read_count
 from penstock.protocol.records.job import Job, JobState
 from penstock.redis.commands import Client
 
@@ -110,7 +111,7 @@ class Prompts:
     def unread(self) -> Iterator[Batch]:
         """Batches that were cut and are not committed, without their payloads. Blocks for a round trip each."""
         sub = self._keys.sub(self._name)
-        cut = int(self._control.do(lambda client: client.hget(sub, "cut")) or 0)
+        cut = read_count(self._control.do(lambda client: client.hget(sub, "cut")), "cut", self._name)
         for n in range(self._subscriber.cursor + 1, cut + 1):
             delivery = self._subscriber.read(n, LOOK_S)
             yield Batch(delivery.manifest, digest=delivery.digest, payloads={})

@@ -14,6 +14,7 @@ from consumers.subscription.ownership import Ownership
 from consumers.subscription.seat import Seat
 from penstock.errors import DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
+from penstock.protocol.position import read_count
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.waits import Waiting, read_waits
 from penstock.redis.commands import Client
@@ -107,7 +108,7 @@ class Manifests:
     def _check_lost(self) -> None:
         """Raise ProtocolError when Redis forgot a commit of ours: what this rank waits for would never come."""
         gen, cursor = self._control.do(lambda client: client.hmget(self._keys.sub(self._name), "gen", "cursor"))
-        where = (int(gen or 0), int(cursor or 0))
+        where = (read_count(gen, "gen", self._name), read_count(cursor, "cursor", self._name))
         if where < (self._ownership.gen, self._ownership.cursor):
             raise ProtocolError(
                 f"Redis knows {where[1]} committed batches of subscription {self._name!r}, and this trainer committed "
@@ -117,7 +118,8 @@ class Manifests:
 
     def _check_ended(self, n: int) -> None:
         """Raise DataEnded when batch ``n`` never comes. None is cut after that under this owner: ranks agree on it."""
-        ended = int(self._control.do(lambda client: client.hget(self._keys.sub(self._name), "ended")) or 0)
+        found = self._control.do(lambda client: client.hget(self._keys.sub(self._name), "ended"))
+        ended = read_count(found, "ended", self._name)
         if 0 < ended <= n:
             self._waiting.end()
             raise DataEnded(

@@ -14,6 +14,7 @@ from consumers.subscription.seat import Seat
 from penstock.errors import ConfigError, OwnershipLost, QueueUnavailable, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.position import read_count
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING, Control
@@ -156,7 +157,8 @@ class Ownership:
                 is_mine = bool(self._job) and (job or b"").decode() == self._job
                 renewed = left_ms > FRESH_MS or (held == seen and left_ms > left)
                 if not alive or is_mine or renewed:
-                    self.token, self.gen, self.cursor = token.decode(), int(gen or 0), int(cursor or 0)
+                    self.token = token.decode()
+                    self.gen, self.cursor = read_count(gen, "gen", self._name), read_count(cursor, "cursor", self._name)
                     return
                 seen, left = held, left_ms
             self._waiting.for_(f"rank 0 of subscription {self._name}")
@@ -220,7 +222,7 @@ class Ownership:
         """Raise OwnershipLost when the subscription was rewound or taken over since. Blocks for one round trip."""
         self.check()
         token, now = self._control.do(lambda client: client.hmget(self._keys.sub(self._name), "owner", "gen"))
-        if token is None or token.decode() != self.token or int(now or 0) != gen:
+        if token is None or token.decode() != self.token or read_count(now, "gen", self._name) != gen:
             raise self.not_ours()
 
     def not_ours(self) -> OwnershipLost:

@@ -11,6 +11,7 @@ from typing import Any
 
 from consumers.subscription.subscriber import Subscriber
 from penstock.errors import ConfigError, ProtocolError, RolesApart, WaitTimeout
+from penstock.protocol.position import read_count
 
 #: Between two looks at whether the other ranks have committed.
 LOOK_S = 0.005
@@ -108,9 +109,10 @@ class Progress:
 
     def can_go_back(self, n: int) -> bool:
         """True where Redis knows batch ``n`` as committed and has what came after it. Blocks for one round trip."""
-        sub = self._subscriber.keys.sub(self._subscriber.name)
+        name = self._subscriber.name
+        sub = self._subscriber.keys.sub(name)
         floor, cursor = self._subscriber.control.do(lambda client: client.hmget(sub, "floor", "cursor"))
-        return int(floor or 0) <= n <= int(cursor or 0)
+        return read_count(floor, "floor", name) <= n <= read_count(cursor, "cursor", name)
 
     def go_back(self, n: int) -> None:
         """The weights are those that have seen batch ``n``: what comes after it comes again.
@@ -126,7 +128,7 @@ class Progress:
         # From the rewind to the next publication nothing is cut.
         sub = self._subscriber.keys.sub(self._subscriber.name)
         cut = self._subscriber.control.do(lambda client: client.hget(sub, "cut"))
-        self.redelivered = int(cut or 0)
+        self.redelivered = read_count(cut, "cut", self._subscriber.name)
 
 
 def batch_of(state: Mapping[str, Any], run: str, name: str) -> int:

@@ -7,9 +7,10 @@ it waits, or decides by it, asks here; a test holds the two to the same figures 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.config.staleness import places
-from penstock.config.subscription import account_of
+from penstock.config.staleness import Sampler, places
+from penstock.config.subscription import Definition, account_of
 from penstock.protocol.keys import Keys
+from penstock.protocol.position import Position
 from penstock.redis.commands import Client
 
 
@@ -110,24 +111,23 @@ def room(members: Sequence[Counted], *, admitted: int, gone: int = 0, pool_gone:
     return Room(total - stock, total)
 
 
-#: Fields of ``sub:NAME`` that are counted.
-_FIELDS = ("bound", "gb", "over", "owed", "p", "disposed", "start", "skipped", "sampler", "share", "parked")
-
-
 def read_rooms(client: Client, keys: Keys, gates: Sequence[Sequence[str]]) -> dict[str, Room]:
     """The room of each gate, by its first subscription. Blocks for a round trip; all is of one instant.
 
     Args:
         gates: names of the subscriptions that hold the gate, those of a pool together.
+
+    Raises:
+        ProtocolError: Redis does not hold one of them as penstock writes it.
     """
     pipe = client.pipeline(transaction=True)
     pipe.hmget(keys.counters, "seq:train", "buried:train", "cancelled:train")
     pipe.hgetall(keys.subs)
     names = [name for members in gates for name in members]
     for name in names:
-        pipe.hmget(keys.sub(name), *_FIELDS)
+        pipe.hgetall(keys.sub(name))
     (admitted, *gone), subs, *found = pipe.execute()
-    counted = {name: _counted(raw) for name, raw in zip(names, found, strict=True)}
+    counted = {name: _counted(raw, name) for name, raw in zip(names, found, strict=True)}
     return {
         members[0]: room(
             [counted[name] for name in members],
@@ -139,13 +139,20 @@ def read_rooms(client: Client, keys: Keys, gates: Sequence[Sequence[str]]) -> di
     }
 
 
-def _counted(raw: Sequence[bytes | None]) -> Counted:
-    bound, budget, over, owed, consumed, disposed, start, skipped = (int(value or 0) for value in raw[:8])
-    sampler, share, parked = raw[8:]
+def _counted(raw: Mapping[bytes, bytes], name: str) -> Counted:
+    definition, position = Definition.read(raw, name), Position.read(raw, name)
     return Counted(
-        bound, budget, over + owed, consumed, disposed, start, skipped,
-        cohort=sampler == b"cohort", share=(share or b"").decode(), parked=parked == b"1",
-    )  # fmt: skip
+        bound=definition.bound,
+        group_budget=position.gb,
+        extra=definition.over + position.owed,
+        consumed=position.p,
+        disposed=position.disposed,
+        start=position.start,
+        skipped=position.skipped,
+        cohort=definition.sampler is Sampler.COHORT,
+        share=definition.share,
+        parked=position.parked,
+    )
 
 
 def _pool_gone(subs: Mapping[bytes, bytes], pool: str) -> int:

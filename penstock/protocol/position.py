@@ -33,6 +33,12 @@ class Position:
     gen: int = 0
     #: Places at the gate that batches up to ``cut`` consume.
     cum: int = 0
+    #: Groups that one of its versions consumes; those that a published version consumed, and those given up unused.
+    gb: int = 0
+    p: int = 0
+    disposed: int = 0
+    #: Groups that were gone before it came.
+    start: int = 0
     #: Groups granted beyond the gate.
     owed: int = 0
     #: Places in the order of admission that held nothing when their turn came.
@@ -63,18 +69,16 @@ class Position:
     def read(cls, raw: Mapping[bytes, bytes], name: str) -> Self:
         """The position in the hash ``sub:NAME``; ProtocolError that names a field which no verb wrote so."""
 
-        def number(key: str) -> int:
-            return int(_checked(raw, key, b"0", _COUNT, name))
-
         drops = [key.decode(errors="backslashreplace") for key in raw if key.startswith(b"drop:")]
         return cls(
-            **{key: number(key) for key in _COUNTS},
-            dropped={key.removeprefix("drop:"): number(key) for key in drops},
-            rejected_reward=float(_checked(raw, "rejected_reward", b"0", _SUM, name)),
+            **{key: read_count(raw.get(key.encode()), key, name) for key in _COUNTS},
+            dropped={key.removeprefix("drop:"): read_count(raw.get(key.encode()), key, name) for key in drops},
+            rejected_reward=float(_checked(raw.get(b"rejected_reward"), "rejected_reward", b"0", _SUM, name)),
             restored=raw.get(b"restored") == b"1",
             parked=raw.get(b"parked") == b"1",
             lineage=Lineage.parse(
-                _checked(raw, "abandoned", b"", _RANGES, name), _checked(raw, "repeats", b"", _VERSIONS, name)
+                _checked(raw.get(b"abandoned"), "abandoned", b"", _RANGES, name),
+                _checked(raw.get(b"repeats"), "repeats", b"", _VERSIONS, name),
             ),
         )
 
@@ -83,9 +87,14 @@ class Position:
 _COUNTS = tuple(one.name for one in fields(Position) if one.type is int)
 
 
-def _checked(raw: Mapping[bytes, bytes], key: str, default: bytes, allowed: re.Pattern[bytes], name: str) -> str:
+def read_count(value: bytes | None, key: str, name: str) -> int:
+    """A field of a position that counts, for who reads it alone; 0 where it is not set. Raises ProtocolError."""
+    return int(_checked(value, key, b"0", _COUNT, name))
+
+
+def _checked(value: bytes | None, key: str, default: bytes, allowed: re.Pattern[bytes], name: str) -> str:
     """The text of a field; ``default`` where it is not set."""
-    value = raw.get(key.encode()) or default
+    value = value or default
     if not allowed.fullmatch(value):
         raise ProtocolError(
             f"Field {key} of subscription {name!r} is {shown(value)} in Redis, which no verb writes: drop it with "
