@@ -1,0 +1,37 @@
+"""What a publisher does before a version is published."""
+
+from typing import Any
+
+import pytest
+
+from consumers.weights import publisher
+from consumers.weights.transfer import Transfer
+from consumers.weights.transports.sender import Sender
+from penstock.config import Config, TrainerConfig
+from penstock.protocol.keys import Keys
+
+
+def test_a_sender_sets_its_process_up_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer of one's own calls nothing else: NCCL would have other settings than the engines' otherwise."""
+    did: list[str] = []
+
+    class Own(Sender):
+        @classmethod
+        def set_up(cls) -> None:
+            did.append("set up")
+
+        def __init__(self, config: TrainerConfig) -> None:
+            super().__init__(config)
+            did.append("made")
+
+        def send(self, transfer: Transfer) -> None: ...
+
+    monkeypatch.setattr(publisher, "sender_of", lambda name: {"nccl": Own}[name])
+    values = {"run": "x", "model": {"path": "m"}, "data": {"train": [{"name": "d", "path": "d.jsonl"}]}}
+    config = Config.model_validate(values | {"trainer": {"transport": "nccl", "device": "cuda"}})
+    unused: Any = None
+
+    made = publisher.Publisher(config, Keys("x"), unused, unused)
+
+    assert isinstance(made.sender, Own)
+    assert did == ["set up", "made"]
