@@ -183,8 +183,12 @@ class PayloadServers:
         return True
 
     def expire(self, prefix: str, ttl_s: float) -> int:
-        """Remove what nobody committed in ``ttl_s``, where that does not happen by itself; how many. Blocks."""
-        return sum(store.expire(prefix, ttl_s) for store in self._stores.values())
+        """Remove what nobody committed in ``ttl_s``, where that does not happen by itself; how many. Blocks.
+
+        Servers that are lost or do not answer are left out.
+        """
+        asked = [server for server in self._stores if server not in self._lost and server not in self._away]
+        return sum(self._try(server, partial(self._stores[server].expire, prefix, ttl_s)) or 0 for server in asked)
 
     def close(self) -> None:
         for store in self._stores.values():

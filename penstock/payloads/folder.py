@@ -28,6 +28,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, unquote
@@ -49,8 +50,8 @@ MARK = ".penstock-payloads"
 #: Names of the folders in it, and how the names of the files in those begin.
 PARTS, KINDS = "0123456789abcdef", ("payload:", "side:")
 
-#: Longest wait of the leader for an answer.
-ANSWER_S = 2.0
+#: Longest wait of the leader for an answer, and files that it asks for at once.
+ANSWER_S, CHUNK = 2.0, 64
 
 #: Share of a file system above which nothing is written any more.
 FULL_SHARE = 0.97
@@ -64,7 +65,7 @@ class PayloadFolder:
 
     Args:
         url: ``file:///FOLDER``; it is made when it is not there (ConfigError where that fails).
-        timeout_s: longest wait of ``ping``.
+        timeout_s: longest wait of ``ping``, and for each ``CHUNK`` files of ``keep`` and ``unlink``.
     """
 
     #: Columns need a Redis.
@@ -163,11 +164,13 @@ class PayloadFolder:
         Raises:
             ConfigError: this process sees nothing of the run at all: it has another folder than the workers.
         """
-        with self._answering():
-            kept = [self._keep(self._file(name)) for name in names]
+        kept = [one for chunk in _chunks(names) for one in self._ask(partial(self._keep_all, chunk))]
         if names and not any(kept):
-            self._check_shared(names[0])
+            self._ask(partial(self._check_shared, names[0]))
         return kept
+
+    def _keep_all(self, names: Sequence[str]) -> list[bool]:
+        return [self._keep(self._file(name)) for name in names]
 
     def _keep(self, path: str) -> bool:
         try:
@@ -178,7 +181,9 @@ class PayloadFolder:
 
     def _check_shared(self, name: str) -> None:
         folder = self._run(name)
-        if not folder.exists():
+        with self._answering():
+            is_there = folder.exists()
+        if not is_there:
             raise ConfigError(
                 f"Samples were committed whose payloads lie in {self.path}, but here that folder has no {folder.name}: "
                 "give it to this machine too, at the same path or as redis.payload_servers.NAME of its own."
@@ -189,17 +194,19 @@ class PayloadFolder:
 
         A file whose bytes are on their way to the disk is not deleted before they are there: a thread waits for that.
         """
-        with self._answering():
-            for name in names:
-                path = self._file(name)
-                for file in (path, path + PENDING):
-                    with suppress(FileNotFoundError):
-                        self._put_aside(file)
+        for chunk in _chunks(names):
+            self._ask(partial(self._put_all_aside, chunk))
         if self._freeing is None:
             with self._lock:
                 if self._freeing is None:
                     self._freeing = threading.Thread(target=self._free, name="payload folder frees", daemon=True)
                     self._freeing.start()
+
+    def _put_all_aside(self, names: Sequence[str]) -> None:
+        for path in map(self._file, names):
+            for file in (path, path + PENDING):
+                with suppress(FileNotFoundError):
+                    self._put_aside(file)
 
     def _put_aside(self, file: str) -> None:
         freed = f"{file}{FREED}"
@@ -226,6 +233,7 @@ class PayloadFolder:
     def expire(self, prefix: str, ttl_s: float) -> int:
         """Remove what nobody committed in ``ttl_s``, and what a process that died left half done; how many files."""
         gone, now = 0, time.time()
+        self.ping()
         with self._answering():
             for file in self._files(prefix):
                 if not file.name.endswith((PENDING, FREED)) and WRITING not in file.name:
@@ -358,6 +366,11 @@ def _claim(folder: Path) -> None:
 def _parts(folder: Path) -> list[Path]:
     """The folders of a run in which its files lie; a link is none of them."""
     return [part for name in PARTS if (part := folder / name).is_dir() and not part.is_symlink()]
+
+
+def _chunks(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), CHUNK):
+        yield names[start : start + CHUNK]
 
 
 def _write_all(file: int, data: bytes) -> None:

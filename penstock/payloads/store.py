@@ -73,7 +73,7 @@ def open_store(url: str, *, timeout_s: float = connect.TIMEOUT_S) -> PayloadStor
     """The store at an address; nobody is asked yet.
 
     Args:
-        timeout_s: longest wait for one answer of a Redis, or of a folder that is asked whether it is there.
+        timeout_s: longest wait for one answer of a Redis, or of a folder in ``ping``, ``keep`` and ``unlink``.
 
     Raises:
         ConfigError: the address cannot be read, or its folder cannot be made.

@@ -24,7 +24,7 @@ NAME = KEYS.payload("d a/0/7/3", "t.1")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> PayloadFolder:
-    return PayloadFolder(f"file://{tmp_path}/a%20folder")
+    return PayloadFolder(f"file://{tmp_path}/a%20folder", timeout_s=PATIENCE_S)
 
 
 def files(folder: PayloadFolder) -> list[Path]:
@@ -213,3 +213,32 @@ def test_a_file_system_whose_server_is_gone_holds_up_nobody_who_asks_whether_it_
         folder.ping()
     let_come_back()
     assert len(asked) == 2, "it is asked again once it has answered"
+
+
+@pytest.mark.parametrize(
+    ("call", "act", "left"),
+    [
+        ("rename", lambda folder: folder.keep([NAME]), [(NAME, True)]),
+        ("rename", lambda folder: folder.unlink([NAME]), []),
+        ("stat", lambda folder: folder.expire(KEYS.prefix, -1.0), []),
+    ],
+)
+def test_a_leader_goes_on_without_a_file_system_whose_server_is_gone_and_does_it_later(
+    tmp_path: Path,
+    folder: PayloadFolder,
+    stuck: Callable[[str], tuple[list[Any], threading.Event]],
+    call: str,
+    act: Callable[[PayloadFolder], Any],
+    left: list[tuple[str, bool]],
+) -> None:
+    folder.put([(NAME, b"x")])
+    leaders = PayloadFolder(folder.url, timeout_s=0.05)
+    _, again = stuck(call)
+    for _ in range(2):
+        with pytest.raises(NoAnswer, match="a folder does not answer"):
+            act(leaders)
+    assert len(left_behind()) == 1
+    again.set()
+    let_come_back()
+    act(folder)
+    assert list(folder.names(KEYS.prefix)) == left
