@@ -7,9 +7,11 @@
 import json
 import logging
 import platform
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from penstock import __version__
 from penstock.config import Config
 
 Row = dict[str, Any]
+#: A run that wrote no row for so long was down: the queue's come every second.
+DOWN_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -158,34 +162,58 @@ def draw(config: Config, rows: Rows, path: Path) -> None:
     figure = Figure(figsize=(9, 9), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     reward, staleness, queue = figure.subplots(3, 1, sharex=True)
-    start = min((row["time_s"] for row in [*rows.steps, *rows.evals, *rows.queue] if row.get("time_s")), default=0.0)
+    up = Uptime([row["time_s"] for row in [*rows.steps, *rows.evals, *rows.queue] if row.get("time_s")])
 
-    _line(reward, rows.steps, "reward_mean", start, color="tab:blue", label="reward (batch mean)")
+    _line(reward, rows.steps, "reward_mean", up, color="tab:blue", label="reward (batch mean)")
     accuracies = headline(config, rows.evals)
-    _line(reward, accuracies, "accuracy", start, color="tab:orange", marker="o", label="held-out accuracy")
+    _line(reward, accuracies, "accuracy", up, color="tab:orange", marker="o", label="held-out accuracy")
     reward.set_ylabel("reward")
     bound = config.staleness.bound
-    _line(staleness, rows.steps, "staleness_max", start, color="tab:red", drawstyle="steps-post", label="max")
-    _line(staleness, rows.steps, "staleness_mean", start, color="tab:blue", label="mean")
+    _line(staleness, rows.steps, "staleness_max", up, color="tab:red", drawstyle="steps-post", label="max")
+    _line(staleness, rows.steps, "staleness_mean", up, color="tab:blue", label="mean")
     staleness.axhline(bound, color="0.4", linestyle="--", linewidth=1, label=f"bound {bound}")
     staleness.set_ylabel("staleness (versions)")
     staleness.set_ylim(bottom=0)
     staleness.yaxis.set_major_locator(MaxNLocator(integer=True))
     for key, color in (("queued", "tab:blue"), ("leased", "tab:green"), ("ready", "tab:orange")):
-        _line(queue, rows.queue, key, start, color=color, label=key)
+        _line(queue, rows.queue, key, up, color=color, label=key)
     queue.set_ylabel("queue depth (groups)")
     queue.set_ylim(bottom=0)
-    queue.set_xlabel("time (s)")
+    queue.set_xlabel("time (s)" + (", without that between its lives" if up.breaks else ""))
     figure.suptitle(f"{config.run}: {config.staleness.mode}, bound {bound}")
     for axes in (reward, staleness, queue):
         axes.grid(alpha=0.3)
+        for at in up.breaks:
+            axes.axvline(at, color="0.6", linestyle=":", linewidth=1)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     figure.savefig(path)
 
 
-def _line(axes: Any, rows: list[Row], key: str, start: float, **style: Any) -> None:
-    points = [(row["time_s"] - start, row[key]) for row in rows if row.get("time_s") and row.get(key) is not None]
+class Uptime:
+    """Seconds that a run was up, of its rows' times: what it was down between two lives is left out.
+
+    Args:
+        times: of all rows, in seconds, in any order; the queue's come every second while a run is up.
+    """
+
+    def __init__(self, times: Iterable[float]) -> None:
+        self._times = sorted(times)
+        pairs = zip(self._times, self._times[1:], strict=False)
+        steps = (after - before if after - before < DOWN_S else 0.0 for before, after in pairs)
+        self._seconds = list(accumulate(steps, initial=0.0))
+        #: Where one life ended and the next began.
+        self.breaks = [
+            self._seconds[at] for at in range(1, len(self._times)) if self._times[at] - self._times[at - 1] >= DOWN_S
+        ]
+
+    def at(self, time_s: float) -> float:
+        """Seconds that it had been up at the time of a row."""
+        return self._seconds[bisect_left(self._times, time_s)]
+
+
+def _line(axes: Any, rows: list[Row], key: str, up: Uptime, **style: Any) -> None:
+    points = [(up.at(row["time_s"]), row[key]) for row in rows if row.get("time_s") and row.get(key) is not None]
     if points:
         axes.plot(*zip(*sorted(points), strict=True), linewidth=1.5, markersize=4, **style)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import penstock
 from console.launch.live import Live
-from console.launch.report import draw, read_rows, setup_versions, summarize, write_summary
+from console.launch.report import Uptime, draw, read_rows, setup_versions, summarize, write_summary
 from penstock.config import Config
 from penstock.protocol.presence import WorkerPresence
 
@@ -97,6 +97,13 @@ def test_lines_torn_by_a_kill_are_left_out_and_reported(tmp_path: Path, caplog: 
 
     assert [row["step"] for row in read_rows(tmp_path).steps] == [1, 4]
     assert "1 lines are torn" in caplog.text
+
+
+def test_what_a_run_was_down_between_two_lives_is_left_out_of_its_picture() -> None:
+    up = Uptime([103.0, 100.0, 101.0, 102.5, 6000.0, 6001.0])
+    assert [up.at(time) for time in (100.0, 103.0, 6000.0, 6001.0)] == [0.0, 3.0, 3.0, 4.0]
+    assert up.breaks == [3.0]
+    assert Uptime([]).breaks == []
 
 
 def test_the_picture_is_drawn_also_without_rows(tmp_path: Path) -> None:
