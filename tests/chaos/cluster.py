@@ -34,8 +34,8 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 #: Packages of the product: what is taken of ``source``.
 PRODUCT = ("penstock", "console", "producer", "workers", "buffer", "consumers")
-#: Longest wait for any one thing to happen; the machine may be slow.
-PATIENCE_S = 120.0
+#: Longest wait for any one thing to happen; the machine may be slow, and a real engine is slow to start.
+PATIENCE_S, ENGINE_PATIENCE_S = 120.0, 420.0
 _LEADS = re.compile(r"leading in epoch (\d+)")
 
 
@@ -333,8 +333,14 @@ class Cluster:
         """Batches that were committed so far, over all subscriptions; those that came again count again."""
         return 0 if self.watch is None else self.watch.committed
 
-    def wait(self, what: str, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+    @property
+    def patience_s(self) -> float:
+        """Longest wait for any one thing."""
+        return ENGINE_PATIENCE_S if self.workload.is_real else PATIENCE_S
+
+    def wait(self, what: str, condition: Callable[[], Any], timeout_s: float | None = None) -> Any:
         """Poll until ``condition`` is true; its value. Raises TimeoutError, with what the run waits for."""
+        timeout_s = self.patience_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
             if time.monotonic() > deadline:

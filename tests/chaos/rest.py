@@ -10,19 +10,17 @@ from tests.chaos.supervisor import Part
 if TYPE_CHECKING:
     from tests.chaos.cluster import Cluster
 
-#: Longest wait for everybody to go on.
-GOES_ON_S = 120.0
 #: Nothing has changed for so long when a run is at rest; longer than any lease of a job, in leases.
 QUIET_LEASES = 2.0
 
 
-def goes_on(cluster: "Cluster", timeout_s: float = GOES_ON_S) -> str:
+def goes_on(cluster: "Cluster") -> str:
     """Wait until every part is up, every worker serves, and every subscription has a new batch; '' or who does not.
 
     What a fault leaves behind must heal by itself: nothing is done here but waiting.
     """
     assert cluster.watch is not None
-    before = dict(cluster.watch.committed_of)
+    before, timeout_s = dict(cluster.watch.committed_of), cluster.patience_s
     deadline = time.monotonic() + timeout_s
     while late := _late(cluster, before):
         if time.monotonic() > deadline:
@@ -59,13 +57,14 @@ def _serves(worker: Any) -> bool:
     return bool(worker.state == "serving")
 
 
-def come_to_rest(cluster: "Cluster", timeout_s: float = 120.0) -> str:
+def come_to_rest(cluster: "Cluster") -> str:
     """Stop who admits jobs, and wait until nothing moves any more and no job is leased; '' or what does not rest."""
     sources = [*cluster.of("producer"), *cluster.of("scorer")]
     for source in sources:
         cluster.retire(source)
     cluster.wait("the producers to end", lambda: not any(part.is_alive for part in sources))
     quiet_s = QUIET_LEASES * float(cluster.workload.resolved()["worker"]["lease_s"]) + 1.0
+    timeout_s = cluster.patience_s
     deadline = time.monotonic() + timeout_s
     before, since = None, time.monotonic()
     while True:

@@ -12,7 +12,9 @@ from penstock.protocol.keys import GROUP, Keys
 from penstock.protocol.presence import live_workers
 
 #: Between two looks at the cursors, and at the memory.
-LOOK_S, MEMORY_S = 0.1, 0.5
+LOOK_S, MEMORY_S = 0.1, 1.0
+#: Streams that are cut at a length: of events, publications, and what trainers tell workers.
+CAPPED = ("samples", "weights", "memory", "transfers")
 #: Counters of jobs that are over.
 OVER = ("retired", "evicted", "dropped", "cancelled")
 
@@ -83,8 +85,17 @@ class Watch:
                 self.committed_at = time.monotonic()
 
     def _weigh(self) -> None:
+        """What the keys of the run take; the server's own figure swings with what its clients have in hand."""
         counters = {name.decode(): int(value) for name, value in self._client.hgetall(self._keys.counters).items()}
         done = sum(counters.get(name, 0) for name in OVER)
         live = counters.get("admitted", 0) - done
-        used = int(self._client.info("memory")["used_memory_dataset"])
-        self.memory.append({"done": done, "live": live, "bytes": used})
+        pattern = self._keys.prefix.replace("[", "\\[") + "*"
+        names = [key for key in self._client.scan_iter(pattern, count=1000) if not self._is_capped(key.decode())]
+        pipe = self._client.pipeline(transaction=False)
+        for name in names:
+            pipe.memory_usage(name, samples=0)
+        self.memory.append({"done": done, "live": live, "bytes": sum(filter(None, pipe.execute()))})
+
+    def _is_capped(self, key: str) -> bool:
+        """A stream that is cut at a length, which it reaches after more jobs than a run has."""
+        return key.removeprefix(self._keys.prefix).partition(":")[0] in CAPPED
