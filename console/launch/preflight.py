@@ -17,6 +17,7 @@ from penstock.redis.connect import connect
 from penstock.system.extras import check_installed
 from penstock.system.own_packages import check_ours
 from penstock.system.user_imports import check_user_code
+from penstock.weights.transport import transport
 from workers.rewards.allowed import allowed_rewards
 
 _BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"
@@ -71,6 +72,7 @@ def check_extras(config: Config, *, trains: bool) -> None:
     if trains:
         for package in ("torch", "safetensors"):
             check_installed(package, "the reference trainer")
+        transport(config.trainer.transport).check_package(config.trainer.transport)
     if config.reward.pool.kind == "rq":
         check_installed("rq", "reward.pool.kind rq")
     if "math_verify" in allowed_rewards(config):

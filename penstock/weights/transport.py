@@ -7,6 +7,8 @@ trainer's side, ``module:Class``, which names the worker's; nothing is known of 
 
 from dataclasses import dataclass
 
+from penstock.system.extras import check_installed
+
 
 @dataclass(frozen=True, slots=True)
 class Transport:
@@ -23,11 +25,18 @@ class Transport:
     on_trainers_gpu: bool = False
     #: It has parameter servers on the GPUs of ``trainer.parameter_server_gpus``; None is the trainer's own.
     has_parameter_servers: bool = False
+    #: Package that the trainer's side needs beside its own, as it is imported; '': none.
+    package: str = ""
 
     @property
     def is_sent(self) -> bool:
         """Whether weights are sent to workers that are ready, so that they enroll."""
         return bool(self.sender)
+
+    def check_package(self, name: str) -> None:
+        """Raise ConfigError where the package of this transport, which is called ``name``, is not installed here."""
+        if self.package:
+            check_installed(self.package, f"trainer.transport {name}")
 
 
 #: penstock's own, by name.
@@ -41,6 +50,8 @@ TRANSPORTS = {
         "checkpoint_engine:CheckpointEngine",
         needs_gpu=True,
         has_parameter_servers=True,
+        # The engines' environment needs it too, in the same release.
+        package="checkpoint_engine",
     ),
 }
 

@@ -37,7 +37,7 @@ from penstock.errors import ConfigError
 from penstock.protocol import transfers
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Enrollment
-from penstock.system.extras import check_installed
+from penstock.weights.transport import TRANSPORTS
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,7 @@ class CheckpointEngine(Sender):
 
     def __init__(self, config: TrainerConfig) -> None:
         super().__init__(config)
-        # The engines' environment needs it too, in the same release.
-        check_installed("checkpoint_engine", "trainer.transport checkpoint_engine")
+        TRANSPORTS["checkpoint_engine"].check_package(config.transport)
         self._servers: ParameterServers | None = None
 
     @property

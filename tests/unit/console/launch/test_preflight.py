@@ -1,0 +1,38 @@
+"""What can be known to fail before anything is started."""
+
+from pathlib import Path
+
+import pytest
+
+from console.launch.preflight import check_extras
+from penstock.config import Config
+from penstock.errors import ConfigError
+from penstock.weights.transport import TRANSPORTS
+
+
+def by(transport: str, folder: Path) -> Config:
+    trainer = {"transport": transport, "device": "cuda"}
+    return Config.model_validate(
+        {
+            "run": "r",
+            "model": {"path": str(folder)},
+            "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
+            "trainer": trainer,
+        }
+    )
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_a_transport_whose_package_is_not_there_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    config, package = by(name, tmp_path), TRANSPORTS[name].package
+    monkeypatch.setattr("penstock.system.extras.is_installed", lambda one: one != package)
+    if package:
+        with pytest.raises(ConfigError, match=rf"trainer\.transport {name} needs {package}, which is not installed"):
+            check_extras(config, trains=True)
+    check_extras(config, trains=not package)
+
+
+def test_checkpoint_engine_needs_its_package() -> None:
+    assert TRANSPORTS["checkpoint_engine"].package == "checkpoint_engine"
