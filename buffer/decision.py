@@ -206,7 +206,8 @@ def _overdue(view: View, in_flight: InFlight, groups: Sequence[Group]) -> list[t
 
 
 def _cut(view: View, groups: list[Group]) -> Cut:
-    first_use = sum(1 for group in groups if not group.uses.get(view.account))
+    account = view.definition.account(view.name)
+    first_use = sum(1 for group in groups if not group.uses.get(account))
     return _cut_of(view, groups, first_use)
 
 

@@ -75,11 +75,6 @@ class View:
         return Policy(one.mode, one.bound if one.model else UNBOUNDED, one.on_expiry, one.sampler)
 
     @property
-    def account(self) -> str:
-        """Under what name groups count its uses."""
-        return self.definition.account(self.name)
-
-    @property
     def n(self) -> int:
         """Number of the batch."""
         return self.position.cut + 1

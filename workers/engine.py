@@ -17,6 +17,8 @@ from penstock.protocol.presence import EnginePresence
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import LogprobKind
 
+#: An abort that overtakes its request on the way finds nothing: it is repeated until every request has returned.
+ABORT_AGAIN_S = 0.05
 #: Name of the side array that holds the routing of a mixture of experts (T17).
 ROUTED_EXPERTS = "routed_experts"
 #: Numbers of experts, by position, layer and choice.

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from console.cli import inspect
-from console.cli.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE
 from console.cli.fleet import fleet_app
 from console.cli.options import OVERRIDES, ConfigOption, RedisOption
 from console.cli.part import run_part
 from console.cli.usage import UsageMistake, overrides_of, sentence
 from console.terminal import flush, hush, reader_left
 from penstock.errors import ConfigError, PenstockError, QueueUnavailable
+from penstock.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE
 from penstock.system.extras import is_extra, needed
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from console.cli.exit_codes import EXIT_INTERRUPT
+from penstock.system.exit_codes import EXIT_INTERRUPT
 from penstock.system.own_packages import check_ours
 
 if TYPE_CHECKING:

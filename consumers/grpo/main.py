@@ -20,7 +20,8 @@ from penstock.config import Config
 from penstock.config.out_of_memory import trainer_error
 from penstock.errors import ConfigError, PenstockError
 from penstock.logs import set_up
-from penstock.system.processes import EXIT_CONFIG, die_with_parent
+from penstock.system.exit_codes import EXIT_CONFIG
+from penstock.system.processes import die_with_parent
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from penstock.system.backoff import pause_s
+from penstock.system.exit_codes import EXIT_CONFIG
 
 #: More deaths than this of one child within the window stop the run.
 MAX_DEATHS = 5
@@ -21,9 +22,6 @@ DEATHS_WINDOW_S = 60.0
 #: First wait before a restart; doubles with each death in the window, up to the longest.
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
-
-#: Exit code of a process whose configuration cannot work; a second such end in a row is final.
-EXIT_CONFIG = 2
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None

@@ -13,7 +13,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
-from workers.engine import ROUTED_EXPERTS, Engine, Segment
+from workers.engine import ABORT_AGAIN_S, ROUTED_EXPERTS, Engine, Segment
 from workers.jobs.environments import Environment, Observation, checked, within
 from workers.jobs.routed_experts import check_rows, keep_rows
 from workers.jobs.sampling import sampling_for
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 #: Longest wait for the partial tokens of a sample that is cancelled.
 _COLLECT_S = 5.0
-_ABORT_AGAIN_S = 0.05
 #: Aborts in a row without a token and without new weights, after which the engine is taken to be at fault.
 _MAX_IDLE_ABORTS = 50
 
@@ -265,7 +264,7 @@ class _Maker:
         try:
             while not task.done() and time.monotonic() < deadline:
                 await self.engine.abort(self.sample.id)
-                await asyncio.wait({task}, timeout=_ABORT_AGAIN_S)
+                await asyncio.wait({task}, timeout=ABORT_AGAIN_S)
             if task.done():
                 self.take(task.result())
         except EngineError as exc:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from penstock.errors import EngineDied, EngineError, PublishError
 from penstock.protocol.records.publication import Publication
-from workers.engine import Engine
+from workers.engine import ABORT_AGAIN_S, Engine
 from workers.jobs.valves import Valves
 from workers.weights.receive.transfers import Transfers
 
@@ -27,9 +27,6 @@ Policy = Literal["in_place", "abort", "drain"]
 T = TypeVar("T")
 #: Loads into an engine that is held still; returns the seconds it took.
 Load: TypeAlias = Callable[[], Awaitable[float]]
-
-#: An abort that overtakes its request on the way finds nothing: it is repeated until every request has returned.
-_ABORT_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +133,7 @@ async def return_all(engine: Engine, valves: Valves) -> None:
     try:
         while valves.requests.running:
             await engine.abort_all()
-            await asyncio.wait({empty}, timeout=_ABORT_AGAIN_S)
+            await asyncio.wait({empty}, timeout=ABORT_AGAIN_S)
             if valves.requests.running and time.monotonic() > deadline:
                 raise EngineDied(
                     f"engine {engine.name} did not return {valves.requests.running} aborted requests within "
