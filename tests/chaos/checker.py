@@ -20,6 +20,9 @@ from tests.chaos.law import Oracle
 NEEDED = {
     "lost": ("admit", "commit"),
     "committed_twice": ("commit",),
+    "lost_right": ("lease", "commit"),
+    "forgotten_try": ("lease", "fail"),
+    "over_admitted": ("subscribe", "admit", "cut", "publish"),
     "trained_twice": ("train",),
     "wrong_batch": ("cut", "train"),
     "over_bound": ("commit", "cut", "publish"),

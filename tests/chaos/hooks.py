@@ -68,7 +68,12 @@ def _cut(args: Facts) -> Facts:
     rows = [[row.job, row.k, row.token] for row in manifest.samples()]
     named = {name: args[name] for name in ("sub", "n", "digest", "model", "jobs")}
     of_manifest = ("train_version", "bound", "mask_below", "mask_offpolicy")
+    named["epoch"] = args["lead"].epoch
     return named | {name: getattr(manifest, name) for name in of_manifest} | {"rows": rows}
+
+
+def _defined(definition: Facts) -> Facts:
+    return {name: str(definition[name]) for name in DEFINED if name in definition}
 
 
 def _outcome(*good: str) -> Callable[[Facts, Any], tuple[str, Facts]]:
@@ -110,6 +115,9 @@ def _done(args: Facts, value: Any) -> tuple[str, Facts]:
     return YES, {}
 
 
+#: What is recorded of a subscription.
+DEFINED = ("driving", "unit", "share", "bound", "gb", "over")
+
 #: (module, function) -> how it is recorded.
 VERBS: dict[tuple[str, str], Hook] = {
     ("penstock.protocol.scripts.producer", "admit"): Hook(
@@ -129,7 +137,7 @@ VERBS: dict[tuple[str, str], Hook] = {
     ("penstock.protocol.scripts.leader", "cut"): Hook("cut", _cut, _outcome("cut", "already")),
     ("penstock.protocol.scripts.leader", "dispose"): Hook(
         "dispose",
-        lambda args: _take("sub", "reason")(args) | {"jobs": list(args["jobs"])},
+        lambda args: _take("sub", "reason")(args) | {"jobs": list(args["jobs"]), "epoch": args["lead"].epoch},
         lambda args, number: (YES, {"count": number}),
     ),
     ("penstock.protocol.scripts.leader", "judge"): Hook(
@@ -143,12 +151,16 @@ VERBS: dict[tuple[str, str], Hook] = {
     ("penstock.protocol.scripts.leader", "park"): Hook("park", _take("sub"), _outcome("parked")),
     ("penstock.protocol.scripts.leader", "seal"): Hook(
         "seal",
-        lambda args: _take("subs", "jobs")(args) | {"evict": sorted(args["evict"])},
+        lambda args: _take("subs", "jobs")(args) | {"evict": sorted(args["evict"]), "epoch": args["lead"].epoch},
         lambda args, jobs: (NO, {}) if jobs is None else (YES, {"jobs": jobs}),
+    ),
+    ("penstock.protocol.scripts.leader", "grant"): Hook(
+        "grant", _take("sub", "groups"), lambda args, owed: (YES if owed > 0 else NO, {"owed": owed})
     ),
     ("penstock.protocol.scripts.leader", "rolled_back"): Hook(
         "report", lambda args: {"counters": dict(args["lost"])}, _done
     ),
+    ("penstock.protocol.scripts.operator", "requeue"): Hook("requeue", _take("job")),
     ("penstock.protocol.scripts.operator", "unsubscribe"): Hook("unsubscribe", _take("sub")),
     ("penstock.protocol.scripts.operator", "cancel"): Hook(
         "dispose",
@@ -159,6 +171,11 @@ VERBS: dict[tuple[str, str], Hook] = {
         "dispose",
         lambda args: {"sub": "", "reason": "collected", "jobs": [args["job"]]},
         lambda args, said: (YES if said == "retired" else NO, {"said": said}),
+    ),
+    ("penstock.protocol.scripts.trainer", "subscribe"): Hook(
+        "subscribe",
+        lambda args: {"sub": args["sub"]} | _defined(args["definition"]),
+        _done,
     ),
     ("penstock.protocol.scripts.trainer", "commit_batch"): Hook(
         "commit_batch",

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterator
 
+from tests.chaos.checks.admission import find_over_admitted
 from tests.chaos.checks.bound import find_over_bound
 from tests.chaos.checks.committed_twice import find_committed_twice
 from tests.chaos.checks.evidence import Evidence, Violation
 from tests.chaos.checks.leftovers import find_dead_leases, find_growth, find_orphans
 from tests.chaos.checks.losses import find_lost, find_misreported
+from tests.chaos.checks.lost_rights import find_lost_rights
 from tests.chaos.checks.tokens import find_wrong_tokens
 from tests.chaos.checks.trained_twice import find_trained_twice
+from tests.chaos.checks.tries import find_forgotten_tries
 from tests.chaos.checks.unexpected import find_unexpected
 from tests.chaos.checks.versions import find_reused_versions
 from tests.chaos.checks.wrong_batch import find_wrong_batch
@@ -19,6 +22,9 @@ PROPERTIES: dict[str, Callable[[Evidence], Iterator[Violation]]] = {
     "misreported": find_misreported,
     "unexpected": find_unexpected,
     "committed_twice": find_committed_twice,
+    "lost_right": find_lost_rights,
+    "forgotten_try": find_forgotten_tries,
+    "over_admitted": find_over_admitted,
     "trained_twice": find_trained_twice,
     "wrong_batch": find_wrong_batch,
     "over_bound": find_over_bound,

@@ -121,6 +121,12 @@ class Evidence:
         """Subscriptions whose batches may have been taken back, or that may have been dropped."""
         return {one.facts["sub"] for one in self.history.of("park", "unsubscribe") if one.may_have_happened}
 
+    @cached_property
+    def lost_any(self) -> bool:
+        """Whether Redis was reported to have lost what it had said: a right may be its former holder's again."""
+        went_back = any(one.facts.get("counters") for one in self.history.of("report"))
+        return went_back or any(said.count for said in self.account.reported.values())
+
     def cut_of(self, batch: Operation) -> Operation | None:
         """The cut of a batch that was delivered or trained."""
         return self.cuts.get((batch.facts["sub"], batch.facts["n"]), {}).get(batch.facts["digest"])

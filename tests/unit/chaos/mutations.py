@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.chaos.account import Account, Reported
-from tests.unit.chaos.valid_histories import MODEL, Play
+from tests.unit.chaos.valid_histories import MODEL, PLACES, Play
 
 
 class Mutant:
@@ -281,6 +281,41 @@ def group_cut_twice(m: Mutant) -> None:
     m.account.subscriptions[facts["sub"]]["cut"] = 900
 
 
+def admitted_at_the_end(m: Mutant, names: list[str], lane: str, **job: Any) -> None:
+    m.say("producer", "admit", {"lane": lane, "jobs": [[name, 1] for name in names]}, {"jobs": names})
+    m.account.jobs |= {name: {"state": "queued", "lane": lane, "worker": "", "samples": {}} | job for name in names}
+
+
+def late_commit(m: Mutant) -> None:
+    """The worker was stopped, lost its lease to another one, and committed all the same."""
+    job = "late/0/1"
+    admitted_at_the_end(m, [job], "pooled", state="ready", samples={"0": "before"})
+    for worker, token in (("w0.0", "before"), ("w1.0", "behind")):
+        m.say(worker, "lease", {"worker": worker, "version": 0}, {"jobs": [[job, token, 0]]})
+    counts = {"new": 1, "again": 0, "taken": 0}
+    m.say("w0.0", "commit", {"job": job, "token": "before", "samples": [[0, [0]]]}, counts)
+
+
+def token_given_twice(m: Mutant) -> None:
+    _, facts, answer = m.one("lease")
+    m.say("w1.0", "lease", facts | {"worker": "w1.0"}, answer)
+
+
+def act_of_a_deposed_leader(m: Mutant) -> None:
+    m.calls("cut")[-1][1]["epoch"] = 0
+
+
+def failure_forgotten(m: Mutant) -> None:
+    tried = [
+        (job, facts, at) for _, facts, answer in m.calls("lease") for at, job in enumerate(answer["jobs"]) if job[2] > 0
+    ]
+    m.rng.choice(tried)[0][2] = 0
+
+
+def gate_left_open(m: Mutant) -> None:
+    admitted_at_the_end(m, [f"many/0/{at}" for at in range(PLACES + 1)], "train")
+
+
 MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
     "lost": [
         job_lost, job_lost_of_several_reported, sample_lost, sample_of_a_retired_group_in_no_batch, batch_lost,
@@ -289,6 +324,9 @@ MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
     "misreported": [reported_and_there, reported_too_many, samples_reported_and_there],
     "unexpected": [job_from_nowhere, job_that_was_refused, lease_from_nowhere, sample_from_nowhere, batch_from_nowhere],
     "committed_twice": [commit_without_the_fence, commit_counted_twice, commit_overwritten],
+    "lost_right": [late_commit, token_given_twice, act_of_a_deposed_leader],
+    "forgotten_try": [failure_forgotten],
+    "over_admitted": [gate_left_open],
     "trained_twice": [
         batch_trained_twice, group_in_two_batches, group_in_two_members_of_a_pool, sample_by_two_ranks,
         restore_that_undid_less, group_cut_twice,

@@ -16,6 +16,9 @@ from tests.chaos.history import History, operations_of
 MODEL = "m"
 BOUND = 3
 RANKS = 2
+#: Groups of a version, and places at the gate.
+GROUPS = 10
+PLACES = (1 + BOUND) * GROUPS
 
 
 def law(version: int, tokens: Sequence[int], position: int) -> float:
@@ -51,6 +54,7 @@ class Job:
     state: str = "queued"
     token: str = ""
     worker: str = ""
+    attempts: int = 0
     samples: dict[str, str] = field(default_factory=dict)
     versions: set[int] = field(default_factory=set)
     used: bool = False
@@ -72,8 +76,13 @@ class Play:
         self.workers = {"w0": 0, "w1": 0}
         self.memory: list[dict[str, int]] = []
         self._now = self._next = self._admitted = 0
+        #: Of the leader; and groups of lane train that nobody consumed or gave up.
+        self.epoch = 1
+        self._stock: set[str] = set()
+        self._subscribe()
         acts = [self.admit] * 3 + [self.lease] * 4 + [self.commit] * 6 + [self.cut_one, self.train_one] * 3
         acts += [self.publish, self.checkpoint, self.retire, self.give_up, self.kill_worker, self.kill_trainer]
+        acts += [self.fail, self.kill_leader, self.grant]
         for turn in range(turns):
             self.rng.choice(acts)()
             if turn % max(1, turns // 30) == 0:
@@ -128,11 +137,14 @@ class Play:
     def admit(self) -> None:
         lane = self.rng.choice(["train", "train", "pooled"])
         names = [f"d/0/{self._admitted + i}" for i in range(self.rng.randint(1, 3))]
+        if lane == "train" and len(self._stock) + len(names) > PLACES:
+            return
         self._admitted += len(names)
         happens, told = self._fate()
         asked = [[name, self.rng.randint(1, 3)] for name in names]
         if happens:
             self.jobs |= {name: Job(lane, n) for name, n in asked}
+            self._stock |= set(names) if lane == "train" else set()
         self.record("producer", "admit", {"lane": lane, "jobs": asked}, {"jobs": names} if told else None)
         if self.rng.random() < 0.05:
             self.record("producer", "admit", {"lane": lane, "jobs": [["never/0/1", 1]]}, {"why": "closed"}, "no")
@@ -151,7 +163,28 @@ class Play:
         self.jobs[name].state, self.jobs[name].token, self.jobs[name].worker = "leased", token, process
         _, told = self._fate()
         facts = {"worker": process, "version": self.clock}
-        self.record(process, "lease", facts, {"jobs": [[name, token, 0]]} if told else None)
+        self.record(process, "lease", facts, {"jobs": [[name, token, self.jobs[name].attempts]]} if told else None)
+
+    def _subscribe(self) -> None:
+        facts = {"driving": "1", "unit": "groups", "share": "", "bound": str(BOUND), "gb": str(GROUPS), "over": "0"}
+        self.record("actor-0-0", "subscribe", facts | {"sub": "actor"}, {})
+
+    def grant(self) -> None:
+        self.record("buffer", "grant", {"sub": "actor", "groups": 1}, {"owed": 0}, "no")
+
+    def kill_leader(self) -> None:
+        self.epoch += 1
+
+    def fail(self) -> None:
+        name = self._pick("leased")
+        if name is None or self.rng.random() < 0.5:
+            return
+        job = self.jobs[name]
+        happens, told = self._fate()
+        facts = {"job": name, "token": job.token, "reason": "reward_raised"}
+        self.record(job.worker, "fail", facts, {"where": "delayed"} if told else None)
+        if happens:
+            job.state, job.token, job.worker, job.attempts = "queued", "", "", job.attempts + 1
 
     def commit(self) -> None:
         name = self._pick("leased")
@@ -208,7 +241,13 @@ class Play:
         n, digest = sub.cut + 1, f"{sub.name}{self._now}"
         rows = [[name, int(k), token] for name in jobs for k, token in self.jobs[name].samples.items()]
         facts = {"sub": sub.name, "n": n, "digest": digest, "model": MODEL, "jobs": jobs, "rows": rows}
-        facts |= {"train_version": self.clock, "bound": BOUND, "mask_below": -1, "mask_offpolicy": False}
+        facts |= {
+            "train_version": self.clock,
+            "bound": BOUND,
+            "mask_below": -1,
+            "mask_offpolicy": False,
+            "epoch": self.epoch,
+        }
         happens, told = self._fate()
         self.record("buffer", "cut", facts, {"said": "cut"} if told else None)
         if not happens:
@@ -252,6 +291,7 @@ class Play:
     def _announce(self, sub: Sub, weights: str) -> None:
         self.clock += 1
         self.publications.append((self.clock, sub.cursor))
+        self._stock -= {job for n, cut in sub.batches.items() if n <= sub.cursor for job in cut["jobs"]}
         facts = {"sub": sub.name, "gen": sub.gen, "model": MODEL, "version": self.clock, "through": sub.cursor}
         facts |= {"rev": 0, "weights": weights}
         _, told = self._fate()
@@ -302,7 +342,9 @@ class Play:
 
     def _dispose(self, name: str, reason: str) -> None:
         sub = next(sub for sub in self.subs if sub.lane == self.jobs[name].lane)
-        self.record("buffer", "dispose", {"sub": sub.name, "reason": reason, "jobs": [name]}, {"count": 1})
+        facts = {"sub": sub.name, "reason": reason, "jobs": [name], "epoch": self.epoch}
+        self.record("buffer", "dispose", facts, {"count": 1})
+        self._stock.discard(name)
         del self.jobs[name]
         self.done.append(name)
 
