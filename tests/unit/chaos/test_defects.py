@@ -1,0 +1,73 @@
+"""Every seeded defect is one: its patch applies to the source as it is, and what it changes still compiles."""
+
+import ast
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.chaos.checker import PROPERTIES
+from tests.chaos.defects import DEFECTS, PATCHES, ROOT, copy_source, seed
+
+ELSEWHERE = {"liveness"}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_source(tmp_path_factory.mktemp("source") / "copy")
+
+
+@pytest.fixture(scope="module")
+def lua(redis_server: str) -> Iterator["redis.Redis"]:
+    client = redis.Redis.from_url(redis_server)
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_changes_code_that_compiles(name: str, tmp_path: Path, lua: "redis.Redis") -> None:
+    defect = DEFECTS[name]
+
+    seeded = seed(defect, tmp_path / "seeded")
+
+    changed = [path for path in _files(seeded) if (seeded / path).read_bytes() != (ROOT / path).read_bytes()]
+    assert changed, f"{name} changes nothing"
+    for path in changed:
+        text = (seeded / path).read_text()
+        if path.endswith(".py"):
+            assert ast.dump(ast.parse(text)) != ast.dump(ast.parse((ROOT / path).read_text())), path
+        else:
+            common = (seeded / Path(path).parent / "_common.lua").read_text()
+            verbs = [text] if Path(path).name != "_common.lua" else [""]
+            assert all(lua.script_load(common + verb) for verb in verbs), path
+
+
+def _files(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+
+def test_every_patch_has_its_row_and_every_row_names_what_finds_it() -> None:
+    assert {path.stem for path in PATCHES.glob("*.patch")} == set(DEFECTS)
+    assert len(DEFECTS) >= 12
+    for one in DEFECTS.values():
+        assert set(one.found_by) <= set(PROPERTIES) | ELSEWHERE, one.name
+        assert one.faults > 0, one.name
+
+
+def test_a_copy_is_the_source_and_nothing_else(copy: Path) -> None:
+    assert {path.name for path in copy.iterdir()} >= {"penstock", "workers", "buffer", "consumers", "producer"}
+    assert not (copy / "tests").exists()
+    assert all((copy / path).read_bytes() == (ROOT / path).read_bytes() for path in _files(copy))
+
+
+def test_a_copy_can_be_run(copy: Path) -> None:
+    assert shutil.which("git")
+    code = "import penstock, workers; print(penstock.__file__, workers.__file__)"
+    done = subprocess.run(
+        ["python", "-c", code], cwd=copy, env={"PYTHONPATH": str(copy), "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout.count(str(copy)) == 2 or done.returncode, done.stderr
