@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from penstock.errors import ProtocolError
 from penstock.protocol.records.sample_meta import SampleMeta
 
 
@@ -78,22 +79,25 @@ def _deviation(values: list[float]) -> float:
 
 
 def read_group(job: str, raw: Mapping[bytes, bytes], place: int) -> Group:
-    """The group of the hash ``group:JOB``; ``place``: in the order of completion."""
+    """The group of the hash ``group:JOB``; ``place``: in the order of completion. Raises ProtocolError."""
     uses: dict[str, int] = {}
     batches: dict[str, int] = {}
-    for key, value in raw.items():
-        if key.startswith(b"u:"):
-            uses[key[2:].decode()] = int(value)
-        elif key.startswith(b"b:"):
-            batches[key[2:].decode()] = int(value)
-    return Group(
-        job=job,
-        lane=raw[b"ln"].decode(),
-        seq=int(raw[b"seq"]),
-        completed=place,
-        n=int(raw[b"n"]),
-        wanted=int(raw.get(b"w") or raw[b"n"]),
-        oldest=int(raw.get(b"o", -1)),
-        uses=uses,
-        batches=batches,
-    )
+    try:
+        for key, value in raw.items():
+            if key.startswith(b"u:"):
+                uses[key[2:].decode()] = int(value)
+            elif key.startswith(b"b:"):
+                batches[key[2:].decode()] = int(value)
+        return Group(
+            job=job,
+            lane=raw[b"ln"].decode(),
+            seq=int(raw[b"seq"]),
+            completed=place,
+            n=int(raw[b"n"]),
+            wanted=int(raw.get(b"w") or raw[b"n"]),
+            oldest=int(raw.get(b"o", -1)),
+            uses=uses,
+            batches=batches,
+        )
+    except (KeyError, ValueError) as exc:
+        raise ProtocolError(f"Group {job} is not in Redis as penstock writes it ({exc!r:.200}).") from exc

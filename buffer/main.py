@@ -30,6 +30,7 @@ from penstock.payloads.servers import seeds
 from penstock.protocol import scripts
 from penstock.protocol.attendance import Attendance
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.scripts import Leadership, ensure_lanes
 from penstock.protocol.waits import Waiting
 from penstock.redaction import redact
@@ -183,19 +184,19 @@ class Buffer:
         entries = answer[0][1] if answer else []
         if not entries:
             return last, set()
-        if len(entries) < GATHER and all(fields[b"e"] == b"ready" for _, fields in entries):
+        if len(entries) < GATHER and all(fields.get(b"e") == b"ready" for _, fields in entries):
             # Groups complete one by one; four round trips for each would cost more than all the rest.
             self._stopping.wait(GATHER_S)
             entries += self._events.xrange(self._keys.samples, b"(" + entries[-1][0], count=EVENTS)
         jobs: list[str] = []
         kinds: set[str] = set()
         for _, fields in entries:
-            kind = fields[b"e"].decode()
+            kind, job = name_shown(fields.get(b"e", b"")), name_shown(fields.get(b"j", b""))
             kinds.add(kind)
             if kind == "ready":
-                jobs.append(fields[b"j"].decode())
+                jobs.append(job)
             elif kind == "ended":
-                state.forget([fields[b"j"].decode()])
+                state.forget([job])
         state.ingest(jobs)
         return entries[-1][0].decode(), kinds
 

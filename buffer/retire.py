@@ -11,7 +11,7 @@ from buffer.subscription import Subscription
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import unpack
+from penstock.protocol.records.small_maps import number_in, unpack_map
 from penstock.protocol.scripts import Leadership, run
 from penstock.redis.commands import Client
 
@@ -173,8 +173,8 @@ class Retirement:
         removed = 0
         keys = self._keys
         for records in (keys.workers, keys.trainers, keys.waits, keys.verifiers, keys.parts):
-            found = [(name.decode(), raw) for name, raw in self._client.hgetall(records).items()]
-            stale = [(name, raw) for name, raw in found if now - _told_at(name, raw) > STALE_S]
+            found = self._client.hgetall(records).items()
+            stale = [(name, raw) for name, raw in found if now - told_at(raw) > STALE_S]
             consumers = records == self._keys.workers
             removed += run(self._client, scripts.tidy(self._keys, records, stale, consumers=consumers))
         return removed
@@ -182,14 +182,13 @@ class Retirement:
 
 def _place(place: bytes) -> tuple[str, str]:
     """(payload server, key) of a column."""
-    server, _, key = place.decode().partition("|")
+    server, _, key = place.decode(errors="backslashreplace").partition("|")
     return server, key
 
 
-def _told_at(name: str, raw: bytes) -> float:
+def told_at(raw: bytes) -> float:
     """When a record of presence or of a wait was last written (Unix time); 0 for what is no record."""
     try:
-        record = unpack(raw, f"record of {name}")
-        return float(record["at"])
-    except (ProtocolError, LookupError, TypeError, ValueError, OverflowError):
+        return number_in(unpack_map(raw, "a record"), "at", "a record")
+    except ProtocolError:
         return 0.0

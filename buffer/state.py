@@ -23,6 +23,7 @@ from penstock.protocol.position import Position
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.job import JobState
 from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.scripts import Leadership, run
 from penstock.protocol.staleness import Lineage
 from penstock.redis.commands import Client
@@ -89,7 +90,7 @@ class State:
         ready = self._client.zrangebyscore(self._keys.ready, f"({self._seen}", "+inf", withscores=True)
         if not ready:
             return 0
-        taken = self.ingest([job.decode() for job, _ in ready])
+        taken = self.ingest([name_shown(job) for job, _ in ready])
         self._seen = max(self._seen, int(ready[-1][1]))
         return taken
 
@@ -211,7 +212,11 @@ class State:
             raw, meta, place = answers[3 * i : 3 * i + 3]
             if raw.get(b"st") != JobState.READY.encode() or place is None:
                 continue
-            group = read_group(job, raw, int(place))
+            try:
+                group = read_group(job, raw, int(place))
+            except ProtocolError as exc:
+                log.error("a group is left where it is, and trained by nobody: %s", exc)
+                continue
             try:
                 places = self._take_records(group, meta)
             except (ProtocolError, TypeError, ValueError) as exc:

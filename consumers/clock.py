@@ -118,7 +118,7 @@ class Clock:
         entries = self._subscriber.control.do(lambda client: client.xrevrange(self._keys.weights(self.model), count=1))
         if not entries:
             raise PublishError(f"Model {self.model!r} has no version yet: publish its weights before tick().")
-        return Publication.from_bytes(entries[0][1][b"p"], "publication")
+        return Publication.from_bytes(entries[0][1].get(b"p", b""), "publication")
 
     def announce_again(self, bound: int) -> None:
         """Announce the last version once more where engines died on it and nothing serves in its stead.
@@ -134,7 +134,7 @@ class Clock:
         if not aside:
             return
         entries = self._subscriber.control.do(lambda client: client.xrevrange(self._keys.weights(self.model), count=16))
-        newest = Publication.from_bytes(entries[0][1][b"p"], "publication")
+        newest = Publication.from_bytes(entries[0][1].get(b"p", b""), "publication")
         detail = aside.get(b"%d-%d" % (newest.version, newest.rev))
         if newest.version != self.last or detail is None:
             return

@@ -138,7 +138,7 @@ def _ask(url: str) -> dict[str, str]:
             answer = json.loads(response.read(_ANSWER_BYTES))
     except urllib.error.HTTPError as exc:
         return {"checksum": "", "why": f"it refused: {_reason(exc.read(_ANSWER_BYTES)) or exc.reason}"}
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         return {"checksum": "", "why": f"it does not answer: {exc}"}
     checksum = answer.get("per_engine_checksum") if isinstance(answer, dict) else None
     if isinstance(checksum, str) and checksum:
@@ -149,7 +149,7 @@ def _ask(url: str) -> dict[str, str]:
 def _reason(body: bytes) -> str:
     """What an answer says in words: the message in its JSON, else its last line, in one short line."""
     text = body.decode(errors="replace")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(text)
         for name in ("message", "error", "detail"):
             if isinstance(value, dict) and value.get(name):

@@ -58,7 +58,7 @@ def _read(path: Path, needed: tuple[str, ...]) -> list[Row]:
     for line in path.read_text(errors="replace").splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and all(key in row for key in needed):
             rows.append(row)

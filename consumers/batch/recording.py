@@ -149,12 +149,12 @@ def _load(path: Path, n: int) -> _File:
         manifest = Manifest.from_bytes(record["manifest"], f"manifest in {path}")
         body = memoryview(data)[_PRELUDE.size + length + -(_PRELUDE.size + length) % 8 :]
         payloads = {str(sample): _part(body, at, size, path) for sample, at, size in record["payloads"]}
-        size = int(record["size"])
-    except (KeyError, TypeError, ValueError) as exc:
+        size, digest = int(record["size"]), str(record["digest"])
+    except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise PayloadError(f"{path} lacks what a recorded batch has ({exc}).") from exc
     if manifest.n != n or not 1 <= size <= 1_000_000:
         raise PayloadError(f"{path} holds batch {manifest.n}, not {n}.")
-    return _File(Recorded(manifest, str(record["digest"]), payloads, {}), size)
+    return _File(Recorded(manifest, digest, payloads, {}), size)
 
 
 def _part(body: memoryview, at: int, size: int, path: Path) -> Bytes | None:

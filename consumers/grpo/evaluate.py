@@ -239,11 +239,15 @@ def _drawn_by(version: int, row: Row) -> int:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Rows of an earlier start; a line that a kill cut short is left out."""
+    """Rows of an earlier start; a line that a kill cut short, or that is no row, is left out."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
-            rows.append(json.loads(line))
-        except ValueError:
-            log.warning("%s ends in half a line; it is left out", path)
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            log.warning("%s has a line that is cut short; it is left out", path)
     return rows

@@ -136,9 +136,9 @@ class Manifests:
                 f"Batch {n} of subscription {self._name!r} is gone (the next one there is {entry.decode()}): "
                 "its checkpoint is older than what the buffer keeps."
             )
-        data = fields[b"m"]
+        data = fields.get(b"m", b"")
         digest = Manifest.digest(data)
-        if digest != fields[b"dg"].decode():
+        if digest.encode() != fields.get(b"dg"):
             raise ProtocolError(f"The manifest of batch {n} of subscription {self._name!r} is damaged.")
         with collecting_later():
             return Delivery(Manifest.from_bytes(data, f"manifest {n} of {self._name}"), digest)

@@ -1,6 +1,6 @@
 """Sampling parameters as SGLang reads them, where a record must agree with what was drawn."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +14,7 @@ TEMPERATURE = 1.0
 
 def is_temperature(value: Any) -> bool:
     """Whether ``value`` is one that an engine can draw at: a finite number, 0 (greedy) or above."""
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+    return type(value) in (int, float) and 0 <= value <= sys.float_info.max
 
 
 def temperature_of(sampling: Mapping[str, Any]) -> float:

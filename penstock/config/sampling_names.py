@@ -1,7 +1,7 @@
 """Names and values of sampling parameters, as SGLang takes them: what it would ignore or refuse is refused here."""
 
 import difflib
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,7 +82,7 @@ def _check_number(name: str, value: Any) -> None:
     kind = int if name in _WHOLE else int | float
     what = "a whole number" if name in _WHOLE else "a number"
     limits = f"from {least:g} to {most:g}" if most is not None else f"of at least {least:g}"
-    fine = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+    fine = isinstance(value, kind) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not fine or (least is not None and value < least) or (most is not None and value > most):
         raise ValueError(f"{name} is {what} {limits}, not {value!r}")
 
@@ -98,5 +98,5 @@ def hidden_by(sampling: Mapping[str, Any]) -> tuple[str, Any] | None:
 
 
 def _hint(name: str) -> str:
-    near = _CALLED.get(name) or next(iter(difflib.get_close_matches(name, sorted(NAMES), n=1)), None)
+    near = _CALLED.get(name) or next(iter(difflib.get_close_matches(name[:64], sorted(NAMES), n=1)), None)
     return f"did you mean {near}?" if near else "remove it"

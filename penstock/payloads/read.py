@@ -24,6 +24,7 @@ from penstock.payloads.format import (
     check_spans,
     checksum_of,
 )
+from penstock.protocol.records.codec import SKIP_BYTES
 
 #: Every value that a mask may hold: what bears loss was drawn (T8). And those of what was drawn.
 _MASKS = bytes((0, GENERATED, GENERATED | LOSS))
@@ -137,6 +138,11 @@ def _read_header(view: memoryview, sample_id: str) -> tuple[Mapping[str, Any], i
     if size > MAX_HEADER_BYTES or end > len(view):
         raise PayloadError(f"sample {sample_id}: a header of {size} bytes in a payload of {len(view)}: it is cut off.")
     try:
+        if size > SKIP_BYTES:
+            # What it claims to hold, it must hold: a list is made room for before it is read.
+            unpacker = msgpack.Unpacker(max_buffer_size=MAX_HEADER_BYTES, strict_map_key=True, max_ext_len=0)
+            unpacker.feed(view[PRELUDE.size : end])
+            unpacker.skip()
         header = msgpack.unpackb(view[PRELUDE.size : end], strict_map_key=True, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as exc:
         raise PayloadError(f"sample {sample_id}: the header of its payload cannot be read: {exc}.") from exc

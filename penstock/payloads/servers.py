@@ -22,10 +22,12 @@ from penstock.payloads.store import PayloadStore
 from penstock.protocol import scripts
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.presence import GONE_S, parse_workers
-from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import JobState
+from penstock.protocol.records.small_maps import count_in, name_in, unpack_map
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
+from penstock.words import shown
 
 
 class ServerState(StrEnum):
@@ -88,13 +90,20 @@ def parse(raw: Mapping[bytes, bytes]) -> Directory:
     for key, value in raw.items():
         if not key.startswith(b"s:"):
             continue
-        name = key[2:].decode()
-        record = unpack(value, f"payload server {name}")
-        states = list(ServerState)
-        if not isinstance(record, dict) or record.get("state") not in states or not isinstance(record.get("url"), str):
-            raise ProtocolError(f"The record of payload server {name!r} is not one that penstock wrote.")
-        servers[name] = Server(name, record["url"], ServerState(record["state"]), int(record.get("rev", 0)))
-    return Directory(int(raw.get(b"rev", 0)), servers)
+        name = name_in(key[2:], "A payload server")
+        what = f"The record of payload server {name!r}"
+        record = unpack_map(value, what)
+        state, url = record.get("state"), record.get("url")
+        if state not in list(ServerState) or not isinstance(url, str):
+            raise ProtocolError(f"{what} is not one that penstock wrote.")
+        servers[name] = Server(name, url, ServerState(state), count_in(record, "rev", what, 0))
+    return Directory(_revision(raw.get(b"rev", b"0")), servers)
+
+
+def _revision(raw: bytes) -> int:
+    if not raw.isdigit() or len(raw) > 18:
+        raise ProtocolError(f"The payload servers have the revision {shown(raw)}, which no verb writes.")
+    return int(raw)
 
 
 def read(client: Client, keys: Keys) -> Directory:

@@ -12,6 +12,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample_meta import iter_metas
+from penstock.protocol.records.small_maps import name_shown
 from penstock.redis.commands import Client
 
 #: Upper ends of the classes that prompts are counted by.
@@ -27,7 +28,7 @@ def lengths(client: Client, keys: Keys, letters: Sequence[Mapping[bytes, bytes]]
     """
     pipe = client.pipeline(transaction=False)
     for letter in letters:
-        pipe.get(keys.meta(letter[b"id"].decode()))
+        pipe.get(keys.meta(name_shown(letter.get(b"id", b""))))
     return [_lengths_of(letter, meta) for letter, meta in zip(letters, pipe.execute(), strict=True)]
 
 
@@ -45,9 +46,9 @@ def _class(at: int) -> str:
 
 
 def _lengths_of(letter: Mapping[bytes, bytes], meta: bytes | None) -> dict[str, Any]:
-    name = letter[b"id"].decode()
+    name = name_shown(letter.get(b"id", b""))
     try:
-        job = Job.from_bytes(letter[b"body"], f"record of job {name}")
+        job = Job.from_bytes(letter.get(b"body", b""), f"record of job {name}")
         drawn = [one.num_generated for one in iter_metas(meta or b"", f"metadata of job {name}")]
     except ProtocolError:
         return {}  # a letter is listed, whatever is wrong with its job

@@ -4,11 +4,10 @@ import re
 import time
 from typing import Any
 
-from penstock.errors import ProtocolError
 from penstock.names import LANES
 from penstock.protocol.keys import GROUP, Keys
 from penstock.protocol.presence import GONE_S, parse_workers
-from penstock.protocol.records.codec import unpack
+from penstock.protocol.records.small_maps import name_in, name_shown, number_in, unpack_map
 from penstock.protocol.waits import read_waits
 from penstock.redis.commands import Client
 from penstock.redis.refusals import disk_trouble
@@ -44,7 +43,7 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     lengths, answers = answers[: len(LANES)], answers[len(LANES) :]
     delayed, dead, ready, inflight, *answers = answers
     counters, clock, subs, workers, trainers, leader, verifiers, parts, paused, checks = answers
-    versions = {k[8:].decode(): int(v) for k, v in clock.items() if k.startswith(b"version:")}
+    versions = {name_shown(k[8:]): _count(v) for k, v in clock.items() if k.startswith(b"version:")}
     definitions = _subs(client, keys, subs)
     driving = next((sub for sub in definitions if sub.get("driving")), {})
     return {
@@ -53,20 +52,20 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "bound": driving.get("bound", 0),
         "version": max(versions.values(), default=0),
         "versions": versions,
-        "step": int(clock.get(b"step", 0)),
+        "step": _count(clock.get(b"step", b"0")),
         "lanes": _lanes(client, keys, lengths),
         "delayed": delayed,
         "dead": dead,
         "ready": ready,
         "inflight": inflight,
-        "counters": {name.decode(): int(value) for name, value in sorted(counters.items())},
+        "counters": {name_shown(name): _count(value) for name, value in sorted(counters.items())},
         "workers": [worker for worker in parse_workers(workers) if worker.age_s < GONE_S],
         "trainers": _present(trainers, "trainer"),
         "verifiers": _present(verifiers, "verifier"),
         "parts": _present(parts, "part"),
-        "paused": sorted(lane.decode() for lane in paused),
+        "paused": sorted(map(name_shown, paused)),
         "checks": checks,
-        "leader": {"epoch": int(leader.get(b"epoch", 0))} if leader else None,
+        "leader": {"epoch": _count(leader.get(b"epoch", b"0"))} if leader else None,
         "waits": [
             *_storage(client),
             *(
@@ -98,30 +97,31 @@ def _subs(client: Client, keys: Keys, subs: dict[bytes, bytes]) -> list[dict[str
     for field in sorted(subs):
         if not field.startswith(b"sub:"):
             continue
-        name = field[4:].decode()
+        name = name_in(field[4:], "A subscription")
         raw = client.hgetall(keys.sub(name))
-        known = {_text(key): _plain(value) for key, value in raw.items() if key != b"owner"}
+        known = {name_shown(key): _plain(value) for key, value in raw.items() if key != b"owner"}
         found.append({"name": name, **known, "owned": bool(client.exists(keys.owner(name)))})
     return found
 
 
 def _plain(value: bytes) -> int | str:
     """A number where it is one; what was not written by penstock must not keep the rest from being shown."""
-    return int(value) if re.fullmatch(rb"-?\d{1,18}", value) else _text(value)
+    return int(value) if re.fullmatch(rb"-?\d{1,18}", value) else name_shown(value)
 
 
-def _text(value: bytes) -> str:
-    return value.decode(errors="backslashreplace")
+def _count(value: bytes) -> int:
+    """A number; 0 where it is none."""
+    plain = _plain(value)
+    return plain if isinstance(plain, int) else 0
 
 
 def _present(records: dict[bytes, bytes], what: str) -> list[dict[str, Any]]:
     now = time.time()
     present = []
     for name, raw in sorted(records.items()):
-        value = unpack(raw, f"presence of {what} {name.decode()}")
-        if not isinstance(value, dict):
-            raise ProtocolError(f"The presence of {what} {name.decode()} is not a record that penstock wrote.")
-        value["age_s"] = max(0.0, now - float(value.get("at", 0.0)))
+        who = f"The presence of {what} {name_shown(name)}"
+        value = unpack_map(raw, who)
+        value["age_s"] = max(0.0, now - number_in(value, "at", who, 0.0))
         if value["age_s"] < GONE_S or what in ("trainer", "part"):
             present.append(value)
     return present

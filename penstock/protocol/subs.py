@@ -12,7 +12,7 @@ from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
-from penstock.protocol.records.codec import unpack
+from penstock.protocol.records.small_maps import count_in, name_in, name_shown, unpack_map
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 
@@ -97,10 +97,10 @@ def list_subscriptions(client: Client, keys: Keys) -> list[dict[str, Any]]:
     fields = client.hgetall(keys.subs)
     held = client.hgetall(keys.held)
     rows = []
-    for name in sorted(field[4:].decode() for field in fields if field.startswith(b"sub:")):
+    for name in sorted(name_in(field[4:], "A subscription") for field in fields if field.startswith(b"sub:")):
         raw = client.hgetall(keys.sub(name))
         known = _known(raw, name)
-        set_ = sorted(key[4:].decode() for key in raw if key.startswith(b"set:"))
+        set_ = sorted(name_shown(key[4:]) for key in raw if key.startswith(b"set:"))
         now = _held(held.get(name.encode()), name)
         owned = bool(client.exists(keys.owner(name)))
         rows.append({"name": name, **known, **now, "set": set_, "owned": owned})
@@ -120,7 +120,6 @@ def _known(raw: Mapping[bytes, bytes], name: str) -> dict[str, Any]:
 
 def _held(raw: bytes | None, name: str) -> dict[str, int]:
     """What the leader last said that it holds for a subscription."""
-    value = unpack(raw, f"holdings of subscription {name}") if raw else {}
-    if not isinstance(value, dict):
-        raise ProtocolError(f"The holdings of subscription {name} are not a record that penstock wrote.")
-    return {f"held_{key}": int(value.get(key, 0)) for key in ("groups", "samples", "tokens", "bytes")}
+    what = f"The record of what is held for subscription {name}"
+    value = unpack_map(raw, what) if raw else {}
+    return {f"held_{key}": count_in(value, key, what, 0) for key in ("groups", "samples", "tokens", "bytes")}

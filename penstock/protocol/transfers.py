@@ -15,6 +15,7 @@ from typing import Any
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.record import Record
+from penstock.protocol.records.small_maps import name_in
 from penstock.protocol.scripts import Call, Value, script
 
 #: A transfer's record outlives the transfer by so much.
@@ -86,7 +87,7 @@ def report(keys: Keys, model: str, id_: str, what: str, worker: str, text: str) 
 def enrolled(state: dict[bytes, Any]) -> dict[str, Enrollment]:
     """Workers that are ready, of the hash ``transfer:MODEL``."""
     return {
-        name[2:].decode(): Enrollment.from_bytes(value, f"enrollment of {name[2:].decode()}")
+        worker: Enrollment.from_bytes(value, f"enrollment of {worker}")
         for name, value in state.items()
-        if name.startswith(b"m:")
+        if name.startswith(b"m:") and (worker := name_in(name[2:], "A worker that enrolled"))
     }

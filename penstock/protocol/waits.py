@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
-from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.small_maps import name_shown, number_in, unpack_map
 from penstock.protocol.scripts import note, run
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
@@ -80,11 +81,13 @@ def read_waits(client: Client, keys: Keys) -> list[Wait]:
     """Waits that are being confirmed, longest first. Blocks for one round trip."""
     now = time.time()
     waits = []
-    for who, raw in client.hgetall(keys.waits).items():
-        value = unpack(raw, f"wait of {who.decode()}")
-        times = [value.get("since"), value.get("at")] if isinstance(value, dict) else [None]
-        if not all(type(one) in (float, int) for one in times) or not isinstance(value.get("what"), str):
-            raise ProtocolError(f"The wait of {who.decode()} is not a record that penstock wrote.")
-        if now - float(value["at"]) < GONE_S:
-            waits.append(Wait(who.decode(), str(value["what"]), float(value["since"])))
+    for name, raw in client.hgetall(keys.waits).items():
+        who = name_shown(name)
+        record = f"The wait of {who}"
+        value = unpack_map(raw, record)
+        since, at, what = number_in(value, "since", record), number_in(value, "at", record), value.get("what")
+        if not isinstance(what, str):
+            raise ProtocolError(f"{record} does not say what for.")
+        if now - at < GONE_S:
+            waits.append(Wait(who, what, since))
     return sorted(waits, key=lambda wait: wait.since_s)

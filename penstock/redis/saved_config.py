@@ -7,9 +7,7 @@ Redis, passwords included. Neither is ever written to Redis.
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 
@@ -89,17 +87,24 @@ def keep_config(config: "Config", source: Path, *, replace: bool) -> None:
 
 def _addresses(folder: Path) -> dict[str, str]:
     """Settings that put the passwords of Redis back which ``config.yaml`` masks."""
+    from penstock.config.reading.yaml_file import read_yaml
     from penstock.redaction import redact
     from penstock.redis.server import read_addresses
 
     if "PENSTOCK_REDIS" in os.environ:
         return {}
-    saved = (yaml.safe_load((folder / CONFIG_FILE).read_text()) or {}).get("redis") or {}
-    known, stores = read_addresses(folder), saved.get("payload_servers") or {}
+    saved = _section(read_yaml(folder / CONFIG_FILE), "redis")
+    known, stores = read_addresses(folder), _section(saved, "payload_servers")
     found: dict[str, str] = {}
-    if saved.get("url") and known.url and redact(known.url) == saved["url"]:
+    if known.url and redact(known.url) == saved.get("url"):
         found["PENSTOCK_REDIS__URL"] = known.url
     kept = {name: url for name, url in known.payload_servers.items() if redact(url) == stores.get(name)}
     if kept:
         found["PENSTOCK_REDIS__PAYLOAD_SERVERS"] = json.dumps(kept)
     return found
+
+
+def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """A map in a map; what is not one is refused where the file is read as a whole."""
+    found = values.get(name)
+    return found if isinstance(found, dict) else {}

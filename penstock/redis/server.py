@@ -104,10 +104,13 @@ def read_addresses(run_dir: Path) -> Addresses:
     """What ``write_address`` left; nothing where there is no such file."""
     try:
         held = json.loads((run_dir / ADDRESS_FILE).read_text())
-        return Addresses(str(held["url"]), dict(held.get("payload_servers") or {}))
+        servers = dict(held.get("payload_servers") or {})
+        if not all(isinstance(one, str) for one in (held["url"], *servers.values())):
+            raise TypeError("an address is not text")
+        return Addresses(held["url"], servers)
     except FileNotFoundError:
         return Addresses()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise ConfigError(f"{run_dir / ADDRESS_FILE} cannot be read ({exc}); remove it, or set redis.url.") from exc
 
 

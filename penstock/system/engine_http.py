@@ -70,7 +70,7 @@ def _check_one(worker: WorkerPresence, url: str, action: str) -> dict[str, Any]:
     name = f"The engine of worker {worker.name} at {url}"
     try:
         answer = json.loads(fetch(f"{url}/weights_checker", json.dumps({"action": action}).encode()))
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise EngineError(f"{name} answers with something that is not JSON.") from exc
     except EngineError as exc:
         raise EngineError(f"{name} did not {action} its weights: {exc}") from exc

@@ -13,9 +13,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.errors import ConfigError
+from penstock.protocol.records.field_checks import checks_of
+from penstock.words import shown
 
 RunState = Literal["running", "stopped", "failed", "finished"]
 
@@ -31,6 +33,14 @@ class RunRecord:
     active_s: float = 0.0
     #: Why it failed.
     reason: str = ""
+
+
+def _checked(value: dict[str, Any]) -> RunRecord:
+    """Raises TypeError where it is no state of a run."""
+    for name, check in checks_of(RunRecord).items():
+        if name in value and not check(value[name]):
+            raise TypeError(f"{name} is {shown(value[name])}")
+    return RunRecord(**value)
 
 
 def unwritable(path: Path, exc: OSError) -> ConfigError:
@@ -94,10 +104,10 @@ class RunFolder:
     def record(self) -> RunRecord | None:
         """What ``run.json`` says; None where there is no run, or one that was started by hand."""
         try:
-            return RunRecord(**json.loads((self.path / "run.json").read_text()))
+            return _checked(json.loads((self.path / "run.json").read_text()))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as exc:
+        except (OSError, ValueError, TypeError, RecursionError) as exc:
             raise ConfigError(f"{self.path / 'run.json'} cannot be read ({exc}): start over with --fresh.") from exc
 
     def write(self, record: RunRecord) -> None:

@@ -55,7 +55,7 @@ class WeightsIndex(Record):
         """The tensors. Raises PublishError on what cannot be one."""
         try:
             found = [TensorEntry(str(n), str(d), tuple(map(int, s)), int(c), str(f)) for n, d, s, c, f in self.tensors]
-        except (TypeError, ValueError) as exc:
+        except (TypeError, ValueError, OverflowError) as exc:
             raise PublishError(
                 f"The index of the weights names something that is not a tensor ({exc}): publish again."
             ) from exc

@@ -10,7 +10,7 @@ def read_config(folder: str | Path, name: str = "config.json") -> dict[str, Any]
     """A file of the model's settings; empty where there is none that can be read."""
     try:
         value = json.loads(Path(folder, name).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -20,7 +20,7 @@ def read_eos_token_ids(folder: str | Path) -> frozenset[int]:
     found: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         value = read_config(folder, name).get("eos_token_id")
-        found |= {value} if isinstance(value, int) else set(value or ())
+        found.update(one for one in (value if isinstance(value, list) else [value]) if type(one) is int)
     return frozenset(found)
 
 

@@ -1,6 +1,7 @@
 """Names, dtypes and shapes in safetensors files, read from their headers (8 bytes of length, then JSON)."""
 
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,12 @@ def read_header(path: Path) -> Tensors:
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
                 raise ValueError(f"a header of {length} bytes in a file of {size}")
-            header: dict[str, Any] = json.loads(file.read(length))
+            header: dict[str, Any] = dict(json.loads(file.read(length)))
         header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        tensors = {name: (str(entry["dtype"]), tuple(entry["shape"])) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, IndexError) as exc:
+        end = max((operator.index(entry["data_offsets"][1]) for entry in header.values()), default=0)
+        shapes = {name: tuple(map(operator.index, entry["shape"])) for name, entry in header.items()}
+        tensors = {name: (str(entry["dtype"]), shapes[name]) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as exc:
         raise PublishError(f"{path} is not a whole safetensors file ({exc}): publish it again.") from exc
     if 8 + length + end != size:
         raise PublishError(f"{path} has {size} bytes where its header says {8 + length + end}: publish it again.")

@@ -8,6 +8,7 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
 from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.small_maps import number_in, unpack_map
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 
@@ -30,12 +31,14 @@ def read_state(client: Client, keys: Keys) -> dict[str, Any]:
         ProtocolError: penstock did not write the record.
     """
     data = client.hget(keys.fleet, STATE)
-    record = unpack(data, "the state of the fleet") if data else None
-    if record is None or time.time() - float(record.get("at", 0.0)) > GONE_S:
+    what = "The state of the fleet"
+    record = unpack_map(data, what) if data else {}
+    age_s = time.time() - number_in(record, "at", what, 0.0)
+    if age_s > GONE_S:
         raise ConfigError(f"No fleet of run {keys.run} is running: start one with `penstock fleet up --config FILE`.")
-    if not isinstance(record, dict) or not isinstance(record.get("groups"), dict):
-        raise ProtocolError("The state of the fleet is not a record that penstock wrote.")
-    return record | {"age_s": time.time() - float(record["at"])}
+    if not isinstance(record.get("groups"), dict):
+        raise ProtocolError(f"{what} is not a record that penstock wrote.")
+    return record | {"age_s": age_s}
 
 
 def write_wanted(client: Client, keys: Keys, group: str, count: int) -> None:

@@ -6,15 +6,13 @@ record of a sample has one of each for all its tokens (T6), so nobody who draws 
 """
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any, NamedTuple, get_args
 
-import msgpack
-
 from penstock.config.sampling import is_temperature
 from penstock.errors import PayloadError, ProtocolError
-from penstock.protocol.records.codec import MAX_TEXT_BYTES, pack
+from penstock.protocol.records.codec import pack, unpack_each
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import LogprobKind, Sample, SampleStatus
 from penstock.words import said, shown
@@ -125,11 +123,11 @@ def partial_from_bytes(data: bytes, job: Job, k: int, scale: Scale = AT_ONE) -> 
     sample = Sample(job, k)
     what = f"the partial of sample {sample.id}"
     try:
-        first, *growths = _records(data)
+        first, *growths = _records(data, what)
         found = _read_whole(first, sample)
         for growth in growths:
             _read_growth(growth, sample)
-    except (ProtocolError, ValueError, TypeError, KeyError, msgpack.UnpackException) as exc:
+    except (ProtocolError, ValueError, TypeError, KeyError) as exc:
         raise PayloadError(f"{what} cannot be read ({exc}): drop it, the sample then starts from its prompt.") from exc
     if found != scale:
         raise DrawnOtherwise(
@@ -140,28 +138,13 @@ def partial_from_bytes(data: bytes, job: Job, k: int, scale: Scale = AT_ONE) -> 
     return sample
 
 
-def _records(data: bytes) -> Iterator[dict[str, Any]]:
+def _records(data: bytes, what: str) -> list[dict[str, Any]]:
     if len(data) > MAX_PARTIAL_BYTES:
         raise ValueError(f"it has {len(data)} bytes, more than {MAX_PARTIAL_BYTES}")
-    unpacker = msgpack.Unpacker(
-        raw=False,
-        strict_map_key=True,
-        max_buffer_size=MAX_PARTIAL_BYTES,
-        max_str_len=MAX_TEXT_BYTES,
-        max_bin_len=MAX_PARTIAL_BYTES,
-        max_array_len=len(data),
-        max_map_len=len(data),
-        max_ext_len=0,
-    )
-    unpacker.feed(data)
-    end = 0
-    for record in unpacker:
-        if not isinstance(record, dict):
-            raise ValueError("it holds something that is not a record")
-        end = unpacker.tell()
-        yield record
-    if end != len(data):
-        raise ValueError("it ends within a record")
+    found = list(unpack_each(data, what, MAX_PARTIAL_BYTES))
+    if not set(map(type, found)) <= {dict}:
+        raise ValueError("it holds something that is not a record")
+    return found
 
 
 def _read_whole(record: dict[str, Any], sample: Sample) -> Scale:

@@ -166,7 +166,7 @@ class Answer:
             new = [int(token) for token in self._ids[known:fresh]]
             drawn = [int(entry[1]) for entry in self._entries[known:fresh]]
             logprobs = [float(entry[0]) for entry in self._entries[known:fresh]]
-        except (TypeError, ValueError, IndexError, KeyError) as exc:
+        except (TypeError, ValueError, IndexError, KeyError, OverflowError) as exc:
             raise EngineError(
                 f"{self._rid}: the engine streamed ids or logprobs that are not numbers ({shown(exc)})."
             ) from exc

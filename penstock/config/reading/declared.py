@@ -10,6 +10,9 @@ from pydantic import BaseModel
 from penstock.config import Config
 from penstock.config.reading.nested import Key
 
+#: Most characters of a key that is looked for among the known ones; that takes the more time, the longer it is.
+_LONGEST = 128
+
 
 def annotation(key: Key) -> Any:
     """Type that the model declares at ``key``; Any where it declares none."""
@@ -35,7 +38,9 @@ def wants_text(annotation: Any) -> bool:
 
 
 def nearest(key: Key) -> str | None:
-    """The declared key that was probably meant, in dots."""
+    """The declared key that was probably meant, in dots; None for what is longer than any."""
+    if sum(map(len, key)) > _LONGEST:
+        return None
     if close := _close(key):
         return close
     known = [".".join(path) for path in _all_keys(Config)]

@@ -11,6 +11,7 @@ from penstock.config.reading.declared import nearest
 from penstock.config.reading.key_hints import hint as hint_of
 from penstock.config.reading.nested import Key
 from penstock.redaction import redact
+from penstock.words import shown
 
 
 def sentences(exc: ValidationError, where: dict[Key, str], path: str) -> Iterator[str]:
@@ -62,5 +63,8 @@ def _sentence(key: Key, error: Any, source: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = redact(json.dumps(value, default=str))
+    try:
+        text = redact(json.dumps(value, default=str))
+    except (TypeError, ValueError, RecursionError):  # a map whose keys are dates, say
+        text = redact(shown(value))
     return text if len(text) <= 60 else text[:57] + "..."

@@ -39,7 +39,7 @@ def put(values: dict[str, Any], key: Key, value: Any, source: str) -> None:
 
 
 def _index(values: list[Any], part: str, key: Key, source: str) -> int:
-    if not part.isdigit() or int(part) >= len(values):
+    if not part.isdecimal() or len(part) > 9 or int(part) >= len(values):
         raise ConfigError(
             f"{'.'.join(key)} ({source}): {part!r} is not an index of a list of {len(values)}; count from 0, "
             "or set the whole list as [..., ...]."

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from penstock.config.reading.declared import annotation, wants_text
 from penstock.config.reading.nested import Key
+from penstock.config.reading.yaml_file import NotYaml, parse_yaml
 from penstock.errors import ConfigError
 from penstock.redaction import redact
 
@@ -38,8 +37,8 @@ def value_of(key: Key, text: str, source: str) -> Any:
     if declared is str:
         return text
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = parse_yaml(text)
+    except NotYaml:
         value = text
     if isinstance(value, str) and declared is Any:
         # YAML 1.1 reads 1e-4 as text.

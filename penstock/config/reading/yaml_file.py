@@ -1,5 +1,6 @@
-"""The YAML file of a configuration."""
+"""YAML of a configuration: the file, and values on top of it; bounded, and every mistake a sentence."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,17 +8,73 @@ import yaml
 
 from penstock.errors import ConfigError
 
+#: Most characters of a configuration, most values, those that are named twice counted twice, and how deep they may be
+#: nested.
+MAX_CHARACTERS, MAX_VALUES, MAX_DEPTH = 1024 * 1024, 20_000, 32
+#: What PyYAML raises beside its own error where a value is not what its tag says, or nested too deeply.
+_RAISED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
-# A mapping with a key twice keeps the last one in YAML, silently.
+
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class NotYaml(Exception):
+    """A text is not YAML, or more than a configuration is; the text says why.
+
+    Args:
+        line: counted from 1; 0: not known.
+    """
+
+    def __init__(self, problem: str, line: int = 0) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
 class _Loader(yaml.SafeLoader):
+    # A mapping with a key twice keeps the last one in YAML, silently.
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:  # what it brings may be given again
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key {key} is given twice", problem_mark=key_node.start_mark)
             seen.add(key if isinstance(key, str) else None)
         return super().construct_mapping(node, deep)
+
+    # Maps that are merged into maps may double with each line.
+    def flatten_mapping(self, node: Any) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_VALUES:
+            raise yaml.MarkedYAMLError(problem="it merges too many values", problem_mark=node.start_mark)
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a text. Raises NotYaml."""
+    if len(text) > MAX_CHARACTERS:
+        raise NotYaml(f"it has more than {MAX_CHARACTERS:,} characters")
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        problem = getattr(exc, "problem", None) or "it is not YAML"
+        raise NotYaml(problem, mark.line + 1 if mark is not None else 0) from exc
+    except _RAISED as exc:
+        raise NotYaml(f"it holds a value that cannot be read ({exc!s:.200})") from exc
+    if sum(1 for _ in zip(_walk(value, 0), range(MAX_VALUES + 1), strict=False)) > MAX_VALUES:
+        raise NotYaml(f"it has more than {MAX_VALUES:,} values")
+    return value
+
+
+def _walk(value: Any, depth: int) -> Iterator[None]:
+    """All values; what is named by an alias once more each time."""
+    if depth > MAX_DEPTH:
+        raise NotYaml(f"it is nested deeper than {MAX_DEPTH} levels")
+    yield None
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _walk(one, depth + 1)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -29,12 +86,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"The configuration {path} cannot be read: {exc}.") from exc
     try:
-        values = yaml.load(text, _Loader)
-    except yaml.YAMLError as exc:
-        problem = getattr(exc, "problem", None) or "it is not YAML"
-        mark = getattr(exc, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"The configuration {path}{line}, cannot be read: {problem}.") from None
+        values = parse_yaml(text)
+    except NotYaml as exc:
+        line = f", line {exc.line}" if exc.line else ""
+        raise ConfigError(f"The configuration {path}{line}, cannot be read: {exc}.") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"The configuration {path} is not a map of keys; begin with `run: NAME`.")
     return values

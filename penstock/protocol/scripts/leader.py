@@ -247,7 +247,7 @@ def sweep(keys: Keys, lead: Leadership, groups: Iterable[tuple[str, int]]) -> Ca
     return _call("sweep", keys, lead, [], flat, int)
 
 
-def tidy(keys: Keys, records: str, stale: Iterable[tuple[str, bytes]], *, consumers: bool = False) -> Call[int]:
+def tidy(keys: Keys, records: str, stale: Iterable[tuple[bytes, bytes]], *, consumers: bool = False) -> Call[int]:
     """Remove (field, record) pairs of a hash as they were read; with ``consumers``, those of dead workers too."""
     flat: list[Value] = [part for pair in stale for part in pair]
     lanes = [keys.jobs(lane) for lane in LANES] if consumers else []

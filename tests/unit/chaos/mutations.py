@@ -37,7 +37,9 @@ class Mutant:
         return next(facts for facts in cuts if facts["digest"] == batch["digest"])
 
     def say(self, process: str, op: str, facts: dict[str, Any], answer: dict[str, Any] | None = None) -> None:
-        self.play.record(process, op, facts, answer or {})
+        # A leader acts in the epoch that it is by then.
+        now = {"epoch": self.play.epoch} if "epoch" in facts else {}
+        self.play.record(process, op, facts | now, answer or {})
 
     def job(self, where: Callable[[Any], bool]) -> str:
         return self.rng.choice([name for name, about in self.account.jobs.items() if where(about)])
@@ -297,8 +299,9 @@ def late_commit(m: Mutant) -> None:
 
 
 def token_given_twice(m: Mutant) -> None:
-    _, facts, answer = m.one("lease")
-    m.say("w1.0", "lease", facts | {"worker": "w1.0"}, answer)
+    admitted_at_the_end(m, ["twice/0/1"], "pooled")
+    for worker in ("w0.0", "w1.0"):
+        m.say(worker, "lease", {"worker": worker, "version": 0}, {"jobs": [["twice/0/1", "same", 0]]})
 
 
 def act_of_a_deposed_leader(m: Mutant) -> None:

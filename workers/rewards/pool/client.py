@@ -30,6 +30,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
+from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import AsyncClient, Client
 from penstock.redis.connect import as_redis
@@ -286,14 +287,14 @@ class Checks:
         return newest
 
     def _hear(self, fields: dict[bytes, bytes]) -> None:
-        kind, body = fields.get(b"kind", b"").decode(), fields.get(b"body", b"")
-        check = self._open.get(fields.get(b"id", b"").decode())
+        kind, body = name_shown(fields.get(b"kind", b"")), fields.get(b"body", b"")
+        check = self._open.get(name_shown(fields.get(b"id", b"")))
         if check is None:
             return
         if kind == STARTED:
-            check.start(body.decode())
+            check.start(name_shown(body))
         elif kind == DIED:
-            check.end(Raised(f"was not computed: {body.decode()}"))
+            check.end(Raised(f"was not computed: {name_shown(body)}"))
         elif kind == VERDICT:
             check.end(self._read(body))
 
@@ -342,8 +343,8 @@ class Checks:
         now = time.monotonic()
         seen = {}
         for name, raw in records.items():
-            before = self._seen.get(name.decode())
-            seen[name.decode()] = before if before is not None and before[0] == raw else (raw, now)
+            before = self._seen.get(verifier := name_shown(name))
+            seen[verifier] = before if before is not None and before[0] == raw else (raw, now)
         self._seen = seen
         return {name for name, (_, changed) in seen.items() if now - changed < GONE_S}
 

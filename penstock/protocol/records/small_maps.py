@@ -1,0 +1,46 @@
+"""Small records that have no class of their own: maps of plain values, and the names that they stand under in Redis."""
+
+import math
+from typing import Any
+
+from penstock.errors import ProtocolError
+from penstock.protocol.records.codec import unpack
+from penstock.protocol.records.field_checks import LEAST, MOST
+from penstock.words import shown
+
+
+def unpack_map(data: bytes, what: str) -> dict[str, Any]:
+    """Decode a record that is a map; raises ProtocolError that names ``what`` on anything else."""
+    value = unpack(data, what)
+    if not isinstance(value, dict):
+        raise ProtocolError(f"{what} is not a record that penstock wrote.")
+    return value
+
+
+def number_in(record: dict[str, Any], field: str, what: str, default: float | None = None) -> float:
+    """A finite number of a record; ProtocolError where it is not one, or not there and without a ``default``."""
+    value: Any = record.get(field, default)
+    if type(value) not in (float, int) or not math.isfinite(value):
+        raise ProtocolError(f"{what} has a field {field} that it cannot have: {shown(value)}.")
+    return float(value)
+
+
+def count_in(record: dict[str, Any], field: str, what: str, default: int | None = None) -> int:
+    """An integer of a record, as ``number_in``."""
+    value: Any = record.get(field, default)
+    if type(value) is not int or not LEAST <= value <= MOST:
+        raise ProtocolError(f"{what} has a field {field} that it cannot have: {shown(value)}.")
+    return value
+
+
+def name_in(raw: bytes, what: str) -> str:
+    """The name of a field or a key in Redis; ProtocolError that begins with ``what`` where it is not text."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as exc:
+        raise ProtocolError(f"{what} has a name that is not text: {shown(raw)}.") from exc
+
+
+def name_shown(raw: bytes) -> str:
+    """The same for whoever only shows it."""
+    return raw.decode(errors="backslashreplace")

@@ -1,0 +1,81 @@
+"""Whatever fields a hash in Redis has, it is read, or refused by an error of penstock's own."""
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buffer.group import read_group
+from consumers.weights.publisher import loading_of
+from penstock.config.subscription import Definition
+from penstock.payloads.servers import parse as parse_servers
+from penstock.protocol import snapshot, subs, waits
+from penstock.protocol.burials import _lengths_of
+from penstock.protocol.keys import Keys
+from penstock.protocol.position import Position
+from penstock.protocol.presence import parse_workers
+from penstock.protocol.records.codec import pack
+from penstock.protocol.transfers import enrolled
+from penstock.redis.commands import Client
+from tests.hostile import HEADS, SAME, OneHash, is_read_or_refused
+
+Hash = dict[bytes, bytes]
+KEYS = Keys("run")
+DEFINED = {key.encode(): text.encode() for key, text in Definition().fields().items()}
+MOVED = {b"cut": b"7", b"drop:stale": b"2", b"rejected_reward": b"-1.5", b"abandoned": b"1-2,4-5", b"repeats": b"3"}
+GROUP = {
+    b"st": b"ready",
+    b"ln": b"train",
+    b"n": b"2",
+    b"c": b"2",
+    b"seq": b"1",
+    b"o": b"3",
+    b"u:a": b"-2",
+    b"b:a": b"1",
+}
+
+#: What reads a hash -> one that it reads.
+HASHES: dict[str, tuple[Callable[[Hash], object], Hash]] = {
+    "definition": (lambda raw: Definition.read(raw, "a"), DEFINED),
+    "position": (lambda raw: Position.read(raw, "a"), MOVED),
+    "subscription": (lambda raw: subs._known(raw, "a"), DEFINED | MOVED),
+    "group": (lambda raw: read_group("j", raw, 1), GROUP),
+    "servers": (parse_servers, {b"rev": b"2", b"s:a": pack({"url": "redis://h", "state": "live"})}),
+    "workers": (parse_workers, {b"w.1": pack({"name": "w.1", "at": 1.0})}),
+    "enrolled": (enrolled, {b"st": b"open", b"m:w": pack({"worker": "w", "url": "http://h", "num_ranks": 1})}),
+    "waits": (
+        lambda raw: waits.read_waits(cast(Client, OneHash(raw)), KEYS),
+        {b"trainer:a": pack({"what": "x", "since": 1.0, "at": 1.0})},
+    ),
+    "presence": (lambda raw: snapshot._present(raw, "part"), {b"p": pack({"at": 1.0})}),
+    "subscriptions": (lambda raw: snapshot._subs(cast(Client, OneHash(raw)), KEYS, raw), {b"sub:a": b"1"}),
+    "dead letter": (lambda raw: _lengths_of(raw, None), {b"id": b"j", b"body": pack({"id": "j", "n": 1})}),
+    "loading": (
+        lambda raw: [loading_of(name, data) for name, data in raw.items()],
+        {b"w.1": pack({"at": 1.0, "versions": [1, 2]})},
+    ),
+}  # fmt: skip
+
+FIELDS = st.sampled_from([b"", b"\xff", b"s:\xff", b"m:\xff", b"sub:\xff", b"u:\xff", b"b:x", b"drop:\xff", b"rev"])
+TEXTS = st.one_of(
+    st.binary(max_size=12),
+    st.sampled_from([b"-1", b"1e9", b"nan", b"\xd9\xa1", b"1" * 400, b"0-", b"9-1,", b"1.", b"2" * 5000, *HEADS[:4]]),
+)
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_a_hash_is_read_or_refused(name: str) -> None:
+    decode, good = HASHES[name]
+    decode(good)
+
+    @SAME
+    @given(
+        less=st.sets(st.sampled_from(sorted(good))),
+        more=st.dictionaries(st.one_of(FIELDS, st.sampled_from(sorted(good))), TEXTS, min_size=1, max_size=4),
+    )
+    def holds(less: set[bytes], more: Hash) -> None:
+        is_read_or_refused(decode, {key: value for key, value in good.items() if key not in less} | more)
+
+    holds()
