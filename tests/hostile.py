@@ -16,7 +16,7 @@ from penstock.errors import PenstockError
 
 #: For every property: the same examples everywhere, and no truth that depends on how fast a machine is.
 SAME = settings(
-    max_examples=120, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 
 #: What a number, a text or a list may be at its worst; all of it fits into msgpack.
@@ -31,7 +31,7 @@ WORST_JSON: list[Any] = [value for value in WORST if not isinstance(value, bytes
 HEADS = [
     *(b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\x7f\xff\xff\xff"),
     *(b"\xdd\x00\x0f\xff\xff" * 40, b"\x91" * 3000, b"\xd6\xff\x00\x00\x00\x00", b"\xc7\x00\x01", b"\xc1"),
-    *(b"[" * 100_000, b'{"":' * 50_000, b"9" * 5000, b"\xff\xfe", b"\x00", b"\xed\xa0\x80"),
+    *(b"[" * 20_000, b'{"":' * 10_000, b"9" * 5000, b"\xff\xfe", b"\x00", b"\xed\xa0\x80"),
 ]
 
 

@@ -53,7 +53,8 @@ def _commit(args: Facts) -> Facts:
 
     metas = [SampleMeta.from_bytes(record) for _, _, record in args["samples"]]
     samples = [[meta.k, [version for version, _ in meta.loss_by_version]] for meta in metas]
-    return {"job": args["job"], "token": args["token"], "samples": samples}
+    # Those that are committed together lie together.
+    return {"job": args["job"], "token": args["token"], "samples": samples, "server": metas[0].server if metas else ""}
 
 
 def _committed(args: Facts, answer: Any) -> tuple[str, Facts]:

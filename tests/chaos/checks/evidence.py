@@ -123,9 +123,9 @@ class Evidence:
 
     @cached_property
     def lost_any(self) -> bool:
-        """Whether Redis was reported to have lost what it had said: a right may be its former holder's again."""
+        """Whether Redis lost what it had said, or was reported to: a right may be its former holder's again."""
         went_back = any(one.facts.get("counters") for one in self.history.of("report"))
-        return went_back or any(said.count for said in self.account.reported.values())
+        return bool(self.account.forgotten) or went_back
 
     def cut_of(self, batch: Operation) -> Operation | None:
         """The cut of a batch that was delivered or trained."""

@@ -220,3 +220,14 @@ def test_I6_versions_that_a_restore_abandoned_age_nothing() -> None:
 
 def operation(at: int, op: str, facts: dict[str, object]) -> Operation:
     return Operation(op, f"p:{at}", "p", at, facts, "yes", at, {"taken": 0})
+
+
+def test_a_sample_that_went_with_its_server_may_be_reported() -> None:
+    mutant = Mutant(1)
+    _, facts, _ = mutant.one("commit")
+    facts["server"] = "gone"
+    mutant.account.reported["samples"] = Reported(1, [f"{facts['job']}/{facts['samples'][0][0]}"])
+    assert checker.check(mutant.play.history(), mutant.account, law).broken == ["misreported"]
+
+    mutant.account.lost_servers = ["gone"]
+    assert checker.check(mutant.play.history(), mutant.account, law).broken == []

@@ -14,7 +14,8 @@ from penstock.redis.server import RedisServer
 from tests.chaos.checker import PROPERTIES
 from tests.chaos.defects import DEFECTS, PATCHES, ROOT, copy_source, seed
 
-ELSEWHERE = {"liveness"}
+#: What a run finds beside the checker (tests/chaos/run.py).
+ELSEWHERE = {"liveness", "rest", "audit", "broken"}
 
 
 @pytest.fixture(scope="module")

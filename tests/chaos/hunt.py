@@ -1,0 +1,166 @@
+"""Hunts for seeded defects: runs a copy of the source with each in it, and says which faults brought it to light.
+
+    python -m tests.chaos.hunt [NAME ...] [--seeds 1,2,3,4,5] [--jobs 2] [--clean] [--results FILE]
+
+A line of JSON for each run, appended to FILE as well, where what stands already is not run again. Exits with 1 where a
+defect was not found within its faults, or, with ``--clean``, where anything was found in the source as it is.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+
+from tests.chaos import account, checker, history
+from tests.chaos.cluster import ROOT
+from tests.chaos.defects import DEFECTS, Defect, seed
+
+#: Longest run.
+RUN_S = 420.0
+#: Lines of what a run that failed says that are kept.
+KEPT_LINES = 12
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """What came of one run."""
+
+    #: Defect; 'clean' for none.
+    defect: str
+    workload: str
+    kinds: tuple[str, ...]
+    seed: int
+    #: Whether it was found, and within how many faults; of a clean run: whether anything was.
+    found: bool
+    #: Properties that were broken.
+    by: tuple[str, ...]
+    #: Faults that were done before the first proof was whole.
+    faults: int
+    wall_s: float
+    words: tuple[str, ...] = ()
+
+
+def hunt(defect: Defect, number: int, *, clean: bool = False, faults: int = 0) -> Hunt:
+    """One run under the faults of a defect, on a copy of the source with it, or as it is. Blocks for minutes."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hunt-", dir=_fast()) as name:
+        folder = Path(name)
+        source = ROOT if clean else seed(defect, folder / "source")
+        broken, words = _run(defect, number, faults or defect.faults, source, folder / "run")
+        wanted = set(broken) if clean else set(broken) & set(defect.found_by)
+        taken = _faults_until(folder / "run", wanted)
+    return Hunt(
+        "clean" if clean else defect.name, defect.workload, defect.kinds, number, bool(wanted), tuple(sorted(broken)),
+        taken, round(time.monotonic() - began, 1), words if clean or not wanted else words[:2],
+    )  # fmt: skip
+
+
+def _fast() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def _run(
+    defect: Defect, number: int, faults: int, source: Path, folder: Path
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Properties that were broken, and what was said of it. A run that does not come to its end is not alive."""
+    command = [
+        sys.executable, "-m", "tests.chaos.run", "--workload", defect.workload, "--seed", str(number),
+        "--faults", str(faults), "--kinds", ",".join(defect.kinds), "--source", str(source), "--folder", str(folder),
+    ]  # fmt: skip
+    # In a group of its own, so that nothing of it is left where it does not end.
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, err = process.communicate(timeout=RUN_S)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.communicate()
+        return ("liveness",), (f"it did not end in {RUN_S:g} s",)
+    if not out:
+        return ("liveness",), tuple(err.splitlines()[-KEPT_LINES:])
+    return tuple(json.loads(out)["violations"]), tuple(err.splitlines()[:KEPT_LINES])
+
+
+def _faults_until(folder: Path, wanted: set[str]) -> int:
+    """Faults that had begun when the first violation of these properties was proven; all where nothing tells when."""
+    log = folder / "nemesis.jsonl"
+    acts = (
+        [json.loads(line)["mono"] for line in log.read_text().splitlines() if '"act"' in line] if log.exists() else []
+    )
+    at = min(_times(folder / "history", wanted), default=None)
+    return len(acts) if at is None else sum(act <= at for act in acts)
+
+
+def _times(folder: Path, wanted: set[str]) -> Iterator[int]:
+    """When each violation was proven that operations prove."""
+    if not (folder / "account.json").exists():
+        return
+    recorded = history.read(folder)
+    verdict = checker.check(recorded, account.load(folder / "account.json"), checker.law_of(recorded))
+    ended = {one.where: one.ended or one.began for op in recorded.counts() for one in recorded.of(op)}
+    for name in wanted & verdict.violations.keys():
+        yield from (max(ended[where] for where in one.proof) for one in verdict.violations[name] if one.proof)
+
+
+def _asked(options: argparse.Namespace) -> list[tuple[Defect, int]]:
+    """Runs that are still to be made."""
+    made = set()
+    if options.results and options.results.exists():
+        for line in options.results.read_bytes().splitlines():
+            one = orjson.loads(line)
+            made.add((one["defect"], one["workload"], tuple(one["kinds"]), one["seed"]))
+    chosen = [DEFECTS[name] for name in options.names or DEFECTS]
+    if options.clean:  # each setting once
+        chosen = list({(one.workload, one.kinds): one for one in chosen}.values())
+    runs = [(one, number) for number in options.seeds for one in chosen]
+    return [
+        (one, number)
+        for one, number in runs
+        if ("clean" if options.clean else one.name, one.workload, one.kinds, number) not in made
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.hunt", description="Hunts for seeded defects.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all where none is given: {', '.join(DEFECTS)}")
+    parser.add_argument("--seeds", type=lambda text: [int(one) for one in text.split(",")], default=[1])
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    parser.add_argument("--faults", type=int, default=0, help="instead of those of the table")
+    parser.add_argument("--clean", action="store_true", help="the source as it is: nothing may be found")
+    parser.add_argument("--results", type=Path, help="file that each run's line is appended to")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - DEFECTS.keys():
+        parser.error(f"there is no defect {', '.join(sorted(unknown))}")
+
+    def one(run: tuple[Defect, int]) -> bool:
+        made = hunt(*run, clean=options.clean, faults=options.faults)
+        line = orjson.dumps(asdict(made))
+        if options.results:
+            with options.results.open("ab") as file:
+                file.write(line + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        print(line.decode(), flush=True)
+        return made.found != options.clean
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        return 0 if all(list(pool.map(one, _asked(options)))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

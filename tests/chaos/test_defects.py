@@ -1,0 +1,24 @@
+"""Each seeded defect is found by the property that must find it, within its faults. `make chaos` runs these."""
+
+import os
+
+import pytest
+
+from tests.chaos.defects import DEFECTS
+from tests.chaos.hunt import hunt
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif("PENSTOCK_TEST_DEFECTS" not in os.environ, reason="takes minutes: make chaos runs it"),
+]
+
+#: That every seed finds them is seen by ``python -m tests.chaos.hunt --seeds 1,2,3,4,5``.
+SEED = 1
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_seeded_defect_is_found(name: str) -> None:
+    found = hunt(DEFECTS[name], SEED)
+
+    assert found.found, f"{name} was not found in {found.faults} faults; broken: {found.by or 'nothing'}. {found.words}"
