@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import orjson
 import redis
@@ -23,6 +25,8 @@ FORGETTING = ("redis:aof_cut", "sentinel:failover_behind")
 LOSING_SERVERS = ("payloads:lost",)
 #: A reply that was under way at the end of a fault may be read so much later.
 AFTERWARDS_NS = 500_000_000
+#: Endings of files in a folder of payloads that are not permanent, behind a percent sign.
+STAGES, DAY_S = ("new", "tmp", "old"), 86400
 #: Keys of one look at a server.
 COUNT = 1000
 
@@ -103,8 +107,8 @@ def _clock(client: redis.Redis, key: str) -> dict[str, int]:
 
 
 def _keys(cluster: "Cluster") -> dict[str, int]:
-    """Keys of the control Redis and of the payload servers, with their seconds to live."""
-    found: dict[str, int] = {}
+    """Keys of the control Redis, of payload servers and of a folder of payloads, with their seconds to live."""
+    found = dict(_files(cluster.folder / "payloads"))
     ports = [cluster.redis_port, *(cluster.ports[part.name] for part in cluster.of("payload"))]
     for port in ports:
         with redis.Redis(port=port, socket_timeout=10.0) as client:
@@ -113,6 +117,16 @@ def _keys(cluster: "Cluster") -> dict[str, int]:
                 if ttl != -2:  # it went meanwhile
                     found[key.removeprefix(cluster.keys.prefix)] = ttl
     return found
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Payloads in a folder: what nobody has made permanent is named so, and goes one day."""
+    for path in folder.glob("*/?/*"):
+        name, _, stage = path.name.rpartition("%")
+        if stage in STAGES:
+            yield unquote(name), DAY_S
+        else:
+            yield unquote(path.name), -1
 
 
 def _scan(client: redis.Redis, pattern: str) -> Iterator[str]:
