@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
 PEER_PYTHON = Path(".bench/bin/python")
-PEER_TIMEOUT_S = 240.0
+PEER_TIMEOUT_S = 1200.0
 #: Batch in samples -> samples of a round.
 PEER_SAMPLES = {1: 256, 8: 1024, 64: 16384, 512: 8192}
 
@@ -174,14 +174,20 @@ def transfer_queue(tokens: int, peers: dict[str, str]) -> list[Figure]:
         raise SystemExit(f"{PEER_PYTHON} is missing: 'make bench' sets it up, or leave the leg out with --legs.")
     script = Path(__file__).with_name("peer_transfer_queue.py")
     legs = [f"--leg={batch}:{samples}" for batch, samples in PEER_SAMPLES.items()]
-    done = subprocess.run(
-        [str(PEER_PYTHON), str(script), f"--tokens={tokens}", *legs],
-        capture_output=True,
-        text=True,
-        timeout=PEER_TIMEOUT_S,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [str(PEER_PYTHON), str(script), f"--tokens={tokens}", *legs],
+            capture_output=True,
+            text=True,
+            timeout=PEER_TIMEOUT_S,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise SystemExit(
+            f"TransferQueue did not end within {PEER_TIMEOUT_S:g} s: run on a quieter machine, or leave the leg out "
+            "with --legs."
+        ) from exc
     if done.returncode:
         raise SystemExit(f"TransferQueue failed, its leg has no figure:\n{(done.stderr or done.stdout)[-2000:]}")
     result = json.loads(done.stdout.splitlines()[-1])
