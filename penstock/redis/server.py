@@ -39,6 +39,9 @@ HOST = "127.0.0.1"
 #: REPLICAOF, MODULE or SHUTDOWN, by which whoever can write to Redis writes files or loads code.
 RULES = "~* &* +@all -@dangerous +info +config|get +client|setname +client|list"
 
+#: A user for whoever starts the server, and for nobody else: what it may do, beside which clients may not.
+KEEPER, KEEPER_RULES = "keeper", "-@all +bgrewriteaof +info"
+
 #: The append-only file is rewritten when it has doubled, and not before it is this large: payloads come and go at a
 #: hundred MB a second, and at Redis' own 64 MiB it would be copied twice a second.
 REWRITE_BYTES = 1024**3
@@ -167,6 +170,7 @@ class RedisServer:
         self.max_memory_bytes = max_memory_bytes
         self.binary = binary or find_binary()
         self.process: subprocess.Popen[bytes] | None = None
+        self._keeper_password = secrets.token_urlsafe(24)
 
     @property
     def url(self) -> str:
@@ -204,6 +208,7 @@ class RedisServer:
             try:
                 self._spawn()
                 self._wait(timeout_s, stopped)
+                self._rewrite_what_was_cut(timeout_s)
                 return self.url
             except ConfigError:
                 # Somebody took the free port between the look and the start.
@@ -292,7 +297,8 @@ class RedisServer:
             "databases 1",
         ]
         if self.password:
-            lines.append(f"user default on #{hashlib.sha256(self.password.encode()).hexdigest()} {RULES}")
+            lines.append(f"user default on #{_digest(self.password)} {RULES}")
+        lines.append(f"user {KEEPER} on #{_digest(self._keeper_password)} {KEEPER_RULES}")
         return "\n".join(lines) + "\n"
 
     def _wait(self, timeout_s: float, stopped: Callable[[], bool]) -> None:
@@ -313,6 +319,27 @@ class RedisServer:
                 raise QueueUnavailable(f"The Redis server {why}; its log is {self.log_path}.")
             time.sleep(0.02)
 
+    def _rewrite_what_was_cut(self, timeout_s: float) -> None:
+        """After a power loss the append-only file may end within a transaction.
+
+        Redis 6.2 takes off what is torn and leaves the transaction's beginning, into which, at its next start, all goes
+        that it acknowledged since: it is lost. A file that is written anew has no such beginning.
+        """
+        with self.log_path.open("rb") as file:
+            file.seek(self._log_start)
+            if b"aof-load-truncated" not in file.read():
+                return
+        log.warning("the append-only file was cut, as by a power loss; it is written anew")
+        deadline = time.monotonic() + timeout_s
+        url = f"redis://{KEEPER}:{quote(self._keeper_password, safe='')}@{HOST}:{self.port}/0"
+        with connect(url, check=False) as client:
+            client.bgrewriteaof()
+            while (now := client.info("persistence"))["aof_rewrite_in_progress"] or now["aof_rewrite_scheduled"]:
+                if time.monotonic() > deadline:
+                    log.warning("the append-only file is still being written anew; before that ends, do not kill Redis")
+                    return
+                time.sleep(0.02)
+
     def _answers(self) -> bool:
         try:
             client = connect(self.url, timeout_s=2.0)
@@ -321,6 +348,11 @@ class RedisServer:
         with client:
             # Another server may have taken the port first; ours then dies and says so.
             return bool(client.info("server")["process_id"] == self.pid)
+
+
+def _digest(password: str) -> str:
+    """As Redis takes it in place of the password."""
+    return hashlib.sha256(password.encode()).hexdigest()
 
 
 def _port_in_use(port: int) -> bool:

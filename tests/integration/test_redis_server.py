@@ -71,6 +71,36 @@ def test_I4_what_it_acknowledged_outlives_kill_9_and_the_port_stays(server: Redi
         assert client.get("a") == b"1"
 
 
+@pytest.mark.parametrize("password", [None, "secret"])
+def test_I4_what_it_acknowledges_after_a_power_loss_outlives_kill_9(tmp_path: Path, password: str | None) -> None:
+    server = RedisServer(tmp_path / "redis", password=password)
+    server.start()
+    with connect(server.url) as client:
+        client.set("before", 1)
+        with client.pipeline(transaction=True) as transaction:
+            for name in "abc":
+                transaction.set(name, bytes(100))
+            transaction.execute()
+    server.kill()
+    files = [*server.folder.glob("appendonlydir/*.incr.aof"), *server.folder.glob("appendonly.aof")]
+    with files[0].open("r+b") as file:
+        # Within the transaction.
+        file.truncate(files[0].stat().st_size - 200)
+    server.start()
+    with connect(server.url) as client:
+        assert sorted(client.scan_iter()) == [b"before"], "none of the transaction"
+        client.set("after", 1)
+
+    server.kill()
+    server.start()
+
+    try:
+        with connect(server.url) as client:
+            assert sorted(client.scan_iter()) == [b"after", b"before"]
+    finally:
+        server.kill()
+
+
 def test_stop_keeps_the_data_and_restart_takes_them_up(server: RedisServer) -> None:
     with connect(server.url) as client:
         client.set("a", 1)

@@ -91,6 +91,20 @@ def _strike_aof(ground: Ground, facts: Facts) -> None:
         if append_only_file(ground.cluster.folder / "redis") != path or path.stat().st_size < before:
             raise NotStruck("the append-only file was rewritten meanwhile, and Redis only killed")
         cut_file(path, before, facts["share"])
+    _rewrite(ground)
+
+
+def _rewrite(ground: Ground) -> None:
+    """As whoever runs a Redis 6.2 has to after a power loss, and as penstock's own does at its start."""
+    cluster = ground.cluster
+    cluster.wait("Redis to answer", lambda: cluster.ask(lambda client: client.ping()))
+    cluster.wait("a rewrite to begin", lambda: cluster.ask(lambda client: client.bgrewriteaof()))
+    cluster.wait("a rewrite to end", lambda: cluster.ask(_is_rewritten))
+
+
+def _is_rewritten(client: redis.Redis) -> bool:
+    now = client.info("persistence")
+    return not (now["aof_rewrite_in_progress"] or now["aof_rewrite_scheduled"])
 
 
 def cut_file(path: Path, keep: int, share: float) -> int:
