@@ -21,6 +21,8 @@ MUST_EXPIRE = frozenset(("column",))
 
 #: Growth that is no leak: bytes for each job done (its bit, rounded up well), and in all.
 BYTES_PER_JOB, BYTES_IN_ALL = 16, 256 * 1024
+#: And no more than this many times by how much the looks scatter, which in a short run is as much.
+SCATTERS = 4
 #: Fewest looks at the memory that tell anything, in the last two thirds of the run.
 FEWEST_LOOKS = 8
 
@@ -85,7 +87,10 @@ def find_growth(evidence: Evidence) -> Iterator[Violation]:
         return
     done, live = [look["done"] for look in looks], [look["live"] for look in looks]
     terms = np.array([np.ones(len(looks)), done, live], dtype=float).T
-    _, each, _ = np.linalg.lstsq(terms, np.array([look["bytes"] for look in looks], dtype=float))[0]
+    used = np.array([look["bytes"] for look in looks], dtype=float)
+    fitted = np.linalg.lstsq(terms, used)[0]
+    each = fitted[1]
     grown = each * (max(done) - min(done))
-    if each > BYTES_PER_JOB and grown > BYTES_IN_ALL:
+    scatter = float(np.std(used - terms @ fitted))
+    if each > BYTES_PER_JOB and grown > max(BYTES_IN_ALL, SCATTERS * scatter):
         yield Violation(f"memory grew by {grown:,.0f} bytes while {max(done) - min(done):,} jobs were done")
