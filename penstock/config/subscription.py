@@ -67,6 +67,8 @@ class Trait(Enum):
     LIVE_WHERE_ASKED = auto()
     #: It says which groups a subscription holds, or in what order: another value fills a new pool.
     POOL = auto()
+    #: The members of a pool that divides (``share``) have the same; subscribe refuses another.
+    AGREED = auto()
 
 
 def _parts(value: Any) -> Any:
@@ -107,7 +109,7 @@ class SubscriptionConfig(Section):
     #: prioritized: a group is drawn in proportion to max(priority, 0) ** exponent.
     exponent: Annotated[float, Field(ge=0, le=100), Trait.LIVE, Trait.POOL] = 1.0
     #: Batches that one group enters.
-    reuse: Annotated[Positive, Trait.LIVE, Trait.POOL] = 1
+    reuse: Annotated[Positive, Trait.LIVE, Trait.POOL, Trait.AGREED] = 1
     #: Share of the groups that it takes, by a hash of the job and the seed.
     quota: Annotated[float, Field(gt=0, le=1), Trait.LIVE, Trait.POOL] = 1.0
     #: Batches that are cut ahead of the one being trained, at most; None: as many as are asked for.
@@ -190,22 +192,22 @@ class Definition(SubscriptionConfig):
     size: Annotated[Positive, Trait.LIVE] = 1
     sampler: Annotated[Sampler, Trait.LIVE, Trait.POOL] = Sampler.FIFO
     #: -1: none, for one that does not drive.
-    bound: Annotated[int, Field(ge=-1), Trait.LIVE] = 0
-    on_expiry: Annotated[OnExpiry, Trait.LIVE] = OnExpiry.MASK
+    bound: Annotated[int, Field(ge=-1), Trait.LIVE, Trait.AGREED] = 0
+    on_expiry: Annotated[OnExpiry, Trait.LIVE, Trait.AGREED] = OnExpiry.MASK
     mode: Mode | Asked = Mode.ASYNC
     #: Lanes whose groups it takes.
-    lanes: Annotated[Names, Trait.POOL] = ("train",)
+    lanes: Annotated[Names, Trait.POOL, Trait.AGREED] = ("train",)
     #: Batches per publication.
     per_version: Positive = 1
     #: Model whose clock bounds it; '': none.
-    model: Annotated[str, _is_a_name("model")] = ""
+    model: Annotated[str, _is_a_name("model"), Trait.AGREED] = ""
     seed: Annotated[int, Trait.POOL] = 0
     #: Groups admitted beyond what the gate lets in, and groups that must be there before the first cut.
     over: NotNegative = 0
     min_first: NotNegative = 0
     #: Names of group filters, in the order in which they are asked.
-    filters: Annotated[Names, Trait.POOL] = ()
-    on_filter_error: Annotated[OnFilterError, Trait.POOL] = OnFilterError.KEEP
+    filters: Annotated[Names, Trait.POOL, Trait.AGREED] = ()
+    on_filter_error: Annotated[OnFilterError, Trait.POOL, Trait.AGREED] = OnFilterError.KEEP
     #: Rejects are held back until it is known whether enough others remain.
     keep_when_few: Annotated[bool, Trait.POOL] = False
     #: Roles that train each batch, the driving one first; (): one alone.

@@ -13,6 +13,7 @@ from console.cli.inspect import register
 from console.cli.main import app
 from consumers.trainer import Trainer
 from penstock.config import Config
+from penstock.config.subscription import Definition, Trait, fields_with
 from penstock.errors import ConfigError, OwnershipLost, ProtocolError, WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
@@ -194,6 +195,17 @@ def test_the_gate_counts_a_pool_as_one_and_what_a_dropped_member_trained_stays_c
     drop_subscription(client, keys, "a")
     with pytest.raises(ConfigError, match=r"The pool of 'c' in run .* was dropped with its last member"):
         play.subscribe(client, keys, "c", share="pool")
+
+
+@pytest.mark.parametrize("field", sorted(map(Definition.key_of, fields_with(Trait.AGREED))))
+def test_members_of_a_pool_agree_on_every_field_that_is_declared_so(
+    client: redis.Redis, keys: Keys, field: str
+) -> None:
+    definition = Definition(share="pool", size=2).fields()
+    run(client, scripts.subscribe(keys, "left", definition))
+    with pytest.raises(ConfigError, match=f"'right' and 'left' share one pool, so their {field} must be the same"):
+        run(client, scripts.subscribe(keys, "right", {**definition, field: "7"}))
+    run(client, scripts.subscribe(keys, "right", {**definition, "size": "7", "multiple": "7"}))
 
 
 def test_I5_a_group_enters_as_many_batches_as_its_reuse_limit_says(

@@ -1,7 +1,7 @@
 -- subscribe: make or change a subscription's definition.
 -- KEYS: subs, sub:NAME
 -- ARGV: prefix, name, revision it was planned at ('': any), by an operator (0|1),
---       then field, value, ... of the definition
+--       fields that the members of a pool must agree on (with commas), then field, value, ... of the definition
 -- Returns: {revision of subs}; {-1}: one of this name was dropped before, {-5}: its pool was; {-2}: the revision moved;
 --          {-3, field}: a field that cannot change once there are groups;
 --          {-6, its mode, the one asked for}: groups were admitted and are cut by its mode;
@@ -11,7 +11,7 @@
 -- What an operator set stays when the trainer comes back with its own definition; an operator's empty value lets go.
 local subs_key, sub_key = KEYS[1], KEYS[2]
 local prefix, name, planned_revision, by_operator = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
-local first_field = 5
+local agreed, first_field = ARGV[5], 6
 
 freeing(prefix)
 begin(prefix)
@@ -43,7 +43,7 @@ if account ~= '' then
     if other and other ~= name then
       local key = prefix .. 'sub:' .. other
       if redis.call('HGET', key, 'share') == account then
-        for _, g in ipairs({'lanes', 'bound', 'on_expiry', 'model', 'reuse', 'filters', 'on_filter_error'}) do
+        for g in string.gmatch(agreed, '[^,]+') do
           if new[g] and new[g] ~= (redis.call('HGET', key, g) or '') then return {-4, g, other} end
         end
       end

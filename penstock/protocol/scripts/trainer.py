@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.config.subscription import Definition, Trait, fields_with
 from penstock.errors import ConfigError, PublishError
 from penstock.protocol.keys import Keys
 from penstock.redis.call import Call, Value, script, text, texts, version_field
@@ -55,7 +56,9 @@ def subscribe(
 
     flat: list[Value] = [part for pair in definition.items() for part in pair]
     rev: Value = "" if revision is None else revision
-    return Call(script("subscribe"), [keys.subs, keys.sub(sub)], [keys.prefix, sub, rev, int(operator), *flat], parse)
+    agreed = ",".join(sorted(map(Definition.key_of, fields_with(Trait.AGREED))))
+    args = [keys.prefix, sub, rev, int(operator), agreed, *flat]
+    return Call(script("subscribe"), [keys.subs, keys.sub(sub)], args, parse)
 
 
 def _was_dropped(keys: Keys, sub: str) -> ConfigError:

@@ -170,6 +170,7 @@ def test_fields_that_may_change_on_a_live_subscription() -> None:
         "lanes", "sampler", "seed", "priority", "exponent", "reuse", "quota", "share", "filters", "on_filter_error",
         "keep_when_few",
     }  # fmt: skip
+    assert fields_with(Trait.AGREED) == {"lanes", "bound", "on_expiry", "model", "reuse", "filters", "on_filter_error"}
 
 
 def test_a_position_is_read_and_a_field_that_no_verb_wrote_is_named() -> None:
