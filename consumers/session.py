@@ -37,7 +37,7 @@ class Session:
         name: the subscription.
         seat: whose place it is among the ranks and roles that train the subscription.
         definition: what the subscription takes, set by rank 0 when it joins.
-        driving: its publications move the clock.
+        publishes: it publishes the model's weights and moves its clock, whether batches are cut for it by that or not.
         job: as of ``Subscriber``.
         replica_group, prepare: as of ``BatchReader``.
     """
@@ -49,7 +49,7 @@ class Session:
         *,
         seat: Seat,
         definition: Definition,
-        driving: bool,
+        publishes: bool,
         job: str = "",
         replica_group: Any = None,
         prepare: Callable[[Batch], Any] | None = None,
@@ -59,11 +59,11 @@ class Session:
         self.config = config
         self.name = name
         self.seat = seat
-        self.driving = driving
+        self.publishes = publishes
         self.keys = Keys(config.run)
         model = config.model.name
         self.subscriber = Subscriber(
-            url, self.keys, name, seat=seat, definition=definition, model=model if driving else "", job=job
+            url, self.keys, name, seat=seat, definition=definition, model=model if publishes else "", job=job
         )
         self.reader = BatchReader(config, self.subscriber, replica_group=replica_group, prepare=prepare)
         self.progress = Progress(self.subscriber)
@@ -83,7 +83,7 @@ class Session:
 
     def check_clock(self, batch: Batch) -> None:
         """T2: a new batch was cut for the version that the trainer holds now, see ``Clock.check_batch``."""
-        if self.seat.leads and self.driving and batch.n > self.progress.redelivered:
+        if self.seat.leads and self.publishes and batch.n > self.progress.redelivered:
             self.clock.check_batch(batch.n, batch.train_version, self.progress.committed)
 
     def commit(self, batch: Batch) -> None:
@@ -94,7 +94,7 @@ class Session:
                 f"{self.name!r}."
             )
         self.progress.commit(batch.n, batch.digest)
-        self.clock.see(batch.train_version if self.driving else 0)
+        self.clock.see(batch.train_version if self.publishes else 0)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this rank, see ``Trainer.state_dict``."""
@@ -112,7 +112,7 @@ class Session:
         Whoever drives the clock has to publish next (T1). Raises as ``Progress.go_back``.
         """
         self.clock.see(version)
-        self.clock.must_publish = self.seat.leads and self.driving
+        self.clock.must_publish = self.seat.leads and self.publishes
         self.progress.go_back(n)
 
     def report(self, figures: dict[str, float | int | str]) -> None:
@@ -128,7 +128,7 @@ class Session:
         Raises PublishError, and ProtocolError where Redis forgot a publication: no batch is cut of what was drawn with
         it, until a later one gives it up.
         """
-        if self.seat.leads and self.driving:
+        if self.seat.leads and self.publishes:
             self.clock.check_lost(self.clock.read())
             staleness = self.config.staleness
             self.clock.announce_again(staleness.bound if staleness.mode is Mode.ASYNC else 0)

@@ -60,7 +60,8 @@ class Trainer:
         batch_groups: groups per batch; None takes ``trainer.batch_groups``.
         subscription: fields of ``trainer.subscription`` that differ for this one: ``{"driving": False}`` for a trainer
             that reads beside the one that publishes, ``{"share": "pool"}`` for one of several that divide the groups.
-        definition: what the subscription takes; None makes it of the configuration.
+        definition: what the subscription takes, ``driving`` included, whatever ``subscription`` and the configuration
+            say; None makes it of them.
         job: what the ranks of one start have in common, so that a rank which outlived its job is refused by the next
             one; None takes it from torchrun's or Slurm's environment.
 
@@ -98,19 +99,19 @@ class Trainer:
         self.model_name = config.model.name
         policy = Policy.of(config.staleness, config.buffer, filtered=bool(config.trainer.filter.functions))
         wanted = SubscriptionConfig.of({**config.trainer.subscription.model_dump(), **(subscription or {})}, self.name)
-        #: True where its publications move the clock.
-        self.drives = wanted.driving
         if definition is None:
             definition = policy.definition(
                 config.trainer, model=self.model_name, seed=config.seed, subscription=wanted, roles=roles
             )
+        #: True where its publications move the clock.
+        self.drives = definition.driving
         #: What this rank is made of, and the batches that it is handed.
         self.session = Session(
             config,
             self.name,
             seat=self.seat,
             definition=definition,
-            driving=self.drives,
+            publishes=self.drives,
             job=job_of(os.environ) if job is None else job,
             replica_group=replica_group,
             prepare=prepare,

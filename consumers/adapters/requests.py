@@ -70,7 +70,7 @@ class Requests:
             name,
             seat=ALONE,
             definition=self.definition(),
-            driving=self.config.trainer.subscription.driving,
+            publishes=self.config.trainer.subscription.driving,
             job=job_of(os.environ),
         )
         self.prompts = Prompts(self.session, lane)

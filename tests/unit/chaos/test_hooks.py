@@ -170,7 +170,7 @@ batch = Some(manifest=Some(sub="actor"), n=3, digest="dg", all_rows=rows, rows=r
 Stream.hand_out(Some(_subscriber=subscriber, _ahead=Some(depth=0)), batch)
 progress = Some(commit=lambda n, digest: None)
 Session.commit(
-    Some(subscriber=subscriber, name="actor", progress=progress, driving=False, clock=Some(see=print)), batch
+    Some(subscriber=subscriber, name="actor", progress=progress, publishes=False, clock=Some(see=print)), batch
 )
 Progress.go_back(Some(_subscriber=subscriber), 2)
 """
