@@ -135,12 +135,11 @@ class Clock:
             return
         entries = self._subscriber.control.do(lambda client: client.xrevrange(self._keys.weights(self.model), count=16))
         newest = Publication.from_bytes(entries[0][1].get(b"p", b""), "publication")
-        detail = aside.get(b"%d-%d" % (newest.version, newest.rev))
+        detail = aside.get(newest.id.encode())
         if newest.version != self.last or detail is None:
             return
         others = {int(entry.partition(b"-")[0]) for entry, _ in entries if entry not in aside} - {newest.version}
-        gone = [tuple(span) for span in newest.abandoned]
-        if any(newest.version - v <= bound and not any(a <= v <= b for a, b in gone) for v in others):
+        if any(newest.version - v <= bound and not newest.abandons(v) for v in others):
             return
         if newest.rev >= AGAIN:
             raise PublishError(

@@ -9,6 +9,7 @@ from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import JobState
+from penstock.protocol.records.publication import publication_id
 from penstock.redis.control import AsyncControl
 from penstock.weights.tokenizer import Tokenizer
 from workers.engine import Engine
@@ -115,7 +116,7 @@ class Services:
     @property
     def publication(self) -> str:
         """``VERSION-REV`` that the engine has; '' for none."""
-        return f"{self.engine.version}-{self.engine.rev}" if self.engine.version >= 0 else ""
+        return publication_id(self.engine.version, self.engine.rev) if self.engine.version >= 0 else ""
 
     @property
     def highest(self) -> int:

@@ -149,7 +149,7 @@ class Publisher:
     def open(self, publication: Publication) -> None:
         """Let workers enroll for a version that is about to be announced: they hear of it only then."""
         if self.sender is not None:
-            self._control.call(transfers.open_(self._keys, self._model, transfers.id_of(publication)))
+            self._control.call(transfers.open_(self._keys, self._model, publication.id))
             self.sender.begin(publication)
 
     def send(self, source: Source, publication: Publication) -> Sent | None:

@@ -52,7 +52,7 @@ class Transfer:
     ) -> None:
         self.publication = publication
         #: Name of this transfer.
-        self.id = transfers.id_of(publication)
+        self.id = publication.id
         #: Workers that are ready, by name.
         self.workers: dict[str, Enrollment] = {}
         #: ``trainer.transfer_timeout_s`` and ``trainer.bucket_bytes``.

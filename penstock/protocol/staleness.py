@@ -20,6 +20,7 @@ from penstock.config import BufferConfig, StalenessConfig, TrainerConfig
 from penstock.config.staleness import Mode, OnExpiry, Sampler
 from penstock.config.subscription import Asked, Definition, SubscriptionConfig, Unit
 from penstock.errors import ConfigError
+from penstock.protocol.records.publication import is_abandoned
 
 #: The bound of who has none.
 UNBOUNDED = -1
@@ -181,7 +182,7 @@ class Lineage:
         return cls(tuple(spans), frozenset().union(*(one.repeats for one in every)))
 
     def lives(self, version: int) -> bool:
-        return not any(first <= version <= last for first, last in self.abandoned)
+        return not is_abandoned(version, self.abandoned)
 
     def ages(self, version: int) -> bool:
         """True when what was drawn before ``version`` is one step older under it."""

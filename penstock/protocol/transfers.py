@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.record import Record
 from penstock.protocol.records.small_maps import name_in
 from penstock.protocol.scripts import Call, Value, script
@@ -51,11 +50,6 @@ class Decision(Record):
     #: Of the group, the trainer's rank 0 counted.
     world_size: int = 0
     bucket_bytes: int = 0
-
-
-def id_of(publication: Publication) -> str:
-    """Name of a transfer."""
-    return f"{publication.version}-{publication.rev}"
 
 
 def open_(keys: Keys, model: str, id_: str) -> Call[int]:

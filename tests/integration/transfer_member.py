@@ -43,7 +43,7 @@ def main(url: str, run_name: str, name: str, versions: int, stop_at: int, how: i
             found = client.xread({keys.weights("policy"): seen}, block=500, count=1)
         seen, fields = found[0][1][0]
         publication = Publication.from_bytes(fields[b"p"])
-        id_ = transfers.id_of(publication)
+        id_ = publication.id
         enrollment = Enrollment(name, "http://127.0.0.1:1", 1, last)
         assert run(client, transfers.enroll(keys, "policy", id_, enrollment))
         decision = None

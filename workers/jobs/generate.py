@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.records.job import Job
+from penstock.protocol.records.publication import is_abandoned
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
@@ -165,7 +166,7 @@ class _Maker:
     def leave_abandoned(self) -> None:
         """A first turn that holds tokens of versions that a rewind left behind is started over: it would be dropped."""
         sample = self.sample
-        gone = {v for v in set(sample.versions) if any(first <= v <= last for first, last in self.engine.abandoned)}
+        gone = {v for v in set(sample.versions) if is_abandoned(v, self.engine.abandoned)}
         if not gone or sample.num_turns > 1:
             return
         log.info("sample %s starts over: its version %d was abandoned", sample.id, max(gone))

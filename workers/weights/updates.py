@@ -36,10 +36,6 @@ KEPT = 16
 WISH_S = 0.2
 
 
-def _id(publication: Publication) -> str:
-    return f"{publication.version}-{publication.rev}"
-
-
 async def _nothing() -> None:
     """Nobody holds anything."""
 
@@ -159,23 +155,23 @@ class Updates:
         self.aside = {name.decode(): detail.decode(errors="replace") for name, detail in found.items()}
         newest, staleness = self.newest, services.config.staleness
         services.stands_in_for = -1
-        if newest is None or _id(newest) not in self.aside:
+        if newest is None or newest.id not in self.aside:
             return
         lag = newest.version - services.engine.version
         if staleness.mode is Mode.ASYNC and services.engine.version >= 0 and 0 < lag <= staleness.bound:
             services.stands_in_for = newest.version
-        why = f"engines died on it and finished nothing, the last one so: {shorten(self.aside[_id(newest)])}"
+        why = f"engines died on it and finished nothing, the last one so: {shorten(self.aside[newest.id])}"
         self.cannot_load = f"version {newest.version} (revision {newest.rev}) was set aside: {why}"
         self._waiting.for_(f"version {newest.version} of {newest.model} to be announced again: {why}")
 
     async def _to_start_with(self, newest: Publication | None) -> list[Publication]:
         """What an engine is started with, best first: the newest, else what it had, else the last that is good."""
         found = [newest, self.loaded if self.loaded is not newest else None]
-        if newest is not None and _id(newest) in self.aside:
+        if newest is not None and newest.id in self.aside:
             entries = await self._reader.do(lambda client: client.xrevrange(self._key, count=KEPT))
             earlier = [Publication.from_bytes(fields.get(b"p", b""), "publication") for _, fields in entries]
-            found += [one for one in earlier if not any(a <= one.version <= b for a, b in newest.abandoned)]
-        return [one for one in found if one is not None and _id(one) not in self.aside]
+            found += [one for one in earlier if not newest.abandons(one.version)]
+        return [one for one in found if one is not None and one.id not in self.aside]
 
     async def _leave_aside(self) -> None:
         """An engine that has a publication which was set aside is started again without it, its jobs handed back."""
@@ -220,7 +216,7 @@ class Updates:
         engine = self._services.engine
         if "weights" in engine.offloaded:
             return False  # there is nowhere to load them to; they are loaded when the memory is back
-        if _id(newest) in self.aside:
+        if newest.id in self.aside:
             return False  # engines died of it
         return (engine.version, engine.rev) < (newest.version, newest.rev)
 
@@ -293,7 +289,7 @@ class Updates:
         loaded = self._services.engine.version
         if not self._services.config.staleness.rules.drains or loaded < 0 or self._services.engine.offloaded:
             return
-        if any(first <= loaded <= last for first, last in newest.abandoned):
+        if newest.abandons(loaded):
             return  # what would be drawn under a version that no longer lives could not be trained (T1)
         key = self._services.keys.cohorts
         while True:
@@ -310,7 +306,7 @@ class Updates:
         loaded = services.engine.version
         if not services.config.data.eval_pinned or loaded < 0 or services.engine.offloaded:
             return
-        if any(first <= loaded <= last for first, last in newest.abandoned):
+        if newest.abandons(loaded):
             return
         keys = services.keys
         while not services.engine_lost.is_set():

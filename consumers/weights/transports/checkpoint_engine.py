@@ -34,7 +34,6 @@ from consumers.weights.transports.parameter_server import LISTENER
 from consumers.weights.transports.sender import Sender
 from penstock.config import TrainerConfig
 from penstock.errors import ConfigError
-from penstock.protocol import transfers
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Enrollment
 from penstock.weights.transport import TRANSPORTS
@@ -63,7 +62,7 @@ class CheckpointEngine(Sender):
         return self._servers
 
     def begin(self, publication: Publication) -> None:
-        self.servers.begin(transfers.id_of(publication), Path(publication.path))
+        self.servers.begin(publication.id, Path(publication.path))
 
     def send(self, transfer: Transfer) -> None:
         check_served(transfer.workers, len(self.servers.gpus))

@@ -1,10 +1,21 @@
 """The publication of one version of a model's weights."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.protocol.records.field_checks import pairs
 from penstock.protocol.records.record import Record
+
+
+def publication_id(version: int, rev: int) -> str:
+    """``VERSION-REV``: the entry of the stream of weights, and under what a publication is looked up elsewhere."""
+    return f"{version}-{rev}"
+
+
+def is_abandoned(version: int, abandoned: Iterable[Sequence[int]]) -> bool:
+    """T1: whether ``version`` is in one of the ranges (first, last) that rewinds left behind, and no longer lives."""
+    return any(first <= version <= last for first, last in abandoned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +43,12 @@ class Publication(Record):
     #: Digest of the index in the folder (weights/index.py), which names tensors, checksums and files; '' for none:
     #: then ``tensors`` and ``checksums`` say it here.
     index: str = ""
+
+    @property
+    def id(self) -> str:
+        """``VERSION-REV``, which names this announcement of the version."""
+        return publication_id(self.version, self.rev)
+
+    def abandons(self, version: int) -> bool:
+        """Whether rewinds had left ``version`` behind when this was announced (T1)."""
+        return is_abandoned(version, self.abandoned)

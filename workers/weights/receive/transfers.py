@@ -103,7 +103,7 @@ class Transfers:
         """Enroll, and wait until it is decided who receives. None: load the folder."""
         if not self.may_take(publication):
             return None
-        model, id_ = publication.model, transfers.id_of(publication)
+        model, id_ = publication.model, publication.id
         receiver = self.receiver(publication.transport)
         stream = self._keys.transfers(model)
         newest = await self._control.do(lambda client: client.xrevrange(stream, count=1))

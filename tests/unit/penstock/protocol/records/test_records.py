@@ -4,6 +4,8 @@ from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.errors import ProtocolError
 from penstock.protocol.records import codec
@@ -13,6 +15,7 @@ from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
+from penstock.protocol.staleness import Lineage
 from tests.integration.play import manifest, meta
 
 
@@ -114,3 +117,18 @@ def test_ranges_of_versions_are_pairs(ranges: Any) -> None:
     record = Publication("policy", 3, "disk", "/w").to_map() | {"abandoned": ranges}
     with pytest.raises(ProtocolError, match="a field abandoned that it cannot have"):
         Publication.from_map(record, "publication")
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=4),
+    version=st.integers(0, 14),
+    rev=st.integers(0, 3),
+)
+def test_T1_a_publication_and_a_lineage_agree_on_which_versions_live(
+    spans: list[tuple[int, int]], version: int, rev: int
+) -> None:
+    ranges = [(first, first + more) for first, more in spans]
+    newest = Publication("policy", 20, "disk", "/w", rev=rev, abandoned=[list(one) for one in ranges])
+    gone = {v for first, last in ranges for v in range(first, last + 1)}
+    assert newest.abandons(version) == (version in gone) != Lineage(tuple(ranges)).lives(version)
+    assert newest.id == f"20-{rev}"
