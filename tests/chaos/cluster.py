@@ -343,6 +343,7 @@ class Cluster:
         timeout_s = self.patience_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
+            self.supervisor.check()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{what} did not happen in {timeout_s:g} s; {self.words()}")
             time.sleep(0.05)

@@ -23,6 +23,7 @@ def goes_on(cluster: "Cluster") -> str:
     before, timeout_s = dict(cluster.watch.committed_of), cluster.patience_s
     deadline = time.monotonic() + timeout_s
     while late := _late(cluster, before):
+        cluster.supervisor.check()
         if time.monotonic() > deadline:
             return f"after {timeout_s:g} s: {'; '.join(late)}. {cluster.words()}"
         time.sleep(0.1)
@@ -68,6 +69,7 @@ def come_to_rest(cluster: "Cluster") -> str:
     deadline = time.monotonic() + timeout_s
     before, since = None, time.monotonic()
     while True:
+        cluster.supervisor.check()
         now = cluster.ask(lambda client: _state(cluster, client))
         if now is None or now != before or _moves(cluster, now):
             before, since = now, time.monotonic()

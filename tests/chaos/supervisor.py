@@ -72,6 +72,7 @@ class Supervisor:
         self._expand = expand
         self._lock = threading.RLock()
         self._ended = threading.Event()
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._watch, name="supervisor")
         self._thread.start()
 
@@ -128,13 +129,24 @@ class Supervisor:
                     part.process.kill()
                 part.process.wait()
 
+    def check(self) -> None:
+        """Raise what the supervisor itself died of."""
+        if self._error is not None:
+            raise RuntimeError("the supervisor of the parts has died") from self._error
+
     def _watch(self) -> None:
-        while not self._ended.wait(LOOK_S):
-            with self._lock:
-                for part in list(self.parts.values()):
-                    self._look_at(part)
-                for part in list(self.parts.values()):
-                    self._start_if_due(part)
+        try:
+            while not self._ended.wait(LOOK_S):
+                self._look()
+        except BaseException as exc:
+            self._error = exc
+
+    def _look(self) -> None:
+        with self._lock:
+            for part in list(self.parts.values()):
+                self._look_at(part)
+            for part in list(self.parts.values()):
+                self._start_if_due(part)
 
     def _look_at(self, part: Part) -> None:
         if part.is_adopted or not part.is_alive or part.process is None or part.process.poll() is None:

@@ -109,3 +109,19 @@ def test_a_part_that_may_finish_is_through_when_it_does(supervisor: Supervisor, 
 
     assert (through.lives, through.is_retired) == (1, True)
     assert ("b", 2) in supervisor.unexpected()
+
+
+def test_a_supervisor_that_died_says_so(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path)
+    supervisor.check()
+    supervisor.add(part(tmp_path / "gone", "a"))  # its log cannot be written
+
+    def has_died() -> bool:
+        try:
+            supervisor.check()
+        except RuntimeError:
+            return True
+        return False
+
+    until(has_died)
+    supervisor.end()
