@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import redis
 
 from tests.chaos.cluster import Cluster
+from tests.chaos.nemesis import storage
 from tests.chaos.nemesis.act import Ground
 from tests.chaos.nemesis.battleground import battleground
 from tests.chaos.nemesis.kinds import KINDS, chosen
@@ -27,7 +29,7 @@ class RedisAlone(Cluster):
 
     def _start_all(self) -> None:
         self._add_redis("redis")
-        self.wait("Redis to answer", self._answers)
+        self.wait("Redis to answer", self.answers)
 
 
 def settle(cluster: Cluster) -> None:
@@ -113,15 +115,20 @@ def test_a_cut_file_loses_the_last_writes_and_none_between(cluster: Cluster, gro
     assert held[: lost[0] - 1] == list(range(1, lost[0]))
 
 
-def test_a_full_server_refuses_and_has_room_again(cluster: Cluster, ground: Ground) -> None:
+def test_a_full_server_refuses_and_has_room_again(
+    cluster: Cluster, ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = cluster.client().config_get("maxmemory")
 
     with Writer(cluster) as writer:
-        strike(ground, "redis:full", left_bytes=4096, hold_s=2.0)
+        held = SimpleNamespace(
+            sleep=lambda _: cluster.wait("a write to be refused", lambda: "OutOfMemoryError" in writer.refused)
+        )
+        monkeypatch.setattr(storage, "time", held)
+        strike(ground, "redis:full", left_bytes=4096)
         last = writer.last
         cluster.wait("writes after it", lambda: writer.last > last)
 
-    assert "OutOfMemoryError" in writer.refused
     assert cluster.client().config_get("maxmemory") == before
 
 
