@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     began = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
-        ends = list(pool.map(lambda one: _run(one, options.source), ROUNDS))
+        ends = list(pool.map(lambda one: _run(one, options.source.absolute()), ROUNDS))
     counted = sum(end.counted for end in ends)
     print(f"{len(ends)} runs, {counted} faults that count, {time.monotonic() - began:.0f} s")
     return 1 if any(end.failed for end in ends) else 0
