@@ -107,7 +107,11 @@ def running_penstock(url: str, engine: RunningEngine, load: Load, batch_groups: 
         engine.folder,
         model={"path": str(engine.model)},
         engine={"url": engine.url},
-        rollout={"n": GROUP, "max_context_tokens": load.prompt_tokens + load.new_tokens + 1},
+        rollout={
+            "n": GROUP,
+            "max_context_tokens": load.prompt_tokens + load.new_tokens + 1,
+            "sampling": {"max_new_tokens": load.new_tokens},
+        },
         worker={"slots": load.concurrency},
         trainer={"batch_groups": batch_groups, "batches_per_version": 1_000_000},
     )

@@ -110,7 +110,11 @@ def main(
             run="memory",
             model={"path": str(engine.model)},
             engine={"url": engine.url},
-            rollout={"n": GROUP, "max_context_tokens": 32 + new_tokens + 1},
+            rollout={
+                "n": GROUP,
+                "max_context_tokens": 32 + new_tokens + 1,
+                "sampling": {"max_new_tokens": new_tokens},
+            },
             worker={"slots": groups * GROUP, "apply": "abort"},
             trainer={"batch_groups": groups, "weights_dir": str(weights)},
         )

@@ -63,7 +63,11 @@ def run_leg(url: str, engine: RunningEngine, model: Any, load: Load, leg: Leg, d
         run=leg.name,
         model={"path": str(engine.model)},
         engine={"url": engine.url},
-        rollout={"n": GROUP, "max_context_tokens": load.prompt_tokens + 2 * load.new_tokens + 1},
+        rollout={
+            "n": GROUP,
+            "max_context_tokens": load.prompt_tokens + 2 * load.new_tokens + 1,
+            "sampling": {"max_new_tokens": load.new_tokens},
+        },
         worker={"slots": load.concurrency, "apply": leg.policy, "drain_timeout_s": 0.0},
         staleness={"mode": "async", "bound": 64},
         trainer={
