@@ -10,7 +10,6 @@ record what they do in ``FOLDER/history``. Nothing here reads penstock's memory:
 
 import contextlib
 import json
-import os
 import re
 import signal
 import sys
@@ -26,7 +25,7 @@ from penstock.protocol.keys import Keys
 from penstock.redis.server import find_binary
 from penstock.system.ports import free_port
 from tests.chaos.policy import write_data, write_policy
-from tests.chaos.supervisor import Part, Supervisor
+from tests.chaos.supervisor import Part, Supervisor, searched
 from tests.chaos.watch import Watch
 from tests.chaos.workloads import Seats, Workload, merged
 
@@ -278,8 +277,8 @@ class Cluster:
     def _environment_of(self, part: Part) -> dict[str, str]:
         """What a part is started with: it records, runs ``source``, and knows where Redis is."""
         recorded = [] if part.kind in ("engine", "redis", "payload") else [str(HERE / "recorded")]
-        path = [*recorded, str(self.folder / "source"), str(ROOT)]
-        of_all = {"PYTHONPATH": os.pathsep.join(path), "CHAOS_HISTORY": str(self.history), "CHAOS_WHO": part.name}
+        path = searched(*recorded, str(self.folder / "source"), str(ROOT))
+        of_all = {"PYTHONPATH": path, "CHAOS_HISTORY": str(self.history), "CHAOS_WHO": part.name}
         of_all |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
         # Roles are started each by itself, and follow whoever has the subscription.
         job = f"{part.group}-{part.lives}" if part.group else ""

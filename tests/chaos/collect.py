@@ -16,6 +16,7 @@ import redis
 from penstock.protocol.presence import live_workers
 from tests.chaos import history
 from tests.chaos.account import Account, Reported
+from tests.chaos.supervisor import searched
 
 if TYPE_CHECKING:
     from tests.chaos.cluster import Cluster
@@ -57,7 +58,7 @@ def audit(cluster: "Cluster") -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "penstock.cli", *words],
         cwd=cluster.folder,
-        env={**os.environ, "PYTHONPATH": str(cluster.folder / "source")},
+        env={**os.environ, "PYTHONPATH": searched(str(cluster.folder / "source"))},
         capture_output=True,
         text=True,
         timeout=120,

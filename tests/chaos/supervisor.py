@@ -193,3 +193,8 @@ class Supervisor:
                 preexec_fn=die_with(),
             )
         part.pid, part.started = part.process.pid, time.monotonic()
+
+
+def searched(*folders: str) -> str:
+    """A ``PYTHONPATH`` of these folders, before those that this process was given itself."""
+    return os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])

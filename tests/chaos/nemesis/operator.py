@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, pick
+from tests.chaos.supervisor import searched
 
 HERE = Path(__file__).parents[1]
 #: Longest time that a command may take.
@@ -32,8 +33,8 @@ def command(ground: Ground, *words: str, good: tuple[int, ...] = (0,)) -> str:
         NotStruck: Redis was away.
     """
     cluster = ground.cluster
-    path = [str(HERE / "recorded"), str(cluster.folder / "source"), str(HERE.parents[1])]
-    own = {"PYTHONPATH": os.pathsep.join(path), "CHAOS_HISTORY": str(cluster.history), "CHAOS_WHO": "operator"}
+    path = searched(str(HERE / "recorded"), str(cluster.folder / "source"), str(HERE.parents[1]))
+    own = {"PYTHONPATH": path, "CHAOS_HISTORY": str(cluster.history), "CHAOS_WHO": "operator"}
     whole = [sys.executable, "-m", "penstock.cli", *words, "--run", cluster.keys.run, "--redis", cluster.redis_url]
     try:
         done = subprocess.run(
