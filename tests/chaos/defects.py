@@ -76,7 +76,7 @@ DEFECTS = {
         ),
         Defect(
             "retry_forgets_attempt", "a job that failed has all its tries again",
-            ("forgotten_try",), "failing", ("kill:worker",), 5,
+            ("forgotten_try", "liveness"), "failing", ("kill:worker",), 5,
         ),
         Defect(
             "rank_trains_another", "a rank behind the first trains the batch before, after a restart",

@@ -58,7 +58,7 @@ class Nemesis:
         tries = 0
         while sum(not strike.error for strike in self.strikes) < faults and tries < 3 * faults + 10:
             tries += 1
-            act = self._acts.next(self._possible())
+            act = self._acts.next(self._await_possible())
             if act is None:
                 break
             if not act.chained and not self._recovered():
@@ -77,6 +77,13 @@ class Nemesis:
         if self._ground.proxy is not None:
             self._ground.proxy.open()
         self._log.close()
+
+    def _await_possible(self) -> list[str]:
+        """Kinds that can be done now; waited for where there is none: what a fault killed comes back."""
+        deadline = time.monotonic() + self._recovery_s
+        while not (names := self._possible()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return names
 
     def _possible(self) -> list[str]:
         return [name for name, kind in self._kinds.items() if kind.choose(self._ground, Random(0)) is not None]
