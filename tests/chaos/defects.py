@@ -84,11 +84,11 @@ DEFECTS = {
         ),
         Defect(
             "boundary_off_by_one", "the first token of a version is said to be of the one before",
-            ("wrong_tokens",), "async", ("kill:worker",), 5,
+            ("wrong_tokens",), "slow", ("kill:worker",), 5,
         ),
         Defect(
             "prefix_takes_new_version", "tokens of a prefix are said to be of the version that goes on from it",
-            ("wrong_tokens",), "prefixes", ("kill:worker",), 10,
+            ("wrong_tokens",), "slow", ("kill:worker",), 10,
         ),
     )
 }  # fmt: skip

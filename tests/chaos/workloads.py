@@ -168,5 +168,7 @@ WORKLOADS = {
         # A real engine on the CPU, which its worker starts; the law says nothing of its tokens.
         Workload("engine", {"engine": REAL}, workers=1, is_real=True),
         Workload("prefixes", {"rollout": LONG, "worker": {"checkpoint_tokens": 6}}),
+        # Answers that outlive versions.
+        Workload("slow", {"rollout": LONG, "worker": {"checkpoint_tokens": 6}}, pace=40.0),
     )
 }
