@@ -45,7 +45,9 @@ def _admitted(args: Facts, answer: Any) -> tuple[str, Facts]:
 
 
 def _leased(args: Facts, answer: Any) -> tuple[str, Facts]:
-    return (YES if answer else NO), {"jobs": [[one.job, one.token, one.attempts] for one in answer]}
+    return (YES if answer else NO), {
+        "jobs": [[one.job, one.token, one.attempts, sorted(one.committed)] for one in answer]
+    }
 
 
 def _commit(args: Facts) -> Facts:

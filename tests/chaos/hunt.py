@@ -9,6 +9,7 @@ defect was not found within its faults, or, with ``--clean``, where anything was
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,12 +21,21 @@ from pathlib import Path
 
 import orjson
 
-from tests.chaos import account, checker, history
+from tests.chaos import account, checker
+from tests.chaos.checks import PROPERTIES
+from tests.chaos.checks.evidence import Evidence, Violation
 from tests.chaos.cluster import ROOT
 from tests.chaos.defects import DEFECTS, Defect, seed
+from tests.chaos.history import History, read_file
 
 #: Longest run.
 RUN_S = 420.0
+#: Between two looks at whether it was found already.
+LOOK_S = 10.0
+#: Properties that a history breaks by itself, wherever it ends.
+WITHOUT_ACCOUNT = frozenset(
+    ("lost_right", "forgotten_try", "over_admitted", "trained_twice", "wrong_batch", "wrong_tokens", "reused_version")
+)
 #: Lines of what a run that failed says that are kept.
 KEPT_LINES = 12
 
@@ -55,12 +65,13 @@ def hunt(defect: Defect, number: int, *, clean: bool = False, faults: int = 0) -
     with tempfile.TemporaryDirectory(prefix="hunt-", dir=_fast()) as name:
         folder = Path(name)
         source = ROOT if clean else seed(defect, folder / "source")
-        broken, words = _run(defect, number, faults or defect.faults, source, folder / "run")
-        wanted = set(broken) if clean else set(broken) & set(defect.found_by)
-        taken = _faults_until(folder / "run", wanted)
+        wanted = frozenset() if clean else frozenset(defect.found_by)
+        broken, words = _run(defect, number, faults or defect.faults, source, folder / "run", wanted)
+        found = set(broken) if clean else set(broken) & wanted
+        taken = _faults_until(folder / "run", found)
     return Hunt(
-        "clean" if clean else defect.name, defect.workload, defect.kinds, number, bool(wanted), tuple(sorted(broken)),
-        taken, round(time.monotonic() - began, 1), words if clean or not wanted else words[:2],
+        "clean" if clean else defect.name, defect.workload, defect.kinds, number, bool(found), tuple(sorted(broken)),
+        taken, round(time.monotonic() - began, 1), words[:2] if found and not clean else words,
     )  # fmt: skip
 
 
@@ -69,9 +80,12 @@ def _fast() -> str | None:
 
 
 def _run(
-    defect: Defect, number: int, faults: int, source: Path, folder: Path
+    defect: Defect, number: int, faults: int, source: Path, folder: Path, wanted: frozenset[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Properties that were broken, and what was said of it. A run that does not come to its end is not alive."""
+    """Properties that were broken, and what was said of it. A run that does not come to its end is not alive.
+
+    It is ended as soon as one of ``wanted`` is broken.
+    """
     command = [
         sys.executable, "-m", "tests.chaos.run", "--workload", defect.workload, "--seed", str(number),
         "--faults", str(faults), "--kinds", ",".join(defect.kinds), "--source", str(source), "--folder", str(folder),
@@ -80,40 +94,70 @@ def _run(
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    try:
-        out, err = process.communicate(timeout=RUN_S)
-    except subprocess.TimeoutExpired:
-        process.terminate()
+    deadline = time.monotonic() + RUN_S
+    while time.monotonic() < deadline:
         try:
-            process.communicate(timeout=30)
+            out, err = process.communicate(timeout=LOOK_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.communicate()
-        return ("liveness",), (f"it did not end in {RUN_S:g} s",)
-    if not out:
-        return ("liveness",), tuple(err.splitlines()[-KEPT_LINES:])
-    return tuple(json.loads(out)["violations"]), tuple(err.splitlines()[:KEPT_LINES])
+            if found := _broken_by_now(folder, wanted & WITHOUT_ACCOUNT):
+                _end(process)
+                return tuple(found), tuple(one.what for all_ in found.values() for one in all_)[:KEPT_LINES]
+            continue
+        if not out:
+            return ("liveness",), tuple(err.splitlines()[-KEPT_LINES:])
+        return tuple(json.loads(out)["violations"]), tuple(err.splitlines()[:KEPT_LINES])
+    _end(process)
+    return ("liveness",), (f"it did not end in {RUN_S:g} s",)
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """As by Ctrl-C, so that it ends its parts; by force where it does not."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def _broken_by_now(folder: Path, wanted: frozenset[str]) -> dict[str, list[Violation]]:
+    """What the history of a run that goes on breaks already, of properties that need no account."""
+    if not wanted or not (folder / "history").exists():
+        return {}
+    evidence = Evidence(recorded := _so_far(folder / "history"), account.Account(), checker.law_of(recorded))
+    found = {name: list(PROPERTIES[name](evidence)) for name in wanted}
+    return {name: violations for name, violations in found.items() if violations}
+
+
+def _so_far(folder: Path) -> History:
+    """The history up to now: what is written while it is read is left away, or one file would know more than others."""
+    now = time.monotonic_ns()
+    operations = [one for path in sorted(folder.glob("*.jsonl")) for one in read_file(path) if one.began <= now]
+    for one in operations:
+        if one.ended is not None and one.ended > now:
+            one.ended, one.outcome, one.answer = None, "unknown", {}
+    return History(operations)
 
 
 def _faults_until(folder: Path, wanted: set[str]) -> int:
     """Faults that had begun when the first violation of these properties was proven; all where nothing tells when."""
     log = folder / "nemesis.jsonl"
-    acts = (
-        [json.loads(line)["mono"] for line in log.read_text().splitlines() if '"act"' in line] if log.exists() else []
-    )
+    lines = log.read_text().splitlines() if log.exists() else []
+    acts = [json.loads(line)["mono"] for line in lines if '"act"' in line]
     at = min(_times(folder / "history", wanted), default=None)
     return len(acts) if at is None else sum(act <= at for act in acts)
 
 
 def _times(folder: Path, wanted: set[str]) -> Iterator[int]:
     """When each violation was proven that operations prove."""
-    if not (folder / "account.json").exists():
+    if not folder.exists():
         return
-    recorded = history.read(folder)
-    verdict = checker.check(recorded, account.load(folder / "account.json"), checker.law_of(recorded))
+    recorded, file = _so_far(folder), folder / "account.json"
+    end = account.load(file) if file.exists() else account.Account()
+    evidence = Evidence(recorded, end, checker.law_of(recorded))
     ended = {one.where: one.ended or one.began for op in recorded.counts() for one in recorded.of(op)}
-    for name in wanted & verdict.violations.keys():
-        yield from (max(ended[where] for where in one.proof) for one in verdict.violations[name] if one.proof)
+    for name in wanted & (set(PROPERTIES) if file.exists() else WITHOUT_ACCOUNT):
+        yield from (max(ended[where] for where in one.proof) for one in PROPERTIES[name](evidence) if one.proof)
 
 
 def _asked(options: argparse.Namespace) -> list[tuple[Defect, int]]:

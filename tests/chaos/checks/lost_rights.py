@@ -6,6 +6,7 @@ said, a right may be the former holder's again: then nothing is looked at.
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tests.chaos.checks.evidence import Evidence, Violation, proof
 from tests.chaos.history import Operation
@@ -24,35 +25,58 @@ def find_lost_rights(evidence: Evidence) -> Iterator[Violation]:
     yield from _deposed(evidence)
 
 
-def _leases(evidence: Evidence) -> dict[str, list[tuple[str, Operation]]]:
-    """Job -> (token, the lease that was told of it), in the order in which they began."""
-    found: dict[str, list[tuple[str, Operation]]] = defaultdict(list)
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A lease of one job as it was told."""
+
+    token: str
+    #: k that were committed when it was given; None: not told.
+    committed: frozenset[int] | None
+    lease: Operation
+
+
+def _leases(evidence: Evidence) -> dict[str, list[Given]]:
+    """Leases by job, in the order in which they began."""
+    found: dict[str, list[Given]] = defaultdict(list)
     for one in evidence.history.of("lease"):
-        for job, token, *_ in one.answer.get("jobs", ()):
-            found[job].append((token, one))
+        for job, token, *more in one.answer.get("jobs", ()):
+            found[job].append(Given(token, frozenset(more[1]) if len(more) > 1 else None, one))
     return found
 
 
-def _given_twice(leases: dict[str, list[tuple[str, Operation]]]) -> Iterator[Violation]:
+def _given_twice(leases: dict[str, list[Given]]) -> Iterator[Violation]:
     for job, given in leases.items():
         first: dict[str, Operation] = {}
-        for token, one in given:
-            if token in first:
-                yield Violation(f"job {job} was leased twice under token {token}", proof(first[token], one))
-            first.setdefault(token, one)
+        for one in given:
+            if one.token in first:
+                yield Violation(
+                    f"job {job} was leased twice under token {one.token}", proof(first[one.token], one.lease)
+                )
+            first.setdefault(one.token, one.lease)
 
 
-def _late_commits(evidence: Evidence, leases: dict[str, list[tuple[str, Operation]]]) -> Iterator[Violation]:
+def _late_commits(evidence: Evidence, leases: dict[str, list[Given]]) -> Iterator[Violation]:
     for one in evidence.history.of("commit"):
         job, token = one.facts["job"], one.facts["token"]
         if not one.happened or not one.answer["new"] or len(leases.get(job, ())) < 2:
             continue
-        own = next((lease for given, lease in leases[job] if given == token), None)
-        for other, lease in leases[job] if own is not None and own.ended is not None else ():
-            if other != token and own.ended < lease.began and lease.ended is not None and lease.ended < one.began:
-                what = f"job {job} was leased to {lease.facts['worker']}, and {own.facts['worker']} committed after it"
-                yield Violation(what, proof(own, lease, one))
+        own = next((given for given in leases[job] if given.token == token), None)
+        if own is None or own.lease.ended is None:
+            continue
+        for other in leases[job]:
+            if other.token != token and own.lease.ended < other.lease.began and _is_behind(one, other):
+                worker, before = other.lease.facts["worker"], own.lease.facts["worker"]
+                what = f"job {job} was leased to {worker}, and {before} committed after it"
+                yield Violation(what, proof(own.lease, other.lease, one))
                 break
+
+
+def _is_behind(commit: Operation, other: Given) -> bool:
+    """Whether it was carried out after a lease: it began after that was told, or that knew nothing of it."""
+    if other.lease.ended is not None and other.lease.ended < commit.began:
+        return True
+    known = other.committed
+    return known is not None and sum(k in known for k, _ in commit.facts["samples"]) < commit.answer["new"]
 
 
 def _deposed(evidence: Evidence) -> Iterator[Violation]:

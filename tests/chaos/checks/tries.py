@@ -18,7 +18,7 @@ def find_forgotten_tries(evidence: Evidence) -> Iterator[Violation]:
         if one.happened:
             failed[one.facts["job"]].append(one)
     for lease in evidence.history.of("lease"):
-        for job, _, attempts in lease.answer.get("jobs", ()):
+        for job, _, attempts, *_ in lease.answer.get("jobs", ()):
             before = [one for one in failed.get(job, ()) if one.ended is not None and one.ended < lease.began]
             if attempts < len(before) and job not in excused:
                 what = f"job {job} had failed {len(before)} times, and was leased with {attempts} tries used up"

@@ -298,6 +298,15 @@ def late_commit(m: Mutant) -> None:
     m.say("w0.0", "commit", {"job": job, "token": "before", "samples": [[0, [0]]]}, counts)
 
 
+def commit_that_the_next_lease_did_not_know(m: Mutant) -> None:
+    """It was sent before the lease was told, and carried out after it."""
+    job = "late/0/2"
+    admitted_at_the_end(m, [job], "pooled", state="ready", samples={"0": "before"})
+    m.say("w0.0", "lease", {"worker": "w0.0", "version": 0}, {"jobs": [[job, "before", 0, []]]})
+    m.say("w0.0", "commit", {"job": job, "token": "before", "samples": [[0, [0]]]}, {"new": 1, "again": 0, "taken": 0})
+    m.say("w1.0", "lease", {"worker": "w1.0", "version": 0}, {"jobs": [[job, "behind", 0, []]]})
+
+
 def token_given_twice(m: Mutant) -> None:
     admitted_at_the_end(m, ["twice/0/1"], "pooled")
     for worker in ("w0.0", "w1.0"):
@@ -327,7 +336,7 @@ MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
     "misreported": [reported_and_there, reported_too_many, samples_reported_and_there],
     "unexpected": [job_from_nowhere, job_that_was_refused, lease_from_nowhere, sample_from_nowhere, batch_from_nowhere],
     "committed_twice": [commit_without_the_fence, commit_counted_twice, commit_overwritten],
-    "lost_right": [late_commit, token_given_twice, act_of_a_deposed_leader],
+    "lost_right": [late_commit, commit_that_the_next_lease_did_not_know, token_given_twice, act_of_a_deposed_leader],
     "forgotten_try": [failure_forgotten],
     "over_admitted": [gate_left_open],
     "trained_twice": [
