@@ -68,7 +68,7 @@ DEFECTS = {
         ),
         Defect(
             "event_lost", "nobody tells of a group that completes after its job was tried again",
-            ("liveness",), "sync", ("kill:worker",), 10,
+            ("over_admitted", "liveness"), "sync", ("kill:worker",), 10,
         ),
         Defect(
             "gate_counts_twice", "a publication frees the places of earlier batches once more",
