@@ -121,11 +121,10 @@ class Evidence:
         """Subscriptions whose batches may have been taken back, or that may have been dropped."""
         return {one.facts["sub"] for one in self.history.of("park", "unsubscribe") if one.may_have_happened}
 
-    @cached_property
+    @property
     def lost_any(self) -> bool:
-        """Whether Redis lost what it had said, or was reported to: a right may be its former holder's again."""
-        went_back = any(one.facts.get("counters") for one in self.history.of("report"))
-        return bool(self.account.forgotten) or went_back
+        """Whether a fault made Redis lose what it had said: a right may be its former holder's again."""
+        return bool(self.account.forgotten)
 
     def cut_of(self, batch: Operation) -> Operation | None:
         """The cut of a batch that was delivered or trained."""
