@@ -10,8 +10,10 @@ from typing import Any
 
 from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, names_of, pick
 from tests.chaos.supervisor import Part
-from tests.chaos.workloads import merged
+from tests.chaos.workloads import Workload, merged
 
+#: Longest wait for a run to go on with another configuration.
+TAKEN_S = 60.0
 #: Most workers at a time.
 MOST_WORKERS = 4
 #: What an older configuration of a worker had otherwise.
@@ -116,16 +118,42 @@ def _other(ground: Ground, rng: Random) -> Facts | None:
 
 
 def _strike_other(ground: Ground, facts: Facts) -> None:
-    """Every part has another configuration at its restart: one after the other, or all at once."""
+    """Every part has another configuration at its restart: one after the other, or all at once.
+
+    What a run refuses, such as another mode, is taken back, as the refusal says.
+    """
+    before = ground.cluster.workload
+    batches = ground.cluster.committed()
+    _start_again(ground, replace(before, config=merged(before.config, facts["config"])), facts["rolling"])
+    if not _is_taken(ground, batches):
+        _start_again(ground, before, facts["rolling"])
+
+
+def _start_again(ground: Ground, workload: Workload, rolling: bool) -> None:
     cluster = ground.cluster
-    cluster.workload = replace(cluster.workload, config=merged(cluster.workload.config, facts["config"]))
+    cluster.workload = workload
     parts = [part for kind in ("buffer", "producer", "worker", "trainer") for part in cluster.of(kind)]
     for part in parts:
         _rewrite(ground, part)
     for part in parts:
         cluster.kill(part)
-        if facts["rolling"]:
+        if rolling:
             time.sleep(0.3)
+
+
+def _is_taken(ground: Ground, batches: int) -> bool:
+    """Whether a batch is committed before a part has refused its configuration at two starts, or time is over."""
+    refused, deadline = _refusals(ground), time.monotonic() + TAKEN_S
+    while ground.cluster.committed() <= batches + 1:  # one may have been under way
+        if _refusals(ground) >= refused + 2 or time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _refusals(ground: Ground) -> int:
+    """Ends of parts by themselves, and not clean."""
+    return len(ground.cluster.supervisor.unexpected())
 
 
 def _rewrite(ground: Ground, part: Part) -> None:
