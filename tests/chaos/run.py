@@ -127,7 +127,7 @@ def _under_faults(asked: Asked, cluster: Cluster, result: Result, stack: context
     cluster.wait("the first batches", lambda: cluster.committed() >= BATCHES // 4)
     acts = Replay(asked.replay) if asked.replay else Schedule(asked.seed, kinds)
     log = Log(cluster.folder / "nemesis.jsonl", {"workload": asked.workload, "seed": asked.seed})
-    nemesis = Nemesis(ground, acts, kinds, log)
+    nemesis = Nemesis(ground, acts, kinds, log, recovery_s=cluster.patience_s)
     try:
         _note(nemesis.run(asked.faults), result)
         for words in nemesis.found:
