@@ -4,8 +4,6 @@ import contextlib
 import getpass
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,8 +23,6 @@ ModelOption = Annotated[str, typer.Option("--model", help="Name of the weights."
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Longest wait for the workers, seconds.")]
 
 ALL = "weights,cuda_graph,kv_cache"
-#: Longest answer of an engine that is read, and longest wait for it.
-_ANSWER_BYTES, _ANSWER_S = 4 * 1024 * 1024, 120.0
 #: A shorter wait is not shown.
 MOMENT_S = 1.0
 #: Longest reason shown.
@@ -129,21 +125,22 @@ def _judge(rows: list[dict[str, Any]]) -> None:
 
 def _ask(url: str) -> dict[str, str]:
     """An engine's own checksum, or why it has none (a server on CPU has none)."""
-    request = urllib.request.Request(
-        f"{url}/weights_checker", data=b'{"action": "checksum"}', headers={"Content-Type": "application/json"}
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    from penstock.system.engine_http import ask
+
+    where = f"{url}/weights_checker"
     try:
-        with opener.open(request, timeout=_ANSWER_S) as response:
-            answer = json.loads(response.read(_ANSWER_BYTES))
-    except urllib.error.HTTPError as exc:
-        return {"checksum": "", "why": f"it refused: {_reason(exc.read(_ANSWER_BYTES)) or exc.reason}"}
-    except (OSError, ValueError, RecursionError) as exc:
-        return {"checksum": "", "why": f"it does not answer: {exc}"}
-    checksum = answer.get("per_engine_checksum") if isinstance(answer, dict) else None
+        answer = ask(where, b'{"action": "checksum"}')
+        if not answer.ok:
+            return {"checksum": "", "why": f"it refused: {_reason(answer.body) or answer.reason or answer.status}"}
+        said = json.loads(answer.body)
+    except EngineError as exc:
+        return {"checksum": "", "why": str(exc).replace(where, "it", 1).rstrip(".")}
+    except (ValueError, RecursionError) as exc:
+        return {"checksum": "", "why": f"it answers with something that is not JSON: {exc}"}
+    checksum = said.get("per_engine_checksum") if isinstance(said, dict) else None
     if isinstance(checksum, str) and checksum:
         return {"checksum": checksum, "why": ""}
-    return {"checksum": "", "why": f"it gave none: {_reason(json.dumps(answer).encode()) or 'no reason'}"}
+    return {"checksum": "", "why": f"it gave none: {_reason(json.dumps(said).encode()) or 'no reason'}"}
 
 
 def _reason(body: bytes) -> str:

@@ -9,7 +9,7 @@ from console.launch.trainable import check_device, check_groups, check_rollouts
 from penstock.config import Config
 from penstock.config.dataset_path import parse_path
 from penstock.config.load import check_files
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, EngineError
 from penstock.payloads.store import open_store
 from penstock.protocol.keys import Keys
 from penstock.redaction import redact
@@ -135,11 +135,12 @@ def engine_version(config: Config) -> str:
 def _served_version(url: str) -> str:
     import json
     import logging
-    import urllib.request
+
+    from penstock.system.engine_http import fetch
 
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/server_info", timeout=10) as answer:
-            return str(json.load(answer).get("version", "unknown"))
-    except (OSError, ValueError) as exc:
-        logging.getLogger(__name__).warning("%s does not say its version: %s", redact(url), exc)
+        info = json.loads(fetch(f"{url.rstrip('/')}/server_info", timeout_s=10))
+    except (EngineError, ValueError, RecursionError) as exc:
+        logging.getLogger(__name__).warning("%s does not say its version: %s", redact(url), redact(str(exc)))
         return "unknown"
+    return str(info.get("version", "unknown")) if isinstance(info, dict) else "unknown"

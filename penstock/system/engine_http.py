@@ -1,41 +1,124 @@
-"""Questions to engines over HTTP, by processes that are not their worker: bounded, and without a proxy."""
+"""Questions to engines over HTTP, by processes that are not their worker: bounded, direct, and never sent elsewhere.
 
+No proxy is asked and no redirect is followed: what an address answers is said by the server at that address.
+"""
+
+import http.client
+import io
 import json
-import urllib.error
-import urllib.request
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.presence import WorkerPresence
 
-#: Longest answer that is read, and longest wait for one, in seconds.
+#: Longest answer that is read, and longest wait for all of one, in seconds.
 ANSWER_BYTES, ANSWER_S = 8 * 1024 * 1024, 120.0
 #: What SGLang's weights checker does: keep a copy; overwrite with noise; compare with the copy; a checksum.
 ACTIONS = ("snapshot", "reset_tensors", "compare", "checksum")
 
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server said, whatever it was."""
+
+    status: int
+    #: In words, of the status line.
+    reason: str
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
 
 
 def fetch(url: str, body: bytes | None = None, *, timeout_s: float = ANSWER_S) -> bytes:
-    """The body of an answer; POST where there is a body to send, as JSON. Blocks.
+    """The body of an answer that is one; the rest as ``ask``.
 
     Raises:
-        EngineError: it refuses, does not answer, or answers with more than ``ANSWER_BYTES``; no address of HTTP.
+        EngineError: as ``ask``, and where it refuses or redirects.
+    """
+    answer = ask(url, body, timeout_s=timeout_s)
+    if not answer.ok:
+        said = answer.body[:500].decode(errors="replace") or answer.reason
+        raise EngineError(f"{url} refused with status {answer.status}: {said}")
+    return answer.body
+
+
+def ask(url: str, body: bytes | None = None, *, timeout_s: float = ANSWER_S) -> Answer:
+    """What the server at ``url`` answers; POST where there is a body to send, as JSON. Blocks.
+
+    Args:
+        timeout_s: longest wait for each address of the host to connect, and for the whole answer behind that.
+
+    Raises:
+        EngineError: it does not answer in time, with something else than HTTP, or with more than ``ANSWER_BYTES``; no
+            address of HTTP.
     """
     if not url.startswith(("http://", "https://")):
         raise EngineError(f"{url!r:.200} is not the address of an engine.")
-    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"} if body else {})
     try:
-        with _OPENER.open(request, timeout=timeout_s) as response:
-            answer = bytes(response.read(ANSWER_BYTES + 1))
-    except urllib.error.HTTPError as exc:
-        raise EngineError(f"{url} refused: {exc.read(500).decode(errors='replace')}") from exc
-    except (OSError, ValueError) as exc:
-        raise EngineError(f"{url} does not answer: {exc}") from exc
-    if len(answer) > ANSWER_BYTES:
-        raise EngineError(f"{url} answers with more than {ANSWER_BYTES:,} bytes.")
-    return answer
+        return _exchange(url, body, timeout_s)
+    except (OSError, ValueError, http.client.HTTPException) as exc:
+        raise EngineError(f"{url} does not answer: {exc or type(exc).__name__}") from exc
+
+
+def _exchange(url: str, body: bytes | None, timeout_s: float) -> Answer:
+    parts = urlsplit(url)
+    with closing(_CONNECTIONS[parts.scheme](parts.hostname or "", parts.port, timeout=timeout_s)) as connection:
+        connection.connect()
+        connection.response_class = _until(time.monotonic() + timeout_s)
+        target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        connection.request("GET" if body is None else "POST", target, body, headers)
+        with connection.getresponse() as response:
+            read = response.read(ANSWER_BYTES + 1)
+            if len(read) > ANSWER_BYTES:
+                raise EngineError(f"{url} answers with more than {ANSWER_BYTES:,} bytes.")
+            if response.length:
+                raise http.client.IncompleteRead(read, response.length)
+            return Answer(response.status, response.reason, read)
+
+
+def _until(deadline: float) -> type[http.client.HTTPResponse]:
+    """A response that is there, to its last byte, by ``deadline``: a server that drips may not hold its asker."""
+
+    class Response(http.client.HTTPResponse):
+        def __init__(self, sock: Any, *args: Any, **options: Any) -> None:
+            super().__init__(sock, *args, **options)
+            self.fp.close()
+            self.fp = io.BufferedReader(_Timed(sock, deadline))
+
+    return Response
+
+
+class _Timed(io.RawIOBase):
+    """Reads of a socket, all of which together end by ``deadline``."""
+
+    def __init__(self, sock: Any, deadline: float) -> None:
+        self._sock, self._deadline = sock, deadline
+        #: It keeps the socket open when the connection is closed before it.
+        self._raw = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("its answer did not end in time")
+        self._sock.settimeout(left)
+        return int(self._raw.readinto(into))
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def check_weights(workers: Iterable[WorkerPresence], action: str) -> list[dict[str, Any]]:

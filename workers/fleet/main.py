@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.config import Config
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, EngineError, PenstockError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import read_workers
 from penstock.protocol.scripts import check_schema
@@ -319,12 +319,12 @@ class Fleet:
 
 
 def answers(url: str) -> bool:
-    import urllib.request
+    """Whether the server at ``url`` is well. Blocks for seconds at most."""
+    from penstock.system.engine_http import ask
 
     try:
-        with urllib.request.urlopen(url + "/health", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
+        return ask(url + "/health", timeout_s=2).status == 200
+    except EngineError:
         return False
 
 

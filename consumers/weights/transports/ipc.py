@@ -8,8 +8,6 @@ import base64
 import io
 import json
 import logging
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
@@ -23,14 +21,14 @@ from torch.multiprocessing import reductions
 from consumers.weights.transfer import Bucket, Transfer, TransferFailed
 from consumers.weights.transports.device import trainers_device
 from consumers.weights.transports.sender import Sender
+from penstock.errors import EngineError
+from penstock.system.engine_http import fetch
 
 log = logging.getLogger(__name__)
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 #: Place of the device's index in what torch needs to rebuild a CUDA tensor.
 _DEVICE_INDEX = 6
-#: Longest answer that is read.
-_ANSWER_BYTES = 65536
 #: What a worker is told that was not ready to be written to; it would wait for twice the transfer's time otherwise.
 _LATE = "it did not hold its engine still in time"
 
@@ -128,19 +126,9 @@ def send(
 def _posting(url: str, body: dict[str, Any], timeout_s: float) -> Callable[[], None]:
     def post() -> None:
         check_local(url)
-        request = urllib.request.Request(
-            url + "/update_weights_from_tensor",
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        # No proxy: the engine is on this machine.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=timeout_s) as response:
-                response.read(_ANSWER_BYTES)
-        except urllib.error.HTTPError as exc:
-            raise TransferFailed(f"{url} answered {exc.code}: {exc.read(500).decode(errors='replace')}") from exc
-        except OSError as exc:
-            raise TransferFailed(f"{url} did not take the weights ({exc})") from exc
+            fetch(url + "/update_weights_from_tensor", json.dumps(body).encode(), timeout_s=timeout_s)
+        except EngineError as exc:
+            raise TransferFailed(str(exc)) from exc
 
     return post
