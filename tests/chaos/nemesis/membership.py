@@ -123,7 +123,7 @@ def _strike_other(ground: Ground, facts: Facts) -> None:
     What a run refuses, such as another mode, is taken back, as the refusal says.
     """
     before = ground.cluster.workload
-    batches = ground.cluster.committed()
+    batches = _driven(ground)
     _start_again(ground, replace(before, config=merged(before.config, facts["config"])), facts["rolling"])
     if not _is_taken(ground, batches):
         _start_again(ground, before, facts["rolling"])
@@ -141,14 +141,21 @@ def _start_again(ground: Ground, workload: Workload, rolling: bool) -> None:
             time.sleep(0.3)
 
 
-def _is_taken(ground: Ground, batches: int) -> bool:
-    """Whether a batch is committed before a part has refused its configuration at two starts, or time is over."""
+def _is_taken(ground: Ground, batches: dict[str, int]) -> bool:
+    """Whether all that drive commit batches before parts have refused their configuration twice, or time is over."""
     refused, deadline = _refusals(ground), time.monotonic() + TAKEN_S
-    while ground.cluster.committed() <= batches + 1:  # one may have been under way
+    while any(now <= batches[name] + 1 for name, now in _driven(ground).items()):  # one may have been under way
         if _refusals(ground) >= refused + 2 or time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     return True
+
+
+def _driven(ground: Ground) -> dict[str, int]:
+    """Batches that were committed of each subscription that drives: copies of it go on without it."""
+    assert ground.cluster.watch is not None
+    committed = ground.cluster.watch.committed_of
+    return {seats.name: committed.get(seats.name, 0) for seats in ground.cluster.workload.trainers if seats.drives}
 
 
 def _refusals(ground: Ground) -> int:
