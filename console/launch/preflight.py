@@ -57,8 +57,8 @@ def check(config: Config, *, trains: bool = True) -> None:
         connect(config.redis.url).close()
     for url in config.redis.payload_servers.values():
         with contextlib.closing(open_store(url)) as store:
-            store.check()
             store.claim(Keys(config.run).prefix)
+            store.check()
     if config.prepare is None:
         check_user_code(config)
     if config.engine.url is None:

@@ -113,12 +113,15 @@ class AsyncPayloadFolder:
         return await until_answered_async(work, self.url, patience_s=self._patience_s)
 
 
-def open_async_store(url: str, *, patience_s: float) -> AsyncPayloadStore:
+def open_async_store(url: str, *, patience_s: float, makes: bool = True) -> AsyncPayloadStore:
     """The store at an address, to be written to; nobody is asked yet.
 
+    Args:
+        makes: whether a folder is made where it is not there; False where nobody on this machine named it.
+
     Raises:
-        ConfigError: the address cannot be read, or its folder cannot be made.
+        ConfigError: the address cannot be read.
     """
     if is_folder(url):
-        return AsyncPayloadFolder(PayloadFolder(url), patience_s)
+        return AsyncPayloadFolder(PayloadFolder(url, makes=makes), patience_s)
     return AsyncPayloadRedis(AsyncControl(url, patience_s=patience_s))

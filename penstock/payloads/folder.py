@@ -17,6 +17,7 @@ and asks again as they do for one; a full one is QueueFull. A network file syste
 error either: the leader, who has others to serve, asks it in a thread that may be left behind.
 """
 
+import errno
 import itertools
 import logging
 import os
@@ -25,30 +26,24 @@ import secrets
 import shutil
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from redis.exceptions import ConnectionError as NoAnswer
 
 from penstock.addresses import path_of
 from penstock.errors import ConfigError, QueueFull
+from penstock.payloads.run_files import FREED, MARK, PENDING, WRITING, claim, file_of, files, parts, run_of
 from penstock.payloads.write_back import WriteBack
 from penstock.system.disk import FULL
 from penstock.system.one_at_a_time import OneAtATime
 
-#: Endings of files; no quoted name has such an ending, for a percent sign is followed by two hex digits there.
-PENDING, WRITING, FREED = "%new", "%tmp", "%old"
-
-#: File that says whose a run's folder is.
-MARK = ".penstock-payloads"
-
-#: Names of the folders in it, and how the names of the files in those begin.
-PARTS, KINDS = "0123456789abcdef", ("payload:", "side:")
+#: Errors of a file system whose server does not answer; others of making a folder are mistakes.
+PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, *FULL}
 
 #: Longest wait of the leader for an answer, and files that it asks for at once.
 ANSWER_S, CHUNK = 2.0, 64
@@ -64,22 +59,24 @@ class PayloadFolder:
     """One shared folder of payloads; see ``PayloadStore``. Blocks for the file system alone. Thread-safe.
 
     Args:
-        url: ``file:///FOLDER``; it is made when it is not there (ConfigError where that fails).
+        url: ``file:///FOLDER``; ConfigError where it names none. Only ``claim`` and ``put`` make it, for whoever looks
+            into a folder that was just made would take what lies elsewhere for gone.
+        makes: whether they may; False where nobody on this machine named it, and they only make the run's folder in it.
         timeout_s: longest wait of ``ping``, and for each ``CHUNK`` files of ``keep`` and ``unlink``.
     """
 
     #: Columns need a Redis.
     columns = None
 
-    def __init__(self, url: str, *, timeout_s: float = ANSWER_S) -> None:
+    def __init__(self, url: str, *, timeout_s: float = ANSWER_S, makes: bool = True) -> None:
         self.url = url
+        self._makes = makes
         self._timeout_s = timeout_s
         self._asking = OneAtATime("payload folder answers")
         try:
             self.path = path_of(url)
-            self.path.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as exc:
-            raise ConfigError(f"The folder of payloads {url} cannot be made or read: {exc}.") from exc
+        except ValueError as exc:
+            raise ConfigError(f"The folder of payloads {url} cannot be read: it {exc}.") from exc
         self._lock = threading.Lock()
         self._write_back = WriteBack(self.path)
         #: What this process names files by until they have their own name.
@@ -128,7 +125,8 @@ class PayloadFolder:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileNotFoundError:
             part = Path(path).parent
-            _claim(part.parent)
+            self._make()
+            claim(part.parent)
             part.mkdir(mode=0o700, exist_ok=True)
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
@@ -139,10 +137,29 @@ class PayloadFolder:
             ConfigError: there is a folder of that name, and it holds files of somebody else.
         """
         with self._answering():
-            _claim(self._run(prefix))
+            self._make()
+            claim(self._run(prefix))
+
+    def _make(self) -> None:
+        if self._makes:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as exc:
+                if exc.errno in PASSING:
+                    raise
+                raise ConfigError(f"The folder of payloads {self.path} cannot be made: {exc.strerror}.") from exc
+        elif not self.path.exists():
+            raise NoAnswer(f"the folder of payloads {self.path} is not on this machine: mount it, or make it")
 
     def check(self) -> None:
-        """It was made when it was opened, which is all that can be known."""
+        """See whether this machine has the folder at all. Raises ConfigError where it has not."""
+        with self._answering():
+            is_there = self.path.is_dir()
+        if not is_there:
+            raise ConfigError(
+                f"This machine has no folder {self.path}: mount it or make it here, or name another one that is here "
+                "and that workers, buffer and trainers share."
+            )
 
     def ping(self) -> None:
         """See whether the file system answers in time; a folder that is not there is one without payloads."""
@@ -155,7 +172,12 @@ class PayloadFolder:
     def is_full(self) -> bool:
         """Is there hardly any room left?"""
         with self._answering():
-            found = os.statvfs(self.path)
+            try:
+                found = os.statvfs(self.path)
+            except FileNotFoundError:
+                if not self._makes:
+                    raise
+                return False
         return found.f_bavail < (1 - FULL_SHARE) * found.f_blocks
 
     def keep(self, names: Sequence[str]) -> list[bool]:
@@ -180,14 +202,17 @@ class PayloadFolder:
         return True
 
     def _check_shared(self, name: str) -> None:
-        folder = self._run(name)
-        with self._answering():
-            is_there = folder.exists()
-        if not is_there:
+        if not self._is_marked(name):
             raise ConfigError(
-                f"Samples were committed whose payloads lie in {self.path}, but here that folder has no {folder.name}: "
-                "give it to this machine too, at the same path or as redis.payload_servers.NAME of its own."
+                f"Samples were committed whose payloads lie in {self.path}, but here that folder has no "
+                f"{run_of(name)}: give it to this machine too, at the same path or as redis.payload_servers.NAME of "
+                "its own."
             )
+
+    def _is_marked(self, name: str) -> bool:
+        """Does this process see the run's folder, as whoever wrote there left it?"""
+        with self._answering():
+            return (self._run(name) / MARK).exists()
 
     def unlink(self, names: Sequence[str]) -> None:
         """Free payloads; what is gone does not matter. They are gone at once, and their bytes soon.
@@ -235,7 +260,7 @@ class PayloadFolder:
         gone, now = 0, time.time()
         self.ping()
         with self._answering():
-            for file in self._files(prefix):
+            for file in files(self._run(prefix)):
                 if not file.name.endswith((PENDING, FREED)) and WRITING not in file.name:
                     continue
                 with suppress(FileNotFoundError):
@@ -279,12 +304,28 @@ class PayloadFolder:
         return None
 
     def names(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """(key, is it permanent) of all payloads of a run; ``prefix`` is that of its keys."""
+        """(key, is it permanent) of all payloads of a run; ``prefix`` is that of its keys.
+
+        Raises:
+            ConfigError: this machine does not see the run's folder, or not any more; what lies there is not known.
+        """
+        self._check_marked(prefix)
         with self._answering():
-            for file in self._files(prefix):
+            for file in files(self._run(prefix)):
                 if WRITING not in file.name and not file.name.endswith(FREED):
                     name = file.name.removesuffix(PENDING)
                     yield prefix + unquote(name), name == file.name
+        # A file system that was unmounted meanwhile ends a scan as an empty folder does.
+        self._check_marked(prefix)
+
+    def _check_marked(self, prefix: str) -> None:
+        self.check()
+        if not self._is_marked(prefix):
+            raise ConfigError(
+                f"In {self.path} this machine sees no folder of the run {run_of(prefix)}, so nobody knows what lies "
+                "there: ask on a machine that workers write from, or mount what they have there. It is so too where "
+                "no worker has ever written."
+            )
 
     def delete(self, prefix: str) -> int:
         """Delete all payloads of a run; how many. What else lies in its folder stays.
@@ -296,20 +337,21 @@ class PayloadFolder:
         with self._answering():
             if not folder.exists():
                 return 0
-            _claim(folder)
-            for file in self._files(prefix):
+            claim(folder)
+            for file in files(self._run(prefix)):
                 with suppress(FileNotFoundError):
                     os.unlink(file.path)
                     count += 1
             with suppress(OSError):  # somebody else's file keeps its folder
-                for part in _parts(folder):
+                for part in parts(folder):
                     part.rmdir()
                 (folder / MARK).unlink()
                 folder.rmdir()
         return count
 
     def usage(self) -> tuple[int, int]:
-        """(used, total) bytes of the file system."""
+        """(used, total) bytes of the file system. Raises ConfigError where this machine has no such folder."""
+        self.check()
         with self._answering():
             found = shutil.disk_usage(self.path)
         return found.used, found.total
@@ -329,18 +371,10 @@ class PayloadFolder:
 
     def _run(self, name: str) -> Path:
         """Folder of the run that a key belongs to: its name is in braces."""
-        return self.path / name[name.index("{") + 1 : name.index("}")]
+        return self.path / run_of(name)
 
     def _file(self, name: str) -> str:
-        run, _, rest = name.partition("{")[2].partition("}:")
-        file = quote(rest, safe=":")
-        return f"{self.path}/{run}/{PARTS[zlib.crc32(file.encode()) & 15]}/{file}"
-
-    def _files(self, prefix: str) -> Iterator[os.DirEntry[str]]:
-        """Files of a run by the names that they are given here, in any stage of their lives."""
-        for part in _parts(self._run(prefix)):
-            with os.scandir(part) as found:
-                yield from (file for file in found if file.name.startswith(KINDS))
+        return file_of(self.path, name)
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -348,24 +382,6 @@ class PayloadFolder:
             yield
         except OSError as exc:
             raise NoAnswer(f"the folder of payloads {self.path} does not answer: {exc}") from exc
-
-
-def _claim(folder: Path) -> None:
-    """Mark a run's folder as one of payloads; ConfigError where somebody else's files lie in it."""
-    if (folder / MARK).exists():
-        return
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if others := [file.name for file in folder.iterdir() if file.name != MARK]:
-        raise ConfigError(
-            f"{folder} holds {others[0]!r} and is not a folder of payloads: name another folder in "
-            "redis.payload_servers, or another --run."
-        )
-    (folder / MARK).touch(mode=0o600)
-
-
-def _parts(folder: Path) -> list[Path]:
-    """The folders of a run in which its files lie; a link is none of them."""
-    return [part for name in PARTS if (part := folder / name).is_dir() and not part.is_symlink()]
 
 
 def _chunks(names: Sequence[str]) -> Iterator[Sequence[str]]:

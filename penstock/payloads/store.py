@@ -57,13 +57,16 @@ class PayloadStore(Protocol):
         """Remove what nobody committed in ``ttl_s``, where that does not happen by itself; how many."""
 
     def names(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """(key, is it permanent) of all that lies there under ``prefix``, in no order."""
+        """(key, is it permanent) of all that lies there under ``prefix``, in no order.
+
+        Raises ConfigError where it cannot be known: this machine does not have the run's folder.
+        """
 
     def delete(self, prefix: str) -> int:
         """Delete all of a run that lies there; how many. Raises ConfigError where it is not ours."""
 
     def usage(self) -> tuple[int, int]:
-        """Bytes that are used, and that there are in all (0: no limit)."""
+        """Bytes that are used, and that there are in all (0: no limit). Raises ConfigError: there is no such folder."""
 
     def close(self) -> None:
         """Close the connection; what was to be freed is."""
@@ -76,7 +79,7 @@ def open_store(url: str, *, timeout_s: float = connect.TIMEOUT_S) -> PayloadStor
         timeout_s: longest wait for one answer of a Redis, or of a folder in ``ping``, ``keep`` and ``unlink``.
 
     Raises:
-        ConfigError: the address cannot be read, or its folder cannot be made.
+        ConfigError: the address cannot be read.
     """
     if is_folder(url):
         return PayloadFolder(url, timeout_s=timeout_s)

@@ -84,10 +84,10 @@ def payload(keys: Keys, i: int, token: str = "t.1") -> str:
 
 
 async def test_a_payload_is_written_kept_read_and_freed(place: Place, store: PayloadStore, keys: Keys) -> None:
-    store.check()
-    store.ping()
     for _ in range(2):
         store.claim(keys.prefix)
+    store.check()
+    store.ping()
     one, other = payload(keys, 7), payload(keys, 8)
     assert await place.put((one, b"abcdef"), (other, b"x")) == [None, None]
     assert sorted(store.names(keys.prefix)) == [(one, False), (other, False)]
@@ -142,6 +142,7 @@ async def test_a_run_is_deleted_and_no_other(place: Place, store: PayloadStore, 
     store.keep([payload(keys, 0)])
     assert store.delete(keys.prefix) == 2
     assert store.delete(keys.prefix) == 0
+    store.claim(keys.prefix)
     assert list(store.names(keys.prefix)) == []
     assert store.read([payload(longer, 0)]) == [b"x"]
     used, total = store.usage()
@@ -178,9 +179,9 @@ async def test_I8_a_store_that_does_not_answer_passes(place: Place, store: Paylo
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "file://relative/folder", "file:///proc/nowhere"])
-def test_an_address_that_cannot_be_is_a_sentence(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be (made or )?read"):
-        open_store(url)
+def test_an_address_that_cannot_be_is_a_sentence(url: str, keys: Keys) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be (made|read)"):
+        open_store(url).claim(keys.prefix)
 
 
 async def test_a_rank_reads_only_its_ranges_of_a_shared_key(

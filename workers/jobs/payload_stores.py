@@ -61,7 +61,7 @@ class PayloadStores:
         directory = payload_servers.parse(raw)
         for name in directory.live:
             if name not in self._servers:
-                self._servers[name] = _open(directory.url(name, self._config))
+                self._servers[name] = _open(directory.url(name, self._config), makes=False)
                 self._room[name] = _Room(self._servers[name])
         names = directory.live or [CONTROL]
         if names != sorted(self.names):
@@ -134,9 +134,13 @@ def choose_server(sample_id: str, servers: Sequence[str]) -> str:
     return max(servers, key=lambda name: hashlib.blake2b(f"{name}\0{sample_id}".encode(), digest_size=8).digest())
 
 
-def _open(url: str) -> AsyncPayloadStore:
-    """A payload server, in whose place others may be used."""
-    return open_async_store(url, patience_s=SILENT_S)
+def _open(url: str, *, makes: bool = True) -> AsyncPayloadStore:
+    """A payload server, in whose place others may be used.
+
+    Args:
+        makes: its folder, where it is not there; False where only a record in Redis says where it is.
+    """
+    return open_async_store(url, patience_s=SILENT_S, makes=makes)
 
 
 class _Room:

@@ -13,7 +13,8 @@ import pytest
 from redis.exceptions import ConnectionError as NoAnswer
 
 from penstock.errors import ConfigError, QueueFull
-from penstock.payloads.folder import MARK, PARTS, PayloadFolder
+from penstock.payloads.folder import PayloadFolder
+from penstock.payloads.run_files import MARK, PARTS
 from penstock.protocol.keys import Keys
 
 #: Longest wait for what must come; a file system that is stuck is so for as long.
@@ -98,6 +99,61 @@ def test_a_full_folder_is_told_from_one_that_does_not_answer(
     assert isinstance(second, QueueFull)
     assert "has no room" in str(second)
     assert sorted(folder.names(KEYS.prefix)) == [(names[0], False), (names[2], False)]
+
+
+LOOKS: list[Callable[[PayloadFolder], Any]] = [
+    lambda folder: list(folder.names(KEYS.prefix)),
+    lambda folder: folder.usage(),
+    lambda folder: folder.check(),
+]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_who_only_looks_makes_no_folder_and_does_not_call_empty_what_is_not_here(
+    folder: PayloadFolder, look: Callable[[PayloadFolder], Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"This machine has no folder .*a folder: mount it or make it here"):
+        look(folder)
+    folder.ping()
+    folder.expire(KEYS.prefix, 0.0)
+    folder.delete(KEYS.prefix)
+    assert not folder.is_full()
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_scan_of_a_folder_that_bears_no_mark_is_no_answer(folder: PayloadFolder, when: str) -> None:
+    """As of a mount point that nothing is mounted on, or not any more."""
+    folder.put([(NAME, b"x")])
+    found = folder.names(KEYS.prefix)
+    if when == "during":
+        next(found)
+    run = folder.path / "run"
+    run.rename(run.with_name("elsewhere"))
+    run.mkdir()
+    with pytest.raises(ConfigError, match=r"sees no folder of the run run, so nobody knows what lies there"):
+        list(found)
+
+
+def test_a_folder_that_nobody_on_this_machine_named_is_not_made(folder: PayloadFolder) -> None:
+    """Its address came in a record: who can write to Redis must not choose where folders are made."""
+    told = PayloadFolder(folder.url, makes=False)
+    for act in (lambda: told.put([(NAME, b"x")]), lambda: told.claim(KEYS.prefix)):
+        with pytest.raises(NoAnswer, match="is not on this machine: mount it, or make it"):
+            act()
+    with pytest.raises(NoAnswer, match="does not answer"):
+        told.is_full()
+    assert not folder.path.exists()
+    folder.path.mkdir()
+    assert told.put([(NAME, b"x")]) == [None]
+    assert folder.read([NAME]) == [b"x"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for at in ("/proc/nowhere", f"{tmp_path}/file/below"):
+        with pytest.raises(ConfigError, match=r"The folder of payloads .* cannot be made: "):
+            PayloadFolder(f"file://{at}").claim(KEYS.prefix)
 
 
 @pytest.mark.parametrize("look", [lambda folder: folder.keep([NAME]), lambda folder: folder.read([NAME])])

@@ -1,0 +1,55 @@
+"""Where payloads of a run lie in a folder: ``FOLDER/RUN/x/NAME``, beside a mark that says whose ``FOLDER/RUN`` is."""
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from penstock.errors import ConfigError
+
+#: Endings of files; no quoted name has such an ending, for a percent sign is followed by two hex digits there.
+PENDING, WRITING, FREED = "%new", "%tmp", "%old"
+
+#: File that says whose a run's folder is.
+MARK = ".penstock-payloads"
+
+#: Names of the folders in it, and how the names of the files in those begin.
+PARTS, KINDS = "0123456789abcdef", ("payload:", "side:")
+
+
+def run_of(name: str) -> str:
+    """Name of the run that a key, or a prefix of keys, belongs to: it is in braces."""
+    return name[name.index("{") + 1 : name.index("}")]
+
+
+def file_of(folder: Path, name: str) -> str:
+    """Path of a payload, by its key, once it is permanent."""
+    run, _, rest = name.partition("{")[2].partition("}:")
+    file = quote(rest, safe=":")
+    return f"{folder}/{run}/{PARTS[zlib.crc32(file.encode()) & 15]}/{file}"
+
+
+def claim(folder: Path) -> None:
+    """Mark a run's folder as one of payloads; ConfigError where somebody else's files lie in it."""
+    if (folder / MARK).exists():
+        return
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if others := [file.name for file in folder.iterdir() if file.name != MARK]:
+        raise ConfigError(
+            f"{folder} holds {others[0]!r} and is not a folder of payloads: name another folder in "
+            "redis.payload_servers, or another --run."
+        )
+    (folder / MARK).touch(mode=0o600)
+
+
+def parts(folder: Path) -> list[Path]:
+    """The folders of a run in which its files lie; a link is none of them."""
+    return [part for name in PARTS if (part := folder / name).is_dir() and not part.is_symlink()]
+
+
+def files(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Files of a run by the names that they are given here, in any stage of their lives."""
+    for part in parts(folder):
+        with os.scandir(part) as found:
+            yield from (file for file in found if file.name.startswith(KINDS))
