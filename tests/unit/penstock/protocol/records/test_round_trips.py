@@ -41,7 +41,7 @@ def made(cls: type, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """A record whose fields hold anything that their types allow."""
     found: dict[str, st.SearchStrategy[Any]] = {}
     for field in fields(cls):
-        values = given.get(field.name) or BY_HINT[get_type_hints(cls)[field.name]]
+        values = given[field.name] if field.name in given else BY_HINT[get_type_hints(cls)[field.name]]
         if field.name not in given and "least" in field.metadata:
             values = st.integers(field.metadata["least"], field.metadata["most"])
         optional = field.default is not MISSING or field.default_factory is not MISSING
