@@ -29,11 +29,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 def check_name(kind: str, name: str) -> str:
     """Return ``name``, or raise ConfigError: names go into keys, paths and job ids."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise ConfigError(
             f"{kind} {name!r} is not a name: use 1 to 64 letters, digits, '_.-', and begin with a letter or digit."
         )
     return name
+
+
+def is_name(name: str) -> bool:
+    """Can it be part of keys, paths and job ids?"""
+    return _NAME.fullmatch(name) is not None
 
 
 #: Most answers of one prompt.

@@ -37,7 +37,7 @@ from redis.exceptions import ConnectionError as NoAnswer
 
 from penstock.addresses import path_of
 from penstock.errors import ConfigError, QueueFull
-from penstock.payloads.run_files import FREED, MARK, PENDING, WRITING, claim, file_of, files, parts, run_of
+from penstock.payloads.run_files import FREED, MARK, PENDING, WRITING, claim, file_of, files, if_there, parts, run_of
 from penstock.payloads.write_back import WriteBack
 from penstock.system.disk import FULL
 from penstock.system.one_at_a_time import OneAtATime
@@ -195,11 +195,13 @@ class PayloadFolder:
         return [self._keep(self._file(name)) for name in names]
 
     def _keep(self, path: str) -> bool:
-        try:
+        with if_there():
             os.rename(path + PENDING, path)
-        except FileNotFoundError:
-            return os.path.exists(path)
-        return True
+            return True
+        with if_there():
+            os.lstat(path)
+            return True
+        return False
 
     def _check_shared(self, name: str) -> None:
         if not self._is_marked(name):
@@ -230,7 +232,7 @@ class PayloadFolder:
     def _put_all_aside(self, names: Sequence[str]) -> None:
         for path in map(self._file, names):
             for file in (path, path + PENDING):
-                with suppress(FileNotFoundError):
+                with if_there():
                     self._put_aside(file)
 
     def _put_aside(self, file: str) -> None:
@@ -295,7 +297,7 @@ class PayloadFolder:
     def _read_file(self, path: str, begin: int, num_bytes: int) -> bytes | None:
         # In this order: the leader may rename it between the two looks.
         for file in (path, path + PENDING, path):
-            with suppress(FileNotFoundError):
+            with if_there():
                 opened = os.open(file, os.O_RDONLY)
                 try:
                     return os.pread(opened, os.fstat(opened).st_size if num_bytes < 0 else num_bytes, begin)

@@ -1,8 +1,10 @@
 """Where payloads of a run lie in a folder: ``FOLDER/RUN/x/NAME``, beside a mark that says whose ``FOLDER/RUN`` is."""
 
+import errno
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,6 +18,19 @@ MARK = ".penstock-payloads"
 
 #: Names of the folders in it, and how the names of the files in those begin.
 PARTS, KINDS = "0123456789abcdef", ("payload:", "side:")
+
+#: Errors that say of one file that it is not there, or cannot be: none that is written here has such a name.
+GONE = {errno.ENOENT, errno.ENAMETOOLONG, errno.EINVAL}
+
+
+@contextmanager
+def if_there() -> Iterator[None]:
+    """Passes over a file that is not there."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in GONE:
+            raise
 
 
 def run_of(name: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from penstock.errors import ProtocolError
-from penstock.names import MAX_ANSWERS
+from penstock.names import MAX_ANSWERS, is_name
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack, unpack, unpack_each
 from penstock.protocol.records.field_checks import checks_of
@@ -28,7 +28,7 @@ class SampleMeta(Record):
     """
 
     k: int
-    #: Lease token under which it was committed; part of the payload's key.
+    #: Lease token under which it was committed, with the form of a name; part of the payload's key.
     token: str
     #: Name of the payload server.
     server: str
@@ -51,7 +51,7 @@ class SampleMeta(Record):
     status: str
     finish_reason: str
     reward_info: dict[str, Any] = field(default_factory=dict)
-    #: [name, bytes, CRC-32] of each side array that lies beside the payload.
+    #: [name, bytes, CRC-32] of each side array that lies beside the payload; its name is part of a key too.
     sides: list[list[Any]] = field(default_factory=list)
     worker: str = ""
     #: Where the bytes lie when samples that were committed together share one key: (k whose key it is, offset in
@@ -106,7 +106,7 @@ def _meta(values: Any, what: str) -> SampleMeta:
         _check_kinds(values, kinds, what)
     meta = SampleMeta(*values)
     if not _is_sound(meta):
-        raise ProtocolError(f"{what} has numbers that no committed sample has.")
+        raise ProtocolError(f"{what} has values that no committed sample has.")
     return meta
 
 
@@ -125,11 +125,11 @@ def _check_kinds(values: list[Any], kinds: tuple[type, ...], what: str) -> None:
 
 
 def _is_sound(meta: SampleMeta) -> bool:
-    """Whether numbers and lengths can be those of a sample; its lists are of the right kinds all through."""
+    """Whether numbers, lengths and names can be those of a sample; its lists are of the right kinds all through."""
     for pair in meta.loss_by_version:
         if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not int or type(pair[1]) is not int:
             return False
-    if meta.shared and (len(meta.shared) != 3 or set(map(type, meta.shared)) != {int}):
+    if meta.shared and not _is_share(meta.shared, meta.num_bytes):
         return False
     return (
         0 <= meta.k < MAX_ANSWERS
@@ -139,9 +139,20 @@ def _is_sound(meta: SampleMeta) -> bool:
         and 0 <= meta.prompt_length <= meta.length
         and math.isfinite(meta.reward)
         and math.isfinite(meta.temperature)
-        and (not meta.sides or _are_lists(meta.sides))
+        and is_name(meta.token)
+        and (not meta.sides or all(map(_is_side, meta.sides)))
     )
 
 
-def _are_lists(values: list[Any]) -> bool:
-    return set(map(type, values)) <= {list}
+def _is_share(shared: list[int], num_bytes: int) -> bool:
+    if len(shared) != 3 or set(map(type, shared)) != {int}:
+        return False
+    home, begin, size = shared
+    return 0 <= home < MAX_ANSWERS and 0 <= begin <= begin + num_bytes <= size <= MAX_PAYLOAD_BYTES
+
+
+def _is_side(side: Any) -> bool:
+    if type(side) is not list or list(map(type, side)) != [str, int, int]:
+        return False
+    name, num_bytes, checksum = side
+    return is_name(name) and 0 <= num_bytes <= MAX_PAYLOAD_BYTES and 0 <= checksum < 2**32

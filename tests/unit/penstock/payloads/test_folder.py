@@ -166,6 +166,35 @@ def test_a_machine_that_was_given_another_folder_says_so(
     assert look(folder) in ([False], [None]), "one payload that is gone is that, and no more"
 
 
+def test_a_payload_whose_name_no_file_can_have_is_gone_and_no_other(folder: PayloadFolder) -> None:
+    """Records come from Redis: one of them must not have all that lies in the folder wait."""
+    long = KEYS.payload("d/0/1/0", "b" * 300)
+    folder.put([(NAME, b"x")])
+    for part in PARTS:
+        (folder.path / "run" / part).mkdir(exist_ok=True)
+    assert folder.keep([long, NAME]) == [False, True]
+    assert folder.read([long, NAME]) == [None, b"x"]
+    assert folder.read_ranges([(long, 0, 1), (NAME, 0, 1)]) == [None, b"x"]
+    folder.unlink([long, NAME])
+    assert folder.read([NAME]) == [None]
+
+
+def test_a_payload_of_which_nothing_can_be_known_is_not_called_gone(
+    folder: PayloadFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = KEYS.payload("d/0/8/0", "t")
+    folder.put([(NAME, b"x"), (new, b"x")])
+    folder.keep([NAME])
+
+    def stale(path: Any, *args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    for call in ("stat", "lstat"):
+        monkeypatch.setattr(os, call, stale)
+    with pytest.raises(NoAnswer):
+        folder.keep([new, NAME])
+
+
 def test_a_reader_never_misses_a_payload_that_is_being_kept(folder: PayloadFolder) -> None:
     names = [KEYS.payload(f"d/0/{i}/0", "t") for i in range(300)]
     folder.put([(name, b"x") for name in names])

@@ -1,5 +1,6 @@
 """Records of all kinds: what is written is read back, and nothing else is."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -51,6 +52,23 @@ def test_a_record_of_another_kind_is_named() -> None:
 def test_bytes_that_penstock_never_wrote_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="thing is not a record"):
         unpack(data, "thing")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("token", bad) for bad in ("", "b" * 300, "a/b", "..", "a\n", "ü")),
+        *(("sides", [bad]) for bad in ([], [7, 1, 1], ["x", 1], ["x", 1, 1, 1], ["../x", 1, 1], ["x", -1, 1])),
+        *(("sides", [bad]) for bad in (["x", 2**41, 1], ["x", 1, 2**32], ["x", True, 1], ["x" * 65, 1, 1])),
+        *(("shared", bad) for bad in ([-5, 0, 9], [0, -1, 9], [0, 0, 2**62], [0, 9, 9], [0, 0], [2**20, 0, 9])),
+    ],
+)
+def test_a_committed_sample_whose_key_cannot_be_one_is_refused(name: str, value: Any) -> None:
+    """Its token, its side arrays' names and where it lies are parts of keys, of which the leader asks every server."""
+    good = replace(meta(0, "0f" * 12 + ".15"), sides=[["experts", 1, 2**32 - 1]], shared=[0, 8, 9])
+    assert SampleMeta.from_bytes(good.to_bytes()) == good
+    with pytest.raises(ProtocolError, match="has values that no committed sample has"):
+        SampleMeta.from_bytes(replace(good, **{name: value}).to_bytes(), "metadata")
 
 
 def test_a_record_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
+from penstock.protocol.records.sample_meta import MAX_PAYLOAD_BYTES, SampleMeta, iter_metas
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.weights.index import WeightsIndex
 from tests.hostile import SAME
@@ -74,11 +74,13 @@ def test_a_record_comes_back_as_it_was(name: str) -> None:
 
 
 COUNTS = st.integers(0, MAX_TOKENS)
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 METAS = made(
     SampleMeta, k=st.integers(0, MAX_ANSWERS - 1), length=st.just(MAX_TOKENS), prompt_length=COUNTS,
     num_generated=COUNTS, num_unproven=COUNTS, num_bytes=st.integers(0, 2**20), reward=FINITE, temperature=FINITE,
-    shared=st.just([]) | st.lists(INTS, min_size=3, max_size=3),
+    token=NAMES, sides=st.lists(st.tuples(NAMES, COUNTS, st.integers(0, 2**32 - 1)).map(list), max_size=2),
+    shared=st.just([]) | st.tuples(st.integers(0, MAX_ANSWERS - 1), COUNTS, st.just(MAX_PAYLOAD_BYTES)).map(list),
 )  # fmt: skip
 
 
