@@ -70,6 +70,28 @@ def test_a_run_of_another_schema_is_refused_and_left_alone(
     assert contents(client, keys) == before
 
 
+UNREADABLE = [b"nonsense", b"1.9", b"", b"1 ", b"01", b"-1", b"1e0", b"9" * 400, ["1"]]
+
+
+@pytest.mark.parametrize("noted", UNREADABLE)
+def test_a_schema_that_is_no_number_is_refused_by_a_sentence_and_left_alone(
+    noted: bytes | list[str], client: redis.Redis
+) -> None:
+    keys = Keys(f"unreadable-{UNREADABLE.index(noted)}")
+    if isinstance(noted, bytes):
+        client.set(keys.schema, noted)
+    else:
+        client.rpush(keys.schema, *noted)
+    before = contents(client, keys)
+
+    with pytest.raises(ConfigError, match=f"{keys.schema} in Redis is no number.*--fresh"):
+        run(client, check_schema(keys))
+    with pytest.raises(ConfigError, match="is no number"):
+        ensure_lanes(client, keys)
+
+    assert contents(client, keys) == before
+
+
 FIRST: dict[str, Callable[[redis.Redis, Keys], object]] = {
     "a part starts": ensure_lanes,
     "somebody admits": lambda client, keys: play.admit(client, keys, [play.job(0)]),

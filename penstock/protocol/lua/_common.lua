@@ -36,11 +36,13 @@ end
 -- A write that frees, first in the script, so that the rest is allowed when Redis is full.
 local function freeing(prefix) redis.call('DEL', prefix .. 'nothing') end
 
--- Of which schema a run's records are; 0 where it was begun before there was one, nil where it is not begun. Whoever
--- begins one makes the streams of its lanes, or subscribes.
+-- Of which schema a run's records are; 0 where it was begun before there was one, -1 where what is noted is no number
+-- of one, nil where it is not begun. Whoever begins one makes the streams of its lanes, or subscribes.
 local function schema_of(prefix)
-  local noted = redis.call('GET', prefix .. 'schema')
-  if noted then return tonumber(noted) end
+  local key = prefix .. 'schema'
+  local kind = redis.call('TYPE', key).ok
+  local noted = kind == 'string' and redis.call('GET', key) or ''
+  if kind ~= 'none' then return #noted < 10 and string.match(noted, '^[1-9]%d*$') and tonumber(noted) or -1 end
   return redis.call('EXISTS', lane_key_of(prefix, 'train'), prefix .. 'subs') > 0 and 0 or nil
 end
 

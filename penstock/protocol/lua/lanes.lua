@@ -2,7 +2,7 @@
 -- alone.
 -- KEYS: each lane's jobs:LANE
 -- ARGV: prefix
--- Returns: {schema of the run, schema of the caller}
+-- Returns: {schema of the run (0: none, -1: it cannot be read), schema of the caller}
 -- Atomic because a part that starts while Redis is full must be able to begin: it looks, and makes what is missing
 -- behind a write that a full Redis allows.
 local prefix = ARGV[1]

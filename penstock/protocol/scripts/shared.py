@@ -24,7 +24,7 @@ def check_schema(keys: Keys) -> Call[None]:
     """See that the run's records are of this penstock's schema; a run that is not begun may be. Reads only.
 
     Raises:
-        ConfigError: they are of another one, or were begun before there was one.
+        ConfigError: they are of another one, of one that cannot be read, or were begun before there was one.
     """
     return Call(script("schema"), [keys.schema], [keys.prefix], partial(_refuse_another, keys))
 
@@ -33,7 +33,7 @@ def ensure_lanes(client: Client, keys: Keys) -> None:
     """See that the job streams and their consumer group are there, in a full Redis too. Idempotent; one round trip.
 
     Raises:
-        ConfigError: the run is of another schema; nothing was changed.
+        ConfigError: the run is of another schema, or of one that cannot be read; nothing was changed.
     """
     names = [keys.jobs(lane) for lane in LANES]
     run(client, Call(script("lanes"), names, [keys.prefix], partial(_refuse_another, keys)))
@@ -41,6 +41,11 @@ def ensure_lanes(client: Client, keys: Keys) -> None:
 
 def _refuse_another(keys: Keys, answer: Any) -> None:
     found, ours = map(int, answer)
+    if found < 0:
+        raise ConfigError(
+            f"The schema of the records of run {keys.run} cannot be read: {keys.schema} in Redis is no number. Go on "
+            f"with the release that began the run, or begin anew (--fresh, or another --run)."
+        )
     if found != ours:
         noted = f"schema {found}" if found else "no schema"
         raise ConfigError(
