@@ -155,9 +155,12 @@ class Clock:
         """Move the clock to ``publication``; returns its version.
 
         Raises:
+            ProtocolError: no worker could read it; nothing was announced.
             PublishError: its number is not the next one, nothing new was committed, or another trainer has the
                 subscription.
         """
+        record = publication.to_bytes()
+        Publication.from_bytes(record, "The publication")
         self.last = self._subscriber.control.call(
             scripts.publish(
                 self._keys,
@@ -168,7 +171,7 @@ class Clock:
                 version=publication.version,
                 through=publication.through,
                 step=publication.step,
-                record=publication.to_bytes(),
+                record=record,
                 rev=publication.rev,
                 known=self._known,
             )

@@ -4,6 +4,7 @@ all ranks    publish(weights): a sharded model is gathered by all
 rank 0       every rank has committed ─> number ─> write ─> open ─> announce ─> send
 """
 
+import operator
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,9 @@ from consumers.subscription.progress import Progress
 from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
 from penstock.errors import ProtocolError, PublishError
+from penstock.protocol.records.field_checks import LEAST
 from penstock.protocol.records.publication import Publication
+from penstock.words import shown
 
 if TYPE_CHECKING:
     from consumers.weights.publisher import Publisher
@@ -63,6 +66,7 @@ class Publications:
             self._clock.last = self.publisher.follow(source) or self._clock.last
             return self._clock.last
         try:
+            step = _whole(step)
             through = self._progress.await_ranks(timeout_s)
             version, abandoned = self._clock.next_version()
             written = self.publisher.write(source, self.folder, version)
@@ -93,6 +97,7 @@ class Publications:
             return self._clock.last
         if self._clock.must_publish:
             raise ProtocolError("Publish the restored weights before tick(): the last version may be abandoned.")
+        step = _whole(step)
         through = self._progress.await_ranks(timeout_s)
         before = self._clock.newest()
         version, abandoned = self._clock.next_version()
@@ -130,6 +135,17 @@ class Publications:
         seat = self._subscriber.seat
         if not seat.drives:
             raise ProtocolError(f"Role {seat.role} may not {verb}(): only role {seat.roles[0]} drives the clock.")
+
+
+def _whole(step: int) -> int:
+    """``step`` as a record may hold it; raises PublishError before anything is written where it may not."""
+    try:
+        whole = operator.index(step)
+    except TypeError:
+        whole = LEAST - 1
+    if not LEAST <= whole <= -LEAST - 1:
+        raise PublishError(f"The step of a publication is {shown(step)}: give publish() an integer of 64 bits.")
+    return whole
 
 
 def weights_dir_of(config: Config) -> Path:

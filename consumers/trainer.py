@@ -259,7 +259,8 @@ class Trainer:
         batch.
 
         Raises:
-            PublishError: the files cannot be written or read back, or nothing new was committed.
+            PublishError: the files cannot be written or read back, nothing new was committed, or ``step`` is not an
+                integer.
             WaitTimeout: another rank has not committed in ``timeout`` seconds.
         """
         return self.session.publications.publish(weights, step=step, timeout_s=timeout)
