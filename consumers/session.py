@@ -10,6 +10,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from consumers.batch.batch import Batch
@@ -72,10 +73,11 @@ class Session:
         self.engines = Engines(self.subscriber, model)
 
     def close(self) -> None:
-        """Give the subscription back. Blocks shortly."""
-        self.publications.close()
-        self.subscriber.leave()
-        self.reader.close()
+        """Give the subscription back, whatever else of the end fails. Blocks shortly."""
+        with ExitStack() as ends:  # from the last one to the first
+            ends.callback(self.reader.close)
+            ends.callback(self.subscriber.leave)
+            ends.callback(self.publications.close)
 
     def stream(self, prefetch: int = 0) -> Stream:
         """The batches of this rank in their order, ``prefetch`` of them read ahead."""

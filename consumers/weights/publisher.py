@@ -8,7 +8,7 @@ Every step after the announcement may fail without harm: the folder is there, an
 
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from penstock.protocol.records.small_maps import name_in, number_in, unpack_map
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import Control
 from penstock.system.disk import until_room
+from penstock.words import said
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +73,9 @@ class Publisher:
         return self.config.trainer.transport
 
     def close(self) -> None:
-        """End what weights are sent by."""
+        """End what weights are sent by; what it raises is logged, as it keeps nobody from anything."""
         if self.sender is not None:
-            self.sender.close()
+            _quietly(self.sender.close)
 
     # --- ranks of a sharded source ----------------------------------------------------------------------------------
 
@@ -203,7 +204,7 @@ def deliver(sender: Sender, transfer: Transfer) -> str:
     except TransferFailed as exc:
         failure = str(exc)
     except (QueueUnavailable, QueueFull, Fenced):
-        sender.abandon()
+        _quietly(sender.abandon)
         raise
     except Exception as exc:  # the device is out of memory, say, or it is a user's own
         failure = f"the weights could not be sent ({exc!r})"
@@ -211,8 +212,17 @@ def deliver(sender: Sender, transfer: Transfer) -> str:
     else:
         return ""
     log.warning("version %d goes by disk: %s", transfer.publication.version, failure)
-    sender.abandon()
+    _quietly(sender.abandon)
     return failure
+
+
+def _quietly(end: Callable[[], None]) -> None:
+    """Have a sender drop what it holds. It may be a user's own, on a device that is gone; others still wait for us."""
+    try:
+        end()
+    except Exception as exc:
+        log.warning("what is left of a transfer of weights could not be dropped: %s", said(exc))
+        log.debug("a sender raised", exc_info=True)
 
 
 def _broadcast(message: "tuple[str, Any] | None") -> "tuple[str, Any]":

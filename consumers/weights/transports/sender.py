@@ -46,10 +46,13 @@ class Sender(ABC):
         """
 
     def abandon(self) -> None:  # noqa: B027
-        """A transfer failed: drop what is left of it, so that nobody waits in it and the next one begins anew."""
+        """A transfer failed: drop what is left of it, so that nobody waits in it and the next one begins anew.
+
+        What it raises is logged.
+        """
 
     def close(self) -> None:
-        """The trainer ends."""
+        """The trainer ends. What it raises is logged."""
         self.abandon()
 
 

@@ -35,3 +35,15 @@ def test_a_sender_sets_its_process_up_before_it_is_made(monkeypatch: pytest.Monk
 
     assert isinstance(made.sender, Own)
     assert did == ["set up", "made"]
+
+
+def test_a_sender_that_cannot_end_keeps_nobody_from_it() -> None:
+    class Stuck(Sender):
+        def send(self, transfer: Transfer) -> None: ...
+
+        def abandon(self) -> None:
+            raise RuntimeError("the device is gone")
+
+    made = publisher.Publisher.__new__(publisher.Publisher)
+    made.sender = Stuck(TrainerConfig())
+    made.close()

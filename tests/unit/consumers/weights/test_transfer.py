@@ -11,7 +11,7 @@ from consumers.weights.publisher import deliver
 from consumers.weights.transfer import Bucket, Transfer, TransferFailed
 from consumers.weights.transports.sender import Sender
 from penstock.config import TrainerConfig
-from penstock.errors import EngineError, ProtocolError, PublishError
+from penstock.errors import EngineError, ProtocolError, PublishError, QueueUnavailable
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.transfers import Decision, Enrollment
@@ -121,3 +121,23 @@ def test_whatever_a_sender_raises_its_version_goes_by_disk_and_workers_learn_why
     transfer.close(failure)
     assert "the wire is broken" in failure
     assert redis.reports == [("s:a", failure), ("s:b", failure)]
+
+
+@pytest.mark.parametrize("kind", [ValueError, QueueUnavailable])
+def test_workers_learn_of_a_failure_whatever_clearing_it_away_raises(kind: type[Exception]) -> None:
+    class Gone(Sender):
+        def send(self, transfer: Transfer) -> None:
+            transfer.decide()
+            raise kind("the device is gone")
+
+        def abandon(self) -> None:
+            raise RuntimeError("nothing can be dropped there")
+
+    redis = Redis()
+    transfer = a_transfer(redis)
+    if kind is QueueUnavailable:
+        with pytest.raises(QueueUnavailable, match="the device is gone"):
+            deliver(Gone(TrainerConfig()), transfer)
+        return
+    transfer.close(deliver(Gone(TrainerConfig()), transfer))
+    assert [who for who, _ in redis.reports] == ["s:a", "s:b"]

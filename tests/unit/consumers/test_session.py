@@ -1,0 +1,32 @@
+"""How a rank's hold on a run ends."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from consumers.session import Session
+
+
+@pytest.mark.parametrize("failing", ["publications", "subscription", "reader"])
+def test_the_end_of_one_part_keeps_no_other_from_its_own(failing: str) -> None:
+    """The subscription above all: its heartbeat would hold it, and the next trainer would be refused."""
+    ended: list[str] = []
+
+    def ending(name: str) -> Any:
+        def end() -> None:
+            ended.append(name)
+            if name == failing:
+                raise RuntimeError(name)
+
+        return end
+
+    session: Any = Session.__new__(Session)
+    session.publications = SimpleNamespace(close=ending("publications"))
+    session.subscriber = SimpleNamespace(leave=ending("subscription"))
+    session.reader = SimpleNamespace(close=ending("reader"))
+
+    with pytest.raises(RuntimeError, match=failing):
+        session.close()
+
+    assert ended == ["publications", "subscription", "reader"]
