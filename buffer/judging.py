@@ -1,7 +1,6 @@
 """Applies the filters of subscriptions to groups that completed, and keeps the ledger of what they drop."""
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from penstock.config.buffer import OnFilterError
 from penstock.protocol import scripts
 from penstock.protocol.groups import CompletedGroup
 from penstock.protocol.keys import Keys
+from penstock.protocol.position import total_reward
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Judged, Leadership, run
@@ -58,7 +58,7 @@ class Judge:
         )
         if verdict.keep:
             return []
-        reward = math.fsum(sample.reward for sample in samples)
+        reward = total_reward(sample.reward for sample in samples)
         if verdict.error:
             return self._take_error(sub, group, verdict, len(samples), reward)
         judged = Judged(group.job, verdict.reason, False, len(samples), reward)
@@ -88,7 +88,7 @@ class Judge:
             name = f"filter/{one.reason}"
             position.dropped[name] = position.dropped.get(name, 0) + 1
             position.rejected_samples += one.num_samples
-            position.rejected_reward += one.reward
+            position.rejected_reward = total_reward([position.rejected_reward, one.reward])
             if (group := groups.get(one.job)) is not None:
                 group.uses[sub.account] = Disposal.FILTERED.code
 

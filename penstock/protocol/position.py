@@ -1,13 +1,17 @@
 """How far a subscription is: the fields of ``sub:NAME`` that verbs move."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Self
 
 from penstock.errors import ProtocolError
 from penstock.protocol.staleness import Lineage
 from penstock.words import shown
+
+#: The sum of rewards stops here, on both sides of 0, as ``judge`` has it.
+MOST_REWARD = 1e300
 
 #: What verbs write: a count, a sum (Redis adds it up, as C prints it), ranges of versions, versions.
 _COUNT = re.compile(rb"-?\d{1,18}")
@@ -90,6 +94,16 @@ _COUNTS = tuple(one.name for one in fields(Position) if one.type is int)
 def read_count(value: bytes | None, key: str, name: str) -> int:
     """A field of a position that counts, for who reads it alone; 0 where it is not set. Raises ProtocolError."""
     return int(_checked(value, key, b"0", _COUNT, name))
+
+
+def total_reward(rewards: Iterable[float]) -> float:
+    """The sum of rewards, where each is a number, as a subscription keeps it."""
+    values = list(rewards)
+    try:
+        total = math.fsum(values)
+    except OverflowError:
+        total = sum(values)
+    return max(-MOST_REWARD, min(MOST_REWARD, total))
 
 
 def _checked(value: bytes | None, key: str, default: bytes, allowed: re.Pattern[bytes], name: str) -> str:

@@ -9,6 +9,21 @@ local leader_key, sub_key = KEYS[1], KEYS[2]
 local prefix, epoch, token, sub, code = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local first_group = 6
 
+-- The sum stops here, on both sides of 0 (MOST_REWARD in position.py): far beyond it is no number that Python reads,
+-- and at infinity Redis raises.
+local MOST_REWARD = 1e300
+
+local function add_reward(reward)
+  local known = tonumber(redis.call('HGET', sub_key, 'rejected_reward') or 0)
+  if not known then return end
+  local sum = known + tonumber(reward)
+  if math.abs(sum) <= MOST_REWARD then
+    redis.call('HINCRBYFLOAT', sub_key, 'rejected_reward', reward)
+  elseif sum == sum then
+    redis.call('HSET', sub_key, 'rejected_reward', string.format('%.0f', sum > 0 and MOST_REWARD or -MOST_REWARD))
+  end
+end
+
 local dropped = 0
 local used = 'u:' .. account_of(sub_key, sub)
 freeing(prefix)
@@ -24,7 +39,7 @@ for i = first_group, #ARGV, 6 do
     if kept == '0' and redis.call('HSETNX', key, used, code) == 1 then
       redis.call('HINCRBY', sub_key, 'drop:filter/' .. reason, 1)
       redis.call('HINCRBY', sub_key, 'rejected_samples', samples)
-      redis.call('HINCRBYFLOAT', sub_key, 'rejected_reward', reward)
+      add_reward(reward)
       dropped = dropped + 1
     end
   end
