@@ -5,6 +5,7 @@
 | the first publication | a trainer that publishes |
 | a driving subscription | a trainer that joins |
 | the gate (T3) | publish, dispose, bury: the list `gate` |
+| a subscription that can be read | a person who corrects or drops it |
 | room in Redis | sweep, or more memory |
 | more data (``data.epochs`` are over) | a start with more of them; evaluations go on |
 | user code that jobs die of | a person who mends it, and a start of the producer |
@@ -22,7 +23,7 @@ from typing import Any
 
 from penstock.config import Config
 from penstock.config.staleness import Mode
-from penstock.errors import ConfigError, QueueFull, QueueUnavailable
+from penstock.errors import ConfigError, ProtocolError, QueueFull, QueueUnavailable
 from penstock.names import Lane
 from penstock.protocol import scripts, user_failures
 from penstock.protocol.attendance import Attendance
@@ -137,7 +138,10 @@ class Producer:
 
     def _why_closed(self, sub: str, gates: Sequence[Sequence[str]]) -> str:
         gate = [names for names in gates if names[0] == sub]
-        room = self._control.do(partial(read_rooms, keys=self._keys, gates=gate))[sub]
+        try:
+            room = self._control.do(partial(read_rooms, keys=self._keys, gates=gate))[sub]
+        except ProtocolError as exc:
+            return f"someone to mend what the gate counts: {exc}"
         return (
             f"the gate: trainer:{sub} has to publish a version that consumes what was admitted "
             f"({room.taken} of {room.places} places are taken)"

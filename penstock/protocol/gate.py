@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.config.staleness import Sampler, places
 from penstock.config.subscription import Definition, account_of
 from penstock.protocol.keys import Keys
-from penstock.protocol.position import Position
+from penstock.protocol.position import Position, read_count
 from penstock.redis.commands import Client
 
 
@@ -141,6 +141,8 @@ def read_rooms(client: Client, keys: Keys, gates: Sequence[Sequence[str]]) -> di
 
 def _counted(raw: Mapping[bytes, bytes], name: str) -> Counted:
     definition, position = Definition.read(raw, name), Position.read(raw, name)
+    for key in ("bound", "over"):  # as the verb does, which counts nothing where one is empty
+        read_count(raw.get(key.encode()), key, name)
     return Counted(
         bound=definition.bound,
         group_budget=position.gb,
@@ -156,5 +158,5 @@ def _counted(raw: Mapping[bytes, bytes], name: str) -> Counted:
 
 
 def _pool_gone(subs: Mapping[bytes, bytes], pool: str) -> int:
-    fields = (f"start:{pool}".encode(), f"gone:{pool}".encode())
-    return sum(int(subs.get(field, 0)) for field in fields) if pool else 0
+    fields = (f"start:{pool}", f"gone:{pool}")
+    return sum(read_count(subs.get(field.encode()), field, pool) for field in fields) if pool else 0

@@ -108,7 +108,7 @@ def total_reward(rewards: Iterable[float]) -> float:
 
 def _checked(value: bytes | None, key: str, default: bytes, allowed: re.Pattern[bytes], name: str) -> str:
     """The text of a field; ``default`` where it is not set."""
-    value = value or default
+    value = default if value is None else value
     if not allowed.fullmatch(value):
         raise ProtocolError(
             f"Field {key} of subscription {name!r} is {shown(value)} in Redis, which no verb writes: drop it with "

@@ -56,6 +56,22 @@ end
 
 local function count(prefix, name, by) return redis.call('HINCRBY', prefix .. 'counters', name, by or 1) end
 
+-- The number in a field that verbs count in, 0 where it is not set; nil where no verb wrote it so.
+local function number_of(value)
+  if not value then return 0 end
+  return #value < 20 and string.match(value, '^%-?%d+$') and tonumber(value) or nil
+end
+
+-- The numbers in these fields of a hash, in their order; nil where one of them is none.
+local function numbers_of(key, ...)
+  local found = redis.call('HMGET', key, ...)
+  for i, value in ipairs(found) do
+    found[i] = number_of(value)
+    if not found[i] then return nil end
+  end
+  return found
+end
+
 -- Wake at most `by` waiters of a list (wake: workers, gate: the producer).
 local function poke(key, by)
   for _ = 1, math.min(by or 1, 64) do redis.call('LPUSH', key, '1') end
@@ -214,8 +230,9 @@ end
 -- A member of a pool loses what was cut for it and not committed; the groups are anybody's again. Batch numbers are
 -- used anew, so the stream is written anew: the id of an entry never goes back by itself. Returns the groups.
 local function give_back(prefix, name, sub_key, batches_key)
-  local s = redis.call('HMGET', sub_key, 'cursor', 'cut')
-  local cursor, cut, given = tonumber(s[1] or 0), tonumber(s[2] or 0), 0
+  local s = numbers_of(sub_key, 'cursor', 'cut')
+  if not s then return 0 end -- what was committed is not known, and no group may be used twice
+  local cursor, cut, given = s[1], s[2], 0
   if cut <= cursor then return 0 end
   local used, last = 'u:' .. account_of(sub_key, name), 'b:' .. name
   for _, entry in ipairs(redis.call('XRANGE', batches_key, (cursor + 1) .. '-0', '+')) do
@@ -266,29 +283,32 @@ local function stock_of(prefix)
   return tonumber(c[1] or 0), tonumber(c[2] or 0) + tonumber(c[3] or 0)
 end
 
--- Places at the gate (T3) for the subscriptions that it counts together, one or a pool's members: free ones, and all.
+-- Places at the gate (T3) for the subscriptions that it counts together, one or a pool's members: free ones, and all;
+-- nil where one of them cannot be counted.
 local function places(subs_key, keys, admitted, gone)
   local stock, bound, gb, over, pool = admitted, nil, 0, 0, nil
   for _, key in ipairs(keys) do
-    local s = redis.call('HMGET', key, 'disposed', 'p', 'bound', 'gb', 'sampler', 'start', 'skipped', 'over', 'owed',
-      'share', 'parked')
-    stock = stock - tonumber(s[2] or 0)
-    if s[5] == 'cohort' then
+    local counted = numbers_of(key, 'bound', 'gb', 'over', 'owed', 'p', 'disposed', 'start', 'skipped')
+    if not counted then return nil end
+    local h, budget, beyond, owed, consumed, disposed, start, skipped = unpack(counted)
+    local sampler, share, parked = unpack(redis.call('HMGET', key, 'sampler', 'share', 'parked'))
+    stock = stock - consumed
+    if sampler == 'cohort' then
       -- a cohort keeps its size when a member is buried: the place is free when the cohort is trained or skipped
-      stock, gone = stock - tonumber(s[7] or 0), 0
-    elseif (s[10] or '') ~= '' then
-      stock, pool = stock - tonumber(s[1] or 0), s[10]
+      stock, gone = stock - skipped, 0
+    elseif (share or '') ~= '' then
+      stock, pool = stock - disposed, share
     else
-      stock = stock - tonumber(s[1] or 0) - tonumber(s[6] or 0)
+      stock = stock - disposed - start
     end
-    local h = tonumber(s[3] or 0)
     bound = math.min(bound or h, h)
-    over = over + tonumber(s[8] or 0) + tonumber(s[9] or 0)
-    if s[11] ~= '1' then gb = gb + tonumber(s[4] or 0) end
+    over = over + beyond + owed
+    if parked ~= '1' then gb = gb + budget end
   end
   if pool then -- what was gone before its first member came, and what members consumed that were dropped
-    local p = redis.call('HMGET', subs_key, 'start:' .. pool, 'gone:' .. pool)
-    stock = stock - tonumber(p[1] or 0) - tonumber(p[2] or 0)
+    local p = numbers_of(subs_key, 'start:' .. pool, 'gone:' .. pool)
+    if not p then return nil end
+    stock = stock - p[1] - p[2]
   end
   local all = ((bound or 0) + 1) * gb + over
   return all - (stock - gone), all

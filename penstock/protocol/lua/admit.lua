@@ -5,7 +5,7 @@
 --       one), then per job: id, n, body
 -- Returns: {'ok', admitted, position} | {'moved', 0, position} | {'subs'} revision differs
 --          | {'ended', 0, position} the data has ended (source train)
---          | {'closed', 0, position, number of the gate that has no room; 0: there is none}
+--          | {'closed', 0, position, number of the gate that has no room, or cannot be counted; 0: there is none}
 -- Atomic because the position, the gate's stock and the queue must move as one: a producer that dies or is
 -- doubled at any instant neither skips a prompt nor admits it twice.
 local source_key, subs_key, clock_key = KEYS[1], KEYS[2], KEYS[3]
@@ -28,7 +28,7 @@ if revision ~= '-1' then
   if #KEYS < first_sub_key then return {'closed', 0, position, 0} end
   local admitted, gone = stock_of(prefix)
   for number, members in ipairs(gates_of(KEYS, first_sub_key, gate_numbers)) do
-    local free = places(subs_key, members, admitted, gone)
+    local free = places(subs_key, members, admitted, gone) or -math.huge
     if free < room then room, tightest = free, number end
   end
 end

@@ -17,7 +17,8 @@ local subs = {}
 for i = first_sub, #ARGV do subs[#subs + 1] = {key = KEYS[first_sub_key + #subs], name = ARGV[i]} end
 for _, sub in ipairs(subs) do
   local batch = tonumber(redis.call('HGET', group_key, 'b:' .. sub.name) or 0)
-  if batch > tonumber(redis.call('HGET', sub.key, 'ckpt') or 0) then return 'cut' end
+  -- where it cannot be read, no checkpoint is known to be past the batch
+  if batch > (number_of(redis.call('HGET', sub.key, 'ckpt')) or 0) then return 'cut' end
 end
 if withdraw(prefix, job) then
   if lane == 'train' then count(prefix, 'cancelled:train') end
@@ -30,7 +31,8 @@ elseif st == 'ready' then
     local account = account_of(sub.key, sub.name)
     local unused = not told[account] and redis.call('HEXISTS', group_key, 'u:' .. account) == 0
     if unused and covers(redis.call('HGET', sub.key, 'lanes'), lane) then
-      redis.call('HINCRBY', sub.key, 'disposed', 1)
+      -- one that cannot be counted holds its gate closed, until it is dropped
+      if number_of(redis.call('HGET', sub.key, 'disposed')) then redis.call('HINCRBY', sub.key, 'disposed', 1) end
       told[account] = true
     end
   end

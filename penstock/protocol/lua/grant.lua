@@ -2,7 +2,7 @@
 -- KEYS: leader, subs, sub:NAME of the one that asks, delayed, counters, jobs:train, jobs:resume, jobs:suspect,
 --       then sub:NAME of all that the gate counts together with it (itself, or its pool)
 -- ARGV: prefix, epoch, token, groups, completed groups that they were reckoned by
--- Returns: groups owed now, 0 when none are granted, -1: leadership lost
+-- Returns: groups owed now, 0 when none are granted (or the gate cannot be counted), -1: leadership lost
 -- Atomic because it is granted only while the gate is closed, nothing is in flight and the ask is unfilled: said
 -- twice, it must not let in twice as much. The cut takes it back.
 local leader_key, subs_key, sub_key, delayed_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -12,15 +12,16 @@ local prefix, epoch, token, groups, completed = ARGV[1], ARGV[2], ARGV[3], ARGV[
 
 freeing(prefix)
 if not leads(leader_key, epoch, token) then return -1 end
-local s = redis.call('HMGET', sub_key, 'ask', 'cut')
-if tonumber(s[1] or 0) <= tonumber(s[2] or 0) then return 0 end
+local s = numbers_of(sub_key, 'ask', 'cut')
+if not s or s[1] <= s[2] then return 0 end
 local flying = redis.call('ZCARD', delayed_key)
 for _, key in ipairs({train_key, resume_key, suspect_key}) do flying = flying + redis.call('XLEN', key) end
 if flying > 0 or (redis.call('HGET', counters_key, 'completed') or '0') ~= completed then return 0 end
 local members = {}
 for i = first_member_key, #KEYS do members[#members + 1] = KEYS[i] end
 local admitted, gone = stock_of(prefix)
-if (places(subs_key, members, admitted, gone)) > 0 then return 0 end
+local free = places(subs_key, members, admitted, gone)
+if not free or free > 0 then return 0 end
 local owed = redis.call('HINCRBY', sub_key, 'owed', groups)
 poke(prefix .. 'gate')
 return owed

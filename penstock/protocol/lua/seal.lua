@@ -2,7 +2,7 @@
 -- KEYS: leader, subs, ready, then sub:NAME of every live subscription
 -- ARGV: prefix, epoch, token, revision of subs, number of subscriptions,
 --       those that may lose what they have no checkpoint past (0|1 each, in one word), then their names, then jobs
--- Returns: list of jobs sealed, 'subs', or -1 when the leadership is lost
+-- Returns: list of jobs sealed (none where a subscription cannot be read), 'subs', or -1 when the leadership is lost
 -- Atomic because a subscription that joins, or a rewind, must not race with retirement: every use must be final
 -- and every batch that holds the group must lie below its subscription's checkpoint. A group of a lane that nobody
 -- subscribed to waits for somebody who does.
@@ -18,11 +18,12 @@ if (redis.call('HGET', subs_key, 'rev') or '0') ~= revision then return 'subs' e
 local subs = {}
 for i = 1, num_subs do
   local sub_key, sub = KEYS[first_sub_key + i - 1], ARGV[first_sub + i - 1]
-  local s = redis.call('HMGET', sub_key, 'lanes', 'reuse', 'ckpt', 'cursor', 'share')
-  subs[i] = {name = sub, key = sub_key, lanes = s[1] or '', reuse = tonumber(s[2] or 1),
-    ckpt = tonumber(s[3] or 0), cursor = tonumber(s[4] or 0), floor = 0,
+  local s = redis.call('HMGET', sub_key, 'lanes', 'reuse', 'share')
+  local reuse, at = number_of((s[2] or '') ~= '' and s[2] or '1'), numbers_of(sub_key, 'ckpt', 'cursor', 'floor')
+  if not reuse or not at then return {} end
+  subs[i] = {name = sub, key = sub_key, lanes = s[1] or '', reuse = reuse, ckpt = at[1], cursor = at[2], floor = 0,
     evict = string.sub(evict_flags, i, i) == '1',
-    used = 'u:' .. ((s[5] or '') ~= '' and 'share:' .. s[5] or sub)}
+    used = 'u:' .. ((s[3] or '') ~= '' and 'share:' .. s[3] or sub)}
 end
 local sealed = {}
 for i = first_sub + num_subs, #ARGV do

@@ -14,7 +14,7 @@ local share = redis.call('HGET', sub_key, 'share') or ''
 if share ~= '' then
   give_back(prefix, name, sub_key, batches_key)
   local s = redis.call('HMGET', sub_key, 'cum', 'disposed')
-  redis.call('HINCRBY', subs_key, 'gone:' .. share, tonumber(s[1] or 0) + tonumber(s[2] or 0))
+  redis.call('HINCRBY', subs_key, 'gone:' .. share, (number_of(s[1]) or 0) + (number_of(s[2]) or 0))
   local left = false
   for _, f in ipairs(redis.call('HKEYS', subs_key)) do
     local other = string.match(f, '^sub:(.*)$')
