@@ -367,6 +367,8 @@ class State:
         """Say of groups that they are not for a subscription, or too many for it; how many. Raises LeadershipLost."""
         settled = 0
         for sub in self.subs.values():
+            if sub.unreadable:
+                continue  # what it wants is not known, and what is said for it would be said at each look
             for reason in (Disposal.BEFORE, Disposal.QUOTA):
                 refused = [group for group, why in list(sub.refused.values()) if why == reason]
                 self._dispose_all(sub, reason, refused)

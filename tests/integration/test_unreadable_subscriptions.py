@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from buffer.payload_servers import PayloadServers
+from buffer.state import State
+from penstock.config import RedisConfig
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.gate import read_rooms
@@ -99,3 +102,23 @@ def test_a_member_of_a_pool_that_cannot_be_read_can_be_dropped(client: redis.Red
     client.hset(keys.sub("actor"), field, "x")
     assert run(client, scripts.unsubscribe(keys, "actor")) == 1
     assert not client.exists(keys.sub("actor"))
+
+
+def test_a_group_that_cannot_be_read_is_given_up_once_its_subscription_can(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys
+) -> None:
+    """Nothing is final for a subscription that cannot be read: said before that, it would be said at each look."""
+    play.subscribe(client, keys)
+    job = a_ready_group(client, keys)
+    client.append(keys.meta(job), b"\xc1 what no penstock wrote")
+    client.hset(keys.sub("actor"), "bound", "many")
+    servers = PayloadServers(RedisConfig(url=redis_server.url), client, keys)
+    state = State(client, keys, servers, play.lead(client, keys))
+    state.load()
+    assert [state.settle() for _ in range(3)] == [0, 0, 0]
+    assert client.hget(keys.group(job), "u:actor") is None
+
+    client.hset(keys.sub("actor"), "bound", "1")
+    state.refresh()
+    assert [state.settle() for _ in range(3)] == [1, 0, 0]
+    assert client.hget(keys.sub("actor"), "drop:unreadable") == b"1"
