@@ -65,8 +65,8 @@ class PayloadReader:
         for server in {server for server, _ in by_key}:
             stored = [_Stored(name, rows) for (of, name), rows in by_key.items() if of == server]
             for chunk in _chunks([one for one in stored if one.whole]):
-                names = [one.name for one in chunk]
-                values = self._ask(server, lambda store, names: store.read(names), names)
+                wanted = [(one.name, one.size) for one in chunk]
+                values = self._ask(server, lambda store, wanted: store.read(wanted), wanted)
                 for one, value in zip(chunk, values, strict=True):
                     found.update(one.cut(value))
             for chunk in _chunks([one for one in stored if not one.whole]):
@@ -121,10 +121,10 @@ class PayloadReader:
         self._keys = keys
         found: dict[str, bytes | None] = {}
         for row in rows:
-            if any(side[0] == name for side in row.sides):
-                key = keys.side(row.sample, row.token, name)
+            for size in (side[1] for side in row.sides if side[0] == name):
+                wanted = [(keys.side(row.sample, row.token, name), size)]
                 # One by one: each may be hundreds of megabytes.
-                (found[row.sample],) = self._ask(row.server, lambda store, keys: store.read(keys), [key])
+                (found[row.sample],) = self._ask(row.server, lambda store, wanted: store.read(wanted), wanted)
         return found
 
     def _store(self, server: str) -> PayloadStore:
@@ -162,6 +162,11 @@ class _Stored:
     @property
     def num_bytes(self) -> int:
         return sum([row.num_bytes for row in self.rows])
+
+    @property
+    def size(self) -> int:
+        """Bytes of the key, by its records."""
+        return self.rows[0].shared[2] if self.rows[0].shared else self.rows[0].num_bytes
 
     @property
     def whole(self) -> bool:

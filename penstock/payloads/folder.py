@@ -37,6 +37,7 @@ from redis.exceptions import ConnectionError as NoAnswer
 
 from penstock.addresses import path_of
 from penstock.errors import ConfigError, QueueFull
+from penstock.payloads.read_file import Pick, part, read_file, whole
 from penstock.payloads.run_files import FREED, MARK, PENDING, WRITING, claim, file_of, files, if_there, parts, run_of
 from penstock.payloads.write_back import WriteBack
 from penstock.system.disk import FULL
@@ -271,38 +272,30 @@ class PayloadFolder:
                         gone += 1
         return gone
 
-    def read(self, names: Sequence[str]) -> list[bytes | None]:
-        """Payloads in the order of ``names``; None where one is gone.
+    def read(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        """(key, bytes that it has by its record) each; None where one is gone, or is longer.
 
         Raises:
             ConfigError: as of ``keep``.
         """
-        return [self._read(name) for name in names]
+        return [self._read(name, partial(whole, most)) for name, most in wanted]
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
-        """(key, first byte, number of bytes) each; None where the payload is gone, or ends before it.
+        """(key, first byte, number of bytes) each; None where the payload is gone, or ends before it does.
 
         Raises:
             ConfigError: as of ``keep``.
         """
-        return [self._read(*one) or None for one in ranges]
+        return [self._read(name, partial(part, begin, num_bytes)) or None for name, begin, num_bytes in ranges]
 
-    def _read(self, name: str, begin: int = 0, num_bytes: int = -1) -> bytes | None:
+    def _read(self, name: str, pick: Pick) -> bytes | None:
+        path = self._file(name)
         with self._answering():
-            data = self._read_file(self._file(name), begin, num_bytes)
-        if data is None:
-            self._check_shared(name)
-        return data
-
-    def _read_file(self, path: str, begin: int, num_bytes: int) -> bytes | None:
-        # In this order: the leader may rename it between the two looks.
-        for file in (path, path + PENDING, path):
-            with if_there():
-                opened = os.open(file, os.O_RDONLY)
-                try:
-                    return os.pread(opened, os.fstat(opened).st_size if num_bytes < 0 else num_bytes, begin)
-                finally:
-                    os.close(opened)
+            # In this order: the leader may rename it between the two looks.
+            for file in (path, path + PENDING, path):
+                if (data := read_file(file, pick)) is not None:
+                    return data
+        self._check_shared(name)
         return None
 
     def names(self, prefix: str) -> Iterator[tuple[str, bool]]:

@@ -32,8 +32,9 @@ class PayloadRedis:
     def keep(self, names: Sequence[str]) -> list[bool]:
         return run(self._client, persist(names))
 
-    def read(self, names: Sequence[str]) -> list[bytes | None]:
-        return list(self._client.mget(names))
+    def read(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        # A Redis bounds its values by itself.
+        return list(self._client.mget([name for name, _ in wanted]))
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
         pipe = self._client.pipeline(transaction=False)

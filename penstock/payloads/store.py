@@ -44,8 +44,11 @@ class PayloadStore(Protocol):
     def keep(self, names: Sequence[str]) -> list[bool]:
         """Make committed payloads permanent; False where one is gone. Raises ConfigError: it is another folder."""
 
-    def read(self, names: Sequence[str]) -> list[bytes | None]:
-        """Payloads in the order of ``names``; None where one is gone. Raises ConfigError: it is another folder."""
+    def read(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        """(key, bytes that it has by its record) each; None where one is gone. Raises ConfigError: another folder.
+
+        What is longer than its record says is not read: it is not what was committed.
+        """
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
         """(key, first byte, number of bytes) each; None where the payload is gone, or ends before it."""

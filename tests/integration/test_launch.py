@@ -547,7 +547,7 @@ def test_fresh_deletes_in_no_folder_that_only_redis_names(desk: Desk) -> None:
         code, out, err = desk.run("--fresh")
 
         assert (code, "payload server p2 is not in redis.payload_servers" in out + err) == (0, True)
-        assert theirs.read([payload[0]]) == [b"x"]
+        assert theirs.read([(payload[0], 99)]) == [b"x"]
     finally:
         theirs.close()
         server.kill()

@@ -91,14 +91,14 @@ async def test_a_payload_is_written_kept_read_and_freed(place: Place, store: Pay
     one, other = payload(keys, 7), payload(keys, 8)
     assert await place.put((one, b"abcdef"), (other, b"x")) == [None, None]
     assert sorted(store.names(keys.prefix)) == [(one, False), (other, False)]
-    assert store.read([one]) == [b"abcdef"], "it may be read before the leader has seen it"
+    assert store.read([(one, 99)]) == [b"abcdef"], "it may be read before the leader has seen it"
     for _ in range(2):
         assert store.keep([one, payload(keys, 9)]) == [True, False]
     assert sorted(store.names(keys.prefix)) == [(one, True), (other, False)]
-    assert store.read([other, payload(keys, 9), one]) == [b"x", None, b"abcdef"]
+    assert store.read([(other, 99), (payload(keys, 9), 99), (one, 99)]) == [b"x", None, b"abcdef"]
     for _ in range(2):
         store.unlink([one, one])
-    assert store.read([one, other]) == [None, b"x"]
+    assert store.read([(one, 99), (other, 99)]) == [None, b"x"]
     assert list(store.names(keys.prefix)) == [(other, False)]
 
 
@@ -117,10 +117,10 @@ async def test_I3_what_is_said_twice_is_there_once_and_another_leases_bytes_are_
     await place.put((mine, b"mine"))
     store.keep([mine])
     await place.put((late, b"late"), (mine, b"mine"))
-    assert store.read([mine, late]) == [b"mine", b"late"]
+    assert store.read([(mine, 99), (late, 99)]) == [b"mine", b"late"]
     assert store.keep([mine]) == [True]
     store.unlink([mine])
-    assert store.read([mine, late]) == [None, b"late"], "nothing is left of what was said twice"
+    assert store.read([(mine, 99), (late, 99)]) == [None, b"late"], "nothing is left of what was said twice"
 
 
 async def test_what_nobody_keeps_in_time_is_gone(place: Place, store: PayloadStore, keys: Keys) -> None:
@@ -133,7 +133,7 @@ async def test_what_nobody_keeps_in_time_is_gone(place: Place, store: PayloadSto
         return list(store.names(keys.prefix))
 
     until(lambda: left() == [(kept, True)], "what is not kept to expire")
-    assert store.read([kept, forgotten]) == [b"x", None]
+    assert store.read([(kept, 99), (forgotten, 99)]) == [b"x", None]
 
 
 async def test_a_run_is_deleted_and_no_other(place: Place, store: PayloadStore, keys: Keys) -> None:
@@ -144,7 +144,7 @@ async def test_a_run_is_deleted_and_no_other(place: Place, store: PayloadStore, 
     assert store.delete(keys.prefix) == 0
     store.claim(keys.prefix)
     assert list(store.names(keys.prefix)) == []
-    assert store.read([payload(longer, 0)]) == [b"x"]
+    assert store.read([(payload(longer, 0), 99)]) == [b"x"]
     used, total = store.usage()
     assert used > 0
     assert total == 0 or total > used
@@ -167,7 +167,7 @@ async def test_I8_a_store_that_does_not_answer_passes(place: Place, store: Paylo
     place.kill()
     looks: list[Callable[[], object]] = [
         lambda: store.keep([payload(keys, 0)]),
-        lambda: store.read([payload(keys, 0)]),
+        lambda: store.read([(payload(keys, 0), 99)]),
         lambda: store.read_ranges([(payload(keys, 0), 0, 1)]),
         lambda: store.unlink([payload(keys, 0)]),
     ]

@@ -13,6 +13,7 @@ import pytest
 from redis.exceptions import ConnectionError as NoAnswer
 
 from penstock.errors import ConfigError, QueueFull
+from penstock.payloads import read_file
 from penstock.payloads.folder import PayloadFolder
 from penstock.payloads.run_files import MARK, PARTS
 from penstock.protocol.keys import Keys
@@ -146,7 +147,7 @@ def test_a_folder_that_nobody_on_this_machine_named_is_not_made(folder: PayloadF
     assert not folder.path.exists()
     folder.path.mkdir()
     assert told.put([(NAME, b"x")]) == [None]
-    assert folder.read([NAME]) == [b"x"]
+    assert folder.read([(NAME, 99)]) == [b"x"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
             PayloadFolder(f"file://{at}").claim(KEYS.prefix)
 
 
-@pytest.mark.parametrize("look", [lambda folder: folder.keep([NAME]), lambda folder: folder.read([NAME])])
+@pytest.mark.parametrize("look", [lambda folder: folder.keep([NAME]), lambda folder: folder.read([(NAME, 99)])])
 def test_a_machine_that_was_given_another_folder_says_so(
     folder: PayloadFolder, look: Callable[[PayloadFolder], Any]
 ) -> None:
@@ -173,10 +174,48 @@ def test_a_payload_whose_name_no_file_can_have_is_gone_and_no_other(folder: Payl
     for part in PARTS:
         (folder.path / "run" / part).mkdir(exist_ok=True)
     assert folder.keep([long, NAME]) == [False, True]
-    assert folder.read([long, NAME]) == [None, b"x"]
+    assert folder.read([(long, 99), (NAME, 99)]) == [None, b"x"]
     assert folder.read_ranges([(long, 0, 1), (NAME, 0, 1)]) == [None, b"x"]
     folder.unlink([long, NAME])
-    assert folder.read([NAME]) == [None]
+    assert folder.read([(NAME, 99)]) == [None]
+
+
+@pytest.mark.parametrize("what", ["pipe", "link", "folder", "larger", "sparse"])
+def test_what_is_no_payload_in_the_place_of_one_is_not_read(folder: PayloadFolder, tmp_path: Path, what: str) -> None:
+    """Who can write to the folder must not have a trainer hang, run out of memory or read what lies elsewhere."""
+    folder.put([(NAME, b"x")])
+    folder.keep([NAME])
+    (file,) = files(folder)
+    file.unlink()
+    (tmp_path / "secret").write_bytes(b"s")
+    match what:
+        case "pipe":
+            os.mkfifo(file)
+        case "link":
+            file.symlink_to(tmp_path / "secret")
+        case "folder":
+            file.mkdir()
+        case "larger":
+            file.write_bytes(b"xx")
+        case "sparse":
+            file.touch()
+            os.truncate(file, 2**40)
+    assert folder.read([(NAME, 1)]) == [None]
+    if what not in ("larger", "sparse"):
+        assert folder.read_ranges([(NAME, 0, 1)]) == [None]
+
+
+@pytest.mark.parametrize(("begin", "num_bytes"), [(0, 2**40), (2**63, 4), (-1, 4), (2, 5), (4, -2), (7, 0)])
+def test_a_range_that_a_payload_does_not_have_is_not_read(folder: PayloadFolder, begin: int, num_bytes: int) -> None:
+    folder.put([(NAME, b"abcdef")])
+    assert folder.read_ranges([(NAME, begin, num_bytes), (NAME, 2, 4)]) == [None, b"cdef"]
+
+
+def test_a_large_payload_is_read_in_pieces(folder: PayloadFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_file, "_CHUNK", 4)
+    folder.put([(NAME, b"abcdefghij")])
+    assert folder.read([(NAME, 10)]) == [b"abcdefghij"]
+    assert folder.read_ranges([(NAME, 1, 8)]) == [b"bcdefghi"]
 
 
 def test_a_payload_of_which_nothing_can_be_known_is_not_called_gone(
@@ -202,7 +241,7 @@ def test_a_reader_never_misses_a_payload_that_is_being_kept(folder: PayloadFolde
     keeper.start()
     try:
         for name in names:
-            assert folder.read([name]) == [b"x"]
+            assert folder.read([(name, 99)]) == [b"x"]
     finally:
         keeper.join()
 
