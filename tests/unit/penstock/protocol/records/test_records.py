@@ -30,12 +30,20 @@ def test_records_come_back_as_they_were() -> None:
 
 
 def test_a_record_of_another_kind_is_named() -> None:
-    with pytest.raises(ProtocolError, match=r"job x has fields .* \['colour'\]"):
+    with pytest.raises(ProtocolError, match=r"job x has fields .* 'colour'"):
         Job.from_bytes(pack({"id": "d/0/0", "n": 1, "colour": "red"}), "job x")
     with pytest.raises(ProtocolError, match="job x lacks a field"):
         Job.from_bytes(pack({"id": "d/0/0"}), "job x")
     with pytest.raises(ProtocolError, match="job x is not a map"):
         Job.from_bytes(pack([1]), "job x")
+
+
+def test_unknown_fields_of_any_kind_and_number_are_a_sentence() -> None:
+    with pytest.raises(ProtocolError, match="'y', b'x'"):
+        Job.from_bytes(msgpack.packb({"id": "d/0/0", "n": 1, "y": 2, b"x": 1}), "job x")
+    with pytest.raises(ProtocolError, match=r"'f0', .* and 92 more") as found:
+        Job.from_bytes(pack({"id": "d/0/0", "n": 1} | {f"f{at}": at for at in range(100)}), "job x")
+    assert len(str(found.value)) < 200
 
 
 @pytest.mark.parametrize(
