@@ -23,6 +23,11 @@ FRESH_S = 10.0
 #: It is shown, and may come back, for longer; a process whose record is older than this is gone.
 GONE_S = 15.0
 
+#: Of a record are read at most so many characters of a reason and of any other text, and entries of a list.
+MAX_WHY = 4_000
+MAX_WORD = 200
+MAX_ENTRIES = 4_096
+
 
 class WorkerState(StrEnum):
     """What a worker is doing, as far as others can count on it."""
@@ -76,7 +81,8 @@ class EnginePresence:
 class WorkerPresence:
     """What a worker shows of itself. The names of the fields are those of the record in Redis.
 
-    A field that another version of penstock does not write has its default.
+    A field that another version of penstock does not write has its default; texts beyond ``MAX_WHY`` and ``MAX_WORD``
+    characters are cut when they are read.
     """
 
     #: As it was started (``--name``), a dot, and a random end; unique.
@@ -170,8 +176,6 @@ class WorkerPresence:
         what = f"The presence of worker {record.get('name')!s:.200}" if isinstance(record, dict) else "A presence"
         known = _known(cls, record, what)
         at = float(known.get("at", 0.0))
-        if not math.isfinite(at):
-            raise ProtocolError(f"{what} was written at no time: {at}.")
         known["engines"] = [EnginePresence(**_known(EnginePresence, one, what)) for one in known.get("engines", ())]
         known["age_s"] = max(0.0, (time.time() if now is None else now) - at)
         return cls(**known)
@@ -185,7 +189,18 @@ def _known(cls: type, record: Any, what: str) -> dict[str, Any]:
     for name, check in checks.items():
         if name in record and not check(record[name]):
             raise ProtocolError(f"{what} has a field {name} that it cannot have: {shown(record[name])}.")
-    return {name: record[name] for name in cls.__dataclass_fields__ if name in record}  # type: ignore[attr-defined]
+        if name in record and isinstance(record[name], float) and not math.isfinite(record[name]):
+            raise ProtocolError(f"{what} has a field {name} that is no finite number: {record[name]}.")
+    return {name: _cut(name, record[name]) for name in cls.__dataclass_fields__ if name in record}  # type: ignore[attr-defined]
+
+
+def _cut(name: str, value: Any) -> Any:
+    """``value`` as it is shown: whoever looks is not kept busy by a text or a list of any length."""
+    if isinstance(value, str):
+        return value[: MAX_WHY if name == "why" else MAX_WORD]
+    if isinstance(value, list):
+        return [_cut("", one) for one in value[:MAX_ENTRIES]]
+    return value
 
 
 def parse_workers(

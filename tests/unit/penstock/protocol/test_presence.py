@@ -10,6 +10,9 @@ from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import (
     FRESH_S,
+    MAX_ENTRIES,
+    MAX_WHY,
+    MAX_WORD,
     EnginePresence,
     EngineState,
     WorkerPresence,
@@ -56,11 +59,28 @@ def test_a_worker_of_another_version_is_read_as_far_as_it_goes() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"version": "3"}, {"at": math.nan}, {"at": None}, {"engines": [1]}, {"engines": [{"url": 1}]}, {"name": 4}],
+    [
+        {"version": "3"},
+        {"at": math.nan},
+        {"at": None},
+        {"engines": [1]},
+        {"engines": [{"url": 1}]},
+        {"name": 4},
+        {"capacity_tokens_per_s": math.nan},
+        {"tokens_per_s": math.inf},
+    ],
 )
 def test_a_field_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="The presence of worker"):
         WorkerPresence.from_record(unpack(packed(**changes), "presence"))
+
+
+def test_texts_and_lists_of_any_length_are_cut_as_they_are_read() -> None:
+    endless = {"why": "x" * 100_000, "state": "y" * 100_000, "offloaded": ["z" * 1000] * 5000}
+    found = WorkerPresence.from_record(unpack(packed(**endless), "presence"))
+    assert (len(found.why), len(found.state)) == (MAX_WHY, MAX_WORD)
+    assert {len(one) for one in found.offloaded} == {MAX_WORD}
+    assert len(found.offloaded) == MAX_ENTRIES
 
 
 @pytest.mark.parametrize("broken", [b"", b"\xc1", pack([1]), packed(version="3"), packed(at=math.inf)])
