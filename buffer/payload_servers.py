@@ -95,8 +95,8 @@ class PayloadServers:
     def _read_directory(self) -> None:
         if self._keys is None:
             return
-        rev = int(self._control.hget(self._keys.servers, "rev") or 0)
-        if rev != self._directory.rev:
+        rev = payload_servers.revision(self._control.hget(self._keys.servers, "rev"))
+        if rev is None or rev != self._directory.rev:
             self._directory = read(self._control, self._keys)
             self._lost = frozenset(self._directory.lost)
             for server in self._lost & self._away.keys():

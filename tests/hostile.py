@@ -124,3 +124,17 @@ class OneHash:
 
     def exists(self, _: str) -> int:
         return 0
+
+    def pipeline(self, *, transaction: bool) -> "OneHash._Pipe":
+        return OneHash._Pipe(self._held)
+
+    class _Pipe:
+        def __init__(self, held: dict[bytes, bytes]) -> None:
+            self._held = held
+            self._answers: list[list[bytes | None]] = []
+
+        def hmget(self, _: str, *fields: str) -> None:
+            self._answers.append([self._held.get(field.encode()) for field in fields])
+
+        def execute(self) -> list[list[bytes | None]]:
+            return self._answers

@@ -85,10 +85,13 @@ def why(
 
 
 def ledger_lines(subs: list[dict[str, Any]]) -> list[str]:
-    """One line per subscription that gave groups up unused: how many, by reason, largest first."""
+    """A line per subscription that gave groups up: how many, by reason, largest first; or that it is unreadable."""
     lines = []
     for sub in subs:
-        drops = {name[5:]: int(count) for name, count in sub.items() if name.startswith("drop:")}
+        if why := sub.get("unreadable"):
+            lines.append(why)
+            continue
+        drops = {name[5:]: count for name, count in sub.items() if name.startswith("drop:")}
         if not drops and not sub.get("filter_raised"):
             continue
         words = ", ".join(

@@ -12,7 +12,7 @@ from console.launch.live import Live
 from console.launch.preflight import engine_version
 from console.launch.report import Rows, draw, read_rows, setup_versions, summarize, write_summary
 from penstock.config import Config
-from penstock.errors import DiskFull
+from penstock.errors import DiskFull, ProtocolError
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import read_workers
@@ -49,6 +49,10 @@ class Observer:
             seen = snapshot(self.client, self.keys)
         except redis.RedisError as exc:
             log.warning("%s", translate(exc, self.url))
+            return
+        except ProtocolError as exc:
+            # What somebody else wrote there: children are watched on.
+            log.warning("this second is not shown: %s", exc)
             return
         try:
             append(self.folder.path / "queue.jsonl", json.dumps(queue_row(seen)) + "\n")

@@ -24,10 +24,14 @@ from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.presence import GONE_S, parse_workers
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import JobState
+from penstock.protocol.records.readable import readable
 from penstock.protocol.records.small_maps import count_in, name_in, unpack_map
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 from penstock.words import shown
+
+#: Largest revision of a directory.
+MAX_REV = 10**18
 
 
 class ServerState(StrEnum):
@@ -85,25 +89,31 @@ class Directory:
 
 
 def parse(raw: Mapping[bytes, bytes]) -> Directory:
-    """Read the hash ``servers``; raises ProtocolError on what penstock did not write."""
-    servers = {}
-    for key, value in raw.items():
-        if not key.startswith(b"s:"):
-            continue
-        name = name_in(key[2:], "A payload server")
-        what = f"The record of payload server {name!r}"
-        record = unpack_map(value, what)
-        state, url = record.get("state"), record.get("url")
-        if state not in list(ServerState) or not isinstance(url, str):
-            raise ProtocolError(f"{what} is not one that penstock wrote.")
-        servers[name] = Server(name, url, ServerState(state), count_in(record, "rev", what, 0))
-    return Directory(_revision(raw.get(b"rev", b"0")), servers)
+    """Read the hash ``servers``. A server that cannot be read is logged and left out: the others are still there."""
+    entries = {key: value for key, value in raw.items() if key.startswith(b"s:")}
+    servers = {server.name: server for server in readable(entries, _server)}
+    rev = revision(raw.get(b"rev"))
+    if rev is None:
+        # It is that of the newest entry: each verb writes both.
+        rev = max((server.rev for server in servers.values()), default=0)
+    return Directory(rev, servers)
 
 
-def _revision(raw: bytes) -> int:
-    if not raw.isdigit() or len(raw) > 18:
-        raise ProtocolError(f"The payload servers have the revision {shown(raw)}, which no verb writes.")
-    return int(raw)
+def _server(key: bytes, value: bytes) -> Server:
+    name = name_in(key[2:], "A payload server")
+    what = f"The record of payload server {shown(name)}"
+    record = unpack_map(value, what)
+    state, url, rev = record.get("state"), record.get("url"), count_in(record, "rev", what, 0)
+    if state not in list(ServerState) or not isinstance(url, str) or not 0 <= rev <= MAX_REV:
+        raise ProtocolError(f"{what} is not one that penstock wrote.")
+    return Server(name, url, ServerState(state), rev)
+
+
+def revision(raw: bytes | None) -> int | None:
+    """The field ``rev`` of the hash; 0 where it is not there, None where it is no revision."""
+    if raw is None:
+        return 0
+    return int(raw) if raw.isdigit() and len(raw) < len(str(MAX_REV)) else None
 
 
 def read(client: Client, keys: Keys) -> Directory:

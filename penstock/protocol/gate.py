@@ -11,7 +11,9 @@ from penstock.config.staleness import Sampler, places
 from penstock.config.subscription import Definition, account_of
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position, read_count
+from penstock.protocol.records.small_maps import count_of, name_in
 from penstock.redis.commands import Client
+from penstock.words import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +38,23 @@ def read_gates(client: Client, keys: Keys) -> tuple[int, list[list[str]]]:
     """(revision of subs, ``gates`` of those that are live). Blocks for two round trips.
 
     The revision is as old as the names or older, so a verb that is given both refuses what has changed since.
+
+    Raises:
+        ProtocolError: Redis does not hold them as penstock writes it.
     """
     raw = client.hgetall(keys.subs)
-    names = [field.decode()[4:] for field in raw if field.startswith(b"sub:")]
+    names = [name_in(field[4:], "A subscription") for field in raw if field.startswith(b"sub:")]
     pipe = client.pipeline(transaction=False)
     for name in names:
         pipe.hmget(keys.sub(name), "driving", "parked", "share")
     subs = {
-        name: Holder(account_of(name, (share or b"").decode()), driving == b"1" and parked != b"1")
+        name: Holder(
+            account_of(name, name_in(share or b"", f"The pool of subscription {shown(name)}")),
+            driving == b"1" and parked != b"1",
+        )
         for name, (driving, parked, share) in zip(names, pipe.execute(), strict=True)
     }
-    return int(raw.get(b"rev", 0)), gates(subs)
+    return count_of(raw.get(b"rev"), "The revision of the subscriptions"), gates(subs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +139,8 @@ def read_rooms(client: Client, keys: Keys, gates: Sequence[Sequence[str]]) -> di
     return {
         members[0]: room(
             [counted[name] for name in members],
-            admitted=int(admitted or 0),
-            gone=sum(int(many or 0) for many in gone),
+            admitted=count_of(admitted, "The number of jobs admitted"),
+            gone=sum(count_of(many, "The number of jobs buried or cancelled") for many in gone),
             pool_gone=_pool_gone(subs, counted[members[0]].share),
         )
         for members in gates

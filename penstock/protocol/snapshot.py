@@ -4,18 +4,33 @@ import re
 import time
 from typing import Any
 
+from penstock.config.subscription import Definition
+from penstock.errors import ProtocolError
 from penstock.names import LANES
 from penstock.protocol.keys import GROUP, Keys
+from penstock.protocol.position import Position
 from penstock.protocol.presence import GONE_S, parse_workers
+from penstock.protocol.records.readable import readable
 from penstock.protocol.records.small_maps import name_in, name_shown, number_in, unpack_map
 from penstock.protocol.waits import read_waits
 from penstock.redis.commands import Client
 from penstock.redis.refusals import disk_trouble
+from penstock.words import shown
+
+#: Fields that others reckon with or look for, by who shows them; a trainer shows what else it likes.
+_TEXTS = {"trainer": ("name",), "verifier": ("name", "host", "state"), "part": ("part", "host")}
+_NUMBERS = {
+    "trainer": ("rank", "pid", "step", "version", "reward_mean", "staleness_mean", "staleness_max", "wait_share"),
+    "verifier": ("pid", "checks", "killed"),
+    "part": ("pid",),
+}
+_NEEDED = {"part": ("part", "host", "pid")}
 
 
 def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     """State of a run as plain values, but for its workers (``WorkerPresence``).
 
+    An entry that somebody else wrote is logged and left out, or read as 0 where a count should be: who looks goes on.
     Blocks for a few round trips; raises redis' errors.
     """
     pipe = client.pipeline(transaction=False)
@@ -93,15 +108,20 @@ def _lanes(client: Client, keys: Keys, lengths: list[int]) -> dict[str, dict[str
 
 
 def _subs(client: Client, keys: Keys, subs: dict[bytes, bytes]) -> list[dict[str, Any]]:
-    found = []
-    for field in sorted(subs):
-        if not field.startswith(b"sub:"):
-            continue
-        name = name_in(field[4:], "A subscription")
-        raw = client.hgetall(keys.sub(name))
-        known = {name_shown(key): _plain(value) for key, value in raw.items() if key != b"owner"}
-        found.append({"name": name, **known, "owned": bool(client.exists(keys.owner(name)))})
-    return found
+    names = {field: value for field, value in subs.items() if field.startswith(b"sub:")}
+    return readable(names, lambda field, _: _sub(client, keys, name_in(field[4:], "A subscription")))
+
+
+def _sub(client: Client, keys: Keys, name: str) -> dict[str, Any]:
+    """Its fields; where they are not what penstock writes, ``unreadable`` says why in their place."""
+    raw = client.hgetall(keys.sub(name))
+    owned = bool(client.exists(keys.owner(name)))
+    try:
+        Definition.read(raw, name), Position.read(raw, name)
+    except ProtocolError as exc:
+        return {"name": name, "unreadable": str(exc), "owned": owned}
+    known = {name_shown(key): _plain(value) for key, value in raw.items() if key != b"owner"}
+    return {**known, "name": name, "owned": owned}
 
 
 def _plain(value: bytes) -> int | str:
@@ -117,11 +137,21 @@ def _count(value: bytes) -> int:
 
 def _present(records: dict[bytes, bytes], what: str) -> list[dict[str, Any]]:
     now = time.time()
-    present = []
-    for name, raw in sorted(records.items()):
-        who = f"The presence of {what} {name_shown(name)}"
-        value = unpack_map(raw, who)
-        value["age_s"] = max(0.0, now - number_in(value, "at", who, 0.0))
-        if value["age_s"] < GONE_S or what in ("trainer", "part"):
-            present.append(value)
-    return present
+    found = readable(records, lambda name, raw: _presence(name, raw, what, now))
+    return [one for one in found if one["age_s"] < GONE_S or what in ("trainer", "part")]
+
+
+def _presence(name: bytes, raw: bytes, what: str, now: float) -> dict[str, Any]:
+    who = f"The presence of {what} {shown(name_shown(name))}"
+    value = unpack_map(raw, who)
+    for field in _TEXTS[what]:
+        if not isinstance(value.get(field, ""), str):
+            raise ProtocolError(f"{who} has a field {field} that it cannot have: {shown(value[field])}.")
+    for field in _NUMBERS[what]:
+        # Figures of a trainer may be no number: a mean of nothing.
+        if type(value.get(field, 0)) not in (int, float):
+            raise ProtocolError(f"{who} has a field {field} that it cannot have: {shown(value[field])}.")
+    if missing := [field for field in _NEEDED.get(what, ()) if field not in value]:
+        raise ProtocolError(f"{who} lacks {', '.join(missing)}.")
+    value["age_s"] = max(0.0, now - number_in(value, "at", who, 0.0))
+    return value

@@ -7,11 +7,12 @@ from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
 from penstock.protocol.records.codec import pack
+from penstock.protocol.records.readable import readable
 from penstock.protocol.records.small_maps import name_shown, number_in, unpack_map
 from penstock.protocol.scripts import note, run
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
-from penstock.words import writable
+from penstock.words import shown, writable
 
 #: A wait is shown after so long; shorter ones are the normal rhythm.
 MOMENT_S = 0.5
@@ -78,16 +79,18 @@ class Waiting:
 
 
 def read_waits(client: Client, keys: Keys) -> list[Wait]:
-    """Waits that are being confirmed, longest first. Blocks for one round trip."""
+    """Waits that are being confirmed, longest first; what cannot be read is left out. Blocks for one round trip."""
     now = time.time()
-    waits = []
-    for name, raw in client.hgetall(keys.waits).items():
-        who = name_shown(name)
-        record = f"The wait of {who}"
-        value = unpack_map(raw, record)
-        since, at, what = number_in(value, "since", record), number_in(value, "at", record), value.get("what")
-        if not isinstance(what, str):
-            raise ProtocolError(f"{record} does not say what for.")
-        if now - at < GONE_S:
-            waits.append(Wait(who, what, since))
-    return sorted(waits, key=lambda wait: wait.since_s)
+    found = readable(client.hgetall(keys.waits), _wait)
+    return sorted((wait for wait, at in found if now - at < GONE_S), key=lambda wait: wait.since_s)
+
+
+def _wait(name: bytes, raw: bytes) -> tuple[Wait, float]:
+    """A wait, and when it was last confirmed (Unix time)."""
+    who = name_shown(name)
+    record = f"The wait of {shown(who)}"
+    value = unpack_map(raw, record)
+    since, at, what = number_in(value, "since", record), number_in(value, "at", record), value.get("what")
+    if not isinstance(what, str):
+        raise ProtocolError(f"{record} does not say what for.")
+    return Wait(who, what[:MAX_WHAT], since), at

@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from penstock.config import RedisConfig
-from penstock.errors import QueueFull, QueueUnavailable
+from penstock.errors import ConfigError, PenstockError, QueueFull, QueueUnavailable
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.async_store import AsyncPayloadRedis, AsyncPayloadStore, open_async_store
 from penstock.protocol.keys import CONTROL, Keys
@@ -50,8 +50,11 @@ class PayloadStores:
         self._directory = payload_servers.Directory(rev=-1)
 
     async def look(self) -> None:
-        """See which payload servers there are by now. One round trip where nothing changed."""
-        rev = int(await self._control.do(lambda client: client.hget(self._keys.servers, "rev")) or 0)
+        """See which payload servers there are by now. One round trip where nothing changed.
+
+        One that cannot be opened here is set aside.
+        """
+        rev = payload_servers.revision(await self._control.do(lambda client: client.hget(self._keys.servers, "rev")))
         if self._directory.rev < 0:
             for call in payload_servers.seeds(self._keys, self._config):
                 await self._control.call(call)
@@ -59,14 +62,25 @@ class PayloadStores:
             return
         raw = await self._control.do(lambda client: client.hgetall(self._keys.servers))
         directory = payload_servers.parse(raw)
-        for name in directory.live:
-            if name not in self._servers:
-                self._servers[name] = _open(directory.url(name, self._config), makes=False)
-                self._room[name] = _Room(self._servers[name])
         names = directory.live or [CONTROL]
         if names != sorted(self.names):
             log.info("payloads go to %s from now on", ", ".join(names))
         self._directory, self.names = directory, names
+        for name in names:
+            if not self.is_away(name):
+                self._opens(name)
+
+    def _opens(self, name: str) -> bool:
+        """Whether a server can be opened here; else it is set aside: its address is none here."""
+        if name in self._servers:
+            return True
+        try:
+            self._servers[name] = _open(self._directory.url(name, self._config), makes=False)
+        except PenstockError as exc:
+            self._set_aside(name, exc)
+            return False
+        self._room[name] = _Room(self._servers[name])
+        return True
 
     @property
     def rev(self) -> int:
@@ -87,11 +101,11 @@ class PayloadStores:
 
     async def is_full(self, server: str) -> bool:
         """Whether it takes nothing now, for lack of room or because it does not answer."""
-        if self.is_away(server):
+        if self.is_away(server) or not self._opens(server):
             return True
         try:
             return await self._room[server].is_full()
-        except QueueUnavailable as exc:
+        except (QueueUnavailable, ConfigError) as exc:
             if server == CONTROL:
                 raise
             self._set_aside(server, exc)
@@ -100,11 +114,13 @@ class PayloadStores:
     async def put(self, server: str, pairs: Sequence[tuple[str, bytes]]) -> list[QueueFull | None] | None:
         """Write (key, bytes) where there is no such key: for each None, or that it found no room.
 
-        None instead of all: it does not answer, and is set aside. The control Redis is waited for.
+        None instead of all: it cannot be written to, and is set aside. The control Redis is waited for.
         """
+        if not self._opens(server):
+            return None
         try:
             answers = await self._servers[server].put(pairs, self._ttl_s)
-        except QueueUnavailable as exc:
+        except (QueueUnavailable, ConfigError) as exc:
             if server == CONTROL:
                 raise
             self._set_aside(server, exc)
@@ -112,12 +128,12 @@ class PayloadStores:
         self._away.pop(server, None)
         return answers
 
-    def _set_aside(self, server: str, exc: QueueUnavailable) -> None:
+    def _set_aside(self, server: str, exc: PenstockError) -> None:
         """What was for a server that does not answer goes to another one, and it is asked again later."""
         pause_s = self._away[server][1] if server in self._away else AWAY_S
         self._away[server] = (time.monotonic() + pause_s, min(2 * pause_s, LONGEST_AWAY_S))
         log.warning(
-            "payload server %s does not answer; finished samples go to others for %g s: %s", server, pause_s, exc
+            "payload server %s cannot be written to; finished samples go to others for %g s: %s", server, pause_s, exc
         )
 
     async def close(self) -> None:

@@ -1,12 +1,15 @@
 """Small records that have no class of their own: maps of plain values, and the names that they stand under in Redis."""
 
 import math
+import re
 from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.records.field_checks import LEAST, MOST
 from penstock.words import shown
+
+_COUNT = re.compile(rb"-?\d{1,18}")
 
 
 def unpack_map(data: bytes, what: str) -> dict[str, Any]:
@@ -31,6 +34,14 @@ def count_in(record: dict[str, Any], field: str, what: str, default: int | None 
     if type(value) is not int or not LEAST <= value <= MOST:
         raise ProtocolError(f"{what} has a field {field} that it cannot have: {shown(value)}.")
     return value
+
+
+def count_of(raw: bytes | None, what: str) -> int:
+    """A count that stands in Redis as text, 0 where it is not set; ProtocolError that begins with ``what``."""
+    raw = raw or b"0"
+    if not _COUNT.fullmatch(raw):
+        raise ProtocolError(f"{what} is {shown(raw)} in Redis, which no verb writes.")
+    return int(raw)
 
 
 def name_in(raw: bytes, what: str) -> str:

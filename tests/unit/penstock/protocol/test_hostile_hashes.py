@@ -8,18 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buffer.group import read_group
+from console.cli.inspect import ledger_lines
 from consumers.weights.publisher import loading_of
 from penstock.config.subscription import Definition
 from penstock.payloads.servers import parse as parse_servers
 from penstock.protocol import snapshot, subs, waits
 from penstock.protocol.burials import _lengths_of
+from penstock.protocol.gate import read_gates
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
 from penstock.protocol.presence import parse_workers
 from penstock.protocol.records.codec import pack
 from penstock.protocol.transfers import enrolled
 from penstock.redis.commands import Client
-from tests.hostile import HEADS, SAME, OneHash, is_read_or_refused
+from tests.hostile import HEADS, SAME, OneHash, is_read_or_refused, packed_near
 
 Hash = dict[bytes, bytes]
 KEYS = Keys("run")
@@ -49,6 +51,7 @@ HASHES: dict[str, tuple[Callable[[Hash], object], Hash]] = {
         lambda raw: waits.read_waits(cast(Client, OneHash(raw)), KEYS),
         {b"trainer:a": pack({"what": "x", "since": 1.0, "at": 1.0})},
     ),
+    "gates": (lambda raw: read_gates(cast(Client, OneHash(raw)), KEYS), {b"sub:a": b"1", b"rev": b"3", b"share": b"p"}),
     "presence": (lambda raw: snapshot._present(raw, "part"), {b"p": pack({"at": 1.0})}),
     "subscriptions": (lambda raw: snapshot._subs(cast(Client, OneHash(raw)), KEYS, raw), {b"sub:a": b"1"}),
     "dead letter": (lambda raw: _lengths_of(raw, None), {b"id": b"j", b"body": pack({"id": "j", "n": 1})}),
@@ -58,7 +61,9 @@ HASHES: dict[str, tuple[Callable[[Hash], object], Hash]] = {
     ),
 }  # fmt: skip
 
-FIELDS = st.sampled_from([b"", b"\xff", b"s:\xff", b"m:\xff", b"sub:\xff", b"u:\xff", b"b:x", b"drop:\xff", b"rev"])
+FIELDS = st.sampled_from(
+    [b"", b"\xff", b"s:\xff", b"m:\xff", b"sub:\xff", b"u:\xff", b"b:x", b"drop:\xff", b"rev", b"share", b"drop:x"]
+)
 TEXTS = st.one_of(
     st.binary(max_size=12),
     st.sampled_from([b"-1", b"1e9", b"nan", b"\xd9\xa1", b"1" * 400, b"0-", b"9-1,", b"1.", b"2" * 5000, *HEADS[:4]]),
@@ -79,3 +84,57 @@ def test_a_hash_is_read_or_refused(name: str) -> None:
         is_read_or_refused(decode, {key: value for key, value in good.items() if key not in less} | more)
 
     holds()
+
+
+#: What reads a hash that many write to, how many good entries it finds, and a good entry.
+SHARED: dict[str, tuple[Callable[[Hash], int], bytes, bytes]] = {
+    "servers": (
+        lambda raw: len(parse_servers(raw).servers),
+        b"s:good",
+        pack({"url": "redis://h", "state": "live", "rev": 1}),
+    ),
+    "workers": (lambda raw: len(parse_workers(raw)), b"good", pack({"name": "good", "at": 1.0})),
+    "waits": (
+        lambda raw: len(waits.read_waits(cast(Client, OneHash(raw)), KEYS)),
+        b"good",
+        pack({"what": "x", "since": 1.0, "at": 2.0**40}),
+    ),
+    **{
+        what: (
+            lambda raw, what=what: len(snapshot._present(raw, what)),  # type: ignore[misc]
+            b"good",
+            pack({"name": "a", "part": "buffer", "host": "h", "pid": 1, "at": 2.0**40}),
+        )
+        for what in ("trainer", "verifier", "part")
+    },
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_one_bad_entry_keeps_nobody_from_the_others(name: str) -> None:
+    read, field, good = SHARED[name]
+
+    @SAME
+    @given(bad=st.dictionaries(st.one_of(FIELDS, st.sampled_from([b"s:bad", b"bad"])), packed_near(BAD), max_size=4))
+    def holds(bad: Hash) -> None:
+        assert read(bad | {field: good}) >= 1
+
+    holds()
+
+
+#: Fields of all of them; what is changed in it is bad for some.
+BAD = {"at": 1.0, "since": 1.0, "what": "x", "rev": 1, "state": "live", "url": "redis://h", "step": 3, "pid": 1}
+
+
+def test_an_entry_that_is_left_out_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        assert parse_servers({b"s:said-once": b"\xc1", b"s:\xfeonce": b"", b"rev": b"x"}).rev == 0
+    assert caplog.text.count("said-once") == 1
+    assert "has a name that is not text" in caplog.text
+
+
+def test_a_subscription_that_cannot_be_read_is_shown_as_such() -> None:
+    (sub,) = snapshot._subs(cast(Client, OneHash({b"drop:x": b"many"})), KEYS, {b"sub:a": b"1", b"sub:\xff": b"1"})
+    assert (sub["name"], sub["owned"]) == ("a", False)
+    assert "Field drop:x of subscription 'a' is b'many'" in sub["unreadable"]
+    assert ledger_lines([sub]) == [sub["unreadable"]]
