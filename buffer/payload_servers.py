@@ -90,7 +90,7 @@ class PayloadServers:
         return self._lost, frozenset(self._away)
 
     def _ping(self, server: str) -> None:
-        self._store(server).ping()
+        self._store(server).ping(self._keys.prefix if self._keys else "")
 
     def _read_directory(self) -> None:
         if self._keys is None:

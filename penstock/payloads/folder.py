@@ -38,7 +38,19 @@ from redis.exceptions import ConnectionError as NoAnswer
 from penstock.addresses import path_of
 from penstock.errors import ConfigError, QueueFull
 from penstock.payloads.read_file import Pick, part, read_file, whole
-from penstock.payloads.run_files import FREED, MARK, PENDING, WRITING, claim, file_of, files, if_there, parts, run_of
+from penstock.payloads.run_files import (
+    FREED,
+    MARK,
+    PENDING,
+    WRITING,
+    check_access,
+    claim,
+    file_of,
+    files,
+    if_there,
+    parts,
+    run_of,
+)
 from penstock.payloads.write_back import WriteBack
 from penstock.system.disk import FULL
 from penstock.system.one_at_a_time import OneAtATime
@@ -162,13 +174,18 @@ class PayloadFolder:
                 "and that workers, buffer and trainers share."
             )
 
-    def ping(self) -> None:
-        """See whether the file system answers in time; a folder that is not there is one without payloads."""
-        self._ask(self._look)
+    def ping(self, prefix: str = "") -> None:
+        """See whether the file system answers in time; a folder that is not there is one without payloads.
 
-    def _look(self) -> None:
+        Of a run it asks what ``expire`` does: one of the two must not call away what answers to the other.
+        """
+        self._ask(partial(self._look, prefix))
+
+    def _look(self, prefix: str) -> None:
         with suppress(FileNotFoundError):
             os.stat(self.path)
+            if prefix:
+                check_access(self._run(prefix))
 
     def is_full(self) -> bool:
         """Is there hardly any room left?"""
@@ -261,7 +278,7 @@ class PayloadFolder:
     def expire(self, prefix: str, ttl_s: float) -> int:
         """Remove what nobody committed in ``ttl_s``, and what a process that died left half done; how many files."""
         gone, now = 0, time.time()
-        self.ping()
+        self.ping(prefix)
         with self._answering():
             for file in files(self._run(prefix)):
                 if not file.name.endswith((PENDING, FREED)) and WRITING not in file.name:

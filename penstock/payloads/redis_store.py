@@ -23,7 +23,7 @@ class PayloadRedis:
     def check(self) -> None:
         connect.ask(self._client, self.url)
 
-    def ping(self) -> None:
+    def ping(self, prefix: str = "") -> None:
         self._client.ping()
 
     def claim(self, prefix: str) -> None:

@@ -63,6 +63,14 @@ def parts(folder: Path) -> list[Path]:
     return [part for name in PARTS if (part := folder / name).is_dir() and not part.is_symlink()]
 
 
+def check_access(folder: Path) -> None:
+    """Raise OSError where files of a run cannot be listed and renamed, as ``files`` and the leader do."""
+    for part in parts(folder):
+        os.scandir(part).close()
+        if not os.access(part, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(part))
+
+
 def files(folder: Path) -> Iterator[os.DirEntry[str]]:
     """Files of a run by the names that they are given here, in any stage of their lives."""
     for part in parts(folder):

@@ -35,8 +35,8 @@ class PayloadStore(Protocol):
     def check(self) -> None:
         """See whether it will do. Raises QueueUnavailable, QueueRefused, ConfigError."""
 
-    def ping(self) -> None:
-        """See whether it answers."""
+    def ping(self, prefix: str = "") -> None:
+        """See whether it answers, and would do what a leader asks of it for the run of this prefix of keys."""
 
     def claim(self, prefix: str) -> None:
         """Make it ready for a run; ``prefix`` is that of the run's keys. Raises ConfigError where it is not to be."""
