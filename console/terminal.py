@@ -7,6 +7,7 @@
 | a narrower terminal | per row its first cell and then ``name value`` of all others, wrapped between them |
 """
 
+import json
 import os
 import select
 import sys
@@ -20,6 +21,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from penstock.words import printable
 
 
 class Terminal(Console):
@@ -62,7 +65,7 @@ def _left() -> list[int]:
 
 def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], title: str, console: Console | None = None) -> None:
     """Print ``rows`` with these columns; the first names the row. No cell is cut."""
-    console = console or Console()
+    console, title = console or Console(), cell(title)
     if not rows:
         _line(console, f"{title}: none")
         return
@@ -74,7 +77,7 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], title: str, co
             padded = (text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True))
             _line(console, "  ".join(padded).rstrip())
     elif sum(widths) + 3 * len(widths) + 1 <= console.width:
-        drawn = Table(*columns, title=title, title_justify="left")
+        drawn = Table(*columns, title=Text(title, "table.title"), title_justify="left")
         for row in cells:
             drawn.add_row(*map(Text, row))
         console.print(drawn)
@@ -109,6 +112,11 @@ def cell(value: Any) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines for people. All that a command says goes through here or ``table``: some of it others wrote."""
+    typer.echo(printable(text), err=err)
+
+
 def flush() -> None:
     """Write out what is buffered, so that a reader who left is seen here and not by the interpreter's end."""
     sys.stdout.flush()
@@ -116,4 +124,6 @@ def flush() -> None:
 
 
 def print_json(value: Any) -> None:
-    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode())
+    """As JSON; what is not printed is escaped, which says the same."""
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
+    typer.echo("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text))

@@ -6,7 +6,7 @@ from typing import Any, TextIO
 
 from penstock.redaction import redact
 from penstock.system.disk import is_full
-from penstock.words import trace_of, writable
+from penstock.words import printable, trace_of, writable
 
 FORMAT = "%(asctime)s.%(msecs)03d {part} %(levelname)s %(message)s"
 
@@ -15,9 +15,11 @@ FORMAT = "%(asctime)s.%(msecs)03d {part} %(levelname)s %(message)s"
 MAX_ENTRY = 128_000
 
 
-class _Redacting(logging.Formatter):
+class Plain(logging.Formatter):
+    """Entries without passwords, and without what a terminal would obey: they quote others."""
+
     def format(self, record: logging.LogRecord) -> str:
-        return redact(writable(super().format(record), MAX_ENTRY))
+        return printable(redact(writable(super().format(record), MAX_ENTRY)))
 
     def formatException(self, ei: Any) -> str:
         return trace_of(ei[1])
@@ -42,10 +44,21 @@ class _Lossy(logging.StreamHandler[TextIO]):
             self.stream.write(f"(up to {before} lines are missing here: there was no room for the log)\n")
 
 
+def formatter(part: str) -> Plain:
+    """How entries of a part are written."""
+    return Plain(FORMAT.format(part=part.replace("%", "%%")), datefmt="%Y-%m-%d %H:%M:%S")
+
+
+def without_a_log() -> None:
+    """Have warnings of a command that sets no log up go to stderr as sentences, as they do, but plain."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(Plain("%(message)s"))
+
+
 def set_up(part: str, level: int = logging.INFO) -> None:
     """Send the log of this process to stderr; the launcher keeps it in ``runs/NAME/logs/PART.log``."""
     handler = _Lossy(sys.stderr)
-    handler.setFormatter(_Redacting(FORMAT.format(part=part.replace("%", "%%")), datefmt="%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(formatter(part))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Warnings of libraries belong there too.
     logging.captureWarnings(True)

@@ -6,6 +6,7 @@ Such texts are made writable where they enter.
 
 import reprlib
 import traceback
+import unicodedata
 from typing import Any
 
 #: Most characters of an exception's own text, and of a traceback; of both the beginning and the end are kept.
@@ -24,6 +25,21 @@ def writable(text: str, most: int | None = None) -> str:
     except UnicodeEncodeError:
         return text.encode(errors="backslashreplace").decode()
     return text
+
+
+def printable(text: str) -> str:
+    """``text`` as a terminal may be given it: what is not printed stands there by its number, as in ``\\x1b``.
+
+    Others' words may hold what moves the cursor, names a window or turns the direction of writing. Newlines and tabs
+    stay, and so do the joiners that some scripts are written with.
+    """
+    return text if text.isprintable() else "".join(map(_visible, text.replace("\r\n", "\n")))
+
+
+def _visible(char: str) -> str:
+    if char.isprintable() or char in "\n\t\u200c\u200d":
+        return char
+    return " " if unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
 
 
 def shown(value: object, most: int = 80) -> str:

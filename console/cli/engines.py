@@ -12,7 +12,7 @@ import typer
 
 from console.cli.options import FolderOption, JsonOption, UrlOption
 from console.cli.target import Target
-from console.terminal import table
+from console.terminal import print_json, say, table
 from penstock.errors import EngineError
 
 engines_app = typer.Typer(help="Engines: their GPU memory and their weights.")
@@ -67,7 +67,7 @@ def _change(target: Target, model: str, change_tags: Callable[[set[str]], set[st
         left = change(control, target.keys, model, change_tags, by=by, timeout_s=timeout, tell=_Teller())
     finally:
         control.close()
-    typer.echo(f"offloaded: {', '.join(left) or 'nothing'}")
+    say(f"offloaded: {', '.join(left) or 'nothing'}")
 
 
 class _Teller:
@@ -80,7 +80,7 @@ class _Teller:
     def __call__(self, what: str) -> None:
         if what and what != self._said and time.monotonic() - self._began > MOMENT_S:
             self._said = what
-            typer.echo(f"waiting for {what}", err=True)
+            say(f"waiting for {what}", err=True)
 
 
 @engines_app.command()
@@ -100,7 +100,7 @@ def check(
             if at.startswith(("http://", "https://")):
                 rows.append({"worker": worker.name, "url": at, "version": worker.version, **_ask(at)})
     if as_json:
-        typer.echo(json.dumps(rows))
+        print_json(rows)
     else:
         shown = [row | {"checksum of its weights": row["checksum"] or row["why"]} for row in rows]
         table(shown, ["worker", "url", "version", "checksum of its weights"], "engines")

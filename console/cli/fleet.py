@@ -17,7 +17,7 @@ from console.cli.options import (
 )
 from console.cli.target import Target
 from console.cli.usage import overrides_of
-from console.terminal import print_json, table
+from console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
 fleet_app = typer.Typer(help="Engines in groups: plan, run, scale.")
@@ -39,7 +39,7 @@ def plan(context: typer.Context, config: ConfigOption, redis: RedisOption = None
     if as_json:
         print_json(as_records(laid_out))
     else:
-        typer.echo(as_text(laid_out))
+        say(as_text(laid_out))
 
 
 @fleet_app.command(context_settings=OVERRIDES)
@@ -68,11 +68,9 @@ def list_(
     if auto := state.get("autoscale"):
         each = auto["capacity_tokens_per_s"]
         of_one = f"; a worker with full slots draws {each:.0f} tokens/s" if each else ""
-        typer.echo(
-            f"autoscaler: {auto['engines']} of {auto['group']}; wanted {auto['wanted']}, {auto['binds']} binds{of_one}"
-        )
+        say(f"autoscaler: {auto['engines']} of {auto['group']}; wanted {auto['wanted']}, {auto['binds']} binds{of_one}")
     for model, url in state["endpoints"].items():
-        typer.echo(f"model {model} answers at {url}")
+        say(f"model {model} answers at {url}")
 
 
 @fleet_app.command()
@@ -96,7 +94,7 @@ def scale(
     if group is None or group not in able:
         raise ConfigError(f"Name one of the fleet's groups with --group: {', '.join(able) or 'none can be scaled'}.")
     write_wanted(target.client, target.keys, group, count)
-    typer.echo(f"{group}: {groups[group]['engines']} engines there, {count} wanted")
+    say(f"{group}: {groups[group]['engines']} engines there, {count} wanted")
 
 
 @fleet_app.command()
@@ -143,4 +141,4 @@ def engines(
     rows = [asdict(engine) for engine in mine.engines]
     table(rows, ["url", "worker_type", "state", "version", "why"], f"engines of {worker}")
     if add or remove:
-        typer.echo(f"wanted: {', '.join(member.url for member in members)}")
+        say(f"wanted: {', '.join(member.url for member in members)}")

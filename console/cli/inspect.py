@@ -7,7 +7,7 @@ import typer
 
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
-from console.terminal import print_json, table
+from console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _show_workers(workers: "list[WorkerPresence]", columns: list[str]) -> None:
     # Below the table: reasons may have many lines.
     for worker in workers:
         if worker.why:
-            typer.echo(f"{worker.name} ({worker.state}): {worker.why}")
+            say(f"{worker.name} ({worker.state}): {worker.why}")
 
 
 def status(
@@ -43,20 +43,20 @@ def status(
         print_json(state)
         return
     policy = f"{state['mode']}, bound {state['bound']}" if state["mode"] else "no trainer has joined yet"
-    typer.echo(f"run {state['run']}: {policy}, version {state['version']}, step {state['step']}")
+    say(f"run {state['run']}: {policy}, version {state['version']}, step {state['step']}")
     lanes = [{"lane": lane, **counts} for lane, counts in state["lanes"].items()]
     table(lanes, ["lane", "queued", "leased"], "queues")
-    typer.echo(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")
+    say(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")
     if line := rollback_line(state["counters"]):
-        typer.echo(line)
+        say(line)
     columns = ["name", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "age_s"]
     _show_workers(state["workers"], columns)
     if state["verifiers"] or state["checks"]:
         table(state["verifiers"], ["name", "host", "state", "checks", "killed", "age_s"], "verifiers")
-        typer.echo(f"checks queued for verifiers: {state['checks']}")
+        say(f"checks queued for verifiers: {state['checks']}")
     table(state["subs"], ["name", "mode", "bound", "cut", "cursor", "ckpt", "disposed", "gen"], "subscriptions")
     for line in ledger_lines(state["subs"]):
-        typer.echo(line)
+        say(line)
     shown = ["name", "rank", "step", "version", "reward_mean", "staleness_max", "wait_share", "age_s"]
     table(state["trainers"], shown, "trainers")
     table(state["waits"], ["who", "what", "since_s"], "waits")
@@ -76,12 +76,12 @@ def why(
         print_json([chain.to_map() for chain in found])
         return
     if not found:
-        typer.echo("Nobody waits for longer than a moment.")
+        say("Nobody waits for longer than a moment.")
     for chain in found:
         for line in chain.lines():
-            typer.echo(line)
+            say(line)
     for line in ledger_lines(state["subs"]):
-        typer.echo(line)
+        say(line)
 
 
 def ledger_lines(subs: list[dict[str, Any]]) -> list[str]:
@@ -124,12 +124,12 @@ def audit(
         print_json({**asdict(report), "ok": report.ok})
     else:
         counts = ", ".join(f"{name} {value}" for name, value in asdict(report.recount).items())
-        typer.echo(f"{counts}; {report.groups} live groups")
+        say(f"{counts}; {report.groups} live groups")
         for difference in report.differences:
-            typer.echo(f"  {difference}")
+            say(f"  {difference}")
         if line := rollback_line(snapshot(target.client, target.keys)["counters"]):
-            typer.echo(line)
-        typer.echo("ok" if report.ok else f"not ok: lost {report.lost}, duplicated {report.duplicated}")
+            say(line)
+        say("ok" if report.ok else f"not ok: lost {report.lost}, duplicated {report.duplicated}")
     if not report.ok:
         raise typer.Exit(1)
 
@@ -188,7 +188,7 @@ def jobs_cancel(
                 "": "there is no such job",
                 scripts.HELD_BY_BATCH: "it stays: a batch that a trainer may read again holds it",
             }
-            typer.echo(f"{job}: {says.get(state, f'cancelled, it was {state}')}")
+            say(f"{job}: {says.get(state, f'cancelled, it was {state}')}")
     if any(state in ("", scripts.HELD_BY_BATCH) for state in found.values()):
         raise typer.Exit(1)
 
@@ -213,7 +213,7 @@ def dead_ls(
         row["drawn"] = ", ".join(map(str, row.get("drawn", ())))
     table(rows, ["job", "reason", "attempts", "crashes", "worker", "prompt", "drawn", "detail"], "dead letters")
     if words := burials.by_length(found):
-        typer.echo(f"by length of the prompt: {words}", err=True)
+        say(f"by length of the prompt: {words}", err=True)
 
 
 @dead_app.command("show")
@@ -242,7 +242,7 @@ def dead_show(
         print_json(row)
         return
     for name, value in row.items():
-        typer.echo(f"{name}: {value}")
+        say(f"{name}: {value}")
 
 
 @dead_app.command("requeue")
@@ -268,7 +268,7 @@ def dead_requeue(
     if as_json:
         print_json(done)
     else:
-        typer.echo(f"{len(done)} jobs are queued again")
+        say(f"{len(done)} jobs are queued again")
 
 
 @workers_app.command("ls")

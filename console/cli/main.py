@@ -19,8 +19,9 @@ from console.cli.fleet import fleet_app
 from console.cli.options import OVERRIDES, ConfigOption, RedisOption
 from console.cli.part import run_part
 from console.cli.usage import UsageMistake, overrides_of, sentence
-from console.terminal import flush, hush, reader_left
+from console.terminal import flush, hush, reader_left, say
 from penstock.errors import ConfigError, PenstockError, QueueUnavailable
+from penstock.logs import without_a_log
 from penstock.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE
 from penstock.system.extras import is_extra, needed
 
@@ -43,7 +44,7 @@ def _say_version(wanted: bool) -> None:
     if wanted:
         from penstock import __version__
 
-        typer.echo(f"penstock {__version__}")
+        say(f"penstock {__version__}")
         raise typer.Exit
 
 
@@ -97,7 +98,7 @@ def _show_plan(config: "Config", gpus: tuple[str, ...], without: frozenset[str])
     from console.launch.run_parts import check_parts
 
     check_parts(without)
-    typer.echo(as_text(config, place(config, gpus, without), without))
+    say(as_text(config, place(config, gpus, without), without))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -187,6 +188,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def execute(arguments: list[str] | None) -> int:
     """Run one command line; its exit code, errors printed."""
+    without_a_log()
     try:
         return int(app(arguments, prog_name="penstock", standalone_mode=False) or 0)
     except typer.Abort:
@@ -227,7 +229,7 @@ def _fail(exc: Exception, code: int, text: str | None = None) -> int:
     from penstock.redaction import redact
 
     logging.getLogger(__name__).debug("traceback", exc_info=exc)
-    print(f"penstock: {redact(text or str(exc))}", file=sys.stderr)
+    say(f"penstock: {redact(text or str(exc))}", err=True)
     return code
 
 

@@ -8,7 +8,7 @@ import typer
 
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
-from console.terminal import print_json, table
+from console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
 app = typer.Typer(help="Payload servers.")
@@ -32,7 +32,7 @@ def ls(
         return
     table(rows, ["name", "state", "url", "used_mb", "max_mb", "answers"], "payload servers")
     if not there.live:
-        typer.echo("Payloads go to the control Redis.")
+        say("Payloads go to the control Redis.")
 
 
 def _row(server: Any) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def add(
         raise ConfigError(f"The URL {exc}.") from exc
     target = Target(run, redis, directory)
     payload_servers.add(target.client, target.keys, name, url)
-    typer.echo(f"Payload server {name} is live; workers write to it within a second.")
+    say(f"Payload server {name} is live; workers write to it within a second.")
 
 
 @app.command("drain")
@@ -89,7 +89,7 @@ def drain(
 
     target = Target(run, redis, directory)
     server = payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.DRAINING)
-    typer.echo(f"Payload server {name} is draining; what lies there is still read.")
+    say(f"Payload server {name} is draining; what lies there is still read.")
     said = ""
     with contextlib.closing(open_store(server.url)) as store:
         store.check()
@@ -97,11 +97,11 @@ def drain(
             state = payload_servers.drain(target.client, store, target.keys, server)
             if state.done:
                 payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.DRAINED)
-                typer.echo(f"Payload server {name} is empty and may be stopped.")
+                say(f"Payload server {name} is empty and may be stopped.")
                 return
             if state.words() != said:
                 said = state.words()
-                typer.echo(f"waiting for {said}")
+                say(f"waiting for {said}")
             time.sleep(LOOK_S)
 
 
@@ -117,7 +117,7 @@ def lose(
 
     target = Target(run, redis, directory)
     payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.LOST)
-    typer.echo(f"Payload server {name} is lost: its samples are trained with mask 0, and nobody waits for it any more.")
+    say(f"Payload server {name} is lost: its samples are trained with mask 0, and nobody waits for it any more.")
 
 
 def register(parent: typer.Typer) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
-from console.terminal import print_json, table
+from console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
 subs_app = typer.Typer(help="Subscriptions of trainers.")
@@ -31,7 +31,7 @@ def subs_ls(
     table([_shown(row) for row in rows], list(COLUMNS), "subscriptions")
     for row in rows:
         if why := row.get("unreadable"):
-            typer.echo(why)
+            say(why)
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def subs_set(
     if as_json:
         print_json({"name": name, **definition})
     else:
-        typer.echo(f"{name}: " + ", ".join(f"{field} {value}" for field, value in sorted(definition.items())))
+        say(f"{name}: " + ", ".join(f"{field} {value}" for field, value in sorted(definition.items())))
 
 
 @subs_app.command("drop")
@@ -89,4 +89,4 @@ def subs_drop(
     if as_json:
         print_json({"dropped": name})
     else:
-        typer.echo(f"subscription {name} is dropped")
+        say(f"subscription {name} is dropped")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from console.launch.live import Live
-from penstock.logs import FORMAT
+from penstock.logs import formatter
 from penstock.system.run_folder import RunFolder
 
 #: Packages whose log records are the launcher's.
@@ -17,7 +17,7 @@ LOGGERS = ("console", "penstock")
 def launcher_log(folder: RunFolder, live: Live) -> Iterator[None]:
     """Write it for as long as the context lasts."""
     file = logging.FileHandler(folder.logs / "launcher.log")
-    file.setFormatter(logging.Formatter(FORMAT.format(part="launcher"), datefmt="%Y-%m-%d %H:%M:%S"))
+    file.setFormatter(formatter("launcher"))
     handlers, loggers = [file, _Events(live)], [logging.getLogger(name) for name in LOGGERS]
     for logger, handler in product(loggers, handlers):
         logger.setLevel(logging.INFO)

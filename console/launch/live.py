@@ -13,6 +13,7 @@ from rich.text import Text
 from console.terminal import Terminal
 from penstock.config import Config
 from penstock.redaction import redact
+from penstock.words import printable
 
 #: Between two plain lines, and between two that say the same.
 LINE_EVERY_S = 5.0
@@ -62,7 +63,7 @@ class Live:
 
     def event(self, text: str) -> None:
         """Print one line that stays."""
-        self.console.print(Text(redact(text)), soft_wrap=True)
+        self.console.print(Text(printable(redact(text))), soft_wrap=True)
 
     def update(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> None:
         """Show the newest state; ``evaluation`` is the last row of ``eval.jsonl``. Returns at once."""
@@ -134,10 +135,15 @@ def _parts_table(snapshot: dict[str, Any]) -> Table:
         state = f"{worker.state or '-'}  version {worker.version:,}  {worker.running:,}/{worker.slots:,} samples"
         # A worker waits under the names of its tasks, worker:NAME:TASK.
         mine = [who for who in waits if who == worker.name or who.startswith(f"worker:{worker.name}:")]
-        table.add_row(worker.name, state, "; ".join(waits.pop(who) for who in mine))
+        table.add_row(*map(_plain, (worker.name, state, "; ".join(waits.pop(who) for who in mine))))
     for who, text in waits.items():
-        table.add_row(who, "", text)
+        table.add_row(_plain(who), "", _plain(text))
     return table
+
+
+def _plain(text: str) -> Text:
+    # Neither markup nor control: names and reasons are others' words.
+    return Text(printable(text))
 
 
 def _waits(snapshot: dict[str, Any]) -> list[dict[str, Any]]:

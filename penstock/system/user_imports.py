@@ -13,7 +13,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.system.processes import python_command, python_environment
 from penstock.system.user_code import find
-from penstock.words import said
+from penstock.words import printable, said
 
 #: Longest import of all of it.
 IMPORT_S = 300.0
@@ -67,10 +67,10 @@ def main() -> int:
             if not callable(found):
                 raise ConfigError(f"{what} {name} is not a function.")
     except ConfigError as exc:
-        print(" ".join(str(exc).split()), file=sys.stderr)
+        print(printable(" ".join(str(exc).split())), file=sys.stderr)
         return 2
     except BaseException as exc:
-        print(said(exc), file=sys.stderr)
+        print(printable(said(exc)), file=sys.stderr)
         return 2
     return 0
 

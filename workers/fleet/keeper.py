@@ -19,6 +19,7 @@ import aiohttp
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.fleet import RouterConfig
 from penstock.errors import ConfigError, EngineError, PenstockError
+from penstock.words import printable
 from workers.router.process import Router
 from workers.sglang import server as servers
 from workers.sglang.args import check_arguments
@@ -153,10 +154,10 @@ def main() -> int:
     try:
         return asyncio.run(_keep(json.loads(os.environ.pop(VARIABLE))))
     except ConfigError as exc:
-        print(f"penstock: {exc}", file=sys.stderr)
+        print(printable(f"penstock: {exc}"), file=sys.stderr)
         return 2
     except PenstockError as exc:
-        print(f"penstock: {exc}", file=sys.stderr)
+        print(printable(f"penstock: {exc}"), file=sys.stderr)
         return 1
 
 

@@ -1,13 +1,20 @@
 """Tables: nothing is cut, in a pipe and on a narrow terminal; a reader that left is told once."""
 
 import io
+import json
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from console.terminal import table
+from console.launch.live import Live
+from console.terminal import print_json, say, table
+from penstock import logs
+from penstock.config import Config
+from penstock.protocol.presence import WorkerPresence
 from tests.closed_pipe import run_without_a_reader
 
 JOB = "a-dataset-with-a-long-name/1234/1234567"
@@ -70,3 +77,60 @@ def test_a_reader_that_left_is_told_once_and_ends_nothing(tmp_path: Path) -> Non
 
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "left").read_text() == "1"
+
+
+#: What a terminal would obey, or show in another order than it stands: a title, colours, the 8-bit escape, carriage
+#: return, right-to-left marks.
+HOSTILE = "\x1b]0;PWNED\x07\x1b[31m\x9b2J\rover\u202etxt\u2066"
+
+
+def is_plain(text: str) -> bool:
+    return all(char.isprintable() or char in "\n\t" for char in text)
+
+
+def test_what_is_said_moves_no_cursor_and_turns_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    say(f"a\tb\r\n{HOSTILE}c\xa0d")
+    say(HOSTILE, err=True)
+
+    out, err = capsys.readouterr()
+    assert out == "a\tb\n\\x1b]0;PWNED\\x07\\x1b[31m\\x9b2J\\rover\\u202etxt\\u2066c d\n"
+    assert is_plain(err)
+
+
+def test_json_says_the_same_without_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"why": HOSTILE + "\U000e0001 \u00e4"})
+
+    out = capsys.readouterr().out
+    assert is_plain(out)
+    assert json.loads(out) == {"why": HOSTILE + "\U000e0001 \u00e4"}
+
+
+def test_an_entry_of_a_log_is_as_plain() -> None:
+    record = logging.LogRecord("penstock", logging.WARNING, "", 0, "worker %s\nis gone", (HOSTILE,), None)
+
+    text = logs.formatter("buffer").format(record)
+    assert is_plain(text)
+    assert text.endswith("\nis gone")
+
+
+def test_the_live_view_is_as_plain() -> None:
+    seen = {
+        "workers": [WorkerPresence(name=HOSTILE, state=HOSTILE)],
+        "waits": [{"who": HOSTILE, "what": HOSTILE, "since_s": 5.0}],
+    }
+    for terminal in (False, True):
+        out = io.StringIO()
+        console = Console(file=out, width=200, force_terminal=terminal, color_system=None)
+        config = Config.model_validate(
+            {"run": "a", "model": {"name": "m", "path": "m"}, "data": {"train": [{"name": "d", "path": "d"}]}}
+        )
+        live = Live(config, console)
+        live.event(HOSTILE)
+        console.print(live.render(seen))
+        assert is_plain(out.getvalue())
+
+
+def test_every_command_speaks_through_one_place() -> None:
+    """What a command prints by itself reaches the terminal as others wrote it."""
+    for file in sorted((Path(__file__).parents[3] / "console" / "cli").glob("*.py")):
+        assert not re.search(r"\b(typer\.echo|print)\(", file.read_text()), f"{file.name}: say() or table()"
