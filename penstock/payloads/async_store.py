@@ -1,20 +1,27 @@
 """A worker's side of the places where payloads lie: written there, and gone after a time unless somebody keeps them."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
+from redis.exceptions import ConnectionError as NoAnswer
+
 from penstock.addresses import is_folder
 from penstock.errors import QueueFull
-from penstock.payloads.folder import PayloadFolder
+from penstock.payloads.folder import ANSWER_S, CLOSE_S, PayloadFolder
 from penstock.redis.call import translate
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl, raise_passing, until_answered_async
 from penstock.redis.memory import is_full
+from penstock.system.daemon_threads import DaemonThreads, Step
 
 T = TypeVar("T")
 Pairs = Sequence[tuple[str, bytes]]
+log = logging.getLogger(__name__)
+
+#: Payloads that a worker writes to one folder at once.
+THREADS = 8
 
 
 class AsyncPayloadStore(Protocol):
@@ -93,24 +100,42 @@ async def _has_no_room(client: AsyncClient) -> bool:
 
 
 class AsyncPayloadFolder:
-    """Writes to a folder, in threads; see ``AsyncPayloadStore``. The leader removes what expires (``expire``)."""
+    """Writes to a folder, in threads; see ``AsyncPayloadStore``. The leader removes what expires (``expire``).
 
-    def __init__(self, folder: PayloadFolder, patience_s: float) -> None:
+    A file system that gives neither an answer nor an error does not answer; a large payload is waited for while its
+    bytes find their way.
+
+    Args:
+        silent_s: longest time in which nothing comes back.
+    """
+
+    def __init__(self, folder: PayloadFolder, patience_s: float, silent_s: float = ANSWER_S) -> None:
         self._folder = folder
-        self._patience_s = patience_s
+        self._patience_s, self._silent_s = patience_s, silent_s
+        self._threads = DaemonThreads("payload folder writes", THREADS)
         self.url = folder.url
 
     async def put(self, pairs: Pairs, ttl_s: int) -> list[QueueFull | None]:
-        return await self._do(partial(asyncio.to_thread, self._folder.put, pairs))
+        return await self._until_answered(partial(self._folder.put, pairs))
 
     async def is_full(self) -> bool:
-        return await self._do(partial(asyncio.to_thread, self._folder.is_full))
+        return await self._until_answered(lambda step: self._folder.is_full())
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._folder.close)
+        try:
+            await self._threads.do(lambda step: self._folder.close(), CLOSE_S)
+        except TimeoutError as exc:
+            log.warning("what was just written to %s may not be on its disk: %s", self._folder.path, exc)
+        self._threads.close()
 
-    async def _do(self, work: Callable[[], Awaitable[T]]) -> T:
-        return await until_answered_async(work, self.url, patience_s=self._patience_s)
+    async def _until_answered(self, work: Callable[[Step], T]) -> T:
+        return await until_answered_async(partial(self._do, work), self.url, patience_s=self._patience_s)
+
+    async def _do(self, work: Callable[[Step], T]) -> T:
+        try:
+            return await self._threads.do(work, self._silent_s)
+        except TimeoutError as exc:
+            raise NoAnswer(f"the folder of payloads {self._folder.path} does not answer: {exc}") from exc
 
 
 def open_async_store(url: str, *, patience_s: float, makes: bool = True) -> AsyncPayloadStore:

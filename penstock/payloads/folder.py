@@ -21,10 +21,8 @@ import errno
 import itertools
 import logging
 import os
-import queue
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,6 +35,7 @@ from redis.exceptions import ConnectionError as NoAnswer
 
 from penstock.addresses import path_of
 from penstock.errors import ConfigError, QueueFull
+from penstock.payloads.freed_files import FreedFiles
 from penstock.payloads.read_file import Pick, part, read_file, whole
 from penstock.payloads.run_files import (
     FREED,
@@ -50,8 +49,10 @@ from penstock.payloads.run_files import (
     if_there,
     parts,
     run_of,
+    write_all,
 )
 from penstock.payloads.write_back import WriteBack
+from penstock.system.daemon_threads import Step
 from penstock.system.disk import FULL
 from penstock.system.one_at_a_time import OneAtATime
 
@@ -60,6 +61,9 @@ PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOS
 
 #: Longest wait of the leader for an answer, and files that it asks for at once.
 ANSWER_S, CHUNK = 2.0, 64
+
+#: Longest wait for a file system that does nothing, when it is left.
+CLOSE_S = 10.0
 
 #: Share of a file system above which nothing is written any more.
 FULL_SHARE = 0.97
@@ -90,17 +94,17 @@ class PayloadFolder:
             self.path = path_of(url)
         except ValueError as exc:
             raise ConfigError(f"The folder of payloads {url} cannot be read: it {exc}.") from exc
-        self._lock = threading.Lock()
         self._write_back = WriteBack(self.path)
         #: What this process names files by until they have their own name.
         self._me = f"{os.getpid():x}-{secrets.token_hex(4)}-"
         self._numbers = itertools.count()
-        #: Files to be unlinked; None ends the thread that does it.
-        self._freed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._freeing: threading.Thread | None = None
+        self._freed = FreedFiles(self.path)
 
-    def put(self, pairs: Sequence[tuple[str, bytes]]) -> list[QueueFull | None]:
+    def put(self, pairs: Sequence[tuple[str, bytes]], step: Step = lambda: None) -> list[QueueFull | None]:
         """Write (key, bytes) that nobody has committed yet; again with the same: nothing changes.
+
+        Args:
+            step: called whenever the file system has answered.
 
         Returns:
             None for each that is written, QueueFull for each that found no room.
@@ -109,7 +113,8 @@ class PayloadFolder:
         with self._answering():
             for name, data in pairs:
                 try:
-                    self._put(self._file(name), data)
+                    self._put(self._file(name), data, step)
+                    step()
                     answers.append(None)
                 except OSError as exc:
                     if exc.errno not in FULL:
@@ -118,12 +123,12 @@ class PayloadFolder:
         self._write_back.soon()
         return answers
 
-    def _put(self, path: str, data: bytes) -> None:
+    def _put(self, path: str, data: bytes, step: Step) -> None:
         temporary = f"{path}{WRITING}{self._me}{next(self._numbers)}"
         file = self._open(temporary)
         try:
             try:
-                _write_all(file, data)
+                write_all(file, data, step)
             finally:
                 os.close(file)
             os.rename(temporary, path + PENDING)
@@ -241,11 +246,6 @@ class PayloadFolder:
         """
         for chunk in _chunks(names):
             self._ask(partial(self._put_all_aside, chunk))
-        if self._freeing is None:
-            with self._lock:
-                if self._freeing is None:
-                    self._freeing = threading.Thread(target=self._free, name="payload folder frees", daemon=True)
-                    self._freeing.start()
 
     def _put_all_aside(self, names: Sequence[str]) -> None:
         for path in map(self._file, names):
@@ -264,16 +264,6 @@ class PayloadFolder:
             os.unlink(file)
         else:
             self._freed.put(freed)
-
-    def _free(self) -> None:
-        while (file := self._freed.get()) is not None:
-            try:
-                os.unlink(file)
-            except FileNotFoundError:
-                continue
-            except OSError as exc:
-                # ``expire`` finds it again.
-                log.warning("a payload that is not needed any more stays in %s: %s", self.path, exc)
 
     def expire(self, prefix: str, ttl_s: float) -> int:
         """Remove what nobody committed in ``ttl_s``, and what a process that died left half done; how many files."""
@@ -369,12 +359,15 @@ class PayloadFolder:
         return found.used, found.total
 
     def close(self) -> None:
-        """Bring what was written to the disk, and free what was to be freed. Blocks."""
-        if self._freeing is not None:
-            self._freed.put(None)
-            self._freeing.join()
-            self._freeing = None
-        self._write_back.close()
+        """Bring what was written to the disk, and free what was to be freed.
+
+        Blocks, for a file system that does nothing ``CLOSE_S`` for each of the two.
+        """
+        self._freed.close(CLOSE_S)
+        try:
+            OneAtATime("payload folder closes").do(self._write_back.close, CLOSE_S)
+        except TimeoutError as exc:
+            log.warning("payloads in %s may not be on the disk: %s", self.path, exc)
 
     def _ask(self, work: Callable[[], T]) -> T:
         """What ``work`` returns; NoAnswer where it does not come back in time, or an earlier one has not."""
@@ -399,9 +392,3 @@ class PayloadFolder:
 def _chunks(names: Sequence[str]) -> Iterator[Sequence[str]]:
     for start in range(0, len(names), CHUNK):
         yield names[start : start + CHUNK]
-
-
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]

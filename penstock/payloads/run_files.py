@@ -3,7 +3,7 @@
 import errno
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -21,6 +21,9 @@ PARTS, KINDS = "0123456789abcdef", ("payload:", "side:")
 
 #: Errors that say of one file that it is not there, or cannot be: none that is written here has such a name.
 GONE = {errno.ENOENT, errno.ENAMETOOLONG, errno.EINVAL}
+
+#: Most bytes of one write.
+WRITE_BYTES = 1024 * 1024
 
 
 @contextmanager
@@ -76,3 +79,11 @@ def files(folder: Path) -> Iterator[os.DirEntry[str]]:
     for part in parts(folder):
         with os.scandir(part) as found:
             yield from (file for file in found if file.name.startswith(KINDS))
+
+
+def write_all(file: int, data: bytes, step: Callable[[], None]) -> None:
+    """Write all of ``data`` in pieces, and call ``step`` after each. Blocks. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view[:WRITE_BYTES]) :]
+        step()

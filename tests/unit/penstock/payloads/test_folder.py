@@ -1,5 +1,6 @@
 """A folder that stands for a payload server."""
 
+import asyncio
 import errno
 import os
 import threading
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as NoAnswer
 
-from penstock.errors import ConfigError, QueueFull
+from penstock.errors import ConfigError, QueueFull, QueueUnavailable
+from penstock.payloads import folder as folder_module
 from penstock.payloads import read_file
+from penstock.payloads.async_store import AsyncPayloadFolder
 from penstock.payloads.folder import PayloadFolder
 from penstock.payloads.run_files import MARK, PARTS
 from penstock.protocol.keys import Keys
@@ -309,6 +312,13 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[lis
         again.set()
 
 
+def until_true(met: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def left_behind() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "payload folder answers"]
 
@@ -337,6 +347,40 @@ def test_a_file_system_whose_server_is_gone_holds_up_nobody_who_asks_whether_it_
         folder.ping()
     let_come_back()
     assert len(asked) == 2, "it is asked again once it has answered"
+
+
+async def test_a_worker_goes_on_and_ends_without_a_file_system_whose_server_is_gone(
+    tmp_path: Path, folder: PayloadFolder, stuck: Callable[[str], tuple[list[Any], threading.Event]]
+) -> None:
+    """Its samples go to other stores, and neither its other threads nor its end wait for it."""
+    folder.claim(KEYS.prefix)
+    writer = AsyncPayloadFolder(folder, 0.0, silent_s=0.05)
+    asked, again = stuck("open")
+    for _ in range(40):
+        with pytest.raises(QueueUnavailable, match="a folder does not answer"):
+            await writer.put([(NAME, b"x")], 60)
+    with pytest.raises(QueueUnavailable, match="a folder does not answer"):
+        await writer.is_full()
+    assert len(asked) == 1, "threads that wait for it do not pile up"
+    assert await asyncio.to_thread(lambda: "free") == "free"
+    await writer.close()
+    again.set()
+    until_true(lambda: list(folder.names(KEYS.prefix)) == [(NAME, False)])
+
+
+def test_a_folder_is_closed_without_a_file_system_whose_server_is_gone(
+    folder: PayloadFolder,
+    stuck: Callable[[str], tuple[list[Any], threading.Event]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(folder_module, "CLOSE_S", 0.05)
+    folder.put([(NAME, b"x")])
+    folder.keep([NAME])
+    stuck("unlink")
+    folder.unlink([NAME])
+    folder.close()
+    assert "payloads that are not needed any more stay in" in caplog.text
 
 
 @pytest.mark.parametrize(
