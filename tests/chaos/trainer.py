@@ -105,7 +105,7 @@ class Rank:
             sample = batch.all_rows[row]
             named = {"sample": f"{sample.job}/{sample.k}", "tokens": data["tokens"][at, :length].tolist()}
             drawn = {name: data[name][at, :length].tolist() for name in ("versions", "logprobs")}
-            self._recorder.note("told", named | drawn)
+            self._recorder.note("told", named | drawn | {"unproven": sample.num_unproven})
 
     def _exchange(self, batch: "Batch") -> None:
         """Actor and critic hand each other a column, which names what it is of."""

@@ -120,6 +120,20 @@ def test_what_was_forgotten_and_made_anew_must_be_reported() -> None:
     assert end_of(Operation("report", "report:1", "b", 5, {"counters": {"committed": 1}}, "yes", 6)) == []
 
 
+def test_a_token_may_be_newer_than_it_claims_where_that_is_not_proven_and_never_older() -> None:
+    def broken(claimed: int, drawn: int, unproven: int) -> list[str]:
+        mutant = Mutant(4)
+        low, high = sorted({facts["version"] for _, facts, _ in mutant.calls("publish")})[:2]
+        version, true = (low, high)[claimed], (low, high)[drawn]
+        told = {"sample": "s/0", "tokens": [5], "versions": [version], "logprobs": [law(true, [5], 0)]}
+        mutant.say("worker", "told", told | {"unproven": unproven})
+        return checker.check(mutant.play.history(), mutant.account, law).broken
+
+    assert broken(claimed=0, drawn=1, unproven=1) == []
+    assert broken(claimed=0, drawn=1, unproven=0) == ["wrong_tokens"]
+    assert broken(claimed=1, drawn=0, unproven=1) == ["wrong_tokens"]
+
+
 def test_a_violation_names_the_operations_that_prove_it() -> None:
     mutant = Mutant(2)
     process, facts, _ = mutant.calls("train")[-1]
