@@ -1,7 +1,7 @@
 """The packages that penstock installs beside itself, and what happens where a user has files of the same names.
 
-``producer``, ``workers``, ``buffer`` and ``consumers`` are common names. Importing penstock puts a finder first in
-``sys.meta_path``:
+``console``, ``producer``, ``workers``, ``buffer`` and ``consumers`` are common names. Importing penstock puts a finder
+first in ``sys.meta_path``:
 
 | who imports one of the names | gets |
 |---|---|

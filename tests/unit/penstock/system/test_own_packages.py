@@ -1,6 +1,7 @@
 """What is installed: public names, types, and a user's own files of the names that penstock's packages have."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.system import own_packages
 from penstock.system.own_packages import HOME, NAMES
 
 PUBLIC = [
@@ -133,3 +135,13 @@ def test_a_name_that_nobody_has_is_an_ordinary_mistake(tmp_path: Path) -> None:
     assert last_line(done) == "AttributeError: module 'workers' has no attribute 'nothing'"
     done = script(tmp_path, "import penstock, workers.nothing")
     assert last_line(done) == "ModuleNotFoundError: No module named 'workers.nothing'"
+
+
+def test_the_docs_name_all_packages_that_are_installed() -> None:
+    said = (
+        (HOME / "docs" / "operations.md").read_text().partition("## Beside files of your own")[2].partition("\n## ")[0]
+    )
+    numbers = {4: "four", 5: "five", 6: "six"}
+    assert f"installs {numbers[len(NAMES)]} more packages" in said
+    for text in (said, own_packages.__doc__ or ""):
+        assert set(re.findall(r"`(\w+)`", text)) >= NAMES
