@@ -108,9 +108,8 @@ def engines(
     as_json: JsonOption = False,
 ) -> None:
     """Show or change the engines behind a worker's router while it runs."""
-    from penstock.config.fleet import MemberConfig
     from penstock.protocol.snapshot import snapshot
-    from workers.router.members import read_members, write_members
+    from workers.router.members import member_of, read_members, write_members
 
     target = Target(run, redis, directory)
     present = snapshot(target.client, target.keys)["workers"]
@@ -120,8 +119,9 @@ def engines(
             f"There is no worker {worker} with a router; `penstock workers ls` lists those that are there."
         )
     members = read_members(target.client, target.keys, worker) or [
-        MemberConfig.model_validate(
-            {"url": one.url, "worker_type": one.worker_type, "bootstrap_port": one.bootstrap_port}
+        member_of(
+            {"url": one.url, "worker_type": one.worker_type, "bootstrap_port": one.bootstrap_port},
+            f"What worker {worker} shows of its engines",
         )
         for one in mine.engines
     ]
@@ -132,7 +132,8 @@ def engines(
     for url in add or []:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"--add {url} is not the address of a server; write http://HOST:PORT.")
-        members = [*(member for member in members if member.url != url.rstrip("/")), MemberConfig(url=url)]
+        others = [member for member in members if member.url != url.rstrip("/")]
+        members = [*others, member_of({"url": url}, f"--add {url}")]
     if add or remove:
         write_members(target.client, target.keys, worker, members)
     if as_json:

@@ -1,5 +1,6 @@
 """The commands that look into a run: status, why, jobs, dead, workers, audit. Each prints words, or --json."""
 
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument
 from console.cli.target import Target
 from console.terminal import print_json, say, table
 from penstock.errors import ConfigError
+from penstock.protocol.records.small_maps import name_shown
 
 if TYPE_CHECKING:
     from penstock.protocol.presence import WorkerPresence
@@ -108,7 +110,8 @@ def rollback_line(counters: dict[str, int]) -> str:
     if not lost:
         return ""
     words = ", ".join(f"{name} {count}" for name, count in sorted(lost.items()))
-    return f"Redis lost acknowledged writes {counters['rolled_back']} times (failover, power loss), at least: {words}"
+    times = counters.get("rolled_back", 0)
+    return f"Redis lost acknowledged writes {times} times (failover, power loss), at least: {words}"
 
 
 def audit(
@@ -154,7 +157,7 @@ def jobs_ls(
     fields = ["st", "ln", "cl", "c", "n", "nb", "v0", "att", "cr", "own", "seq"]
     names = ["state", "home", "lane", "committed", "n", "not_before", "version", "attempts", "crashes", "worker", "seq"]
     for job in scan_groups(target.client, target.keys):
-        values = [v.decode() if v else "" for v in target.client.hmget(target.keys.group(job), fields)]
+        values = [name_shown(v or b"") for v in target.client.hmget(target.keys.group(job), fields)]
         row = {"job": job, **dict(zip(names, values, strict=True))}
         if state is None or row["state"] == state:
             rows.append(row)
@@ -235,7 +238,7 @@ def dead_show(
         raise ConfigError(f"Job {job!r} is not buried; `penstock dead ls` lists those that are.")
     row = _letter(found[0])
     try:
-        row["record"] = asdict(Job.from_bytes(found[0][1][b"body"], f"record of job {job}"))
+        row["record"] = asdict(Job.from_bytes(found[0][1].get(b"body", b""), f"record of job {job}"))
     except ProtocolError as exc:
         row["record"] = str(exc)
     if as_json:
@@ -288,15 +291,16 @@ def workers_ls(
 
 
 def _letter(entry: tuple[bytes, dict[bytes, bytes]]) -> dict[str, Any]:
-    fields = {name.decode(): value for name, value in entry[1].items()}
+    """A dead letter; what it lacks is '' or None, for the others are to be listed all the same."""
+    texts = {name: name_shown(entry[1].get(name.encode(), b"")) for name in ("id", "reason", "worker", "detail")}
+    counts = {name: name_shown(entry[1].get(name.encode(), b"")) for name in ("attempts", "crashes")}
     return {
-        "job": fields["id"].decode(),
-        "reason": fields["reason"].decode(),
-        "attempts": int(fields["attempts"]),
-        "crashes": int(fields["crashes"]),
-        "worker": fields["worker"].decode(),
+        "job": texts["id"],
+        "reason": texts["reason"],
+        **{name: int(count) if re.fullmatch(r"[0-9]{1,18}", count) else None for name, count in counts.items()},
+        "worker": texts["worker"],
         "buried_ms": int(entry[0].split(b"-")[0]),
-        "detail": fields["detail"].decode(errors="replace"),
+        "detail": texts["detail"],
     }
 
 

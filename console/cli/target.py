@@ -3,14 +3,18 @@
 import shlex
 from pathlib import Path
 
-from penstock.errors import ConfigError, QueueUnavailable
+from penstock.errors import ConfigError, ProtocolError, QueueUnavailable
 from penstock.names import Lane
+from penstock.protocol.records.small_maps import name_shown
+from penstock.words import said
 
 
 class Target:
     """The run that a command looks into. Raises ConfigError when it cannot be found, or is of another schema."""
 
     def __init__(self, run: str | None, url: str | None, directory: Path) -> None:
+        from redis.exceptions import ResponseError
+
         from penstock.protocol import scripts
         from penstock.protocol.keys import Keys
         from penstock.redaction import redact
@@ -29,14 +33,17 @@ class Target:
             raise (_with_its_run(directory / name) if given is None else None) or exc from None
         if not self.client.exists(self.keys.jobs(Lane.TRAIN), self.keys.subs, self.keys.source, self.keys.clock):
             raise ConfigError(f"Redis at {redact(url)} knows no run {name!r}: correct --run, --redis or --directory.")
-        scripts.run(self.client, scripts.check_schema(self.keys))
+        try:
+            scripts.run(self.client, scripts.check_schema(self.keys))
+        except ResponseError as exc:
+            raise ProtocolError(f"The schema of run {name!r} cannot be read from Redis: {said(exc)}.") from exc
 
     def models(self) -> list[str]:
-        return [k[8:].decode() for k in self.client.hkeys(self.keys.clock) if k.startswith(b"version:")]
+        return [name_shown(k[8:]) for k in self.client.hkeys(self.keys.clock) if k.startswith(b"version:")]
 
     def subs(self) -> list[str]:
         fields = self.client.hkeys(self.keys.subs)
-        return sorted(field[4:].decode() for field in fields if field.startswith(b"sub:"))
+        return sorted(name_shown(field[4:]) for field in fields if field.startswith(b"sub:"))
 
 
 def _with_its_run(folder: Path) -> QueueUnavailable | None:

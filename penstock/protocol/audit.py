@@ -5,19 +5,26 @@
 (c) every id below the source's position is done or live, by the bitmaps
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+
+from redis.exceptions import ResponseError
 
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.missing_jobs import missing_jobs
 from penstock.protocol.records.sample_meta import iter_metas
+from penstock.protocol.records.small_maps import count_of
 from penstock.protocol.scripts import Recount, run
 from penstock.redis.commands import Client
 from penstock.redis.scan import scan_keys
+from penstock.words import shown
 
+#: Place of a job in its dataset, as it ends an id.
+_INDEX = re.compile(r"[0-9]{1,18}")
 #: Differences reported in full.
 SHOWN = 20
 
@@ -59,11 +66,11 @@ def audit(client: Client, keys: Keys) -> AuditReport:
     live = _check_groups(client, keys, report)
     _check_source(client, keys, report, live)
     counters = client.hgetall(keys.counters)
-    finished_twice = int(counters.get(b"duplicated", 0))
+    finished_twice = count_of(counters.get(b"duplicated"), "The counter duplicated")
     if finished_twice:
         report.duplicated += finished_twice
         report.tell("queue", f"{finished_twice} jobs were finished twice")
-    lost = int(counters.get(b"payload_lost", 0))
+    lost = count_of(counters.get(b"payload_lost"), "The counter payload_lost")
     if lost:
         report.lost += lost
         report.tell("payloads", f"{lost} committed samples lost theirs; they were trained with mask 0")
@@ -81,10 +88,16 @@ def _check_groups(client: Client, keys: Keys, report: AuditReport) -> dict[str, 
     live: dict[str, set[int]] = {}
     for job in set(scan_groups(client, keys)):
         report.groups += 1
-        report.tell(f"group {job}", run(client, scripts.check_group(keys, job)))
+        try:
+            report.tell(f"group {job}", run(client, scripts.check_group(keys, job)))
+        except ResponseError as exc:
+            report.tell(f"group {job}", f"it is not one that a verb wrote: {shown(str(exc), 200)}")
         _check_records(client, keys, report, job)
-        dataset, index = job.rsplit("/", 1)
-        live.setdefault(dataset, set()).add(int(index))
+        dataset, _, index = job.rpartition("/")
+        if dataset and _INDEX.fullmatch(index):
+            live.setdefault(dataset, set()).add(int(index))
+        else:
+            report.tell(f"group {job}", "it has an id that no part gives")
     return live
 
 
@@ -96,7 +109,7 @@ def _check_records(client: Client, keys: Keys, report: AuditReport, job: str) ->
                 report.duplicated += 1
                 report.tell(f"sample {job}/{meta.k}", "was committed twice")
             seen.add(meta.k)
-    except (ProtocolError, TypeError) as exc:
+    except (ProtocolError, TypeError, ResponseError) as exc:
         report.tell(f"group {job}", f"its records cannot be read, so it is not trained on: {exc}")
 
 

@@ -6,12 +6,15 @@ begun, and another one knows the index. Else the gaps below the highest index na
 missing; where prompts are shuffled and an epoch is under way there are more, and nothing shows which.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from penstock.names import LANES
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.small_maps import name_shown
 from penstock.redis.commands import Client
 
+_INDEX = re.compile(r"[0-9]{1,18}")
 #: Entries of a stream read at once.
 CHUNK = 1000
 
@@ -40,18 +43,18 @@ def _referred(client: Client, keys: Keys, scan: Callable[[str], Iterator[str]]) 
     for stream in (*(keys.jobs(lane) for lane in LANES), keys.dead):
         after = "-"
         while entries := client.xrange(stream, after, "+", count=CHUNK):
-            yield from (fields[b"id"].decode() for _, fields in entries if b"id" in fields)
+            yield from (name_shown(fields[b"id"]) for _, fields in entries if b"id" in fields)
             after = f"({entries[-1][0].decode()}"
     for members in (client.zscan_iter(keys.delayed), client.zscan_iter(keys.ready)):
-        yield from (job.decode() for job, _ in members)
-    yield from (job.decode() for job in client.sscan_iter(keys.retiring))
+        yield from (name_shown(job) for job, _ in members)
+    yield from (name_shown(job) for job in client.sscan_iter(keys.retiring))
     prefix = keys.meta("")
     yield from (key.removeprefix(prefix) for key in scan(prefix))
 
 
 def _is_known(job: str, known: Mapping[str, set[int]]) -> bool:
     dataset, _, index = job.rpartition("/")
-    return not index.isdigit() or int(index) in known.get(dataset, ())
+    return not _INDEX.fullmatch(index) or int(index) in known.get(dataset, ())
 
 
 def _really(client: Client, keys: Keys, jobs: list[str]) -> list[str]:

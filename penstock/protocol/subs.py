@@ -12,6 +12,7 @@ from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import Position
+from penstock.protocol.records.readable import readable
 from penstock.protocol.records.small_maps import count_in, name_in, name_shown, unpack_map
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
@@ -97,25 +98,26 @@ def list_subscriptions(client: Client, keys: Keys) -> list[dict[str, Any]]:
     fields = client.hgetall(keys.subs)
     held = client.hgetall(keys.held)
     rows = []
-    for name in sorted(name_in(field[4:], "A subscription") for field in fields if field.startswith(b"sub:")):
+    named = {field: value for field, value in fields.items() if field.startswith(b"sub:")}
+    for name in readable(named, lambda field, _: name_in(field[4:], "A subscription")):
         raw = client.hgetall(keys.sub(name))
-        known = _known(raw, name)
+        known = _known(raw, held.get(name.encode()), name)
         set_ = sorted(name_shown(key[4:]) for key in raw if key.startswith(b"set:"))
-        now = _held(held.get(name.encode()), name)
         owned = bool(client.exists(keys.owner(name)))
-        rows.append({"name": name, **known, **now, "set": set_, "owned": owned})
+        rows.append({"name": name, **known, "set": set_, "owned": owned})
     return rows
 
 
-def _known(raw: Mapping[bytes, bytes], name: str) -> dict[str, Any]:
-    """Definition and position in the hash ``sub:NAME``."""
+def _known(raw: Mapping[bytes, bytes], held: bytes | None, name: str) -> dict[str, Any]:
+    """Definition and position in the hash ``sub:NAME``, and what is held for it."""
     try:
-        definition, position = Definition.read(raw, name), Position.read(raw, name)
+        definition, position, now = Definition.read(raw, name), Position.read(raw, name), _held(held, name)
     except ProtocolError as exc:
         return {**Definition.texts_of(raw), "unreadable": str(exc)}
     moved = {key: getattr(position, key) for key in SHOWN}
     seen_s = position.seen / 1000
-    return {**definition.texts(), **moved, "drops": position.dropped, "parked": position.parked, "seen_s": seen_s}
+    where = {"drops": position.dropped, "parked": position.parked, "seen_s": seen_s}
+    return {**definition.texts(), **moved, **where, **now}
 
 
 def _held(raw: bytes | None, name: str) -> dict[str, int]:

@@ -8,9 +8,12 @@ from penstock.redis.commands import Client
 
 
 def scan_keys(client: Client, prefix: str) -> Iterator[str]:
-    """All keys that begin with ``prefix``, each at least once, in no order. Blocks at every step."""
+    """All keys that begin with ``prefix``, each at least once, in no order. Blocks at every step.
+
+    One whose name is not text, which no verb writes, is shown with escapes; no key has that name.
+    """
     pattern = re.sub(r"([*?\[\]{}\\])", r"\\\1", prefix) + "*"
-    return (key.decode() for key in client.scan_iter(match=pattern, count=1000))
+    return (key.decode(errors="backslashreplace") for key in client.scan_iter(match=pattern, count=1000))
 
 
 def holds_keys(client: Client, prefix: str) -> bool:

@@ -1,6 +1,7 @@
 """What a fleet shows in Redis, and what is asked of it there: fields of the hash ``fleet``."""
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigError, ProtocolError
@@ -8,13 +9,48 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S
 from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.field_checks import checks_of
 from penstock.protocol.records.small_maps import number_in, unpack_map
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
+from penstock.words import shown
 
 STATE, WANTED, CAPACITY = "state", "wanted", "capacity"
 #: Most engines of a group that may be asked for.
 MAX_WANTED = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """What whoever looks at a fleet relies on; more may stand there."""
+
+    host: str
+    groups: dict[str, dict[str, Any]]
+    processes: list[dict[str, Any]]
+    endpoints: dict[str, str]
+    autoscale: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    worker_type: str
+    engines: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    group: str
+    engines: int
+    wanted: int
+    binds: str
+    capacity_tokens_per_s: float
+
+
+def _check(cls: type, record: dict[str, Any], what: str) -> None:
+    """Raise ProtocolError unless a record has the fields of ``cls``, as they are declared."""
+    for name, fits in checks_of(cls).items():
+        if name not in record or not fits(record[name]):
+            raise ProtocolError(f"{what} has no field {name} as penstock writes it: {shown(record.get(name))}.")
 
 
 def write_state(client: Client, keys: Keys, record: dict[str, Any]) -> None:
@@ -36,8 +72,11 @@ def read_state(client: Client, keys: Keys) -> dict[str, Any]:
     age_s = time.time() - number_in(record, "at", what, 0.0)
     if age_s > GONE_S:
         raise ConfigError(f"No fleet of run {keys.run} is running: start one with `penstock fleet up --config FILE`.")
-    if not isinstance(record.get("groups"), dict):
-        raise ProtocolError(f"{what} is not a record that penstock wrote.")
+    _check(_Fleet, record, what)
+    for name, group in record["groups"].items():
+        _check(_Group, group, f"{what} (group {shown(name)})")
+    if record["autoscale"]:
+        _check(_Scaled, record["autoscale"], f"{what} (its autoscaler)")
     return record | {"age_s": age_s}
 
 

@@ -15,6 +15,7 @@ from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 from penstock.redis.control import AsyncControl
+from penstock.words import shown
 from workers.engine import ROUTED_EXPERTS
 from workers.router.process import PASSED_SAMPLING, dropped_fields
 from workers.sglang.routed_experts import ASK
@@ -47,14 +48,21 @@ def decode_members(data: bytes | None, worker: str) -> list[MemberConfig] | None
     """Decode a list; see :func:`read_members`."""
     if not data:
         return None
-    what = f"the engines of worker {worker}"
+    what = f"The list of engines of worker {worker}"
     values = unpack(data, what)
     if not isinstance(values, list) or len(values) > MAX_MEMBERS:
-        raise ProtocolError(f"{what} are not a list of at most {MAX_MEMBERS}.")
+        raise ProtocolError(f"{what} is not one of at most {MAX_MEMBERS}.")
+    return [member_of(value, what) for value in values]
+
+
+def member_of(value: object, what: str) -> MemberConfig:
+    """One engine of a list; raises ProtocolError that begins with ``what``."""
     try:
-        return [MemberConfig.model_validate(value) for value in values]
+        return MemberConfig.model_validate(value)
     except ValidationError as exc:
-        raise ProtocolError(f"{what} cannot be read: {exc}") from exc
+        error = exc.errors(include_url=False)[0]
+        at = ".".join(map(str, error["loc"])) or shown(value)
+        raise ProtocolError(f"{what} cannot be read: {at}: {error['msg']}.") from exc
 
 
 async def follow_members(
