@@ -79,7 +79,8 @@ class PayloadFolder:
         url: ``file:///FOLDER``; ConfigError where it names none. Only ``claim`` and ``put`` make it, for whoever looks
             into a folder that was just made would take what lies elsewhere for gone.
         makes: whether they may; False where nobody on this machine named it, and they only make the run's folder in it.
-        timeout_s: longest wait of ``ping``, and for each ``CHUNK`` files of ``keep`` and ``unlink``.
+        timeout_s: longest wait of ``ping``, for each ``CHUNK`` files of ``keep`` and ``unlink``, and for the next of
+            ``read`` and ``expire``.
     """
 
     #: Columns need a Redis.
@@ -171,9 +172,7 @@ class PayloadFolder:
 
     def check(self) -> None:
         """See whether this machine has the folder at all. Raises ConfigError where it has not."""
-        with self._answering():
-            is_there = self.path.is_dir()
-        if not is_there:
+        if not self._ask(self.path.is_dir):
             raise ConfigError(
                 f"This machine has no folder {self.path}: mount it or make it here, or name another one that is here "
                 "and that workers, buffer and trainers share."
@@ -267,16 +266,19 @@ class PayloadFolder:
 
     def expire(self, prefix: str, ttl_s: float) -> int:
         """Remove what nobody committed in ``ttl_s``, and what a process that died left half done; how many files."""
-        gone, now = 0, time.time()
         self.ping(prefix)
-        with self._answering():
-            for file in files(self._run(prefix)):
-                if not file.name.endswith((PENDING, FREED)) and WRITING not in file.name:
-                    continue
-                with suppress(FileNotFoundError):
-                    if now - file.stat().st_mtime > ttl_s:
-                        os.unlink(file.path)
-                        gone += 1
+        return self._ask(partial(self._expire, prefix, ttl_s))
+
+    def _expire(self, prefix: str, ttl_s: float) -> int:
+        gone, now = 0, time.time()
+        for file in files(self._run(prefix)):
+            self._asking.step()
+            if not file.name.endswith((PENDING, FREED)) and WRITING not in file.name:
+                continue
+            with suppress(FileNotFoundError):
+                if now - file.stat().st_mtime > ttl_s:
+                    os.unlink(file.path)
+                    gone += 1
         return gone
 
     def read(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
@@ -285,7 +287,7 @@ class PayloadFolder:
         Raises:
             ConfigError: as of ``keep``.
         """
-        return [self._read(name, partial(whole, most)) for name, most in wanted]
+        return self._ask(lambda: [self._read(name, partial(whole, most)) for name, most in wanted])
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
         """(key, first byte, number of bytes) each; None where the payload is gone, or ends before it does.
@@ -293,15 +295,17 @@ class PayloadFolder:
         Raises:
             ConfigError: as of ``keep``.
         """
-        return [self._read(name, partial(part, begin, num_bytes)) or None for name, begin, num_bytes in ranges]
+        picks = [(name, partial(part, begin, num_bytes)) for name, begin, num_bytes in ranges]
+        return self._ask(lambda: [self._read(name, pick) or None for name, pick in picks])
 
     def _read(self, name: str, pick: Pick) -> bytes | None:
         path = self._file(name)
-        with self._answering():
-            # In this order: the leader may rename it between the two looks.
-            for file in (path, path + PENDING, path):
-                if (data := read_file(file, pick)) is not None:
-                    return data
+        # In this order: the leader may rename it between the two looks.
+        for file in (path, path + PENDING, path):
+            data = read_file(file, pick, self._asking.step)
+            self._asking.step()
+            if data is not None:
+                return data
         self._check_shared(name)
         return None
 
@@ -354,8 +358,7 @@ class PayloadFolder:
     def usage(self) -> tuple[int, int]:
         """(used, total) bytes of the file system. Raises ConfigError where this machine has no such folder."""
         self.check()
-        with self._answering():
-            found = shutil.disk_usage(self.path)
+        found = self._ask(partial(shutil.disk_usage, self.path))
         return found.used, found.total
 
     def close(self) -> None:

@@ -28,8 +28,11 @@ def part(begin: int, num_bytes: int, size: int) -> tuple[int, int] | None:
     return (begin, num_bytes) if 0 <= begin <= begin + num_bytes <= size else None
 
 
-def read_file(path: str, pick: Pick) -> bytes | None:
-    """What ``pick`` says of a file; None where there is no plain file, or it ends before. Blocks. Raises OSError."""
+def read_file(path: str, pick: Pick, step: Callable[[], None]) -> bytes | None:
+    """What ``pick`` says of a file; None where there is no plain file, or it ends before.
+
+    Blocks, and calls ``step`` after each piece. Raises OSError.
+    """
     try:
         file = os.open(path, _FLAGS)
     except OSError as exc:
@@ -39,16 +42,17 @@ def read_file(path: str, pick: Pick) -> bytes | None:
     try:
         found = os.fstat(file)
         picked = pick(found.st_size) if stat.S_ISREG(found.st_mode) else None
-        return None if picked is None else _read_all(file, *picked)
+        return None if picked is None else _read_all(file, *picked, step)
     finally:
         os.close(file)
 
 
-def _read_all(file: int, begin: int, num_bytes: int) -> bytes | None:
+def _read_all(file: int, begin: int, num_bytes: int, step: Callable[[], None]) -> bytes | None:
     chunks, end = [], begin + num_bytes
     while begin < end:
         chunks.append(os.pread(file, min(end - begin, _CHUNK), begin))
         if not chunks[-1]:
             return None
         begin += len(chunks[-1])
+        step()
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)

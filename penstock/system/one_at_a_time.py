@@ -20,9 +20,16 @@ class OneAtATime:
         self._name = name
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._steps = 0
+
+    def step(self) -> None:
+        """Called by long work whenever something has come back: it is waited for from then on."""
+        self._steps += 1
 
     def do(self, work: Callable[[], T], limit_s: float) -> T:
-        """What ``work`` returns, or raises. Blocks for ``limit_s`` at most, and for callers before this one.
+        """What ``work`` returns, or raises.
+
+        Blocks for ``limit_s`` at most, counted from its last ``step``, and for callers before this one.
 
         Raises:
             TimeoutError: it did not come back in time, and may still be done; or an earlier one has not come back, and
@@ -42,7 +49,10 @@ class OneAtATime:
 
             self._thread = threading.Thread(target=body, name=self._name, daemon=True)
             self._thread.start()
-            self._thread.join(limit_s)
+            steps = -1
+            while self._thread.is_alive() and self._steps != steps:
+                steps = self._steps
+                self._thread.join(limit_s)
             if self._thread.is_alive():
                 raise TimeoutError(f"nothing came back in {limit_s:g} s")
         if raised:

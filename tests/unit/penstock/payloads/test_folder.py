@@ -389,9 +389,13 @@ def test_a_folder_is_closed_without_a_file_system_whose_server_is_gone(
         ("rename", lambda folder: folder.keep([NAME]), [(NAME, True)]),
         ("rename", lambda folder: folder.unlink([NAME]), []),
         ("stat", lambda folder: folder.expire(KEYS.prefix, -1.0), []),
+        ("unlink", lambda folder: folder.expire(KEYS.prefix, -1.0), []),
+        ("open", lambda folder: folder.read([(NAME, 1)]), [(NAME, False)]),
+        ("open", lambda folder: folder.read_ranges([(NAME, 0, 1)]), [(NAME, False)]),
+        ("stat", lambda folder: folder.check(), [(NAME, False)]),
     ],
 )
-def test_a_leader_goes_on_without_a_file_system_whose_server_is_gone_and_does_it_later(
+def test_who_asks_goes_on_without_a_file_system_whose_server_is_gone_and_does_it_later(
     tmp_path: Path,
     folder: PayloadFolder,
     stuck: Callable[[str], tuple[list[Any], threading.Event]],
