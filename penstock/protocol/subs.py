@@ -101,14 +101,14 @@ def list_subscriptions(client: Client, keys: Keys) -> list[dict[str, Any]]:
     named = {field: value for field, value in fields.items() if field.startswith(b"sub:")}
     for name in readable(named, lambda field, _: name_in(field[4:], "A subscription")):
         raw = client.hgetall(keys.sub(name))
-        known = _known(raw, held.get(name.encode()), name)
+        known = _known(raw, name, held.get(name.encode()))
         set_ = sorted(name_shown(key[4:]) for key in raw if key.startswith(b"set:"))
         owned = bool(client.exists(keys.owner(name)))
         rows.append({"name": name, **known, "set": set_, "owned": owned})
     return rows
 
 
-def _known(raw: Mapping[bytes, bytes], held: bytes | None, name: str) -> dict[str, Any]:
+def _known(raw: Mapping[bytes, bytes], name: str, held: bytes | None) -> dict[str, Any]:
     """Definition and position in the hash ``sub:NAME``, and what is held for it."""
     try:
         definition, position, now = Definition.read(raw, name), Position.read(raw, name), _held(held, name)

@@ -42,7 +42,7 @@ GROUP = {
 HASHES: dict[str, tuple[Callable[[Hash], object], Hash]] = {
     "definition": (lambda raw: Definition.read(raw, "a"), DEFINED),
     "position": (lambda raw: Position.read(raw, "a"), MOVED),
-    "subscription": (lambda raw: subs._known(raw, "a"), DEFINED | MOVED),
+    "subscription": (lambda raw: subs._known(raw, "a", raw.get(b"held")), DEFINED | MOVED),
     "group": (lambda raw: read_group("j", raw, 1), GROUP),
     "servers": (parse_servers, {b"rev": b"2", b"s:a": pack({"url": "redis://h", "state": "live"})}),
     "workers": (parse_workers, {b"w.1": pack({"name": "w.1", "at": 1.0})}),
@@ -62,7 +62,20 @@ HASHES: dict[str, tuple[Callable[[Hash], object], Hash]] = {
 }  # fmt: skip
 
 FIELDS = st.sampled_from(
-    [b"", b"\xff", b"s:\xff", b"m:\xff", b"sub:\xff", b"u:\xff", b"b:x", b"drop:\xff", b"rev", b"share", b"drop:x"]
+    [
+        b"",
+        b"\xff",
+        b"s:\xff",
+        b"m:\xff",
+        b"sub:\xff",
+        b"u:\xff",
+        b"b:x",
+        b"drop:\xff",
+        b"rev",
+        b"held",
+        b"share",
+        b"drop:x",
+    ]
 )
 TEXTS = st.one_of(
     st.binary(max_size=12),
