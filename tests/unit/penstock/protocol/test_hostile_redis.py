@@ -27,6 +27,14 @@ from workers.fleet.state import CAPACITY, STATE, WANTED, read_capacity, read_sta
 from workers.router.members import decode_members
 
 KEYS = Keys("run")
+FLEET = {
+    "at": 2.0**40,
+    "host": "h",
+    "groups": {"policy.engines": {"worker_type": "regular", "engines": 2}},
+    "processes": [{"name": "policy.engines.0", "state": "running"}],
+    "endpoints": {"policy": "http://h:1"},
+    "autoscale": {"group": "policy.engines", "engines": 2, "wanted": 2, "binds": "min", "capacity_tokens_per_s": 9.0},
+}
 WORKER = WorkerPresence(name="w.1", at=1.0, engines=[EnginePresence(url="http://h:1")]).to_record()
 PUBLICATION = Publication("policy", 3, "disk", "/w", tensors={"w": ["float32", [2]]}, checksums={"w": 2**64 - 1})
 
@@ -58,7 +66,7 @@ VALUES: dict[str, tuple[Callable[[bytes], object], Any]] = {
     "holdings": (lambda data: subs._held(data, "a"), {"groups": 1, "samples": 2, "tokens": 3, "bytes": 4}),
     "payload server": (lambda data: parse_servers({b"s:a": data}), {"url": "redis://h", "state": "live", "rev": 1}),
     "members": (lambda data: decode_members(data, "w"), [{"url": "http://h:1"}]),
-    "fleet": (field(STATE, lambda one: read_state(one, KEYS)), {"at": 2.0**40, "groups": {"policy.engines": {}}}),
+    "fleet": (field(STATE, lambda one: read_state(one, KEYS)), FLEET),
     "wanted": (field(WANTED, lambda one: read_wanted(one, KEYS)), {"policy.engines": 2}),
     "capacity": (field(CAPACITY, lambda one: read_capacity(one, KEYS)), 1.5),
     "age of a record": (told_at, {"at": 1.0}),
