@@ -8,7 +8,7 @@ ARGS ?=
 # Tests of one engine stay together (tests/conftest.py).
 TEST_PROCESSES ?= 4
 
-.PHONY: setup venv engine adapters run several test unit model chaos chaos-night check reference release bench clean help
+.PHONY: setup venv engine adapters run several test unit model chaos chaos-defects chaos-night check reference release bench clean help
 
 help:
 	@echo "make setup      .venv, and .engine with SGLang on CPU"
@@ -19,6 +19,7 @@ help:
 	@echo "make test       all tests: a real Redis, a real SGLang, real kills"
 	@echo "make model      20,000 random histories of the buffer against its reference model, half an hour"
 	@echo "make chaos      runs under kills, stops and cuts, minutes (SOURCE=DIR: those of another checkout)"
+	@echo "make chaos-defects  each seeded defect hunted until it is found; a quarter of an hour or more"
 	@echo "make chaos-night  the same for hours, each run kept as it ends"
 	@echo "make adapters   the environment of verl and TRL, for the tests of their adapters"
 	@echo "make bench      benchmarks (ARGS=NAME)"
@@ -76,8 +77,10 @@ model: venv
 SOURCE ?= .
 chaos: venv
 	@.venv/bin/python -m tests.chaos.minutes --source $(SOURCE) $(ARGS)
-	@# Patches are of this source.
-	@test $(SOURCE) != . || PENSTOCK_TEST_DEFECTS=1 .venv/bin/pytest tests/chaos/test_defects.py -q -n 2
+
+# That each seeded defect is found: patches of this source, each hunted by one seed.
+chaos-defects: venv
+	@PENSTOCK_TEST_DEFECTS=1 .venv/bin/pytest tests/chaos/test_defects.py -q -n 2 $(ARGS)
 
 # For hours (ARGS='--hours 10 --jobs 2'); what each run came to is kept under benchmarks/results/chaos.
 chaos-night: venv

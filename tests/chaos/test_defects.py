@@ -1,4 +1,4 @@
-"""Each seeded defect is found by the property that must find it, within its faults. `make chaos` runs these."""
+"""Each seeded defect is found by the property that must find it, within its faults. `make chaos-defects` runs these."""
 
 import os
 
@@ -10,7 +10,7 @@ from tests.chaos.hunt import hunt
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.timeout(600),
-    pytest.mark.skipif("PENSTOCK_TEST_DEFECTS" not in os.environ, reason="takes minutes: make chaos runs it"),
+    pytest.mark.skipif("PENSTOCK_TEST_DEFECTS" not in os.environ, reason="takes minutes: make chaos-defects runs it"),
 ]
 
 #: That every seed finds them is seen by ``python -m tests.chaos.hunt --seeds 1,2,3,4,5``.
