@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 #: Packages of the product: what is taken of ``source``.
 PRODUCT = ("penstock", "console", "producer", "workers", "buffer", "consumers")
 #: Longest wait for any one thing to happen; the machine may be slow, and a real engine is slow to start.
-PATIENCE_S, ENGINE_PATIENCE_S = 120.0, 420.0
+PATIENCE_S, ENGINE_PATIENCE_S = 400.0, 600.0
 _LEADS = re.compile(r"leading in epoch (\d+)")
 
 

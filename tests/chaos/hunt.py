@@ -29,7 +29,7 @@ from tests.chaos.defects import DEFECTS, Defect, seed
 from tests.chaos.history import History, read_file
 
 #: Longest run.
-RUN_S = 420.0
+RUN_S = 900.0
 #: Between two looks at whether it was found already.
 LOOK_S = 10.0
 #: Properties that a history breaks by itself, wherever it ends.

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.chaos.cluster import ROOT
 
 #: Longest run.
-RUN_S = 300.0
+RUN_S = 900.0
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from tests.chaos.hunt import hunt
 
 pytestmark = [
     pytest.mark.chaos,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif("PENSTOCK_TEST_DEFECTS" not in os.environ, reason="takes minutes: make chaos-defects runs it"),
 ]
 

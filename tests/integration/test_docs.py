@@ -44,6 +44,7 @@ LISTED = {
     "docs/concepts.md: dataset ──> producer": "a diagram",
     "docs/consumers.md: name   state   share": "what a command printed",
     "docs/operations.md: trainer:actor has waited": "what a command printed",
+    "docs/chaos.md: make chaos": "minutes, whole runs under faults: CI runs the first, tests/chaos the rest",
     "docs/truth.md: staleness =": "a formula",
     "docs/truth.md: admit while": "a formula",
     "docs/truth.md: untrained(o <= d)": "a formula",
