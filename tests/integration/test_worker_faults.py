@@ -424,16 +424,19 @@ async def test_a_lost_reply_of_a_lease_is_swept(
     lease = scripts.script("lease")
     async with working(config()) as worker:
         await until(lambda: fake.version == "1")
-        execute, lost = worker.control.client.execute_command, []
+        execute, lost, asked = worker.control.client.execute_command, [], []
 
         async def lose_a_reply(*args: Any, **options: Any) -> Any:
+            is_lease = args[1] in (lease.sha, lease.text)
+            asked.extend([True] * is_lease)
             answer = await execute(*args, **options)
-            if args[1] in (lease.sha, lease.text) and answer and not lost:
+            if is_lease and answer and not lost:
                 lost.append(answer)
                 raise LostConnection("the reply was lost")
             return answer
 
         worker.control.client.execute_command = lose_a_reply
+        await until(lambda: asked, "the call that was under way to have ended")
         jobs = admit(client, keys, [job(i) for i in range(3)])
         await until(all_in(client, keys, jobs, "ready"))
     assert len(lost[0]) == 3
