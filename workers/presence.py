@@ -57,7 +57,7 @@ class Presence:
             self._services.show.clear()
             await self._services.commits.look()
             await self._note(pack(self.presence().to_record()))
-            await self._tell_endings()
+            await self._services.tell_endings()
             self._tell_silence()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PRESENCE_S):
@@ -76,11 +76,6 @@ class Presence:
         self._capacity.add(seconds, tokens, full=full and self._was_full)
         self._was_full = full
 
-    async def _tell_endings(self) -> None:
-        services = self._services
-        if call := services.endings.take(services.keys, services.config.reward.died_window):
-            await services.control.call(call)
-
     def _tell_silence(self) -> None:
         """Name a request that hangs (I8), long before its time is over."""
         silent = self._services.engine.silent(self._services.config.engine.slow_request_s)
@@ -98,7 +93,7 @@ class Presence:
         """Take the record away; a Redis that is gone is not an error here."""
         try:
             async with asyncio.timeout(END_S):
-                await self._tell_endings()
+                await self._services.tell_endings()
                 await self._note(b"")
         except Exception as exc:
             log.warning("presence could not be removed: %r", exc)

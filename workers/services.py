@@ -127,6 +127,10 @@ class Services:
         """As ``died``, of the engine that is there."""
         return self.publication, f"{self.worker}/{self.births}", self.is_sure
 
+    async def tell_endings(self) -> None:
+        """Record how jobs ended since the last call. Blocks for a round trip at most."""
+        await self.endings.tell(self.control, self.keys, self.config.reward.died_window)
+
     async def note_finished(self, birth: int, begun_on: str) -> None:
         """The engine of start ``birth`` finished a request that began on publication ``begun_on``.
 

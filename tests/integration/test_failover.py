@@ -144,6 +144,8 @@ def test_I4_what_a_failover_loses_is_told_and_the_rest_is_consistent(
             cluster.until_failed_over()
             with pytest.raises(ProtocolError, match="as after a failover"):
                 step(trainer)
+            with connect(cluster.replica.url) as kept:
+                until(lambda: "rolled_back" in snapshot(kept, keys)["counters"], "the leader to tell of it")
     with connect(cluster.replica.url) as client, buffering(config), producing(config):
         # An engine that loaded the lost version still holds it, and shows it as soon as it finds the new primary.
         show(client, keys, newest)

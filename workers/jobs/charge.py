@@ -91,6 +91,7 @@ class Charge:
         last = (detail.strip().splitlines() or [""])[-1]
         if went == JobState.DEAD and self._job is not None:
             services.endings.note(self._job, reason, last)
+            await services.tell_endings()
         message = f"job {job} failed as {reason} and is {went} now: {last[:1000]}"
         if reason in OF_USER_CODE or reason == JobFailure.RAISED:
             services.repeats.warn(failure, message, f"{reason} {went}")

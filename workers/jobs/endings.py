@@ -5,15 +5,18 @@ from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job, JobFailure
-from penstock.protocol.scripts import Call
 from penstock.protocol.user_failures import digit_of
+from penstock.redis.control import AsyncControl
 
 #: Most characters of a name, and of last words.
 MAX_NAME, MAX_WORDS = 200, 1000
 
 
 class Endings:
-    """Noted one by one, sent together with the worker's presence."""
+    """Noted one by one; sent with the worker's presence, and at once when a job died of what the user gave.
+
+    However fast jobs die, the producer then reads of each before the worker has taken another in its place.
+    """
 
     def __init__(self, config: Config) -> None:
         self._reward = config.reward.function
@@ -34,10 +37,10 @@ class Endings:
         if digit != "0":
             self._words[kind] = words[-MAX_WORDS:]
 
-    def take(self, keys: Keys, window: int) -> Call[int] | None:
-        """The verb that records what was noted since the last call; None where nothing was."""
+    async def tell(self, control: AsyncControl, keys: Keys, window: int) -> None:
+        """Record what was noted since the last call. Blocks for a round trip, or not at all where there is nothing."""
         if not self._digits:
-            return None
+            return
         kinds = [(kind, digits, self._words.get(kind, "")) for kind, digits in self._digits.items()]
         self._digits, self._words = {}, {}
-        return scripts.ended(keys, kinds, window)
+        await control.call(scripts.ended(keys, kinds, window))
