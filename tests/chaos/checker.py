@@ -10,11 +10,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos import account, history
 from tests.chaos.checks import PROPERTIES
 from tests.chaos.checks.evidence import Evidence, Law, Violation
 from tests.chaos.checks.leftovers import FEWEST_LOOKS
-from tests.chaos.law import Oracle
+from tests.chaos.parts.law import Oracle
+from tests.chaos.recording import account, history
 
 #: Property -> operations without which it would hold whatever happened.
 NEEDED = {

@@ -21,12 +21,13 @@ from pathlib import Path
 
 import orjson
 
-from tests.chaos import account, checker
+from tests.chaos import checker
 from tests.chaos.checks import PROPERTIES
 from tests.chaos.checks.evidence import Evidence, Violation
-from tests.chaos.cluster import ROOT
 from tests.chaos.defects import DEFECTS, Defect, seed
-from tests.chaos.history import History, read_file
+from tests.chaos.places import ROOT
+from tests.chaos.recording import account
+from tests.chaos.recording.history import History, read_file
 
 #: Longest run.
 RUN_S = 900.0

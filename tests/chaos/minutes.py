@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.cluster import ROOT
+from tests.chaos.places import ROOT
 
 #: Longest run.
 RUN_S = 900.0

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.redis.server import find_binary
-from tests.chaos.cluster import ROOT
-from tests.chaos.workloads import WORKLOADS
+from tests.chaos.cluster.workloads import WORKLOADS
+from tests.chaos.places import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "chaos"
 #: Longest run, in seconds, and seconds more for each fault.

@@ -18,13 +18,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import checker, history
-from tests.chaos.account import Account
-from tests.chaos.cluster import ROOT, Cluster
-from tests.chaos.collect import audit, collect
-from tests.chaos.rest import come_to_rest, goes_on
-from tests.chaos.trainer import BROKEN
-from tests.chaos.workloads import WORKLOADS
+from tests.chaos import checker
+from tests.chaos.cluster.cluster import Cluster
+from tests.chaos.cluster.collect import audit, collect
+from tests.chaos.cluster.rest import come_to_rest, goes_on
+from tests.chaos.cluster.workloads import WORKLOADS
+from tests.chaos.parts.trainer import BROKEN
+from tests.chaos.places import ROOT
+from tests.chaos.recording import history
+from tests.chaos.recording.account import Account
 
 #: Batches of a run without faults, and of any run before its first.
 BATCHES = 12

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 import redis
 
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster.cluster import Cluster
+from tests.chaos.cluster.workloads import Workload
 from tests.chaos.nemesis import storage
 from tests.chaos.nemesis.act import Ground
 from tests.chaos.nemesis.battleground import battleground
 from tests.chaos.nemesis.kinds import KINDS, chosen
-from tests.chaos.workloads import Workload
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from tests.chaos.checks.evidence import Evidence, Violation, proof
-from tests.chaos.history import Operation
+from tests.chaos.recording.history import Operation
 
 
 @dataclass(slots=True)

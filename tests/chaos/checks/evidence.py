@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tests.chaos.account import Account
-from tests.chaos.doubts import doubted, within
-from tests.chaos.history import History, Operation
+from tests.chaos.recording.account import Account
+from tests.chaos.recording.doubts import doubted, within
+from tests.chaos.recording.history import History, Operation
 
 #: Log-probability with which a version draws a token of a sample: (version, all its tokens, position).
 Law = Callable[[int, Sequence[int], int], float]

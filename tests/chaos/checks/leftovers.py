@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.chaos.checks.evidence import Evidence, Violation, proof
-from tests.chaos.history import Operation
+from tests.chaos.recording.history import Operation
 
 #: Keys of the run itself; those with a part behind a colon are told by their first word.
 OF_THE_RUN = {

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tests.chaos.account import Reported
 from tests.chaos.checks.evidence import Evidence, Violation, proof
 from tests.chaos.checks.reports import find_overstated, find_silent
-from tests.chaos.history import Operation
+from tests.chaos.recording.account import Reported
+from tests.chaos.recording.history import Operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.chaos.checks.evidence import Evidence, Violation, proof
-from tests.chaos.history import Operation
+from tests.chaos.recording.history import Operation
 
 #: What a leader does under its epoch.
 BY_LEADER = ("cut", "dispose", "seal")

@@ -7,8 +7,8 @@ and never more than what was acknowledged while the fault was at work.
 from collections.abc import Callable, Iterator
 
 from tests.chaos.checks.evidence import Evidence, Violation, proof
-from tests.chaos.doubts import begun_in
-from tests.chaos.history import Operation
+from tests.chaos.recording.doubts import begun_in
+from tests.chaos.recording.history import Operation
 
 #: Counter of a report -> operation, and how many it counts.
 COUNTED: dict[str, tuple[str, Callable[[Operation], int]]] = {

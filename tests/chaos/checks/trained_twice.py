@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tests.chaos.checks.evidence import Evidence, Violation, proof
 from tests.chaos.checks.losses import find_losses
-from tests.chaos.history import Operation
+from tests.chaos.recording.history import Operation
 
 #: Subscription, role, rank.
 Seat = tuple[str, str, int]

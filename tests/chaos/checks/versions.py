@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from tests.chaos.checks.evidence import Evidence, Violation, proof
-from tests.chaos.history import Operation
+from tests.chaos.recording.history import Operation
 
 
 def find_reused_versions(evidence: Evidence) -> Iterator[Violation]:

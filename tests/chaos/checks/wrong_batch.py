@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tests.chaos.checks.evidence import Evidence, Violation, proof
 from tests.chaos.checks.losses import find_losses
-from tests.chaos.history import Operation
+from tests.chaos.recording.history import Operation
 
 
 def find_wrong_batch(evidence: Evidence) -> Iterator[Violation]:

@@ -7,9 +7,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.chaos.cluster import Cluster
+    from tests.chaos.cluster.cluster import Cluster
+    from tests.chaos.cluster.proxy_control import ProxyControl
     from tests.chaos.nemesis.failover import Failover
-    from tests.chaos.proxy_control import ProxyControl
 
 Facts = dict[str, Any]
 

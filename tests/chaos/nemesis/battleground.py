@@ -12,12 +12,12 @@ with battleground(Cluster(folder, WORKLOADS["async"]), kinds) as ground:
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster.cluster import Cluster
+from tests.chaos.cluster.proxy_control import ProxyControl
 from tests.chaos.nemesis.act import Ground, Kind
 from tests.chaos.nemesis.clock import library
 from tests.chaos.nemesis.disk import small_disks
 from tests.chaos.nemesis.failover import Failover
-from tests.chaos.proxy_control import ProxyControl
 
 #: Parts that are no clients of the control Redis.
 SERVERS = ("redis", "payload", "engine")

@@ -1,8 +1,6 @@
 """Full disks: a small file system under the append-only file, the payloads, the weights or the checkpoints."""
 
 import contextlib
-import os
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -10,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.nemesis.act import Facts, Ground, Kind
+from tests.small_disks import fill, mount, unmount
 
 #: What may lie on a small disk: where it is below the folder of a cluster, and its size in MB.
 PLACES = {
@@ -24,24 +23,15 @@ PLACES = {
 def small_disks(folder: Path, sizes: Mapping[str, tuple[str, int]] = PLACES) -> Iterator[dict[str, Path]]:
     """Mount them below the folder of a cluster that is not yet started; none where nothing may be mounted here."""
     disks: dict[str, Path] = {}
-    try:
+    with contextlib.ExitStack() as stack:
         for name, (place, megabytes) in sizes.items():
             path = folder / place
             path.mkdir(parents=True, exist_ok=True)
-            if not _mount(path, megabytes):
+            if mount(path, megabytes):
                 break
+            stack.callback(unmount, path)
             disks[name] = path
         yield disks
-    finally:
-        for disk in disks.values():
-            subprocess.run(["umount", "-l", str(disk)], check=False)
-
-
-def _mount(path: Path, megabytes: int) -> bool:
-    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "penstock-chaos", str(path)]
-    with contextlib.suppress(FileNotFoundError):
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    return False
 
 
 def _choose(name: str, ground: Ground, rng: Random) -> Facts | None:
@@ -60,18 +50,6 @@ def _strike(ground: Ground, facts: Facts) -> None:
             time.sleep(0.1)
     finally:
         ballast.unlink()
-
-
-def fill(ballast: Path) -> None:
-    """Let a file grow until its disk has no room for another byte."""
-    file = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        for size in (65536, 4096, 1):
-            with contextlib.suppress(OSError):
-                while True:
-                    os.write(file, bytes(size))
-    finally:
-        os.close(file)
 
 
 def kinds() -> dict[str, Kind]:

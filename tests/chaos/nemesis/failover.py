@@ -8,9 +8,9 @@ from typing import Any
 import redis
 
 from penstock.system.ports import free_port
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster.cluster import Cluster
+from tests.chaos.cluster.supervisor import Part
 from tests.chaos.nemesis.act import Facts, Ground, Kind
-from tests.chaos.supervisor import Part
 
 #: As the sentinel calls the server.
 NAME = "control"

@@ -8,9 +8,9 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from tests.chaos.cluster.supervisor import Part
+from tests.chaos.cluster.workloads import Workload, merged
 from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, names_of, pick
-from tests.chaos.supervisor import Part
-from tests.chaos.workloads import Workload, merged
 
 #: Longest wait for a run to go on with another configuration.
 TAKEN_S = 60.0

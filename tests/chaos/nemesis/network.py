@@ -6,8 +6,8 @@ from functools import cache, partial
 from pathlib import Path
 from random import Random
 
+from tests.chaos.cluster.proxy import DOWN, MID_REPLY, REPLY, REQUEST, UP
 from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, names_of, pick
-from tests.chaos.proxy import DOWN, MID_REPLY, REPLY, REQUEST, UP
 
 #: Those that reach Redis.
 CLIENTS = ("producer", "worker", "buffer", "trainer")

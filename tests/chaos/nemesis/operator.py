@@ -5,14 +5,13 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.chaos.cluster.supervisor import searched
 from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, pick
-from tests.chaos.supervisor import searched
+from tests.chaos.places import RECORDED, ROOT
 
-HERE = Path(__file__).parents[1]
 #: Longest time that a command may take.
 COMMAND_S = 60.0
 #: What a command says of a Redis that is away; its operator tries again later.
@@ -33,7 +32,7 @@ def command(ground: Ground, *words: str, good: tuple[int, ...] = (0,)) -> str:
         NotStruck: Redis was away.
     """
     cluster = ground.cluster
-    path = searched(str(HERE / "recorded"), str(cluster.folder / "source"), str(HERE.parents[1]))
+    path = searched(str(RECORDED), str(cluster.folder / "source"), str(ROOT))
     own = {"PYTHONPATH": path, "CHAOS_HISTORY": str(cluster.history), "CHAOS_WHO": "operator"}
     whole = [sys.executable, "-m", "penstock.cli", *words, "--run", cluster.keys.run, "--redis", cluster.redis_url]
     try:

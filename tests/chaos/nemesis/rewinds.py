@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from random import Random
 
+from tests.chaos.cluster.supervisor import Part
 from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, pick
-from tests.chaos.supervisor import Part
 
 #: Longest wait for a trainer to go on from an older checkpoint.
 GOES_ON_S = 30.0

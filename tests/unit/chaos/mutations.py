@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.chaos.account import Account, Reported
+from tests.chaos.recording.account import Account, Reported
 from tests.unit.chaos.valid_histories import MODEL, PLACES, Play
 
 

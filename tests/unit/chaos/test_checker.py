@@ -9,10 +9,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.chaos import account, checker
-from tests.chaos.account import Account, Reported
+from tests.chaos import checker
 from tests.chaos.checks.evidence import Evidence
-from tests.chaos.history import History, Operation
+from tests.chaos.recording import account
+from tests.chaos.recording.account import Account, Reported
+from tests.chaos.recording.history import History, Operation
 from tests.unit.chaos.mutations import MUTATIONS, Mutant, commit_overwritten, job_lost
 from tests.unit.chaos.valid_histories import Play, law
 

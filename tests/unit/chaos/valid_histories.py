@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.account import Account, from_json
-from tests.chaos.history import History, operations_of
+from tests.chaos.recording.account import Account, from_json
+from tests.chaos.recording.history import History, operations_of
 
 MODEL = "m"
 BOUND = 3

@@ -1,0 +1,350 @@
+"""A whole run as real processes under one folder, kept up as a service manager would: what a nemesis works on.
+
+    with Cluster(folder, WORKLOADS["async"]) as cluster:
+        cluster.kill(cluster.of("leader")[0])
+        cluster.wait("another batch", lambda: cluster.committed() > before)
+
+Penstock's parts are its own commands, from ``source``; engines and trainers are those of this folder. All of them
+record what they do in ``FOLDER/history``. Nothing here reads penstock's memory: what is known is asked of Redis.
+"""
+
+import contextlib
+import json
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+import yaml
+
+from penstock.protocol.keys import Keys
+from penstock.redis.server import find_binary
+from penstock.system.ports import free_port
+from tests.chaos.cluster.crew import Crew
+from tests.chaos.cluster.supervisor import Part, Supervisor, searched
+from tests.chaos.cluster.watch import Watch
+from tests.chaos.cluster.workloads import Seats, Workload, merged
+from tests.chaos.parts.policy import write_data, write_policy
+from tests.chaos.places import RECORDED, ROOT
+
+#: Packages of the product: what is taken of ``source``.
+PRODUCT = ("penstock", "console", "producer", "workers", "buffer", "consumers")
+#: Longest wait for any one thing to happen; the machine may be slow, and a real engine is slow to start.
+PATIENCE_S, ENGINE_PATIENCE_S = 400.0, 600.0
+_LEADS = re.compile(r"leading in epoch (\d+)")
+
+
+class Cluster(Crew):
+    """Started on ``__enter__``, killed on ``__exit__``.
+
+    Args:
+        folder: for everything; made where it is missing. One run's: FileExistsError where there was one before.
+        source: a checkout whose packages the parts run.
+        redis_server: the binary; None: what penstock itself would take.
+        seed: of data and engines.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        workload: Workload,
+        *,
+        source: Path = ROOT,
+        redis_server: Path | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.folder = folder.absolute()
+        self.workload = workload
+        self.source = source.absolute()
+        self.seed = seed
+        self.keys = Keys(workload.resolved()["run"])
+        self.history = self.folder / "history"
+        self.redis_port = free_port()
+        #: Which Redis a part is sent to, by its name; the server itself where nothing else is said. A proxy sets it.
+        self.url_for: Callable[[str], str] = lambda name: self.redis_url
+        self.binary = redis_server or find_binary()
+        self._client: redis.Redis | None = None
+        self.watch: Watch | None = None
+        #: Ports of engines and payload servers, by the name of the part.
+        self.ports: dict[str, int] = {}
+
+    # --- start and end ------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        for name in ("logs", "checkpoints"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self.history.mkdir()  # that of one run
+        self._link_product()
+        write_policy(self.folder / "model", is_real=self.workload.is_real)
+        write_data(self.folder / "train.jsonl", "t", self.seed)
+        write_data(self.folder / "heldout.jsonl", "h", self.seed, lines=8)
+        self._supervisor = Supervisor(self.folder, self._environment_of)
+        try:
+            self._start_all()
+        except BaseException:
+            self._supervisor.end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.watch is not None:
+            self.watch.end()
+        if self._supervisor is not None:
+            self._supervisor.end()
+
+    def _start_all(self) -> None:
+        servers = ["redis", *(f"payload-{number}" for number in range(self.workload.payload_servers))]
+        for name in servers:
+            self._add_redis(name)
+        self.wait("Redis to answer", self.answers)
+        self.write_config("run")
+        self.watch = Watch(self.redis_url, self.keys, self._adopt_engines)
+        for number in range(self.workload.buffers):
+            self.start("buffer", name=f"buffer-{number}")
+        for seats in self.workload.trainers:
+            self.start("trainer", seats=seats)
+        self.start("producer")
+        for number in range(self.workload.workers):
+            self.start("worker", name=f"worker-{number}")
+        for number in range(self.workload.scorers):
+            self.start("scorer", name=f"scorer-{number}")
+
+    def _link_product(self) -> None:
+        """The packages of the product and nothing else of ``source``, so that tests are those of this checkout."""
+        folder = self.folder / "source"
+        folder.mkdir(exist_ok=True)
+        for name in PRODUCT:
+            with contextlib.suppress(FileExistsError):
+                (folder / name).symlink_to(self.source / name)
+
+    # --- parts --------------------------------------------------------------------------------------------------
+
+    def of(self, kind: str) -> list[Part]:
+        """Parts of a kind that are not retired: redis, payload, producer, worker, engine, buffer, trainer, scorer.
+
+        leader and standby are the buffer that leads now, and the others.
+        """
+        if kind in ("leader", "standby"):
+            leader = self._leader()
+            return [part for part in self.of("buffer") if (part is leader) == (kind == "leader")]
+        return super().of(kind)
+
+    def retire(self, part: Part) -> None:
+        """It leaves by SIGTERM and does not come back; with a worker its engine."""
+        self.supervisor.retire(part)
+        if part.kind == "worker":
+            self.supervisor.retire(self.parts[engine_of(part.name)], signal.SIGKILL)
+
+    def start(
+        self,
+        kind: str,
+        *,
+        name: str = "",
+        config: dict[str, Any] | None = None,
+        seats: Seats | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> Part:
+        """Start one part more; a worker with an engine of its own.
+
+        Args:
+            config: what differs in its configuration, as of an older one.
+            seats: of a trainer; all its ranks are started, the first is returned.
+            environment: variables of its own.
+        """
+        name = name or self._new_name(kind)
+        if kind == "payload":
+            return self._add_redis(name)
+        path = self.write_config(name, config or {})
+        if kind == "trainer":
+            return self._start_trainer(seats or Seats(), path, environment or {})
+        if kind == "engine":
+            return self._add_engine(name)
+        module = ["tests.chaos.parts.scorer"] if kind == "scorer" else ["penstock.cli", kind]
+        command = [sys.executable, "-m", *module, "--config", str(path)]
+        if kind == "worker":
+            self._add_engine(engine_of(name))
+            command += ["--name", name, *self._engine_words(name)]
+        part = self._part(kind, name, command, environment or {})
+        self.supervisor.add(part)
+        return part
+
+    def _start_trainer(self, seats: Seats, path: Path, environment: dict[str, str]) -> Part:
+        command = [
+            sys.executable, "-m", "tests.chaos.parts.trainer", "--config", str(path), "--name", seats.name,
+            "--ranks", str(seats.ranks), "--role", seats.role, "--roles", ",".join(seats.roles),
+            "--subscription", json.dumps(seats.subscription), "--definition", json.dumps(seats.definition),
+            *(["--drives"] if seats.drives else []),
+            "--checkpoints", str(self.folder / "checkpoints" / seats.group),
+        ]  # fmt: skip
+        ranks = []
+        for rank in range(seats.ranks):
+            part = self._part("trainer", f"{seats.group}.{rank}", [*command, "--rank", str(rank)], environment)
+            part.group, part.may_finish = seats.group if seats.ranks > 1 else "", True
+            ranks.append(part)
+        self.supervisor.add(*ranks)
+        return ranks[0]
+
+    def _engine_words(self, worker: str) -> list[str]:
+        """What says which engine a worker has: ours, or a real one that it starts itself."""
+        if self.workload.is_real:
+            return [f"--engine.python={ROOT / '.engine/bin/python'}"]
+        return [f"--engine.url=http://127.0.0.1:{self.ports[engine_of(worker)]}"]
+
+    def _adopt_engines(self, pids: Mapping[str, int]) -> None:
+        for part in self.of("engine"):
+            if part.is_adopted:
+                self.supervisor.adopt(part, pids.get(part.name.removeprefix(engine_of("")), 0))
+
+    def _add_engine(self, name: str) -> Part:
+        if self.workload.is_real:
+            part = self._part("engine", name, [], {})
+            part.is_adopted = True
+            self.supervisor.add(part)
+            return part
+        self.ports[name] = free_port()
+        command = [
+            sys.executable, "-m", "tests.chaos.parts.law_engine", "--port", str(self.ports[name]), "--name", name,
+            "--pace", str(self.workload.pace), "--seed", str(self.seed + len(self.ports)),
+        ]  # fmt: skip
+        part = self._part("engine", name, command, {})
+        self.supervisor.add(part)
+        return part
+
+    def _add_redis(self, name: str) -> Part:
+        self.ports[name] = self.redis_port if name == "redis" else free_port()
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        (folder / "redis.conf").write_text(self.redis_conf(self.ports[name]))
+        command = ["/bin/sh", "-c", 'cd "$0" && exec "$1" redis.conf', str(folder), str(self.binary)]
+        part = self._part("redis" if name == "redis" else "payload", name, command, {})
+        self.supervisor.add(part)
+        return part
+
+    def redis_conf(self, port: int) -> str:
+        """The configuration of a server, as penstock's own has it; settings of the workload on top."""
+        settings = {
+            "bind": "127.0.0.1", "port": str(port), "dir": ".", "appendonly": "yes", "appendfsync": "everysec",
+            "save": '""', "maxmemory-policy": "noeviction", "databases": "1", "enable-debug-command": "no",
+            **self.workload.redis,
+        }  # fmt: skip
+        if "6." in _version_of(self.binary):
+            del settings["enable-debug-command"]
+        return "".join(f"{key} {value}\n" for key, value in settings.items())
+
+    def _part(self, kind: str, name: str, command: list[str], environment: dict[str, str]) -> Part:
+        return Part(kind, name, command, environment, log=self.folder / "logs" / f"{name}.log")
+
+    def _new_name(self, kind: str) -> str:
+        taken = sum(part.kind == kind for part in self.parts.values())
+        return f"{kind}-{taken}" if taken else kind
+
+    def _environment_of(self, part: Part) -> dict[str, str]:
+        """What a part is started with: it records, runs ``source``, and knows where Redis is."""
+        recorded = [] if part.kind in ("engine", "redis", "payload") else [str(RECORDED)]
+        path = searched(*recorded, str(self.folder / "source"), str(ROOT))
+        of_all = {"PYTHONPATH": path, "CHAOS_HISTORY": str(self.history), "CHAOS_WHO": part.name}
+        of_all |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        # Roles are started each by itself, and follow whoever has the subscription.
+        job = f"{part.group}-{part.lives}" if part.group else ""
+        return of_all | {"PENSTOCK_REDIS__URL": self.url_for(part.name), "CHAOS_JOB": job}
+
+    def write_config(self, name: str, changes: dict[str, Any] | None = None) -> Path:
+        """The configuration file of a part, with ``changes`` on top of that of the workload."""
+        values = merged(self.workload.resolved(), changes or {})
+        servers = [part for part in self.ports if part.startswith("payload-")]
+        values["redis"] = {"url": self.redis_url} | values.get("redis", {})
+        if servers:
+            values["redis"]["payload_servers"] = {one: f"redis://127.0.0.1:{self.ports[one]}/0" for one in servers}
+        if self.workload.payload_folder:
+            values["redis"]["payload_servers"] = {"folder": (self.folder / "payloads").as_uri()}
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return path
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    @property
+    def redis_url(self) -> str:
+        return f"redis://127.0.0.1:{self.redis_port}/0"
+
+    def client(self) -> redis.Redis:
+        """A client of the control Redis itself, through no proxy."""
+        if self._client is None:
+            self._client = redis.Redis(port=self.redis_port, socket_timeout=5.0, retry=None)
+        return self._client
+
+    def move_to(self, port: int) -> None:
+        """The control Redis is another one from now on, as after a failover."""
+        self.redis_port = port
+        self._client = None
+        if self.watch is not None:
+            self.watch.move_to(self.redis_url)
+
+    def ask(self, question: Callable[[redis.Redis], Any], default: Any = None) -> Any:
+        """Answer of Redis, or ``default`` while it gives none."""
+        try:
+            return question(self.client())
+        except redis.RedisError:
+            return default
+
+    def in_flight(self) -> int:
+        """Jobs that are leased now; 0 while Redis does not answer."""
+        assert self.watch is not None
+        return int(self.ask(self.watch.count_leased, 0))
+
+    def committed(self) -> int:
+        """Batches that were committed so far, over all subscriptions; those that came again count again."""
+        return 0 if self.watch is None else self.watch.committed
+
+    @property
+    def patience_s(self) -> float:
+        """Longest wait for any one thing."""
+        return ENGINE_PATIENCE_S if self.workload.is_real else PATIENCE_S
+
+    def wait(self, what: str, condition: Callable[[], Any], timeout_s: float | None = None) -> Any:
+        """Poll until ``condition`` is true; its value. Raises TimeoutError, with what the run waits for."""
+        timeout_s = self.patience_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        while not (value := condition()):
+            self.supervisor.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} did not happen in {timeout_s:g} s; {self.words()}")
+            time.sleep(0.05)
+        return value
+
+    def words(self) -> str:
+        """Where the run is, for whoever waits in vain."""
+        dead = [f"{part.name} (dead, {part.exits[-3:]})" for part in list(self.parts.values()) if not part.is_alive]
+        waits = self.ask(lambda client: client.hgetall(self.keys.waits), {})
+        return f"not running: {', '.join(dead) or 'none'}; waits: {waits}; logs are in {self.folder / 'logs'}"
+
+    def answers(self) -> bool:
+        """Whether the control Redis does."""
+        return bool(self.ask(lambda client: client.ping()))
+
+    def _leader(self) -> Part | None:
+        """The buffer that leads now, by what it logged; None where nobody does."""
+        epoch = self.ask(lambda client: client.hget(self.keys.leader, "epoch"))
+        if epoch is None:
+            return None
+        for part in self.of("buffer"):
+            found = _LEADS.findall(part.log.read_text(errors="replace")) if part.log.exists() else []
+            if found and found[-1] == epoch.decode():
+                return part
+        return None
+
+
+def engine_of(worker: str) -> str:
+    """Name of the engine that a worker has."""
+    return f"engine-{worker}"
+
+
+def _version_of(binary: Path) -> str:
+    import subprocess
+
+    said = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    return said.partition("v=")[2].split()[0]

@@ -1,0 +1,162 @@
+"""The account of a run that is at rest: what Redis and the payload servers hold, and what the run says that it lost."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import orjson
+import redis
+
+from penstock.protocol.presence import live_workers
+from tests.chaos.cluster.supervisor import searched
+from tests.chaos.recording import history
+from tests.chaos.recording.account import Account, Reported
+
+if TYPE_CHECKING:
+    from tests.chaos.cluster.cluster import Cluster
+
+#: Kinds of faults after which Redis may have forgotten what it acknowledged meanwhile, and what loses a payload server.
+FORGETTING = ("redis:aof_cut", "sentinel:failover_behind")
+LOSING_SERVERS = ("payloads:lost",)
+#: A reply that was under way at the end of a fault may be read so much later.
+AFTERWARDS_NS = 500_000_000
+#: Endings of files in a folder of payloads that are not permanent, behind a percent sign.
+STAGES, DAY_S = ("new", "tmp", "old"), 86400
+#: Keys of one look at a server.
+COUNT = 1000
+
+
+def collect(cluster: "Cluster") -> Account:
+    """Read the account of a run whose parts are all up and at rest, and leave it beside its histories. Blocks."""
+    client, keys = cluster.client(), cluster.keys
+    assert cluster.watch is not None
+    account = Account(
+        jobs=dict(_jobs(client, keys.prefix)),
+        done=list(_done(client, keys.prefix)),
+        subscriptions=_subscriptions(client, keys.prefix),
+        clock=_clock(client, keys.clock),
+        workers=[worker.name for worker in live_workers(client, keys)],
+        keys=_keys(cluster),
+        memory=cluster.watch.memory,
+        reported=_reported(cluster),
+        forgotten=list(_forgotten(cluster)),
+        lost_servers=list(_lost_servers(cluster)),
+    )
+    (cluster.history / "account.json").write_bytes(orjson.dumps(asdict(account)))
+    return account
+
+
+def audit(cluster: "Cluster") -> dict[str, Any]:
+    """What ``penstock audit`` says of the run; ``ok`` where nothing differs. Blocks."""
+    words = ["audit", "--run", cluster.keys.run, "--redis", cluster.redis_url, "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", *words],
+        cwd=cluster.folder,
+        env={**os.environ, "PYTHONPATH": searched(str(cluster.folder / "source"))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode not in (0, 1) or not done.stdout:
+        return {"ok": False, "differences": [f"penstock audit failed: {done.stderr[-500:]}"]}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return {"ok": done.returncode == 0} | found
+
+
+def _jobs(client: redis.Redis, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for key in _scan(client, f"{prefix}group:*"):
+        group = {name.decode(): value.decode(errors="replace") for name, value in client.hgetall(key).items()}
+        if group:
+            samples = {name[2:]: token for name, token in group.items() if name.startswith("s:")}
+            about = {"state": group.get("st", ""), "lane": group.get("ln", ""), "worker": group.get("own", "")}
+            yield key.removeprefix(f"{prefix}group:"), about | {"samples": samples}
+
+
+def _done(client: redis.Redis, prefix: str) -> Iterator[str]:
+    for key in _scan(client, f"{prefix}done:*"):
+        bitmap = client.get(key) or b""
+        of = key.removeprefix(f"{prefix}done:")
+        for place in range(8 * len(bitmap)):
+            if bitmap[place // 8] >> (7 - place % 8) & 1:
+                yield f"{of}/{place}"
+
+
+def _subscriptions(client: redis.Redis, prefix: str) -> dict[str, dict[str, Any]]:
+    names = (field[4:].decode() for field in client.hkeys(f"{prefix}subs") if field.startswith(b"sub:"))
+    return {name: _subscription(client.hgetall(f"{prefix}sub:{name}")) for name in names}
+
+
+def _subscription(raw: dict[bytes, bytes]) -> dict[str, Any]:
+    def number(name: str) -> int:
+        return int(raw.get(name.encode()) or 0)
+
+    where = {"cut": number("cut"), "cursor": number("cursor"), "checkpoint": number("ckpt")}
+    text = {name: (raw.get(name.encode()) or b"").decode() for name in ("lanes", "share")}
+    return where | {"lanes": text["lanes"].split(","), "reuse": number("reuse") or 1, "pool": text["share"]}
+
+
+def _clock(client: redis.Redis, key: str) -> dict[str, int]:
+    fields = client.hgetall(key)
+    return {name[8:].decode(): int(value) for name, value in fields.items() if name.startswith(b"version:")}
+
+
+def _keys(cluster: "Cluster") -> dict[str, int]:
+    """Keys of the control Redis, of payload servers and of a folder of payloads, with their seconds to live."""
+    found = dict(_files(cluster.folder / "payloads"))
+    ports = [cluster.redis_port, *(cluster.ports[part.name] for part in cluster.of("payload"))]
+    for port in ports:
+        with redis.Redis(port=port, socket_timeout=10.0) as client:
+            for key in _scan(client, f"{cluster.keys.prefix}*"):
+                ttl = int(client.ttl(key))
+                if ttl != -2:  # it went meanwhile
+                    found[key.removeprefix(cluster.keys.prefix)] = ttl
+    return found
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Payloads in a folder: what nobody has made permanent is named so, and goes one day."""
+    for path in folder.glob("*/?/*"):
+        name, _, stage = path.name.rpartition("%")
+        if stage in STAGES:
+            yield unquote(name), DAY_S
+        else:
+            yield unquote(path.name), -1
+
+
+def _scan(client: redis.Redis, pattern: str) -> Iterator[str]:
+    escaped = pattern.replace("[", "\\[").replace("]", "\\]")
+    return (key.decode() for key in set(client.scan_iter(escaped, count=COUNT)))
+
+
+def _reported(cluster: "Cluster") -> dict[str, Reported]:
+    """What trainers said of samples whose payload was gone, each once."""
+    reports = history.read(cluster.history).of("report")
+    samples = sorted({name for one in reports if one.may_have_happened for name in one.facts.get("samples", ())})
+    return {"samples": Reported(len(samples), list(samples))} if samples else {}
+
+
+def _forgotten(cluster: "Cluster") -> Iterator[tuple[int, int]]:
+    """When faults that lose what was acknowledged were at work, by the log of the nemesis."""
+    for record, end in _struck(cluster):
+        if record["act"]["kind"] in FORGETTING:
+            yield record["mono"], int(end["ended"] * 1e9) + AFTERWARDS_NS
+
+
+def _lost_servers(cluster: "Cluster") -> Iterator[str]:
+    return (record["act"]["facts"]["part"] for record, _ in _struck(cluster) if record["act"]["kind"] in LOSING_SERVERS)
+
+
+def _struck(cluster: "Cluster") -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The acts of the nemesis, each with its end."""
+    path = cluster.folder / "nemesis.jsonl"
+    records = [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    ends = {record["end"]["number"]: record["end"] for record in records if "end" in record}
+    acts = (record for record in records if "act" in record)
+    return ((act, ends[act["act"]["number"]]) for act in acts if act["act"]["number"] in ends)

@@ -1,0 +1,174 @@
+"""What is run under faults: configurations of the product and the parts that work on them, by name."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+#: What all have in common: short leases, tiny samples, quick retries.
+BASE: dict[str, Any] = {
+    "run": "chaos",
+    "directory": "runs",
+    "model": {"path": "model"},
+    "data": {"train": [{"name": "sums", "path": "train.jsonl"}], "epochs": None},
+    "rollout": {"n": 2, "sampling": {"max_new_tokens": 24, "temperature": 1.0}, "max_context_tokens": 512},
+    "staleness": {"mode": "async", "bound": 2},
+    "engine": {
+        "health_interval_s": 0.5, "health_timeout_s": 2.0, "health_failures": 2, "load_timeout_s": 10,
+        "restart_wait_s": 0.2, "max_restart_wait_s": 1.0, "request_timeout_s": 60,
+    },
+    "worker": {
+        "slots": 12, "lease_s": 2.0, "heartbeat_s": 0.4, "drain_timeout_s": 2.0, "retry_s": 0.1, "max_retry_s": 1.0,
+        "max_attempts": 20,
+    },
+    "reward": {"function": "exact_match"},
+    "buffer": {"lease_s": 2.5},
+    "trainer": {"batch_groups": 4, "checkpoint_every": 3, "keep_versions": 4, "rank_timeout_s": 60},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seats:
+    """The ranks of one trainer: one place at the buffer, or one role there."""
+
+    name: str = "actor"
+    ranks: int = 1
+    role: str = ""
+    roles: tuple[str, ...] = ()
+    #: Whether it publishes weights.
+    drives: bool = True
+    #: Fields of ``trainer.subscription`` that differ for it.
+    subscription: dict[str, Any] = field(default_factory=dict)
+    #: What it takes, where that is not a trainer's share of the train lane.
+    definition: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def group(self) -> str:
+        """What its ranks are called."""
+        return f"{self.name}-{self.role}" if self.role else self.name
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A configuration, and who works on it."""
+
+    name: str
+    #: On top of ``BASE``.
+    config: dict[str, Any] = field(default_factory=dict)
+    trainers: tuple[Seats, ...] = (Seats(),)
+    workers: int = 2
+    buffers: int = 2
+    payload_servers: int = 0
+    #: Payloads lie in a folder, which all parts share.
+    payload_folder: bool = False
+    scorers: int = 0
+    #: Whether workers start real engines.
+    is_real: bool = False
+    #: Settings of the Redis servers, on top of those of a run's own.
+    redis: dict[str, str] = field(default_factory=dict)
+    #: Tokens per second of each request.
+    pace: float = 150.0
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole configuration, as it stands in its file; a key that is None is left out."""
+        return _without_none(merged(BASE, self.config))
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """``below`` with what ``above`` says otherwise, key by key; neither is changed."""
+    both = dict(below)
+    for key, value in above.items():
+        inner = both.get(key)
+        both[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return both
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+#: Answers long enough that a fault finds them half drawn.
+LONG = {"sampling": {"max_new_tokens": 64, "temperature": 1.0}}
+ACTOR = Seats()
+JUDGE = Seats("judge", drives=False, subscription={"driving": False})
+ROLES = ("actor", "critic")
+STUDENTS = {"driving": False, "share": "students"}
+EVALS = {"lanes": ["eval"], "size": 4, "mode": "async", "sampler": "fifo", "bound": -1, "driving": False}
+TRAIN = {"name": "sums", "path": "train.jsonl"}
+TASKS = "tests.chaos.parts.tasks"
+
+REAL: dict[str, Any] = {
+    "args": {
+        "device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch", "grammar-backend": "none",
+        "disable-cuda-graph": True, "disable-overlap-schedule": True, "max-total-tokens": 20000,
+        "mem-fraction-static": 0.3, "disable-radix-cache": True, "sleep-on-idle": True,
+    },
+    "env": {"OMP_NUM_THREADS": "1"},
+    "health_timeout_s": 5.0,
+    "load_timeout_s": 60,
+}  # fmt: skip
+
+WORKLOADS = {
+    one.name: one
+    for one in (
+        # Two copies; any version within the bound, changed in place.
+        Workload("async", trainers=(ACTOR, JUDGE)),
+        Workload("ranks", trainers=(Seats(ranks=2),)),
+        Workload("sync", {"staleness": {"mode": "sync", "bound": None}}),
+        Workload("one_step", {"staleness": {"mode": "one_step", "bound": None}}),
+        Workload("wait", {"staleness": {"bound": 1, "on_expiry": "wait"}, "worker": {"apply": "drain"}}),
+        Workload("drop", {"staleness": {"bound": 1, "on_expiry": "drop"}, "worker": {"apply": "abort"}}),
+        Workload(
+            "pool",
+            trainers=(
+                ACTOR,
+                Seats("left", drives=False, subscription=STUDENTS),
+                Seats("right", drives=False, subscription=STUDENTS),
+            ),
+            payload_servers=2,
+        ),
+        Workload("reuse", {"trainer": {"subscription": {"reuse": 2, "sampler": "uniform"}}}),
+        Workload(
+            "roles",
+            trainers=(Seats(role="actor", roles=ROLES), Seats(role="critic", roles=ROLES, drives=False)),
+            payload_servers=1,
+        ),
+        Workload(
+            "filters",
+            {
+                "reward": {"function": f"{TASKS}:parity"},
+                "trainer": {"filter": {"functions": ["nonzero_std"]}, "over_sampling_groups": 4},
+            },
+        ),
+        Workload(
+            "failing",
+            {
+                "reward": {"function": f"{TASKS}:raises", "max_attempts": 1, "max_died_share": 1.0},
+                "worker": {"max_attempts": 3},
+            },
+        ),
+        Workload(
+            "lanes",
+            {
+                "data": {"eval": [{"name": "heldout", "path": "heldout.jsonl"}], "eval_every": 6},
+                "rollout": {"eval_sampling": {"temperature": 1.0}},
+                "buffer": {"score_ttl_s": 5},
+            },
+            trainers=(ACTOR, Seats("evals", drives=False, subscription={"driving": False}, definition=EVALS)),
+            scorers=1,
+        ),
+        Workload("given", {"data": {"train": [{**TRAIN, "answer_key": "answer"}]}}),
+        Workload(
+            "turns", {"data": {"train": [{**TRAIN, "environment": f"{TASKS}:Echo"}]}, "rollout": {"max_turns": 4}}
+        ),
+        Workload("leases", {"rollout": LONG | {"lease_tokens": 12}}),
+        Workload("folder", payload_folder=True),
+        # A real engine on the CPU, which its worker starts; the law says nothing of its tokens.
+        Workload("engine", {"engine": REAL}, workers=1, is_real=True),
+        Workload("prefixes", {"rollout": LONG, "worker": {"checkpoint_tokens": 6}}),
+        # Answers that outlive versions.
+        Workload("slow", {"rollout": LONG, "worker": {"checkpoint_tokens": 6}}, pace=40.0),
+    )
+}

@@ -1,0 +1,26 @@
+"""Rewards and an environment of a user's own, as the workloads name them (``tests.chaos.parts.tasks:NAME``)."""
+
+from penstock import Job, Observation, Sample
+
+
+def parity(sample: Sample) -> float:
+    """0 or 1, as the tokens have it: groups whose rewards are all the same are a third of those of two."""
+    return float(sum(sample.tokens) % 3 == 0)
+
+
+def raises(sample: Sample) -> float:
+    """Of about a quarter of the answers it raises, whoever asks; another answer is drawn then."""
+    if sum(sample.tokens) % 4 == 0:
+        raise ArithmeticError("no reward for these tokens")
+    return parity(sample)
+
+
+class Echo:
+    """Answers the first two turns with the beginning of what was said, and lets the third be the last."""
+
+    async def reset(self, job: Job) -> None:
+        self.turns = 0
+
+    async def step(self, sample: Sample) -> Observation | None:
+        self.turns += 1
+        return Observation(text=f"<{sample.turns[-1][:3]}>") if self.turns < 3 else None

@@ -1,0 +1,197 @@
+"""The hooks make operations of the verbs as they are, and only of what was really answered."""
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.protocol.keys import Keys
+from tests.chaos.checks import leftovers
+from tests.chaos.places import RECORDED, ROOT
+from tests.chaos.recording import hooks
+from tests.chaos.recording.history import History, read
+
+PROLOGUE = """
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.manifest import Manifest, Row
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample_meta import SampleMeta
+keys, lead = Keys("r"), scripts.Leadership(1, "t")
+"""
+
+
+def recorded(tmp_path: Path, code: str) -> History:
+    """The history of a process that does this, started as those of a run are."""
+    environment = os.environ | {"PYTHONPATH": str(RECORDED), "CHAOS_HISTORY": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", PROLOGUE + code], cwd=ROOT, env=environment, timeout=60, check=True)
+    return read(tmp_path)
+
+
+@pytest.mark.parametrize(("module", "name"), [*hooks.VERBS, *hooks.STEPS, hooks.RESENT])
+def test_what_is_hooked_is_there(module: str, name: str) -> None:
+    found = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+
+    assert inspect.isfunction(found)
+
+
+def test_an_admission_names_what_was_acknowledged(tmp_path: Path) -> None:
+    code = """
+jobs = [(Job(id=f"d/0/{i}", n=2, prompt="p"), b"body") for i in range(3)]
+how = {"lane": "train", "source": "train", "position": 0, "model": "m", "gate": None}
+scripts.admit(keys, jobs, **how).parse([b"ok", 2, b"2"])
+scripts.admit(keys, jobs, **how).parse([b"closed", 0, b"2", 0])
+scripts.admit(keys, jobs, **how)
+"""
+
+    told, refused, lost = recorded(tmp_path, code).of("admit")
+
+    assert told.facts["jobs"] == [["d/0/0", 2], ["d/0/1", 2], ["d/0/2", 2]]
+    assert (told.outcome, told.answer) == ("yes", {"jobs": ["d/0/0", "d/0/1"]})
+    assert refused.outcome == "no"
+    assert lost.outcome == "unknown"
+
+
+def test_a_lease_and_a_commit_carry_the_token_and_the_versions(tmp_path: Path) -> None:
+    code = """
+job = Job(id="d/0/1", n=2, prompt="p")
+row = [b"train", b"d/0/1", b"tok", 0, b"body", 1, 0, []]
+scripts.lease(keys, "w", "base", most=1, version=3).parse([row])
+meta = SampleMeta(1, "tok", "s", 7, 8, 9, 4, 5, 1.0, [[2, 1], [3, 4]], 2, 3, 0.5, "ok", "stop")
+scripts.commit(keys, "d/0/1", "tok", iter([(1, 2, meta.to_bytes())])).parse([b"ok", 1, 0, 0])
+"""
+
+    history = recorded(tmp_path, code)
+
+    (lease,), (commit,) = history.of("lease"), history.of("commit")
+    assert lease.answer == {"jobs": [["d/0/1", "tok", 1, []]]}
+    assert commit.facts == {"job": "d/0/1", "token": "tok", "samples": [[1, [2, 3]]], "server": "s"}
+    assert (commit.outcome, commit.answer) == ("yes", {"new": 1, "again": 0, "taken": 0})
+
+
+def test_a_cut_and_a_publication_are_read_from_their_records(tmp_path: Path) -> None:
+    code = """
+row = Row("d/0/1", 0, "tok", "s", 1, 2, 3, 1, 2, 2, 4, 5, 4, 0.0, "ok")
+manifest = Manifest("actor", 7, 6, 3, "mask", "async", 3, [row], 2, 1, 1, 1, 2, 2.0)
+scripts.cut(
+    keys, lead, "actor", revision=1, n=7, manifest=manifest.to_bytes(), digest="dg", consumes=1, model="m", version=6,
+    oldest_allowed=-1, jobs=["d/0/1"],
+).parse([b"cut"])
+one = Publication("m", 8, "disk", "/w", checksums={"a": 1}, through=7)
+how = {"owner": "o", "gen": 2, "model": "m", "version": 8, "through": 7, "step": 7, "record": one.to_bytes()}
+scripts.publish(keys, "actor", **how).parse([b"published", 8])
+"""
+
+    history = recorded(tmp_path, code)
+
+    (cut,), (publish,) = history.of("cut"), history.of("publish")
+    assert cut.outcome == publish.outcome == "yes"
+    assert cut.facts["rows"] == [["d/0/1", 0, "tok"]]
+    assert (cut.facts["train_version"], cut.facts["bound"], cut.facts["mask_below"]) == (6, 3, 3)
+    assert publish.facts["weights"]
+
+
+def test_a_verb_that_raises_was_refused(tmp_path: Path) -> None:
+    code = """
+import contextlib
+from penstock.errors import LeadershipLost
+with contextlib.suppress(LeadershipLost):
+    scripts.drop(keys, lead, "d/0/1").parse(-1)
+"""
+
+    (drop,) = recorded(tmp_path, code).of("dispose")
+
+    assert drop.outcome == "no"
+    assert "LeadershipLost" in drop.answer["why"]
+
+
+def test_a_refusal_after_a_lost_reply_is_unknown(tmp_path: Path) -> None:
+    code = """
+import redis
+from penstock.redis.control import until_answered
+answers = iter([redis.ConnectionError("lost"), [b"lost", 0, 0, 0]])
+call = scripts.commit(keys, "d/0/1", "tok", [])
+def send():
+    answer = next(answers)
+    if isinstance(answer, Exception):
+        raise answer
+    return call.parse(answer)
+assert until_answered(send, "redis://x").outcome == "lost"
+"""
+
+    (commit,) = recorded(tmp_path, code).of("commit")
+
+    assert commit.outcome == "unknown"
+
+
+def test_without_a_folder_nothing_is_hooked() -> None:
+    code = PROLOGUE + "assert not hasattr(scripts.admit, '__wrapped__')"
+    environment = {name: value for name, value in os.environ.items() if name != "CHAOS_HISTORY"}
+
+    subprocess.run(
+        [sys.executable, "-c", code], env=environment | {"PYTHONPATH": str(RECORDED)}, cwd=ROOT, timeout=60, check=True
+    )
+
+
+def test_a_hook_of_a_module_that_is_loaded_is_refused(tmp_path: Path) -> None:
+    code = """
+from penstock.protocol.keys import Keys
+from tests.chaos.recording import hooks
+from tests.chaos.checks import leftovers
+from tests.chaos.recording.recorder import Recorder
+import pathlib
+hooks.install(Recorder(pathlib.Path("."), "late"))
+"""
+
+    done = subprocess.run([sys.executable, "-c", PROLOGUE + code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert "is loaded already" in done.stderr
+
+
+def test_a_trainer_that_delivers_trains_and_goes_back_is_recorded(tmp_path: Path) -> None:
+    code = """
+from types import SimpleNamespace as Some
+from consumers.session import Session
+from consumers.batch.stream import Stream
+from consumers.subscription.progress import Progress
+seat = Some(role="", rank=1, dp_rank=1, drives=False)
+subscriber = Some(name="actor", seat=seat, gen=4, owner="o")
+rows = [Some(job="d/0/1", k=0), Some(job="d/0/1", k=1)]
+batch = Some(manifest=Some(sub="actor"), n=3, digest="dg", all_rows=rows, rows=rows[1:], train_version=2)
+Stream.hand_out(Some(_subscriber=subscriber, _ahead=Some(depth=0)), batch)
+progress = Some(commit=lambda n, digest: None)
+Session.commit(
+    Some(subscriber=subscriber, name="actor", progress=progress, publishes=False, clock=Some(see=print)), batch
+)
+Progress.go_back(Some(_subscriber=subscriber), 2)
+"""
+
+    history = recorded(tmp_path, code)
+
+    (deliver,), (train,), (restore,) = history.of("deliver"), history.of("train"), history.of("restore")
+    assert deliver.facts == train.facts
+    assert (train.facts["n"], train.facts["jobs"], train.facts["rows"]) == (3, ["d/0/1"], [["d/0/1", 1]])
+    assert (restore.facts["n"], restore.facts["rank"], restore.facts["gen"]) == (2, 1, 4)
+    assert {deliver.outcome, train.outcome, restore.outcome} == {"yes"}
+
+
+def test_the_checker_knows_every_key_of_a_run() -> None:
+    keys = Keys("r")
+    names = [name for name in dir(Keys) if not name.startswith("_") and name not in ("run", "prefix", "of")]
+    kinds = set()
+    for name in names:
+        member = getattr(keys, name)
+        key = member(*["x"] * len(inspect.signature(member).parameters)) if callable(member) else member
+        if isinstance(key, str) and key.startswith(keys.prefix):
+            kinds.add(key.removeprefix(keys.prefix).partition(":")[0])
+
+    known = leftovers.OF_THE_RUN | leftovers.OF_A_SUBSCRIPTION | leftovers.OF_A_JOB | leftovers.MUST_EXPIRE
+    assert len(kinds) > 40
+    assert kinds - known == set()
