@@ -45,6 +45,8 @@ class Result:
     faults: dict[str, int] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
     recovery_s: dict[str, list[float]] = field(default_factory=dict)
+    #: Kind -> why it was not done, the last time that it was not.
+    missed: dict[str, str] = field(default_factory=dict)
     #: Property -> violations; ``liveness``, ``rest`` and ``audit`` among them.
     violations: dict[str, int] = field(default_factory=dict)
     #: What was found, in words.
@@ -124,7 +126,8 @@ def _under_faults(asked: Asked, cluster: Cluster, result: Result, stack: context
     from tests.chaos.nemesis.nemesis import Nemesis
     from tests.chaos.nemesis.schedule import Log, Replay, Schedule
 
-    kinds = chosen(asked.kinds)
+    spared = cluster.workload.spared
+    kinds = {name: kind for name, kind in chosen(asked.kinds).items() if name.partition(":")[0] not in spared}
     ground = stack.enter_context(battleground(cluster, kinds))
     cluster.wait("the first batches", lambda: cluster.committed() >= BATCHES // 4)
     acts = Replay(asked.replay) if asked.replay else Schedule(asked.seed, kinds)
@@ -143,6 +146,7 @@ def _note(faults: Sequence[Any], result: Result) -> None:
     for one in faults:
         kind = one.strike.kind
         if one.strike.error:
+            result.missed[kind] = one.strike.error[:200]
             continue
         result.faults[kind] = result.faults.get(kind, 0) + 1
         if one.counts:

@@ -24,7 +24,9 @@ import yaml
 from penstock.protocol.keys import Keys
 from penstock.redis.server import find_binary
 from penstock.system.ports import free_port
+from tests.chaos.cluster.adopted import child_of, logged_by
 from tests.chaos.cluster.crew import Crew
+from tests.chaos.cluster.redis_conf import redis_conf
 from tests.chaos.cluster.supervisor import Part, Supervisor, searched
 from tests.chaos.cluster.watch import Watch
 from tests.chaos.cluster.workloads import Seats, Workload, merged
@@ -33,9 +35,15 @@ from tests.chaos.places import RECORDED, ROOT
 
 #: Packages of the product: what is taken of ``source``.
 PRODUCT = ("penstock", "console", "producer", "workers", "buffer", "consumers")
+#: What is started for a part that is not a command of its name; parts that record nothing, or do so themselves.
+MODULES = {"scorer": ["tests.chaos.parts.scorer"], "verifier": ["penstock.cli", "verifiers"]}
+UNRECORDED = frozenset(("engine", "redis", "payload", "verifier"))
+#: Interpreter that has a real engine, and the router.
+ENGINE_PYTHON = ROOT / ".engine" / "bin" / "python"
 #: Longest wait for any one thing to happen; the machine may be slow, and a real engine is slow to start.
 PATIENCE_S, ENGINE_PATIENCE_S = 400.0, 600.0
 _LEADS = re.compile(r"leading in epoch (\d+)")
+_ROUTES = re.compile(r"router \S+ at \S+, pid (\d+)")
 
 
 class Cluster(Crew):
@@ -103,15 +111,34 @@ class Cluster(Crew):
         self.wait("Redis to answer", self.answers)
         self.write_config("run")
         self.watch = Watch(self.redis_url, self.keys, self._adopt_engines)
-        for number in range(self.workload.buffers):
-            self.start("buffer", name=f"buffer-{number}")
+        if self.workload.is_launched:
+            self._launch()
         for seats in self.workload.trainers:
             self.start("trainer", seats=seats)
-        self.start("producer")
-        for number in range(self.workload.workers):
-            self.start("worker", name=f"worker-{number}")
-        for number in range(self.workload.scorers):
-            self.start("scorer", name=f"scorer-{number}")
+        counts = {
+            "verifier": self.workload.verifiers, "buffer": self.workload.buffers, "producer": 1,
+            "worker": self.workload.workers, "scorer": self.workload.scorers,
+        }  # fmt: skip
+        for kind, count in counts.items():
+            for number in range(count - len(self.of(kind))):
+                self.start(kind, name=kind if kind == "producer" else f"{kind}-{number}")
+
+    def _launch(self) -> None:
+        """Start `penstock run` without its trainer, and know its parts; blocks until its buffer is there.
+
+        A trainer that came first would leave keys of a run that the launcher knows nothing of.
+        """
+        config, worker = self.write_config("run"), "worker-0"
+        self._add_engine(engine_of(worker))
+        words = ["run", str(config), "--without", "trainer", *self._engine_words(worker)]
+        launcher = self._part("launcher", "launcher", [sys.executable, "-m", "penstock.cli", *words], {})
+        self.supervisor.add(launcher)
+        for kind, name in (("producer", "producer"), ("buffer", "buffer-0"), ("worker", worker)):
+            part = self._part(kind, name, [], {})
+            part.is_adopted, part.seek = True, child_of(launcher, f" penstock.cli {kind} ")
+            part.log = self.folder / "runs" / self.keys.run / "logs" / f"{worker if kind == 'worker' else kind}.log"
+            self.supervisor.add(part)
+        self.wait("the launcher to start a buffer", lambda: self.parts["buffer-0"].is_alive)
 
     def _link_product(self) -> None:
         """The packages of the product and nothing else of ``source``, so that tests are those of this checkout."""
@@ -124,7 +151,8 @@ class Cluster(Crew):
     # --- parts --------------------------------------------------------------------------------------------------
 
     def of(self, kind: str) -> list[Part]:
-        """Parts of a kind that are not retired: redis, payload, producer, worker, engine, buffer, trainer, scorer.
+        """Parts of a kind that are not retired: redis, payload, producer, worker, router, engine, verifier, buffer,
+        trainer, scorer, launcher.
 
         leader and standby are the buffer that leads now, and the others.
         """
@@ -134,10 +162,13 @@ class Cluster(Crew):
         return super().of(kind)
 
     def retire(self, part: Part) -> None:
-        """It leaves by SIGTERM and does not come back; with a worker its engine."""
+        """It leaves by SIGTERM and does not come back; with a worker its engines."""
         self.supervisor.retire(part)
         if part.kind == "worker":
-            self.supervisor.retire(self.parts[engine_of(part.name)], signal.SIGKILL)
+            for engine in self._engines_of(part.name):
+                self.supervisor.retire(self.parts[engine], signal.SIGKILL)
+            if router := self.parts.get(router_of(part.name)):
+                router.is_retired = True
 
     def start(
         self,
@@ -163,14 +194,27 @@ class Cluster(Crew):
             return self._start_trainer(seats or Seats(), path, environment or {})
         if kind == "engine":
             return self._add_engine(name)
-        module = ["tests.chaos.parts.scorer"] if kind == "scorer" else ["penstock.cli", kind]
-        command = [sys.executable, "-m", *module, "--config", str(path)]
+        command = [sys.executable, "-m", *MODULES.get(kind, ["penstock.cli", kind]), "--config", str(path)]
         if kind == "worker":
-            self._add_engine(engine_of(name))
-            command += ["--name", name, *self._engine_words(name)]
+            for engine in self._engines_of(name):
+                self._add_engine(engine)
+            command += self._engine_words(name)
+        if kind in ("worker", "verifier"):
+            command += ["--name", name]
         part = self._part(kind, name, command, environment or {})
         self.supervisor.add(part)
+        if kind == "worker" and self.workload.engines > 1:
+            self._add_router(part)
         return part
+
+    def _engines_of(self, worker: str) -> list[str]:
+        further = [f"{engine_of(worker)}.{number}" for number in range(1, self.workload.engines)]
+        return [engine_of(worker), *further]
+
+    def _add_router(self, worker: Part) -> None:
+        part = self._part("router", router_of(worker.name), [], {})
+        part.is_adopted, part.seek = True, logged_by(worker, _ROUTES)
+        self.supervisor.add(part)
 
     def _start_trainer(self, seats: Seats, path: Path, environment: dict[str, str]) -> Part:
         command = [
@@ -191,12 +235,17 @@ class Cluster(Crew):
     def _engine_words(self, worker: str) -> list[str]:
         """What says which engine a worker has: ours, or a real one that it starts itself."""
         if self.workload.is_real:
-            return [f"--engine.python={ROOT / '.engine/bin/python'}"]
-        return [f"--engine.url=http://127.0.0.1:{self.ports[engine_of(worker)]}"]
+            return [f"--engine.python={ENGINE_PYTHON}"]
+        urls = [f"http://127.0.0.1:{self.ports[engine]}" for engine in self._engines_of(worker)]
+        if len(urls) == 1:
+            return [f"--engine.url={urls[0]}"]
+        engines = json.dumps([{"url": url} for url in urls])
+        routed = [f"--engine.router.engines={engines}", "--engine.router.policy=round_robin"]
+        return [f"--engine.python={ENGINE_PYTHON}", *routed]
 
     def _adopt_engines(self, pids: Mapping[str, int]) -> None:
         for part in self.of("engine"):
-            if part.is_adopted:
+            if part.is_adopted and part.seek is None:
                 self.supervisor.adopt(part, pids.get(part.name.removeprefix(engine_of("")), 0))
 
     def _add_engine(self, name: str) -> Part:
@@ -218,22 +267,11 @@ class Cluster(Crew):
         self.ports[name] = self.redis_port if name == "redis" else free_port()
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        (folder / "redis.conf").write_text(self.redis_conf(self.ports[name]))
+        (folder / "redis.conf").write_text(redis_conf(self.binary, self.ports[name], self.workload.redis))
         command = ["/bin/sh", "-c", 'cd "$0" && exec "$1" redis.conf', str(folder), str(self.binary)]
         part = self._part("redis" if name == "redis" else "payload", name, command, {})
         self.supervisor.add(part)
         return part
-
-    def redis_conf(self, port: int) -> str:
-        """The configuration of a server, as penstock's own has it; settings of the workload on top."""
-        settings = {
-            "bind": "127.0.0.1", "port": str(port), "dir": ".", "appendonly": "yes", "appendfsync": "everysec",
-            "save": '""', "maxmemory-policy": "noeviction", "databases": "1", "enable-debug-command": "no",
-            **self.workload.redis,
-        }  # fmt: skip
-        if "6." in _version_of(self.binary):
-            del settings["enable-debug-command"]
-        return "".join(f"{key} {value}\n" for key, value in settings.items())
 
     def _part(self, kind: str, name: str, command: list[str], environment: dict[str, str]) -> Part:
         return Part(kind, name, command, environment, log=self.folder / "logs" / f"{name}.log")
@@ -244,9 +282,11 @@ class Cluster(Crew):
 
     def _environment_of(self, part: Part) -> dict[str, str]:
         """What a part is started with: it records, runs ``source``, and knows where Redis is."""
-        recorded = [] if part.kind in ("engine", "redis", "payload") else [str(RECORDED)]
+        recorded = [] if part.kind in UNRECORDED else [str(RECORDED)]
         path = searched(*recorded, str(self.folder / "source"), str(ROOT))
-        of_all = {"PYTHONPATH": path, "CHAOS_HISTORY": str(self.history), "CHAOS_WHO": part.name}
+        # What a launcher starts is named by its own command.
+        of_all = {"PYTHONPATH": path, "CHAOS_HISTORY": str(self.history)}
+        of_all |= {} if part.kind == "launcher" else {"CHAOS_WHO": part.name}
         of_all |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
         # Roles are started each by itself, and follow whoever has the subscription.
         job = f"{part.group}-{part.lives}" if part.group else ""
@@ -339,12 +379,10 @@ class Cluster(Crew):
 
 
 def engine_of(worker: str) -> str:
-    """Name of the engine that a worker has."""
+    """Name of the first engine that a worker has."""
     return f"engine-{worker}"
 
 
-def _version_of(binary: Path) -> str:
-    import subprocess
-
-    said = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
-    return said.partition("v=")[2].split()[0]
+def router_of(worker: str) -> str:
+    """Name of the router that a worker of several engines has."""
+    return f"router-{worker}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.system.processes import die_with
+from tests.chaos.cluster.processes import runs
 
 #: Between two looks at the processes.
 LOOK_S = 0.05
@@ -43,8 +44,9 @@ class Part:
     #: Exit codes of its former lives; minus the signal of one that was killed.
     exits: list[int] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
-    #: Whether another part starts it, and keeps it up: ``pid`` is told by who sees it.
+    #: Whether another part starts it, and keeps it up: ``pid`` is found by ``seek``, or told by who sees it.
     is_adopted: bool = False
+    seek: Callable[[], int] | None = None
     is_held: bool = False
     is_retired: bool = False
     is_stopped: bool = False
@@ -54,7 +56,7 @@ class Part:
     @property
     def is_alive(self) -> bool:
         if self.is_adopted:
-            return self.pid > 0 and Path(f"/proc/{self.pid}").exists()
+            return runs(self.pid)
         return self.process is not None and self.process.returncode is None
 
 
@@ -87,7 +89,10 @@ class Supervisor:
             if not part.is_alive:
                 return 0
             part.is_stopped = number == signal.SIGSTOP or (part.is_stopped and number != signal.SIGCONT)
-            os.kill(part.pid, number)
+            try:
+                os.kill(part.pid, number)
+            except ProcessLookupError:  # one that another part has reaped meanwhile
+                return 0
             return part.pid
 
     def hold(self, part: Part) -> None:
@@ -149,7 +154,11 @@ class Supervisor:
                 self._start_if_due(part)
 
     def _look_at(self, part: Part) -> None:
-        if part.is_adopted or not part.is_alive or part.process is None or part.process.poll() is None:
+        if part.is_adopted:
+            if part.seek is not None and not part.is_alive and not part.is_retired:
+                self.adopt(part, part.seek())
+            return
+        if not part.is_alive or part.process is None or part.process.poll() is None:
             return
         part.exits.append(part.process.returncode)
         part.is_stopped = False

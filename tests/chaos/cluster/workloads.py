@@ -60,8 +60,15 @@ class Workload:
     #: Payloads lie in a folder, which all parts share.
     payload_folder: bool = False
     scorers: int = 0
+    verifiers: int = 0
     #: Whether workers start real engines.
     is_real: bool = False
+    #: Engines of each worker; of several a router is before them.
+    engines: int = 1
+    #: Whether `penstock run` starts producer, buffer and a worker, and keeps them up.
+    is_launched: bool = False
+    #: Families of faults that its parts cannot be struck by.
+    spared: tuple[str, ...] = ()
     #: Settings of the Redis servers, on top of those of a run's own.
     redis: dict[str, str] = field(default_factory=dict)
     #: Tokens per second of each request.
@@ -168,6 +175,22 @@ WORKLOADS = {
         # A real engine on the CPU, which its worker starts; the law says nothing of its tokens.
         Workload("engine", {"engine": REAL}, workers=1, is_real=True),
         Workload("prefixes", {"rollout": LONG, "worker": {"checkpoint_tokens": 6}}),
+        Workload(
+            "verifiers",
+            {
+                # Every kill of a check is one of its tries.
+                "reward": {
+                    "function": f"{TASKS}:parity",
+                    "pool": {"kind": "rq", "workers": 2},
+                    "max_attempts": 5,
+                    "max_died_share": 1.0,
+                }
+            },
+            verifiers=1,
+        ),
+        Workload("router", engines=2),
+        # Its parts are told where Redis is by `penstock run` alone, and read the clock as it does.
+        Workload("launched", workers=1, buffers=1, is_launched=True, spared=("net", "disk", "clock", "sentinel")),
         # Answers that outlive versions.
         Workload("slow", {"rollout": LONG, "worker": {"checkpoint_tokens": 6}}, pace=40.0),
     )

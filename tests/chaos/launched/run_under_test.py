@@ -22,6 +22,7 @@ from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.connect import connect, connect_blocking
 from penstock.redis.server import read_address
+from tests.chaos.cluster.processes import children, command_of
 from tests.chaos.places import ROOT
 
 #: Longest wait for any one thing to happen; an engine's start under load is the longest of them.
@@ -104,8 +105,8 @@ class RunUnderTest:
         return int(self.until(f"{part} to run", lambda: self._child(part)))
 
     def _child(self, part: str) -> int:
-        for child in _children(self.process.pid):
-            words = _command(child)
+        for child in children(self.process.pid):
+            words = command_of(child)
             if (part == "redis" and "redis-server" in words) or f"penstock.cli {part} " in words:
                 return child
         return 0
@@ -188,17 +189,3 @@ def _json(line: str) -> Any:
         return json.loads(line)
     except ValueError:
         return None
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(word) for word in task.read_text().split()]
-    return found
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""

@@ -96,3 +96,8 @@ def names_of(ground: Ground, *kinds: str) -> list[str]:
     """Parts of these kinds that live now. Where a sentinel watches over Redis, it alone decides what becomes of it."""
     kinds = tuple(kind for kind in kinds if kind != "redis" or ground.failover is None)
     return [part.name for kind in kinds for part in ground.cluster.of(kind) if part.is_alive]
+
+
+def own_names(ground: Ground, *kinds: str) -> list[str]:
+    """Those of them that the cluster starts itself: what another part starts has no command or exit code here."""
+    return [name for name in names_of(ground, *kinds) if not ground.cluster.parts[name].is_adopted]

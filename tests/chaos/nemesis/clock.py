@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from tests.chaos.nemesis.act import Facts, Ground, Kind, names_of, pick
+from tests.chaos.nemesis.act import Facts, Ground, Kind, own_names, pick
 
 #: Where Debian has it; ``CHAOS_FAKETIME`` names another place.
 LIBRARIES = tuple(f"/usr/lib/{machine}-linux-gnu/faketime/libfaketimeMT.so.1" for machine in ("x86_64", "aarch64"))
@@ -27,7 +27,7 @@ def library() -> Path | None:
 def _choose(kind: str, ground: Ground, rng: Random) -> Facts | None:
     if kind == "redis" and ground.clocks is None:
         return None
-    name = pick(rng, names_of(ground, kind))
+    name = pick(rng, own_names(ground, kind))
     jumps = [rng.choice(JUMPS) for _ in range(rng.randint(1, 2))]
     return name and {"part": name, "jumps_s": jumps, "apart_s": round(rng.uniform(0.5, 3.0), 3)}
 

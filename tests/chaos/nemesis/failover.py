@@ -9,6 +9,7 @@ import redis
 
 from penstock.system.ports import free_port
 from tests.chaos.cluster.cluster import Cluster
+from tests.chaos.cluster.redis_conf import redis_conf
 from tests.chaos.cluster.supervisor import Part
 from tests.chaos.nemesis.act import Facts, Ground, Kind
 
@@ -37,7 +38,8 @@ class Failover:
 
     def start(self) -> None:
         """Start them; blocks until the replica is in step and the sentinel knows it."""
-        self._add("replica", "redis.conf", self._cluster.redis_conf(self._ports["replica"]))
+        cluster = self._cluster
+        self._add("replica", "redis.conf", redis_conf(cluster.binary, self._ports["replica"], cluster.workload.redis))
         for name in self._ports:
             self._prepare(name)
         self._copies("replica", "redis")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.chaos.cluster.supervisor import Part
 from tests.chaos.cluster.workloads import Workload, merged
-from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, names_of, pick
+from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, own_names, pick
 
 #: Longest wait for a run to go on with another configuration.
 TAKEN_S = 60.0
@@ -51,7 +51,7 @@ def _strike_join(ground: Ground, facts: Facts) -> None:
 
 def _leave(ground: Ground, rng: Random) -> Facts | None:
     """The last one stays."""
-    names = names_of(ground, "worker")
+    names = own_names(ground, "worker")
     return {"part": pick(rng, names)} if len(names) > 1 else None
 
 
@@ -63,7 +63,7 @@ def _strike_leave(ground: Ground, facts: Facts) -> None:
 
 
 def _second(kind: str, ground: Ground, rng: Random) -> Facts | None:
-    name = pick(rng, names_of(ground, kind))
+    name = pick(rng, own_names(ground, kind))
     return name and {"part": name, "hold_s": ground.past_lease_s(kind, rng), "kill_first": rng.random() < 0.5}
 
 
@@ -114,6 +114,8 @@ def _take_down(ground: Ground, parts: Sequence[Part]) -> None:
 
 
 def _other(ground: Ground, rng: Random) -> Facts | None:
+    if ground.cluster.workload.is_launched:  # its parts read no file that is written here
+        return None
     return {"config": rng.choice(OTHERS), "rolling": rng.random() < 0.5}
 
 

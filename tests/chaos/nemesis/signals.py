@@ -1,23 +1,52 @@
 """Signals: kill -9, SIGTERM, and SIGSTOP past a lease then SIGCONT, of every kind of part."""
 
+import os
 import signal
 import time
 from functools import partial
 from random import Random
 
-from tests.chaos.nemesis.act import Facts, Ground, Kind, names_of, pick
+from tests.chaos.cluster.processes import descendants
+from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, names_of, own_names, pick
 
 PARTS = (
     "redis", "producer", "worker", "engine", "leader", "standby", "trainer", "verifier", "router", "launcher",
     "payload",
 )  # fmt: skip
 #: Those that leave cleanly when asked to, and are started again.
-ASKED = ("producer", "worker", "leader", "standby", "trainer", "verifier", "redis")
+ASKED = ("producer", "worker", "leader", "standby", "trainer", "verifier", "launcher", "redis")
+#: Longest wait for a check, of those that are made beside each other.
+CHECK_S = 15.0
 
 
 def _one(kind: str, ground: Ground, rng: Random) -> Facts | None:
     name = pick(rng, names_of(ground, kind))
     return name and {"parts": [name]}
+
+
+def _asked(kind: str, ground: Ground, rng: Random) -> Facts | None:
+    name = pick(rng, own_names(ground, kind))
+    return name and {"parts": [name]}
+
+
+def _below(ground: Ground, rng: Random) -> Facts | None:
+    """A process of a pool of verifiers: one that takes checks, or the check that it makes."""
+    name = pick(rng, names_of(ground, "verifier"))
+    return name and {"part": name, "depth": rng.choice([1, 2, 2])}
+
+
+def _strike_below(ground: Ground, facts: Facts) -> None:
+    """A check is over soon, so it is waited for."""
+    pool = ground.cluster.parts[facts["part"]]
+    deadline = time.monotonic() + CHECK_S
+    while not (pids := [pid for depth, pid in descendants(pool.pid) if depth == facts["depth"]]):
+        if time.monotonic() > deadline:
+            raise NotStruck(f"{pool.name} made no check in {CHECK_S:g} s")
+        time.sleep(0.002)
+    try:
+        os.kill(pids[0], signal.SIGKILL)
+    except ProcessLookupError as exc:
+        raise NotStruck("the check was over") from exc
 
 
 def _all(kinds: tuple[str, ...], ground: Ground, rng: Random) -> Facts | None:
@@ -62,7 +91,8 @@ def kinds() -> dict[str, Kind]:
     """By name."""
     made = {f"kill:{part}": Kind(partial(_one, part), _kill) for part in PARTS}
     made |= {f"stop:{part}": Kind(partial(_held, part), _stop) for part in PARTS}
-    made |= {f"term:{part}": Kind(partial(_one, part), _ask_to_end, weight=0.5) for part in ASKED}
+    made |= {f"term:{part}": Kind(partial(_asked, part), _ask_to_end, weight=0.5) for part in ASKED}
+    made["kill:check"] = Kind(_below, _strike_below)
     together = {
         "workers": ("worker", "engine"),
         "trainers": ("trainer",),

@@ -1,5 +1,6 @@
 """What keeps the parts of a run up: what died is started again, unless it is held down, retired or through."""
 
+import re
 import signal
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.cluster.adopted import child_of, logged_by
 from tests.chaos.cluster.supervisor import Part, Supervisor
 
 PATIENCE_S = 60.0
@@ -125,3 +127,36 @@ def test_a_supervisor_that_died_says_so(tmp_path: Path) -> None:
 
     until(has_died)
     supervisor.end()
+
+
+def test_a_part_that_another_one_starts_is_found_whenever_it_is_another_process(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    parent = part(tmp_path, "parent", ["/bin/sh", "-c", "while :; do sleep 1000; done"])
+    child = part(tmp_path, "child", is_adopted=True, seek=child_of(parent, "sleep 1000"))
+    supervisor.add(parent, child)
+    until(lambda: child.is_alive)
+
+    killed = supervisor.send(child, signal.SIGKILL)
+    until(lambda: child.lives == 2 and child.is_alive)
+    supervisor.send(parent, signal.SIGKILL)
+    supervisor.send(child, signal.SIGKILL)
+    until(lambda: parent.lives == 2 and child.lives == 3 and child.is_alive)
+
+    assert child.pid not in (0, killed)
+    assert child.exits == []
+    supervisor.retire(parent, signal.SIGKILL)
+    supervisor.retire(child, signal.SIGKILL)
+
+
+def test_a_part_is_found_by_what_another_one_logged_last(supervisor: Supervisor, tmp_path: Path) -> None:
+    worker = part(tmp_path, "worker")
+    supervisor.add(worker)
+    until(lambda: worker.is_alive)
+    find = logged_by(worker, re.compile(r"router, pid (\d+)"))
+    assert find() == 0
+
+    with worker.log.open("a") as log:
+        log.write("router, pid 17\nrouter, pid 18\n")
+
+    assert find() == 18

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.cluster.crew import Crew
+from tests.chaos.cluster.processes import descendants, runs
 from tests.chaos.cluster.supervisor import Part, Supervisor
 from tests.chaos.cluster.workloads import Workload
 from tests.chaos.nemesis import clock, network, signals, storage
@@ -116,6 +117,30 @@ def _meanwhile(call: Callable[[], Any]) -> Any:
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     return thread
+
+
+def test_a_process_below_a_pool_is_killed_and_the_pool_is_not(cluster: StandIn, ground: Ground) -> None:
+    checks = "while :; do sh -c 'while kill -0 $PPID; do sleep 0.2; done'; done"
+    pool = Part("verifier", "verifier-0", ["/bin/sh", "-c", checks], {}, log=cluster.folder / "verifier-0.log")
+    cluster.supervisor.add(pool)
+    cluster.wait("a check", lambda: [pid for below, pid in descendants(pool.pid) if below == 2])
+    (before,) = (pid for below, pid in descendants(pool.pid) if below == 1)
+
+    signals.kinds()["kill:check"].strike(ground, {"part": "verifier-0", "depth": 1})
+
+    cluster.wait("it to be gone", lambda: not runs(before))
+    assert pool.lives == 1
+
+
+def test_what_another_part_starts_is_not_asked_to_leave(cluster: StandIn, ground: Ground) -> None:
+    """Nobody starts it again who knows that it should be."""
+    for part in cluster.of("worker"):
+        part.is_adopted = True
+    cluster.wait("the workers to be seen", lambda: all(part.is_alive for part in cluster.of("worker")))
+
+    assert signals.kinds()["kill:worker"].choose(ground, Random(1)) is not None
+    assert signals.kinds()["term:worker"].choose(ground, Random(1)) is None
+    assert clock.kinds()["clock:worker"].choose(ground, Random(1)) is None
 
 
 def test_what_is_not_there_is_not_chosen(ground: Ground) -> None:
