@@ -82,7 +82,7 @@ chaos: venv
 chaos-defects: venv
 	@PENSTOCK_TEST_DEFECTS=1 .venv/bin/pytest tests/chaos/test_defects.py -q -n 2 $(ARGS)
 
-# For hours (ARGS='--hours 10 --jobs 2'); what each run came to is kept under benchmarks/results/chaos.
+# For hours (ARGS='--hours 10 --parallel 2'); what each run came to is kept under benchmarks/results/chaos.
 chaos-night: venv
 	@.venv/bin/python -m tests.chaos.night $(ARGS)
 

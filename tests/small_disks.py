@@ -21,6 +21,13 @@ def unmount(path: Path) -> None:
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+def unmount_below(folder: Path) -> None:
+    """Take away what a process that was killed left mounted in ``folder``."""
+    mounted = (Path(line.split()[1]) for line in Path("/proc/mounts").read_text().splitlines())
+    for path in [path for path in mounted if path.is_relative_to(folder)]:
+        unmount(path)
+
+
 def fill(ballast: Path) -> None:
     """Let a file grow until its file system has no room for another byte."""
     file = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
