@@ -1,0 +1,15 @@
+"""Faults at a pace are struck when they are due, whatever the run has got over."""
+
+from tests.chaos.nemesis.act import Kind
+from tests.chaos.nemesis.schedule import Schedule
+from tests.chaos.slowdown import Paced
+
+
+def test_an_act_comes_each_time_that_one_is_due_and_waits_for_nothing() -> None:
+    kinds = {"any:thing": Kind(lambda _, rng: {}, lambda *_: None)}
+    paced = Paced(Schedule(1, kinds), every_s=0.01, seconds=0.055)
+
+    acts = [paced.next(["any:thing"]) for _ in range(6)]
+
+    assert [act and act.number for act in acts] == [1, 2, 3, 4, 5, None]
+    assert all(act.chained and not act.moment and not act.after_s for act in acts if act)
