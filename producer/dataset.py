@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.config import DatasetConfig
-from penstock.config.dataset_path import parse_path
+from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError
 from penstock.names import check_name
 from penstock.protocol.records.job import Job

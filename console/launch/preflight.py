@@ -7,8 +7,8 @@ from pathlib import Path
 
 from console.launch.trainable import check_device, check_groups, check_rollouts
 from penstock.config import Config
-from penstock.config.dataset_path import parse_path
 from penstock.config.load import check_files
+from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError, EngineError
 from penstock.payloads.store import open_store
 from penstock.protocol.keys import Keys

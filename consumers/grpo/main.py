@@ -17,10 +17,10 @@ from torch import multiprocessing
 from consumers.grpo.loop import make_loop
 from consumers.weights.transports.sender import sender_of
 from penstock.config import Config
-from penstock.config.out_of_memory import trainer_error
 from penstock.errors import ConfigError, PenstockError
 from penstock.logs import set_up
 from penstock.system.exit_codes import EXIT_CONFIG
+from penstock.system.out_of_memory import trainer_error
 from penstock.system.processes import die_with_parent
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config.code_names import EnvironmentName, RewardName
-from penstock.config.dataset_path import parse_path
+from penstock.config.reading.dataset_path import parse_path
 from penstock.config.sampling_names import check_sampling
 from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.names import MAX_ANSWERS

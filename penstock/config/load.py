@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from penstock.config import Config
-from penstock.config.dataset_path import parse_path
+from penstock.config.reading.dataset_path import parse_path
 from penstock.config.reading.mistakes import sentences
 from penstock.config.reading.nested import leaves, put
 from penstock.config.reading.paths import absolute, anchor

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig, FaultsConfig, ModelConfig
-from penstock.config.out_of_memory import engine_advice
 from penstock.config.sampling import ORIGINAL_LOGPROB
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.records.publication import Publication
 from penstock.redaction import redact
+from penstock.system.out_of_memory import engine_advice
 from penstock.weights.model_folder import read_config
 from penstock.words import shown
 from workers.engine import ROUTED_EXPERTS

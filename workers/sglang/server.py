@@ -11,8 +11,8 @@ from pathlib import Path
 import aiohttp
 
 from penstock.config import EngineConfig, ModelConfig
-from penstock.config.out_of_memory import engine_advice
 from penstock.errors import ConfigError, EngineDied, EngineError
+from penstock.system.out_of_memory import engine_advice
 from penstock.system.ports import free_port
 from workers.sglang.command import build_command, build_environment, check_python
 
