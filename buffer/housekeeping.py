@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from buffer import limits
-from buffer.holdings import Holdings
-from buffer.partial_groups import PartialGroups
+from buffer.chores.holdings import Holdings
+from buffer.chores.partial_groups import PartialGroups
+from buffer.chores.scores import UnreadScores
 from buffer.payload_servers import PayloadServers
 from buffer.retire import Retirement
-from buffer.scores import UnreadScores
 from buffer.state import State
 from penstock.config import Config
 from penstock.names import LANES

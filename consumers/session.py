@@ -18,10 +18,10 @@ from consumers.batch.reader import BatchReader
 from consumers.batch.stream import Stream
 from consumers.clock import Clock
 from consumers.engines import Engines
-from consumers.publications import Publications, weights_dir_of
 from consumers.subscription.progress import Progress
 from consumers.subscription.seat import Seat
 from consumers.subscription.subscriber import Subscriber
+from consumers.weights.publications import Publications, weights_dir_of
 from penstock.config import Config
 from penstock.config.staleness import Mode
 from penstock.config.subscription import Definition

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from consumers.clock import Clock
-from consumers.publications import Publications, _whole
+from consumers.weights.publications import Publications, _whole
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol.records.publication import Publication
 

@@ -1,0 +1,1 @@
+"""Chores of the leader, each by itself; `buffer/housekeeping.py` says when."""
