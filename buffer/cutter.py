@@ -21,6 +21,7 @@ from penstock.config.subscription import Unit
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records import use
 from penstock.protocol.records.codec import MAX_RECORD_BYTES
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest
@@ -186,6 +187,7 @@ class Cutter:
                 oldest_allowed=decided.policy.oldest_allowed(decided.floor),
                 jobs=[group.job for group in decided.groups],
                 gb=_consumed_per_version(sub, decided),
+                of_use=use.note(manifest, clocked=bool(sub.definition.model)),
             ),
         )
         return self._take_answer(sub, decided, manifest.n, answer)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from buffer import limits
-from buffer.chores.holdings import Holdings
+from buffer.chores.holdings import HeldForHistory, Holdings
 from buffer.chores.partial_groups import PartialGroups
 from buffer.chores.scores import UnreadScores
 from buffer.payload_servers import PayloadServers
@@ -74,6 +74,7 @@ class Housekeeping:
         self._partial = PartialGroups(client, keys, lead, config.rollout, waiting("buffer:late"))
         self._scores = UnreadScores(client, keys, state, config.buffer.score_ttl_s)
         self._holdings = Holdings(client, keys)
+        self._history = HeldForHistory(client, keys, lead)
         self._retire = _Interval(RETIRE_S)
         # A look at many leases is not cheap: 87 ms for 64k of them.
         self._reclaim = _Interval(min(1.0, config.worker.lease_s / 5))
@@ -109,6 +110,7 @@ class Housekeeping:
             self._alive()
         self._retirement.park()
         self._retirement.seal()
+        self._history.tend()
         self._retirement.sweep()
         self._retirement.trim(last_event)
         self._holdings.tell(state)

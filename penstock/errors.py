@@ -9,6 +9,7 @@ PenstockError
 ├── Fenced                 a lease, leadership or ownership was lost; nothing was changed
 │   ├── LeaseLost          the group's lease token is another one
 │   ├── LeadershipLost     another buffer leads
+│   ├── RecordingLost      another recorder writes the history
 │   └── OwnershipLost      another trainer owns the subscription, or it was rewound
 ├── ProtocolError          a step was asked for in a state that does not allow it
 │   └── RolesApart         a role has trained batches that the driving one gave up; ``batch`` is where that goes on
@@ -60,6 +61,10 @@ class LeaseLost(Fenced):
 
 class LeadershipLost(Fenced):
     """The (epoch, token) of the caller is not that of the leader."""
+
+
+class RecordingLost(Fenced):
+    """The (epoch, token) of the caller is not that of the recorder."""
 
 
 class OwnershipLost(Fenced):

@@ -1,12 +1,23 @@
-"""What the leader holds for each subscription, for all to see; and whom it holds groups for who is not there (I8)."""
+"""What the leader holds for each subscription and for the recorder, for all to see, and who is not there (I8)."""
+
+import logging
+import time
 
 from buffer.state import State
 from buffer.subscription import Subscription
+from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
-from penstock.protocol.scripts import note, run
+from penstock.protocol.scripts import Backlog, Leadership, note, run
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
+
+log = logging.getLogger(__name__)
+
+#: Groups given up in one step; bounds the time that it takes on the server.
+GIVE_UP = 512
+#: Between two lines about groups that are given up.
+SAY_EVERY_S = 60.0
 
 
 class Holdings:
@@ -56,3 +67,44 @@ def _absence(sub: Subscription) -> str:
         f"its trainer to come: {len(sub.pool)} groups and {cut} cut batches are held for it {limit}; "
         f"`penstock subs drop {sub.name}` lets them go"
     )
+
+
+class HeldForHistory:
+    """Groups that are done with and wait to be recorded: how many, for whom, and which are given up."""
+
+    def __init__(self, client: Client, keys: Keys, lead: Leadership) -> None:
+        self._client = client
+        self._keys = keys
+        self._lead = lead
+        self._waiting = Waiting(client, keys, "history")
+        #: Groups given up that the log has told of, and when it did (monotonic).
+        self._told = -1
+        self._told_at = -SAY_EVERY_S
+
+    def tend(self) -> None:
+        """Give up what waits in vain, and say so. Blocks for a round trip or two. Raises LeadershipLost."""
+        backlog = run(self._client, scripts.unrecorded(self._keys, self._lead, GIVE_UP))
+        self._waiting.for_(_why_held(backlog))
+        if self._told < 0:
+            self._told = backlog.total - backlog.given_up
+        lost, now = backlog.total - self._told, time.monotonic()
+        if lost > 0 and now - self._told_at >= SAY_EVERY_S:
+            why = _why_lost(backlog)
+            log.warning("history: %d groups have no rows in it, %d since the run began: %s", lost, backlog.total, why)
+            self._told, self._told_at = backlog.total, now
+
+
+def _why_held(backlog: Backlog) -> str:
+    """What the groups wait for that are held for a recorder who is not there; '' where they do not."""
+    if not backlog.waiting or backlog.away_s <= 0:
+        return ""
+    return (
+        f"a recorder to come: {backlog.waiting} groups wait to be recorded, until it has been gone for "
+        "history.patience_s; `penstock recorder` is one"
+    )
+
+
+def _why_lost(backlog: Backlog) -> str:
+    if backlog.away_s > 0:
+        return f"no recorder has been there for {backlog.away_s:.0f} s (history.patience_s)"
+    return "the recorder does not keep up, and more of them wait than history.backlog"

@@ -149,6 +149,22 @@ class Keys:
         return self.of("retiring")
 
     @property
+    def unrecorded(self) -> str:
+        """Retiring groups that wait for the recorder."""
+        return self.of("unrecorded")
+
+    @property
+    def recorder(self) -> str:
+        return self.of("recorder")
+
+    @property
+    def history(self) -> str:
+        return self.of("history")
+
+    def trained(self, sub: str) -> str:
+        return self.of(f"trained:{sub}")
+
+    @property
     def bodies(self) -> str:
         return self.of("bodies")
 

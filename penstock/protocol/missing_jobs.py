@@ -45,7 +45,7 @@ def _referred(client: Client, keys: Keys, scan: Callable[[str], Iterator[str]]) 
         while entries := client.xrange(stream, after, "+", count=CHUNK):
             yield from (name_shown(fields[b"id"]) for _, fields in entries if b"id" in fields)
             after = f"({entries[-1][0].decode()}"
-    for members in (client.zscan_iter(keys.delayed), client.zscan_iter(keys.ready)):
+    for members in map(client.zscan_iter, (keys.delayed, keys.ready, keys.unrecorded)):
         yield from (name_shown(job) for job, _ in members)
     yield from (name_shown(job) for job in client.sscan_iter(keys.retiring))
     prefix = keys.meta("")

@@ -131,6 +131,7 @@ def cut(
             version=version or 0,
             oldest_allowed=oldest_allowed,
             jobs=jobs,
+            of_use="1:-1:0:",
         ),
     )
 

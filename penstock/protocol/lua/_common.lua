@@ -109,11 +109,18 @@ local function take_entry(prefix, lane, eid)
   return field(found[1][2], 'body')
 end
 
+-- When a job was admitted is told by its first entry: keep that, before the group names another one.
+local function keep_admission(key)
+  local eid = redis.call('HGET', key, 'eid')
+  if eid then redis.call('HSETNX', key, 'ta', string.match(eid, '^%d+')) end
+end
+
 -- Put a job onto a lane as queued; the caller has taken it out of where it was.
 local function put_entry(prefix, lane, job, nb, body)
   local eid = redis.call('XADD', lane_key_of(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
   line_up(prefix, lane, eid, nb)
   local key = group_key_of(prefix, job)
+  keep_admission(key)
   redis.call('HSET', key, 'st', 'queued', 'cl', lane, 'eid', eid)
   redis.call('HDEL', key, 'tok', 'own')
   poke(prefix .. 'wake')
@@ -163,6 +170,7 @@ local function bury(prefix, job, body, reason, detail, worker)
   local g = redis.call('HMGET', key, 'ln', 'nb', 'att', 'cr')
   local eid = redis.call('XADD', prefix .. 'dead', '*', 'id', job, 'reason', reason, 'detail', detail,
     'worker', worker, 'attempts', g[3] or '0', 'crashes', g[4] or '0', 'body', body)
+  keep_admission(key)
   redis.call('HSET', key, 'st', 'dead', 'eid', eid)
   redis.call('HDEL', key, 'tok', 'own')
   redis.call('ZREM', prefix .. 'inflight', job)
@@ -211,6 +219,22 @@ end
 -- Is `lane` one of a subscription's lanes (a comma-separated list)?
 local function covers(lanes, lane) return string.find(',' .. (lanes or '') .. ',', ',' .. lane .. ',', 1, true) ~= nil end
 
+-- Does the run keep a history? Its first recorder has said so.
+local function keeps_history(prefix) return redis.call('HEXISTS', prefix .. 'history', 'backlog') == 1 end
+
+-- A group is done with, for `reason`: it is to be swept, in a run that keeps a history once it is recorded. Nobody waits
+-- for that: what is more than the backlog goes unrecorded, and is counted.
+local function retire(prefix, job, reason)
+  redis.call('HSET', group_key_of(prefix, job), 'st', 'retiring', 'r', reason)
+  local backlog = redis.call('HGET', prefix .. 'history', 'backlog')
+  if backlog and redis.call('ZCARD', prefix .. 'unrecorded') < (number_of(backlog) or 0) then
+    redis.call('ZADD', prefix .. 'unrecorded', now_ms(), job)
+    return
+  end
+  redis.call('SADD', prefix .. 'retiring', job)
+  if backlog then count(prefix, 'unrecorded') end
+end
+
 -- The payload of a committed sample is gone; counted once, whoever finds it.
 local function lose(prefix, job, k)
   local key = group_key_of(prefix, job)
@@ -234,12 +258,12 @@ local function give_back(prefix, name, sub_key, batches_key)
   if not s then return 0 end -- what was committed is not known, and no group may be used twice
   local cursor, cut, given = s[1], s[2], 0
   if cut <= cursor then return 0 end
-  local used, last = 'u:' .. account_of(sub_key, name), 'b:' .. name
+  local used, last, uses = 'u:' .. account_of(sub_key, name), 'b:' .. name, 'h:' .. name
   for _, entry in ipairs(redis.call('XRANGE', batches_key, (cursor + 1) .. '-0', '+')) do
     for job in string.gmatch(field(entry[2], 'j') or '', '[^,]+') do
       local key = group_key_of(prefix, job)
       if redis.call('EXISTS', key) == 1 and tonumber(redis.call('HGET', key, used) or 0) > 0 then
-        redis.call('HDEL', key, used, last) -- a pool uses a group once
+        redis.call('HDEL', key, used, last, uses) -- a pool uses a group once
         given = given + 1
       end
     end

@@ -38,8 +38,7 @@ elseif st == 'ready' then
   end
   count(prefix, 'gone:' .. lane)
 end
-redis.call('HSET', group_key, 'st', 'retiring', 'r', 'cancelled')
-redis.call('SADD', prefix .. 'retiring', job)
+retire(prefix, job, 'cancelled')
 count(prefix, 'cancelled')
 if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end
 event(prefix, 'ended', job, lane)

@@ -25,9 +25,11 @@ if (st == 'queued' or st == 'leased') then
   if st == 'leased' and not g[6] then return 'leased without a token' end
 end
 local function disagrees(is_in, state) return is_in ~= (st == state) and st .. ', and in ' .. state .. ' or not' end
+local unrecorded = redis.call('ZSCORE', prefix .. 'unrecorded', job) ~= false
 local wrong = disagrees(redis.call('ZSCORE', ready_key, job) ~= false, 'ready')
   or disagrees(redis.call('ZSCORE', delayed_key, job) ~= false, 'delayed')
-  or disagrees(redis.call('SISMEMBER', retiring_key, job) == 1, 'retiring')
+  or disagrees(redis.call('SISMEMBER', retiring_key, job) == 1 or unrecorded, 'retiring')
+  or unrecorded and redis.call('SISMEMBER', retiring_key, job) == 1 and 'recorded, and unrecorded too'
 if wrong then return wrong end
 local live = st == 'queued' or st == 'leased' or st == 'delayed'
 if (redis.call('ZSCORE', prefix .. 'unfinished:' .. g[7], job) ~= false) ~= (live and g[8] ~= false) then

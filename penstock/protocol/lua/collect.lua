@@ -16,9 +16,8 @@ for _, name in ipairs(redis.call('HKEYS', subs_key)) do
   local sub = string.match(name, '^sub:(.*)$')
   if sub and covers(redis.call('HGET', prefix .. 'sub:' .. sub, 'lanes'), lane) then return 'subscribed' end
 end
-redis.call('HSET', group_key, 'st', 'retiring', 'r', 'retired')
 redis.call('ZREM', ready_key, job)
-redis.call('SADD', prefix .. 'retiring', job)
+retire(prefix, job, 'retired')
 count(prefix, 'retired')
 count(prefix, 'gone:' .. lane)
 if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end

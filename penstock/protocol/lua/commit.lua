@@ -50,7 +50,7 @@ end
 if taken > 0 then count(prefix, 'refused', taken) end
 local committed = redis.call('HINCRBY', group_key, 'c', new)
 if committed < tonumber(g[3]) then return {'ok', new, again, taken} end
-redis.call('HSET', group_key, 'st', 'ready')
+redis.call('HSET', group_key, 'st', 'ready', 't1', now_ms())
 redis.call('HDEL', group_key, 'tok', 'own', 'pf')
 redis.call('XACK', lane_key_of(prefix, g[7]), GROUP, g[8])
 redis.call('XDEL', lane_key_of(prefix, g[7]), g[8])

@@ -9,6 +9,8 @@ local sub_key, batches_key = KEYS[1], KEYS[2]
 local prefix, owner, gen, n = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local digest, rank, num_ranks, role = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 
+local TRAINED_MAX = 1024 -- batches whose time is kept; of others a history does not have it
+
 freeing(prefix)
 if not owns(sub_key, owner, gen) then return {'owner', 0, ''} end
 local s = redis.call('HMGET', sub_key, 'cursor', 'bits', 'cut', 'roles')
@@ -42,5 +44,10 @@ if redis.call('HGET', sub_key, 'driving') ~= '1' then
   poke(prefix .. 'gate')
 end
 if tonumber(redis.call('HGET', sub_key, 'ask') or 0) > n then event(prefix, 'committed', '', '') end
+if keeps_history(prefix) then -- when it was, for as long as its groups are about to be retired
+  local trained = prefix .. 'trained:' .. string.sub(sub_key, #(prefix .. 'sub:') + 1)
+  redis.call('HSET', trained, n, now_ms())
+  redis.call('HDEL', trained, n - TRAINED_MAX)
+end
 count(prefix, 'batches_committed')
 return {'committed', n, bits}

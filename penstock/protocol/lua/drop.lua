@@ -11,8 +11,7 @@ freeing(prefix)
 if not leads(leader_key, epoch, token) then return -1 end
 local lane = withdraw(prefix, job)
 if not lane then return 0 end
-redis.call('HSET', group_key, 'st', 'retiring', 'r', 'timed_out')
-redis.call('SADD', prefix .. 'retiring', job)
+retire(prefix, job, 'timed_out')
 count(prefix, 'dropped')
 count(prefix, 'timed_out')
 count(prefix, 'timed_out:' .. lane)

@@ -1,5 +1,5 @@
--- resign: give the leadership back (a buffer that stops).
--- KEYS: leader
+-- resign: give the leadership back (a buffer that stops), or the right to record (a recorder that stops).
+-- KEYS: leader or recorder
 -- ARGV: epoch, token
 -- Returns: 1, or 0 when it was not the caller's
 -- Atomic because a successor's leadership must not be deleted.

@@ -48,9 +48,8 @@ for i = first_sub + num_subs, #ARGV do
   end
   if final and covered then
     local reason = early and 'evicted' or (used and 'retired' or 'dropped')
-    redis.call('HSET', key, 'st', 'retiring', 'r', reason)
     redis.call('ZREM', ready_key, job)
-    redis.call('SADD', prefix .. 'retiring', job)
+    retire(prefix, job, reason)
     count(prefix, reason)
     count(prefix, 'gone:' .. g[2])
     if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end

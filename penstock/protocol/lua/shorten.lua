@@ -14,7 +14,7 @@ local have, wanted = tonumber(g[1] or 0), tonumber(g[2])
 if have < math.max(1, fewest) then return 0 end
 local lane = withdraw(prefix, job)
 if not lane then return 0 end
-redis.call('HSET', group_key, 'st', 'ready', 'n', have, 'w', wanted)
+redis.call('HSET', group_key, 'st', 'ready', 'n', have, 'w', wanted, 't1', now_ms())
 redis.call('HDEL', group_key, 'pf')
 redis.call('ZADD', ready_key, count(prefix, 'completed'), job)
 for k = 0, wanted - 1 do redis.call('DEL', prefix .. 'partial:' .. job .. '/' .. k) end

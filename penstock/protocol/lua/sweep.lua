@@ -1,4 +1,4 @@
--- sweep: retiring -> gone; its payloads are unlinked already (leader).
+-- sweep: retiring -> gone; its payloads are unlinked already (leader). Groups that wait for the recorder stay.
 -- KEYS: leader
 -- ARGV: prefix, epoch, token, then per group: job, n
 -- Returns: number of groups gone, or -1 when the leadership is lost
@@ -13,7 +13,8 @@ local gone = 0
 for i = first_group, #ARGV, 2 do
   local job, n = ARGV[i], tonumber(ARGV[i + 1])
   local key = group_key_of(prefix, job)
-  if redis.call('HGET', key, 'st') == 'retiring' then
+  local waits = redis.call('ZSCORE', prefix .. 'unrecorded', job)
+  if redis.call('HGET', key, 'st') == 'retiring' and not waits then
     for k = 0, n - 1 do redis.call('DEL', prefix .. 'partial:' .. job .. '/' .. k) end
     redis.call('DEL', key, prefix .. 'meta:' .. job)
     redis.call('SREM', prefix .. 'retiring', job)

@@ -22,7 +22,7 @@ if share ~= '' then
   end
   if not left then redis.call('HSET', subs_key, 'was:share:' .. share, 1) end
 end
-redis.call('DEL', sub_key, batches_key, owner_key)
+redis.call('DEL', sub_key, batches_key, owner_key, prefix .. 'trained:' .. name)
 redis.call('HINCRBY', subs_key, 'rev', 1)
 event(prefix, 'subs', '', '')
 poke(prefix .. 'gate')

@@ -8,6 +8,7 @@ second time (protocol of leases, tokens, owners and revisions).
 from penstock.protocol.scripts.leader import *  # noqa: F403
 from penstock.protocol.scripts.operator import *  # noqa: F403
 from penstock.protocol.scripts.producer import *  # noqa: F403
+from penstock.protocol.scripts.recorder import *  # noqa: F403
 from penstock.protocol.scripts.shared import *  # noqa: F403
 from penstock.protocol.scripts.trainer import *  # noqa: F403
 from penstock.protocol.scripts.worker import *  # noqa: F403

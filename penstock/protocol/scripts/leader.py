@@ -95,10 +95,13 @@ def cut(
     oldest_allowed: int,
     jobs: Sequence[str],
     gb: int | None = None,
+    of_use: str = "",
 ) -> Call[CutAnswer]:
     """Batch ``n`` of a subscription comes to be, if everything it was planned on still holds.
 
-    ``gb``: groups that one of its versions consumes from now on, where that is not known beforehand.
+    Args:
+        gb: groups that one of its versions consumes from now on, where that is not known beforehand.
+        of_use: what a run that keeps a history notes with each group beside the batch (``records/use.py``).
     """
 
     def parse(answer: Any) -> CutAnswer:
@@ -106,7 +109,7 @@ def cut(
 
     field = version_field(model) if model else ""
     head: list[Value] = [sub, revision, n, manifest, digest, consumes]
-    args = [*head, field, version, oldest_allowed, "" if gb is None else gb, *jobs]
+    args = [*head, field, version, oldest_allowed, "" if gb is None else gb, of_use, *jobs]
     return _call("cut", keys, lead, [keys.subs, keys.sub(sub), keys.batches(sub), keys.clock], args, parse)
 
 
@@ -245,6 +248,33 @@ def sweep(keys: Keys, lead: Leadership, groups: Iterable[tuple[str, int]]) -> Ca
     """Delete sealed groups (job, n) whose payloads are unlinked; how many."""
     flat: list[Value] = [part for pair in groups for part in pair]
     return _call("sweep", keys, lead, [], flat, int)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Groups that wait for the recorder, those given up by this call and since the run began."""
+
+    waiting: int
+    given_up: int
+    total: int
+    #: Seconds since a recorder was there; 0: one is, -1: the run keeps no history.
+    away_s: float
+
+    @property
+    def on(self) -> bool:
+        """Whether the run keeps a history."""
+        return self.away_s >= 0
+
+
+def unrecorded(keys: Keys, lead: Leadership, most: int) -> Call[Backlog]:
+    """What waits for the recorder; at most ``most`` groups that wait in vain are given up."""
+
+    def parse(answer: Any) -> Backlog:
+        waiting, given_up, total, away = (int(value) for value in answer)
+        return Backlog(waiting, given_up, total, away / 1000 if away > 0 else away)
+
+    names = [keys.recorder, keys.history, keys.unrecorded, keys.retiring]
+    return _call("unrecorded", keys, lead, names, [most], parse)
 
 
 def tidy(keys: Keys, records: str, stale: Iterable[tuple[bytes, bytes]], *, consumers: bool = False) -> Call[int]:

@@ -28,6 +28,7 @@ VERBS: list[Callable[[], Call[object]]] = [
     lambda: scripts.grant(KEYS, LEAD, "actor", 1, 0, ["actor"]),
     lambda: scripts.conclude(KEYS, LEAD, "actor", n=1, end=1, completed=0, lanes=["train"]),
     lambda: scripts.sweep(KEYS, LEAD, [("d/0/0", 2)]),
+    lambda: scripts.unrecorded(KEYS, LEAD, 1),
 ]  # fmt: skip
 
 

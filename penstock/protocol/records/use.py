@@ -1,0 +1,81 @@
+"""A use of a group by a batch, as the group keeps it in a run that has a history: manifests may go before it does.
+
+The field ``h:SUB`` of the hash ``group:JOB`` is ``N:CUT_MS:TRAIN:MASK_BELOW:NEWEST_ONLY:ABANDONED`` of each, with ``;``
+between them; what follows CUT_MS comes from the leader (``note``), the rest from ``cut.lua``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ProtocolError
+from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.words import shown
+
+#: Most characters of one group's uses by one subscription.
+MAX_USES_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BatchUse:
+    """One batch that held a group."""
+
+    batch: int
+    #: When it was cut (Unix time, seconds).
+    cut_s: float
+    #: Version that the trainer held at its first step; -1: no clock bounds the batch, and nothing ages.
+    train_version: int
+    #: Tokens of versions below this bore no loss; -1: any did.
+    mask_below: int
+    #: Tokens older than the newest of their sample bore no loss.
+    newest_only: bool = False
+    #: Ranges (first, last) of versions that age nothing.
+    abandoned: tuple[tuple[int, int], ...] = ()
+
+    def bearing(self, meta: SampleMeta) -> list[list[int]]:
+        """The pairs (version, tokens) of a sample that bore loss in this batch, if its payload was there."""
+        floor = max(self.mask_below, meta.newest) if self.newest_only else self.mask_below
+        return [pair for pair in meta.loss_by_version if pair[0] >= floor]
+
+    def staleness(self, version: int) -> int:
+        """Versions that changed the weights between ``version`` and the batch (T2); 0 where nothing ages."""
+        if self.train_version < 0 or version < 0:
+            return 0
+        uncounted = sum(
+            max(0, min(last, self.train_version) - max(first, version + 1) + 1) for first, last in self.abandoned
+        )
+        return max(0, self.train_version - version - uncounted)
+
+
+def note(manifest: Manifest, *, clocked: bool) -> str:
+    """What the leader says of a batch when it is cut. ``clocked``: a model's clock bounds it."""
+    train = manifest.train_version if clocked else -1
+    abandoned = ",".join(f"{first}-{last}" for first, last in manifest.abandoned)
+    return f"{train}:{manifest.mask_below}:{int(manifest.mask_offpolicy)}:{abandoned}"
+
+
+def uses_of(text: bytes, what: str) -> list[BatchUse]:
+    """The uses in a field ``h:SUB``. Raises ProtocolError, which begins with ``what``."""
+    try:
+        if len(text) > MAX_USES_BYTES:
+            raise ValueError("too long")
+        return [_use(one.split(":")) for one in text.decode("ascii").split(";")]
+    except ValueError as exc:
+        raise ProtocolError(f"{what} holds uses that no cut wrote: {shown(text[:200])}.") from exc
+
+
+def _use(parts: Sequence[str]) -> BatchUse:
+    batch, cut_ms, train, mask_below, newest_only, abandoned = parts
+    return BatchUse(
+        int(batch),
+        int(cut_ms) / 1000,
+        int(train),
+        int(mask_below),
+        newest_only == "1",
+        tuple(_span(span) for span in abandoned.split(",") if span),
+    )
+
+
+def _span(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last)

@@ -1,0 +1,44 @@
+"""Verbs of the recorder of history. Those that take a ``Recording`` raise RecordingLost where it is lost."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import RecordingLost
+from penstock.protocol.keys import Keys
+from penstock.redis.call import Call, Value, script
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Proof of the right to record: sent with what a recorder says."""
+
+    epoch: int
+    token: str
+
+
+def record(keys: Keys, token: str, *, lease_ms: int, backlog: int, patience_ms: int) -> Call[int]:
+    """Take or renew the right to record the history: the epoch, or 0 when another has it.
+
+    From the first of these on the run keeps a history: its groups wait to be recorded before they are swept, at most
+    ``backlog`` of them, and at most ``patience_ms`` while no recorder is there.
+    """
+    args: list[Value] = [keys.prefix, token, lease_ms, backlog, patience_ms]
+    return Call(script("record"), [keys.recorder, keys.history], args, int)
+
+
+def recorded(keys: Keys, recording: Recording, jobs: Iterable[str]) -> Call[int]:
+    """The rows of these groups are safe; how many had waited for that."""
+
+    def parse(answer: Any) -> int:
+        if answer == -1:
+            raise RecordingLost("Another recorder writes the history; this one stops.")
+        return int(answer)
+
+    names = [keys.recorder, keys.unrecorded, keys.retiring]
+    return Call(script("recorded"), names, [keys.prefix, recording.epoch, recording.token, *jobs], parse)
+
+
+def stop_recording(keys: Keys, recording: Recording) -> Call[bool]:
+    """Give the right to record back."""
+    return Call(script("resign"), [keys.recorder], [recording.epoch, recording.token], bool)
