@@ -38,6 +38,8 @@ class Observer:
         self.keys = Keys(config.run)
         self.url = config.redis.url
         self.client = connect(self.url, timeout_s=TIMEOUT_S)
+        #: What is known of the run: where it is, and at its end all that ``summary.json`` says.
+        self.summary: dict[str, Any] = {}
         self._evals_bytes = 0
         self._evaluation: dict[str, Any] | None = None
 
@@ -54,6 +56,7 @@ class Observer:
             # What somebody else wrote there: children are watched on.
             log.warning("this second is not shown: %s", exc)
             return
+        self.summary = {key: seen.get(key) for key in ("version", "step", "ready", "dead")}
         try:
             append(self.folder.path / "queue.jsonl", json.dumps(queue_row(seen)) + "\n")
         except (DiskFull, OSError) as exc:
@@ -113,6 +116,7 @@ class Observer:
         except redis.RedisError as exc:
             raise translate(exc, self.url) from exc
         summary["data_ended"] = self.data_ended()
+        self.summary = summary
         write_summary(summary, self.folder.path / "summary.json")
         picture = self._draw(rows)
         shown = {key: value for key, value in summary.items() if key not in ("run", "setup", "engine")}

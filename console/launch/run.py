@@ -25,6 +25,7 @@ from rich.console import Console
 from console.launch.children import SERVING, kill_children, stop_children
 from console.launch.launcher_log import launcher_log
 from console.launch.live import Live
+from console.launch.notify import check_notify, message, notify
 from console.launch.observer import Observer
 from console.launch.old_keys import clear_keys, refuse_another_run
 from console.launch.own_redis import OwnRedis
@@ -87,6 +88,7 @@ def launch(
     folder, stop = RunFolder(config.run_dir), Stop()
     # A reader that left (``| head``) stops the run as a closed terminal does.
     live = Live(config, console, on_closed=stop.press)
+    check_notify(config)
     with folder.held():
         check(config, trains="trainer" not in without)
         resume = _decide(choice, folder, live.console)
@@ -279,6 +281,12 @@ class _Run:
             assert self.observer is not None
             until_room(partial(self.observer.report, self.record.active_s), stopped=lambda: bool(self.stop))
         until_room(partial(self.folder.write, self.record), stopped=lambda: bool(self.stop))
+        code = self._say_end(state, reason)
+        self._tell_end()
+        return code
+
+    def _say_end(self, state: str, reason: str | None) -> int:
+        """Say how it ended; the exit code."""
         if state == "failed":
             self.live.event(f"{reason}\nCorrect it and continue with --resume.")
             return EXIT_FAILED
@@ -287,8 +295,13 @@ class _Run:
             return EXIT_PIPE if self.live.closed else EXIT_INTERRUPT
         return EXIT_OK
 
+    def _tell_end(self) -> None:
+        summary = self.observer.summary if self.observer is not None else {}
+        notify(self.config.notify, message(self.config, self.record, summary))
+
     def _note_failure(self, exc: BaseException) -> None:
         """A launcher that fails leaves no run that counts as running."""
         self.record.state, self.record.reason = "failed", redact(f"{type(exc).__name__}: {exc}")
         with contextlib.suppress(OSError):
             self.folder.write(self.record)
+        self._tell_end()

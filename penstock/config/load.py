@@ -71,11 +71,12 @@ def save_resolved(config: Config, path: Path) -> None:
 
 
 def secret_environment(config: Config) -> dict[str, str]:
-    """Variables that put back what ``save_resolved`` masked."""
+    """Variables that put back what ``save_resolved`` masked, as far as child processes need it."""
     values = config.model_dump(mode="json")
     found: dict[str, Any] = {}
     for key, value in secrets_of(values):
-        put(found, key, value, "secrets")
+        if key[0] != "notify":  # whoever starts them tells of the end
+            put(found, key, value, "secrets")
     return {ENV_PREFIX + section.upper(): json.dumps(value) for section, value in found.items()}
 
 

@@ -16,6 +16,9 @@ def secrets_of(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
     ]
     urls += [(("redis", "payload_servers", name), url) for name, url in values["redis"]["payload_servers"].items()]
     yield from ((key, url) for key, url in urls if url is not None and has_password(url))
+    if (url := values["notify"]["url"]) is not None:
+        # Whoever has the address of a hook may use it: all of it is secret.
+        yield ("notify", "url"), url
     for section in ("env", "args"):
         for name, value in values["engine"][section].items():
             if is_secret(name, value):
@@ -25,7 +28,7 @@ def secrets_of(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
 def remember(config: Config) -> None:
     """Have the secrets of a configuration masked in whatever this process shows."""
     for key, value in secrets_of(config.model_dump(mode="json")):
-        if key[0] == "redis" or key[1] == "url":
+        if _is_address(key):
             know_url(value)
         else:
             know(str(value))
@@ -34,5 +37,10 @@ def remember(config: Config) -> None:
 def masked(values: dict[str, Any]) -> dict[str, Any]:
     """``values`` with its secrets masked, in place."""
     for key, value in list(secrets_of(values)):
-        put(values, key, MASK if key[1] in ("env", "args") else redact(value), "secrets")
+        put(values, key, redact(value) if _is_address(key) else MASK, "secrets")
     return values
+
+
+def _is_address(key: Key) -> bool:
+    """Whether only the password of the value is secret."""
+    return key[0] == "redis" or key == ("engine", "url")

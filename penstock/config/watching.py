@@ -1,0 +1,35 @@
+"""Section ``notify``: how a run is watched from outside."""
+
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from penstock.config.section import Positive, Section
+from penstock.redaction import MASK
+
+
+class NotifyConfig(Section):
+    """A web address that is told when a run of ``penstock run`` ends, whether it finished, failed or was stopped."""
+
+    #: http:// or https:// address that gets a POST of JSON (docs/operations.md); it is masked wherever it is shown.
+    #: None: nobody is told.
+    url: str | None = None
+    #: Longest time that all tries take together; the end of the run waits no longer for it.
+    timeout_s: Annotated[float, Field(gt=0, le=300)] = 10.0
+    #: Tries, with a pause between them.
+    max_attempts: Positive = 3
+
+    @model_validator(mode="after")
+    def _can_be_posted_to(self) -> Self:
+        if self.url in (None, MASK):  # a resolved configuration shows that there is one
+            return self
+        try:
+            url = urlsplit(self.url or "")
+            fits = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        except ValueError:
+            fits = False
+        if not fits:
+            # It may hold a secret: it is not repeated.
+            raise ValueError("notify.url is no address that can be posted to: give http://HOST/... or https://HOST/...")
+        return self
