@@ -23,7 +23,7 @@ help:
 	@echo "make chaos-night  the same for hours, each run kept as it ends"
 	@echo "make adapters   the environment of verl and TRL, for the tests of their adapters"
 	@echo "make bench      benchmarks (ARGS=NAME)"
-	@echo "make reference  docs/configuration.md, from the models"
+	@echo "make reference  docs/configuration.md and docs/metrics.md, from the code"
 	@echo "make release    the wheel, tried in a clean environment: what it brings works, and has the changelog's version"
 	@echo "make clean      removes environments, runs and caches"
 
@@ -92,9 +92,10 @@ check: venv
 	@.venv/bin/lint-imports --no-logo
 	@.venv/bin/mypy
 
-# docs/configuration.md, from the models.
+# docs/configuration.md and docs/metrics.md, from the code.
 reference: venv
 	@.venv/bin/python -m console.config_reference docs/configuration.md
+	@.venv/bin/python -m console.metrics_reference docs/metrics.md
 
 # The wheel in a clean environment without extras: half a minute of installing.
 release: venv

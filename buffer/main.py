@@ -21,6 +21,7 @@ from types import FrameType
 from buffer.cutter import Cutter
 from buffer.filters import BUILT_IN, Filters
 from buffer.housekeeping import Housekeeping
+from buffer.metrics import BufferCollector
 from buffer.payload_servers import PayloadServers
 from buffer.rollback import Rollback
 from buffer.state import State
@@ -37,6 +38,7 @@ from penstock.redaction import redact
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
+from penstock.system.metrics.server import serve
 from penstock.system.tokens import new_token
 
 log = logging.getLogger(__name__)
@@ -77,7 +79,10 @@ class Buffer:
         self._served: dict[str, float] = {}
         #: The counters as this process saw them last.
         self.rollback = Rollback(self._control.client, self._keys)
-        self._attendance = Attendance(self._control.client, self._keys, "buffer")
+        self._leads = False
+        self.metrics = serve(config, "buffer", "", BufferCollector(config, lambda: self._leads))
+        url = self.metrics.url if self.metrics else ""
+        self._attendance = Attendance(self._control.client, self._keys, "buffer", metrics=url)
 
     @property
     def client(self) -> Client:
@@ -103,6 +108,8 @@ class Buffer:
         self._control.close()
         self._events.close()
         self._servers.close()
+        if self.metrics is not None:
+            self.metrics.close()
 
     def _stand_by(self) -> None:
         """Wait for the leadership, and lead for as long as it lasts."""
@@ -115,6 +122,7 @@ class Buffer:
                 self._stopping.wait(min(1.0, self._lease_ms / 3000))
                 return
             waiting.end()
+            self._leads = True
             self._lead(Leadership(epoch, self._token))
         except LeadershipLost as exc:
             log.warning("%s", exc)
@@ -125,6 +133,8 @@ class Buffer:
             self._stopping.wait(self._pause_s)
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             self._control.do(lambda client: client.ping())
+        finally:
+            self._leads = False
 
     def _lead(self, lead: Leadership) -> None:
         """Lead until the lease is lost, Redis restarts, or ``stop``."""

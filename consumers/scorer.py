@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.batch.fetch import PayloadReader
+from consumers.metrics.scorer import ScorerCollector, ScorerTally
 from penstock.config import Config
 from penstock.errors import ConfigError, PayloadError, ProtocolError, ScoreError, WaitTimeout
 from penstock.names import Lane, check_name
@@ -37,6 +38,7 @@ from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
 from penstock.redis.saved_config import config_of
+from penstock.system.metrics.exporter import Exporter
 from penstock.system.tokens import new_token
 
 #: Most jobs of one scorer that are admitted and not yet collected.
@@ -83,6 +85,8 @@ class Scorer:
         self._payloads = PayloadReader(config.redis)
         self._waiting = Waiting(self._control.client, self._keys, f"scorer:{self.name}")
         self._busy = threading.Lock()
+        self._tally = ScorerTally()
+        self._exporter = Exporter.of(config, "scorer", self.name, ScorerCollector(self._tally))
 
     def __enter__(self) -> Self:
         return self
@@ -92,6 +96,8 @@ class Scorer:
 
     def close(self) -> None:
         """Close the connections. What a call in another thread still waits for is lost to it."""
+        if self._exporter is not None:
+            self._exporter.close()
         self._control.close()
         self._events.close()
         self._payloads.close()
@@ -123,7 +129,7 @@ class Scorer:
         """
         given = _check(sequences, starts)
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        with self._busy:
+        with self._busy, self._tally.call([len(one.tokens) for one in given]):
             call = _Call(self, deadline, timeout_s, stopped or threading.Event())
             try:
                 found = call.run([(i, one) for i, one in enumerate(given) if one.start < len(one.tokens)])

@@ -18,6 +18,9 @@ from consumers.batch.reader import BatchReader
 from consumers.batch.stream import Stream
 from consumers.clock import Clock
 from consumers.engines import Engines
+from consumers.metrics.tally import Tally
+from consumers.metrics.trainer import TrainerCollector
+from consumers.subscription.agreement import agree
 from consumers.subscription.progress import Progress
 from consumers.subscription.seat import Seat
 from consumers.subscription.subscriber import Subscriber
@@ -29,6 +32,7 @@ from penstock.errors import ConfigError, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
+from penstock.system.metrics.exporter import Exporter
 
 
 class Session:
@@ -69,8 +73,20 @@ class Session:
         self.reader = BatchReader(config, self.subscriber, replica_group=replica_group, prepare=prepare)
         self.progress = Progress(self.subscriber)
         self.clock = Clock(self.subscriber, model, weights_dir_of(config))
-        self.publications = Publications(config, self.subscriber, self.clock, self.progress)
+        #: What it has trained, published and waited for.
+        self.tally = Tally()
+        self.publications = Publications(config, self.subscriber, self.clock, self.progress, self.tally)
         self.engines = Engines(self.subscriber, model)
+        self._exporter: Exporter | None = None
+
+    def join(self) -> None:
+        """Take the subscription; rank 0 serves metrics from then on. Blocks, and raises as ``Progress.join``.
+
+        Raises ConfigError where their address cannot be listened on.
+        """
+        self.progress.join()
+        if self.seat.leads:
+            self._exporter = Exporter.of(self.config, "trainer", self.name, TrainerCollector(self.tally))
 
     def close(self) -> None:
         """Give the subscription back, whatever else of the end fails. Blocks shortly."""
@@ -78,10 +94,19 @@ class Session:
             ends.callback(self.reader.close)
             ends.callback(self.subscriber.leave)
             ends.callback(self.publications.close)
+            if self._exporter is not None:
+                ends.callback(self._exporter.close)
 
     def stream(self, prefetch: int = 0) -> Stream:
         """The batches of this rank in their order, ``prefetch`` of them read ahead."""
-        return Stream(self.subscriber, self.reader, self.progress, prefetch=prefetch, look=self._keep_announced)
+        return Stream(
+            self.subscriber, self.reader, self.progress, prefetch=prefetch, look=self._keep_announced, tally=self.tally
+        )
+
+    def agree(self, number: int, about: tuple[int, str, int] | None, word: str, timeout_s: float) -> list[str]:
+        """Hear what every rank is about to do, see ``Trainer.agree``."""
+        with self.tally.waiting("ranks"):
+            return agree(self.subscriber, number, about, word, timeout_s)
 
     def check_clock(self, batch: Batch) -> None:
         """T2: a new batch was cut for the version that the trainer holds now, see ``Clock.check_batch``."""
@@ -97,6 +122,8 @@ class Session:
             )
         self.progress.commit(batch.n, batch.digest)
         self.clock.see(batch.train_version if self.publishes else 0)
+        if self._exporter is not None:
+            self.tally.commit(batch.manifest)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this rank, see ``Trainer.state_dict``."""
@@ -120,6 +147,7 @@ class Session:
     def report(self, figures: dict[str, float | int | str]) -> None:
         """Show figures in `penstock status` and the live view. Blocks for one round trip."""
         seat = self.seat
+        self.tally.report(figures)
         record = {"name": self.name, "rank": seat.rank, "pid": os.getpid(), "at": time.time(), **figures}
         who = f"{self.name}/{seat.role}/{seat.rank}" if seat.roles else f"{self.name}/{seat.rank}"
         self.subscriber.control.call(scripts.note(self.keys, self.keys.trainers, who, pack(record)))

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Self
 from consumers.batch.batch import Batch
 from consumers.batch.reader import check_reading
 from consumers.session import Session
-from consumers.subscription.agreement import agree
 from consumers.subscription.progress import batch_of
 from consumers.subscription.seat import Seat, job_of
 from penstock.config import Config
@@ -138,7 +137,7 @@ class Trainer:
         return Replay(path_template, config, dp_rank=dp_rank, dp_size=dp_size)
 
     def __enter__(self) -> Self:
-        self.session.progress.join()
+        self.session.join()
         self.stream.last = self.session.progress.position
         return self
 
@@ -235,7 +234,7 @@ class Trainer:
         self._rounds += 1
         about = None if batch is None else (batch.n, batch.digest, step)
         timeout_s = self.config.trainer.rank_timeout_s if timeout is None else timeout
-        return agree(self.session.subscriber, self._rounds, about, word, timeout_s)
+        return self.session.agree(self._rounds, about, word, timeout_s)
 
     def commit(self, batch: Batch) -> None:
         """This rank has trained ``batch``; the last rank to say so moves the cursor. Idempotent.

@@ -17,6 +17,7 @@ prompt nor admits it twice. Evaluation jobs go past the gate into a lane of thei
 import logging
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -36,8 +37,10 @@ from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control
 from penstock.redis.memory import is_full
+from penstock.system.metrics.server import serve
 from penstock.weights.tokenizer import read_tokenizer
 from producer.dataset import Dataset, Mixture, Template, check_overlap
+from producer.metrics import ProducerCollector, Tally
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +68,10 @@ class Producer:
         self._control = Control(config.redis.url, stopped=self._stop.is_set)
         self._gate: Client = connect_blocking(config.redis.url, GATE_S)
         self._waiting = Waiting(self._control.client, self._keys, "producer")
-        self._attendance = Attendance(self._control.client, self._keys, "producer")
+        self._tally = Tally(len(self.source))
+        self.metrics = serve(config, "producer", "", ProducerCollector(self._tally))
+        url = self.metrics.url if self.metrics else ""
+        self._attendance = Attendance(self._control.client, self._keys, "producer", metrics=url)
         epochs = config.data.epochs
         #: Position behind the last prompt; None: there is none.
         self._end = None if epochs is None else epochs * len(self.source)
@@ -86,8 +92,9 @@ class Producer:
                 self._attendance.confirm()
                 why = self._step()
                 self._waiting.for_(why)
+                self._tally.waits = bool(why)
                 if why:
-                    self._control.do(lambda _: self._gate.blpop([self._keys.gate], timeout=GATE_S))
+                    self._pause()
             self._waiting.end()
             self._attendance.end()
         except QueueUnavailable as exc:
@@ -96,6 +103,14 @@ class Producer:
             log.warning("stopped while Redis did not answer: %s", exc)
         self._control.close()
         self._gate.close()
+        if self.metrics is not None:
+            self.metrics.close()
+
+    def _pause(self) -> None:
+        """Sleep until the gate may have opened."""
+        began = time.monotonic()
+        self._control.do(lambda _: self._gate.blpop([self._keys.gate], timeout=GATE_S))
+        self._tally.waited_s += time.monotonic() - began
 
     def _step(self) -> str:
         """Admit one chunk; returns what has to be waited for, or ''."""
@@ -119,6 +134,7 @@ class Producer:
         if not gate[1]:
             return "a trainer that drives the clock to join"
         position, end = self._where()
+        self._tally.position = position
         if end is None and self._end is not None:
             self._set_end()  # a start of the run took it back
             return self._admit_train()
@@ -206,7 +222,7 @@ class Producer:
     ) -> Admission:
         config = self._config
         in_order = config.staleness.mode is not Mode.ASYNC or config.buffer.sampler == "cohort"
-        return self._control.call(
+        answer = self._control.call(
             scripts.admit(
                 self._keys,
                 [(job, job.to_bytes()) for job in jobs],
@@ -218,6 +234,8 @@ class Producer:
                 cohorts=lane == Lane.EVAL or in_order,
             )
         )
+        self._tally.admitted[lane] += answer.admitted
+        return answer
 
     def _position(self, source: str) -> int:
         return int(self._control.do(lambda client: client.hget(self._keys.source, source)) or 0)

@@ -32,6 +32,7 @@ from penstock.protocol.scripts import ensure_lanes
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
+from penstock.system.metrics.server import serve
 from penstock.system.tokens import new_token
 from penstock.system.user_code import run_through, staying_alive
 from penstock.weights.tokenizer import load_tokenizer
@@ -43,7 +44,7 @@ from workers.jobs.heartbeat import Heartbeat
 from workers.jobs.held_jobs import HeldJobs
 from workers.jobs.intake import Intake
 from workers.jobs.valves import Valves
-from workers.metrics import Metrics
+from workers.metrics import WorkerCollector
 from workers.presence import Presence
 from workers.rewards.allowed import allowed_rewards
 from workers.rewards.score import Rewards
@@ -101,8 +102,7 @@ class Worker:
             slots=asyncio.Semaphore(config.worker.slots),
         )
         self.updates = Updates(self.services, self._reader, self._waiting("weights"))
-        port = config.worker.metrics_port
-        self.metrics = Metrics(self.services, port) if port is not None else None
+        self.metrics = serve(config, "worker", name, WorkerCollector(self.services))
         self.held = HeldJobs(self.services)
         self.heartbeat = Heartbeat(
             config.redis.url,

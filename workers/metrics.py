@@ -1,18 +1,41 @@
-"""Prometheus metrics of one worker, on loopback: what it has done, and how it stands now."""
+"""Metrics of one worker: what it has done, and how it stands now."""
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.errors import ConfigError
+from penstock.system.metrics.series import counter, gauge, slime
 from workers.services import Services
 
-log = logging.getLogger(__name__)
+TOKENS = counter("worker_generated_tokens", "Tokens drawn, those that were lost again too.")
+SAMPLES = counter("worker_committed_samples", "Samples committed.")
+GROUPS = counter("worker_committed_groups", "Groups whose last sample was committed.")
+COMMITTED = counter("worker_committed_tokens", "Generated tokens of committed samples.")
+CACHED = counter("worker_cached_tokens", "Tokens of committed samples that the engine had in its prefix cache.")
+CACHED_MEAN = slime(
+    "rollout/avg_cached_tokens_per_sample", "Cached tokens per committed sample, since this worker began."
+)
+FAILURES = counter("worker_failed_jobs", "Tries of jobs that failed.", "reason")
+CRASHES = counter("worker_crashed_jobs", "Jobs charged with an engine's death, by lane after.", "to")
+HANDED_BACK = counter("worker_handed_back_jobs", "Jobs handed back without a charge.")
+LOST_LEASES = counter("worker_lost_leases", "Leases that were taken over.")
+RESTARTS = counter("worker_engine_restarts", "Restarts of the engine.")
+UPDATES = counter("worker_weight_updates", "Publications loaded into the running engine.")
+PAUSE = counter("worker_weight_pause_seconds", "Time without generation while weights loaded.")
+LOAD = counter("worker_weight_load_seconds", "Time that the engine took to load them; part of the pause.")
+WAIT = counter("worker_weight_wait_seconds", "Time in which running samples ended, or came back, before a load.")
+PREFIXES = counter("worker_prefix_checkpoints", "Prefixes of running samples that were kept in Redis.")
+PREFIX_BYTES = counter("worker_prefix_checkpoint_bytes", "Bytes written for them.")
+VERSION = gauge("worker_weight_version", "Version of the engine's weights; -1: none.")
+RUNNING = gauge("worker_running_samples", "Samples that hold a slot.")
+SLOTS = gauge("worker_slots", "Samples generated at once, at most.")
+REQUESTS = gauge("worker_engine_requests", "Requests sent to the engine and not answered.")
 
-HOST = "127.0.0.1"
+SERIES = (
+    TOKENS, SAMPLES, GROUPS, COMMITTED, CACHED, CACHED_MEAN, FAILURES, CRASHES, HANDED_BACK,
+    LOST_LEASES, RESTARTS, UPDATES, PAUSE, LOAD, WAIT, PREFIXES, PREFIX_BYTES, VERSION, RUNNING, SLOTS, REQUESTS,
+)  # fmt: skip
 
 
 class WorkerCollector(Collector):
@@ -21,64 +44,35 @@ class WorkerCollector(Collector):
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    def collect(self) -> Iterable[Metric]:
-        services, tally, engine = self._services, self._services.tally, self._services.engine
-        yield _counter("generated_tokens", "Tokens drawn.", tally.generated_tokens)
-        yield _counter("committed_samples", "Samples committed.", tally.committed_samples)
-        yield _counter("committed_groups", "Groups whose last sample was committed.", tally.committed_groups)
-        yield _counters("failed_jobs", "Tries of jobs that failed.", "reason", tally.failures)
-        yield _counters("crashed_jobs", "Jobs charged with an engine's death, by lane after.", "to", tally.crashes)
-        yield _counter("handed_back_jobs", "Jobs handed back without a charge.", tally.handed_back)
-        yield _counter("lost_leases", "Leases that were taken over.", tally.lost_leases)
-        yield _counter("engine_restarts", "Restarts of the engine.", tally.engine_restarts)
-        yield _counter("weight_updates", "Publications loaded into the running engine.", tally.weight_updates)
-        yield _counter("weight_pause_seconds", "Time without generation while weights loaded.", tally.weight_pause_s)
-        yield _gauge("weight_version", "Version of the engine's weights; -1: none.", engine.version)
-        yield _gauge("running_samples", "Samples that hold a slot.", services.num_running)
-        yield _gauge("slots", "Samples generated at once, at most.", services.config.worker.slots)
-        yield _gauge("engine_requests", "Requests sent to the engine and not answered.", engine.num_running)
+    def collect(self) -> Iterator[Metric]:
+        yield from self._sums()
+        yield from self._weights()
+        services, engine = self._services, self._services.engine
+        yield VERSION.of(engine.version)
+        yield RUNNING.of(services.num_running)
+        yield SLOTS.of(services.config.worker.slots)
+        yield REQUESTS.of(engine.num_running)
 
+    def _sums(self) -> Iterator[Metric]:
+        tally = self._services.tally
+        yield TOKENS.of(tally.generated_tokens)
+        yield SAMPLES.of(tally.committed_samples)
+        yield GROUPS.of(tally.committed_groups)
+        yield COMMITTED.of(tally.committed_tokens)
+        yield CACHED.of(tally.cached_tokens)
+        if tally.committed_samples:
+            yield CACHED_MEAN.of(tally.cached_tokens / tally.committed_samples)
+        yield FAILURES.each(list(tally.failures.items()))
+        yield CRASHES.each(list(tally.crashes.items()))
+        yield HANDED_BACK.of(tally.handed_back)
+        yield LOST_LEASES.of(tally.lost_leases)
+        yield PREFIXES.of(tally.checkpoints)
+        yield PREFIX_BYTES.of(tally.checkpoint_bytes)
 
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"penstock_worker_{name}", text, value=value)
-
-
-def _counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(f"penstock_worker_{name}", text, labels=[label])
-    for key, value in list(values.items()):
-        family.add_metric([key], value)
-    return family
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"penstock_worker_{name}", text, value=value)
-
-
-class Metrics:
-    """Serves ``/metrics`` on loopback from a thread until ``close``.
-
-    Args:
-        port: 0 takes a free one.
-
-    Raises:
-        ConfigError: the port is in use.
-    """
-
-    def __init__(self, services: Services, port: int) -> None:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(WorkerCollector(services))
-        try:
-            self._server, self._thread = start_http_server(port, addr=HOST, registry=registry)
-        except OSError as exc:
-            raise ConfigError(
-                f"worker.metrics_port {port} cannot be listened on ({exc.strerror}): set another one, or 0 for a free "
-                "one; several workers on one machine need 0."
-            ) from exc
-        self.url = f"http://{HOST}:{self._server.server_port}/metrics"
-        log.info("metrics at %s", self.url)
-
-    def close(self) -> None:
-        """Stop serving. Blocks for a moment."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def _weights(self) -> Iterator[Metric]:
+        tally = self._services.tally
+        yield RESTARTS.of(tally.engine_restarts)
+        yield UPDATES.of(tally.weight_updates)
+        yield PAUSE.of(tally.weight_pause_s)
+        yield LOAD.of(tally.weight_load_s)
+        yield WAIT.of(tally.weight_wait_s)

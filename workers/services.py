@@ -28,6 +28,9 @@ class Tally:
     generated_tokens: int = 0
     committed_samples: int = 0
     committed_groups: int = 0
+    #: Of committed samples: generated tokens, and those that the engine had cached.
+    committed_tokens: int = 0
+    cached_tokens: int = 0
     #: Tries that failed, by reason; crashes of the engine and lost leases are not among them.
     failures: Counter[str] = field(default_factory=Counter)
     #: Jobs that were charged with a death of the engine, by what became of them: resume, suspect, dead.
@@ -37,6 +40,8 @@ class Tally:
     engine_restarts: int = 0
     weight_updates: int = 0
     weight_pause_s: float = 0.0
+    weight_load_s: float = 0.0
+    weight_wait_s: float = 0.0
     #: Prefixes kept while they were drawn, and the bytes written for them.
     checkpoints: int = 0
     checkpoint_bytes: int = 0

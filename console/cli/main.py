@@ -16,6 +16,7 @@ import typer
 
 from console.cli import inspect
 from console.cli.fleet import fleet_app
+from console.cli.metrics import metrics_app
 from console.cli.options import OVERRIDES, ConfigOption, RedisOption
 from console.cli.part import run_part
 from console.cli.usage import UsageMistake, overrides_of, sentence
@@ -172,6 +173,7 @@ def trainer(context: typer.Context, config: ConfigOption, redis: RedisOption = N
 
 inspect.register(app)
 app.add_typer(fleet_app, name="fleet")
+app.add_typer(metrics_app, name="metrics")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -25,6 +25,7 @@ from rich.console import Console
 from console.launch.children import SERVING, kill_children, stop_children
 from console.launch.launcher_log import launcher_log
 from console.launch.live import Live
+from console.launch.metrics import RunMetrics, check_metrics
 from console.launch.notify import check_notify, message, notify
 from console.launch.observer import Observer
 from console.launch.old_keys import clear_keys, refuse_another_run
@@ -89,6 +90,7 @@ def launch(
     # A reader that left (``| head``) stops the run as a closed terminal does.
     live = Live(config, console, on_closed=stop.press)
     check_notify(config)
+    check_metrics(config)
     with folder.held():
         check(config, trains="trainer" not in without)
         resume = _decide(choice, folder, live.console)
@@ -147,6 +149,7 @@ class _Run:
         self.without = without
         self.server: OwnRedis | None = None
         self.observer: Observer | None = None
+        self.metrics: RunMetrics | None = None
         self.children: list[Child] = []
         self.record = RunRecord("running", time.time())
         self.started = time.monotonic()
@@ -164,6 +167,7 @@ class _Run:
         self._start_on_keys(clear=clear, resume=resume)
         save_resolved(self.config, self.folder.path / CONFIG_FILE)
         self.folder.write(self.record)
+        self.metrics = RunMetrics(self.config, self.folder.path, self.children)
         self._start_parts()
         if "trainer" in self.without:
             self.live.event(f'The trainer is yours: Trainer(run="{self.config.run}"). Ctrl-C ends the run.')
@@ -171,6 +175,7 @@ class _Run:
     def abandon(self) -> None:
         """After a start that failed: end what runs, and leave the folder as it was."""
         kill_children(self.children)
+        self._close_metrics()
         if self.server is not None:
             self.server.stop()
         self.folder.undo()
@@ -239,8 +244,13 @@ class _Run:
         finally:
             # Whatever happened in here, nothing outlives it.
             kill_children(self.children)
+            self._close_metrics()
             if self.server is not None:
                 self.server.stop()
+
+    def _close_metrics(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
 
     def _watch(self, observer: Observer) -> str | None:
         """Returns when the run is over: None, or why it failed."""
@@ -260,6 +270,8 @@ class _Run:
             if time.monotonic() >= self.next_look:
                 self.next_look = time.monotonic() + LOOK_EVERY_S
                 observer.look()
+                if self.metrics is not None:
+                    self.metrics.look(observer.client)
                 if burned := observer.too_many_died():
                     return burned
             time.sleep(TICK_S)

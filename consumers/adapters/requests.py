@@ -85,7 +85,7 @@ class Requests:
 
     def __enter__(self) -> Self:
         self.prompts.check_alone()
-        self.session.progress.join()
+        self.session.join()
         self._clean()
         self._busy = False
         self._published = self.session.progress.position

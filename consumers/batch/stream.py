@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from consumers.batch.ahead import Ahead
 from consumers.batch.batch import Batch
 from consumers.batch.reader import BatchReader
+from consumers.metrics.tally import Tally
 from consumers.subscription.manifests import Delivery
 from consumers.subscription.progress import Progress
 from consumers.subscription.subscriber import Subscriber
@@ -23,6 +24,7 @@ class Stream:
     Args:
         prefetch: batches cut and fetched ahead, by a thread of their own; 0: none.
         look: called now and then while a batch is waited for; what it raises ends the wait.
+        tally: where the time in which a batch is waited for is counted.
     """
 
     def __init__(
@@ -33,17 +35,23 @@ class Stream:
         *,
         prefetch: int = 0,
         look: Callable[[], None] = lambda: None,
+        tally: Tally,
     ) -> None:
         self._subscriber = subscriber
         self._reader = reader
         self._progress = progress
         self._ahead = Ahead(prefetch, self._read_ahead)
         self._look = look
+        self._tally = tally
         #: Batches behind this rank: handed out, or committed before it joined.
         self.last = 0
 
     def take(self, timeout_s: float | None) -> Batch:
         """The batch after ``last``; blocks until it is cut and its payloads are here. Raises as ``Trainer.next``."""
+        with self._tally.waiting("batch"):
+            return self._take(timeout_s)
+
+    def _take(self, timeout_s: float | None) -> Batch:
         if self._progress.begin(timeout_s):
             self.last = self._progress.position
         n = self.last + 1

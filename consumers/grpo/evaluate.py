@@ -40,13 +40,17 @@ class Evaluation:
 
     Args:
         path: file of the rows; see :func:`summarize`.
+        tell: called with the rows of earlier starts and of each evaluation, from the thread that reads them.
     """
 
-    def __init__(self, config: Config, path: Path) -> None:
+    def __init__(
+        self, config: Config, path: Path, tell: Callable[[Iterable[dict[str, Any]]], None] = lambda rows: None
+    ) -> None:
         if config.redis.url is None:
             raise ConfigError("The evaluation needs redis.url: the address of the run's Redis.")
         self._subscriber = Subscriber(config.redis.url, Keys(config.run), NAME)
         self._path = path
+        self._tell = tell
         self._datasets = {one.name for one in config.data.eval}
         self._stop = threading.Event()
         self._news = threading.Condition()
@@ -138,6 +142,7 @@ class Evaluation:
 
     def remember(self, rows: Iterable[dict[str, Any]]) -> None:
         """Take in rows of :func:`summarize`, of this start or an earlier one."""
+        rows = list(rows)
         for row in rows:
             version, dataset = int(row["version"]), str(row["dataset"])
             self.accuracy.setdefault(version, {})[dataset] = float(row["accuracy"])
@@ -145,6 +150,7 @@ class Evaluation:
             self._shares.setdefault(version, {})[dataset] = float(row.get("asked_share", 0.0))
             prompts = int(row.get("prompts", 0)), int(row.get("asked", 0))
             self._prompts.setdefault(version, {})[dataset] = prompts
+        self._tell(rows)
 
     def _run(self) -> None:
         try:

@@ -231,7 +231,8 @@ class TrainingLoop:
         """Rank 0 of a live run reads evaluations beside training; a recording has none."""
         if self.rank or not self.config.data.eval or self.config.debug.load_batches is not None:
             return
-        self.evaluation = Evaluation(self.config, self._file("eval.jsonl"))
+        assert isinstance(self.trainer, Trainer)
+        self.evaluation = Evaluation(self.config, self._file("eval.jsonl"), self.trainer.session.tally.evaluate)
         self.evaluation.start()
 
     def _last_evaluation(self) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from consumers.clock import Clock
+from consumers.metrics.tally import Tally
 from consumers.subscription.progress import Progress
 from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
@@ -29,13 +30,17 @@ class Publications:
     Args:
         clock: numbers and announces them.
         progress: what they have seen.
+        tally: where versions, their bytes and the time they take are counted.
     """
 
-    def __init__(self, config: Config, subscriber: Subscriber, clock: Clock, progress: Progress) -> None:
+    def __init__(
+        self, config: Config, subscriber: Subscriber, clock: Clock, progress: Progress, tally: Tally | None = None
+    ) -> None:
         self._config = config
         self._subscriber = subscriber
         self._clock = clock
         self._progress = progress
+        self._tally = tally or Tally()
         self._publisher: Publisher | None = None
         #: Folder of published versions.
         self.folder = weights_dir_of(config)
@@ -67,9 +72,12 @@ class Publications:
             return self._clock.last
         try:
             step = _whole(step)
-            through = self._progress.await_ranks(timeout_s)
+            with self._tally.waiting("ranks"):
+                through = self._progress.await_ranks(timeout_s)
+            began = time.monotonic()
             version, abandoned = self._clock.next_version()
             written = self.publisher.write(source, self.folder, version)
+            written_at = time.monotonic()
             publication = Publication(
                 model=self._clock.model,
                 version=version,
@@ -84,6 +92,7 @@ class Publications:
             self.publisher.open(publication)
             self._clock.announce(publication)
             self.publisher.send(source, publication)
+            self._tally.publish(written.num_bytes, written_at - began, time.monotonic() - written_at)
         except BaseException as exc:
             tell_failure(self.publisher, source, exc)
             raise

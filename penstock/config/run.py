@@ -16,7 +16,7 @@ from penstock.config.rollout import RolloutConfig
 from penstock.config.section import Section, checked_name
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
-from penstock.config.watching import NotifyConfig
+from penstock.config.watching import MetricsConfig, NotifyConfig
 from penstock.config.worker import WorkerConfig
 from penstock.weights.transport import TRANSPORTS, transport
 
@@ -63,6 +63,7 @@ class Config(Section):
     debug: DebugConfig = DebugConfig()
     faults: FaultsConfig = FaultsConfig()
     fleet: FleetConfig = FleetConfig()
+    metrics: MetricsConfig = MetricsConfig()
     notify: NotifyConfig = NotifyConfig()
 
     @field_validator("run")

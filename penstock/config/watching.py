@@ -1,12 +1,31 @@
-"""Section ``notify``: how a run is watched from outside."""
+"""Sections ``metrics`` and ``notify``: how a run is watched from outside."""
 
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.config.section import Positive, Section
 from penstock.redaction import MASK
+
+
+class MetricsConfig(Section):
+    """Prometheus metrics of every part, each at an address of its own (docs/metrics.md)."""
+
+    #: Address that parts listen on; 0.0.0.0 or :: for every one of their machine. Metrics have no password.
+    host: str = "127.0.0.1"
+    #: Port of each part: 0 takes a free one, which `penstock metrics discovery` tells to Prometheus; a number is for a
+    #: part that is alone on its machine (PENSTOCK_METRICS__PORT sets it for one part). None: no metrics.
+    port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    #: Name or address by which Prometheus reaches a part; None: ``host``, or the machine's name where that means all.
+    reached_at: str | None = None
+
+    @field_validator("host", "reached_at")
+    @classmethod
+    def _is_a_host(cls, host: str | None) -> str | None:
+        if host is not None and (not host or len(host) > 255 or set(host) & set(" /@[]\"'\\{}")):
+            raise ValueError(f"{host!r} is no host: give a name or an address, without port, brackets or scheme")
+        return host
 
 
 class NotifyConfig(Section):

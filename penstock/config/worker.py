@@ -41,8 +41,6 @@ class WorkerConfig(Section):
     rewards: list[RewardName] = Field(default_factory=list)
     #: Environments (module:class) that jobs may name beside those of ``data``; no other is imported.
     environments: list[EnvironmentName] = Field(default_factory=list)
-    #: Port of Prometheus metrics; 0 takes a free one, None: none.
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
 
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"apply"})
 

@@ -1,4 +1,4 @@
-"""Presence of producers and buffers: a small record each, so that one that was killed can be named by who waits."""
+"""Presence of parts that are no workers: a small record each, so that one that was killed can be named by who waits."""
 
 import os
 import socket
@@ -18,23 +18,25 @@ class Attendance:
     """The record of one process. Its methods block for a round trip at most; a Redis that is gone is not an error here.
 
     Args:
-        part: producer or buffer.
+        part: what it is: producer, buffer, ...
+        name: which one, where there may be several on a machine with names of their own.
+        metrics: where its metrics are; '' for nowhere.
     """
 
-    def __init__(self, client: Client, keys: Keys, part: str) -> None:
+    def __init__(self, client: Client, keys: Keys, part: str, *, name: str = "", metrics: str = "") -> None:
         self._client = client
         self._keys = keys
-        self._part = part
-        self._host = socket.gethostname()
-        self._name = f"{part}:{self._host}:{os.getpid()}"
+        host, pid = socket.gethostname(), os.getpid()
+        self._name = ":".join(filter(None, (part, host, str(pid), name)))
+        self._shown: dict[str, str | int] = {"part": part, "host": host, "pid": pid}
+        self._shown |= {key: value for key, value in (("name", name), ("metrics", metrics)) if value}
         self._told = 0.0
 
     def confirm(self) -> None:
         """Show that the process is there, if that is due. Cheap to call in a loop."""
         if time.monotonic() - self._told < CONFIRM_S:
             return
-        record = {"part": self._part, "host": self._host, "pid": os.getpid(), "at": time.time()}
-        if self._write(pack(record)):
+        if self._write(pack({**self._shown, "at": time.time()})):
             self._told = time.monotonic()
 
     def end(self) -> None:

@@ -34,6 +34,10 @@ class Keys:
     def jobs(self, lane: str) -> str:
         return self.of(f"jobs:{lane}")
 
+    def queued(self, lane: str) -> str:
+        """Queued jobs of a lane, in the order in which they are leased."""
+        return self.of(f"queued:{lane}")
+
     def group(self, job: str) -> str:
         return self.of(f"group:{job}")
 

@@ -18,7 +18,7 @@ from penstock.redis.refusals import disk_trouble
 from penstock.words import shown
 
 #: Fields that others reckon with or look for, by who shows them; a trainer shows what else it likes.
-_TEXTS = {"trainer": ("name",), "verifier": ("name", "host", "state"), "part": ("part", "host")}
+_TEXTS = {"trainer": ("name",), "verifier": ("name", "host", "state"), "part": ("part", "host", "name", "metrics")}
 _NUMBERS = {
     "trainer": ("rank", "pid", "step", "version", "reward_mean", "staleness_mean", "staleness_max", "wait_share"),
     "verifier": ("pid", "checks", "killed"),
@@ -77,7 +77,7 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "workers": [worker for worker in parse_workers(workers) if worker.age_s < GONE_S],
         "trainers": _present(trainers, "trainer"),
         "verifiers": _present(verifiers, "verifier"),
-        "parts": _present(parts, "part"),
+        "parts": present_parts(parts),
         "paused": sorted(map(name_shown, paused)),
         "checks": checks,
         "leader": {"epoch": _count(leader.get(b"epoch", b"0"))} if leader else None,
@@ -133,6 +133,11 @@ def _count(value: bytes) -> int:
     """A number; 0 where it is none."""
     plain = _plain(value)
     return plain if isinstance(plain, int) else 0
+
+
+def present_parts(records: dict[bytes, bytes]) -> list[dict[str, Any]]:
+    """Records of the hash ``parts``, silent ones too; one that cannot be read is left out, and logged once."""
+    return _present(records, "part")
 
 
 def _present(records: dict[bytes, bytes], what: str) -> list[dict[str, Any]]:

@@ -70,8 +70,10 @@ def until_room(
         return done
 
 
-def put(path: Path, text: str) -> None:
-    """Write a whole file in the place of what is there, readable by this user alone (mode 600). Blocks; raises OSError.
+def put(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a whole file in the place of what is there, readable by this user alone, or as ``mode`` says.
+
+    Blocks; raises OSError.
 
     Any number of processes may do so at once, and whoever reads finds the text of one of them.
     """
@@ -79,6 +81,7 @@ def put(path: Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
+            os.fchmod(file.fileno(), mode)
         os.replace(name, path)
     except BaseException:
         # A disk that is full must not be filled with what is left of each try.

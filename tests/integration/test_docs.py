@@ -45,6 +45,7 @@ LISTED = {
     "docs/consumers.md: name   state   share": "what a command printed",
     "docs/operations.md: trainer:actor has waited": "what a command printed",
     "docs/chaos.md: make chaos": "minutes, whole runs under faults: CI runs the first, tests/chaos the rest",
+    "docs/metrics.md: scrape_configs:": "settings of Prometheus: tests/wide has such",
     "docs/truth.md: staleness =": "a formula",
     "docs/truth.md: admit while": "a formula",
     "docs/truth.md: untrained(o <= d)": "a formula",

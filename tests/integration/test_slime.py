@@ -240,7 +240,7 @@ async def test_one_address_has_the_metrics_of_all_engines(
         with urllib.request.urlopen(url, timeout=30) as answer:
             return str(answer.read().decode())
 
-    made = config(worker={"metrics_port": 0})
+    made = config(metrics={"port": 0})
     with RolloutManager(made) as manager:
         address = manager.get_metrics_router_addr()
         assert address == manager.get_metrics_router_addr()

@@ -748,7 +748,7 @@ async def test_presence_and_metrics_tell_what_it_does(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
 ) -> None:
     jobs = admit(client, keys, [job(0), job(1, sampling={"top_p": 0.5})])
-    async with working(config(worker={"metrics_port": 0})) as worker:
+    async with working(config(metrics={"port": 0})) as worker:
         await until(lambda: states(client, keys, jobs) == ["ready", "dead"])
         await until(lambda: presence(client, keys)["samples"] == 2)
         record = presence(client, keys)
@@ -761,6 +761,7 @@ async def test_presence_and_metrics_tell_what_it_does(
         "penstock_worker_generated_tokens_total 12.0",
         "penstock_worker_committed_samples_total 2.0",
         'penstock_worker_failed_jobs_total{reason="refused"} 1.0',
+        "penstock_worker_committed_tokens_total 12.0",
         "penstock_worker_weight_version 1.0",
         "penstock_worker_slots 8.0",
     ):

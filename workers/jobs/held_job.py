@@ -292,11 +292,14 @@ class HeldJob:
         k = self._writes.pop(write)
         if done.outcome == "lost":
             raise LeaseLost(f"job {self.job}")
-        self.samples.pop(k, None)
+        sample, tally = self.samples.pop(k, None), self._services.tally
         self._missing.remove(k)
-        self._services.tally.committed_samples += 1
+        tally.committed_samples += 1
+        if sample is not None:
+            tally.committed_tokens += sum(sample.generated)
+            tally.cached_tokens += sample.cached_tokens
         if not self._missing:
-            self._services.tally.committed_groups += 1
+            tally.committed_groups += 1
             self._services.endings.note(self._job)
 
     async def _hand_back(self) -> None:

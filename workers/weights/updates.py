@@ -359,6 +359,8 @@ class Updates:
         tally, counters = self._services.tally, self._services.keys.counters
         tally.weight_updates += 1
         tally.weight_pause_s += report.pause_s
+        tally.weight_load_s += report.load_s
+        tally.weight_wait_s += report.wait_s
 
         async def add(client: AsyncClient) -> None:
             pipe = client.pipeline(transaction=False)

@@ -106,6 +106,8 @@ CALLED = {
     "staleness_threshold": "staleness.bound",
     "n_gpus_per_node": "trainer.dp_size (GPUs of the trainer) and worker.count (engines)",
     "max_num_seqs": "worker.slots",
+    "metrics_port": "metrics.port",
+    "prometheus_port": "metrics.port",
     "max_concurrent_rollouts": "worker.slots",
     "random_seed": "seed",
 }

@@ -176,6 +176,7 @@ local function bury(prefix, job, body, reason, detail, worker)
   redis.call('ZREM', prefix .. 'inflight', job)
   leave_cohort(prefix, job, g[1], g[2])
   count(prefix, 'buried')
+  count(prefix, 'buried_as:' .. reason)
   if g[1] == 'train' then count(prefix, 'buried:train') end
   event(prefix, 'ended', job, g[1])
   poke(prefix .. 'gate')

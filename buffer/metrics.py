@@ -1,0 +1,187 @@
+"""Metrics of the buffer: of this process, and, from the one that leads, those of the queue that all parts share.
+
+The queue is looked at when somebody scrapes, over a connection of its own: the loop that cuts batches waits for nobody.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from penstock.config import Config
+from penstock.names import LANES
+from penstock.protocol.gate import read_gates, read_rooms
+from penstock.protocol.keys import Keys
+from penstock.protocol.presence import FRESH_S, WorkerPresence
+from penstock.protocol.snapshot import snapshot
+from penstock.redis.commands import Client
+from penstock.redis.connect import connect
+from penstock.system.metrics.series import Series, counter, gauge
+
+#: Longest wait for an answer of Redis: a scrape has 10 s in all.
+TIMEOUT_S = 2.0
+
+LEADS = gauge("buffer_leads", "1 where this buffer leads, 0 where it stands by: then it has no other series but this.")
+JOBS = gauge("queue_jobs", "Jobs of each lane, queued or leased to a worker.", "lane", "state")
+OLDEST = gauge(
+    "queue_oldest_age_seconds", "How long the next job of each lane has been queued; 0 where none is.", "lane"
+)
+PAUSED = gauge("queue_paused", "1 for each lane that somebody paused.", "lane")
+DELAYED = gauge("queue_delayed_jobs", "Jobs that wait for their next try.")
+DEAD = gauge("queue_dead_letters", "Buried jobs that nobody requeued or cancelled.")
+READY = gauge("queue_ready_groups", "Groups that are complete and not retired.")
+INFLIGHT = gauge("queue_inflight_groups", "Train groups that are leased, or begun and to be resumed.")
+BURIED = counter("queue_buried_jobs", "Jobs that were buried, by what the last try failed of.", "reason")
+FAILED = counter("queue_failed_tries", "Tries of jobs that failed, each retried or buried.", "reason")
+WORKERS = gauge("queue_workers", "Workers by what they do; silent: not heard of for 10 s.", "state")
+RATE = gauge("queue_tokens_per_second", "Tokens that all workers draw, smoothed over some seconds.")
+VERSION = gauge("queue_model_version", "Newest published version.", "model")
+STEP = gauge("queue_trainer_step", "Optimizer step of the last publication.")
+WAITS = gauge("queue_wait_seconds", "How long a part has waited for what `penstock why` names.", "who")
+
+CUT = gauge("subscription_cut_batches", "Batches cut.", "subscription")
+CURSOR = gauge("subscription_committed_batches", "Batches that its trainer has committed.", "subscription")
+DURABLE = gauge("subscription_checkpointed_batches", "Batches that its newest checkpoint holds.", "subscription")
+OWNED = gauge("subscription_owned", "1 while a trainer has it.", "subscription")
+BOUND = gauge("subscription_staleness_bound", "Most versions that a token which bears loss may be old.", "subscription")
+DROPPED = counter(
+    "subscription_dropped_groups",
+    "Groups that it gave up unused; filter/REASON: by a filter, else by age, rewind, loss or quota.",
+    "subscription",
+    "reason",
+)
+PLACES = gauge("gate_places", "Train groups that may be under way, by the gate's first subscription.", "subscription")
+TAKEN = gauge("gate_taken_places", "Of these, how many are.", "subscription")
+
+USED = gauge("redis_used_memory_bytes", "Memory that the control Redis uses.")
+MAX = gauge("redis_max_memory_bytes", "Its maxmemory; 0: none is set.")
+WRITABLE = gauge("redis_takes_writes", "0 while its disk has no room, so that no part can write.")
+
+#: Field of the hash ``counters`` -> its series.
+COUNTERS = {
+    "admitted": counter("queue_admitted_jobs", "Jobs admitted."),
+    "committed": counter("queue_committed_samples", "Samples committed."),
+    "completed": counter("queue_completed_groups", "Groups that got ready."),
+    "crashes": counter("queue_crashed_jobs", "Jobs charged with the death of an engine or a worker."),
+    "reclaimed": counter("queue_reclaimed_leases", "Leases taken over since nobody renewed them."),
+    "released": counter("queue_released_leases", "Leases handed back without a charge."),
+    "refused": counter("queue_refused_commits", "Commits of samples that were refused, their lease being another's."),
+    "requeued": counter("queue_requeued_jobs", "Dead letters that an operator queued again."),
+    "cancelled": counter("queue_cancelled_jobs", "Jobs that were cancelled."),
+    "timed_out": counter("queue_timed_out_groups", "Groups dropped since they took too long."),
+    "shortened": counter("queue_shortened_groups", "Groups closed without all their samples."),
+    "missing": counter("queue_missing_samples", "Samples that those lack."),
+    "retired": counter("queue_retired_groups", "Groups that every subscription had done with."),
+    "evicted": counter("queue_evicted_groups", "Groups that went without ever being used."),
+    "payload_lost": counter("queue_lost_payloads", "Committed samples whose tokens are gone; trained with mask 0."),
+    "duplicated": counter("queue_duplicated_jobs", "Jobs that were finished twice; it should stay 0."),
+    "cut": counter("queue_cut_batches", "Batches cut, of all subscriptions."),
+    "batches_committed": counter("queue_committed_batches", "Batches committed, of all subscriptions."),
+    "published": counter("queue_published_versions", "Publications, those made again too."),
+    "set_aside": counter("queue_set_aside_publications", "Publications that engines died of."),
+    "rewinds": counter("queue_rewinds", "Trainers that went back to a checkpoint, each start among them."),
+    "weight_updates": counter("queue_weight_updates", "Publications that workers loaded into a running engine."),
+    "rolled_back": counter("queue_rollbacks", "Times that Redis had lost acknowledged writes."),
+}
+#: What begins fields of the hash ``counters`` that end in a reason.
+BY_REASON = {"buried_as:": BURIED, "failed:": FAILED}
+
+SERIES = (
+    LEADS, JOBS, OLDEST, PAUSED, DELAYED, DEAD, READY, INFLIGHT, BURIED, FAILED, *COUNTERS.values(), WORKERS, RATE,
+    VERSION, STEP, WAITS, CUT, CURSOR, DURABLE, OWNED, BOUND, DROPPED, PLACES, TAKEN, USED, MAX, WRITABLE,
+)  # fmt: skip
+
+
+class BufferCollector(Collector):
+    """Looks at the queue when it is scraped. Called from threads of the server; blocks for ``TIMEOUT_S`` an answer.
+
+    Args:
+        leads: whether this buffer leads now.
+    """
+
+    def __init__(self, config: Config, leads: Callable[[], bool]) -> None:
+        assert config.redis.url is not None
+        self._url = config.redis.url
+        self._keys = Keys(config.run)
+        self._leads = leads
+
+    def collect(self) -> Iterator[Metric]:
+        """Raises redis' errors, QueueUnavailable and ProtocolError."""
+        yield LEADS.of(self._leads())
+        if self._leads():
+            with closing(connect(self._url, timeout_s=TIMEOUT_S, check=False)) as client:
+                yield from queue(client, self._keys)
+
+
+def queue(client: Client, keys: Keys) -> Iterator[Metric]:
+    """The series of the queue. Blocks for a few round trips; raises redis' errors and ProtocolError."""
+    state = snapshot(client, keys)
+    yield from _jobs(client, keys, state)
+    yield from _sums(state["counters"])
+    yield WORKERS.each(Counter(map(_doing, state["workers"])))
+    yield RATE.of(sum(worker.tokens_per_s for worker in state["workers"]))
+    yield VERSION.each(state["versions"])
+    yield STEP.of(state["step"])
+    yield WAITS.each([(wait["who"], wait["since_s"]) for wait in state["waits"]])
+    yield from _subscriptions([sub for sub in state["subs"] if "unreadable" not in sub])
+    yield from _gate(client, keys)
+    yield from _redis(client, state)
+
+
+def _jobs(client: Client, keys: Keys, state: Mapping[str, Any]) -> Iterator[Metric]:
+    lanes = state["lanes"].items()
+    yield JOBS.each([((lane, what), counts[what]) for lane, counts in lanes for what in ("queued", "leased")])
+    yield OLDEST.each(_ages(client, keys))
+    yield PAUSED.each([(lane, 1.0) for lane in state["paused"]])
+    for series, name in ((DELAYED, "delayed"), (DEAD, "dead"), (READY, "ready"), (INFLIGHT, "inflight")):
+        yield series.of(state[name])
+
+
+def _ages(client: Client, keys: Keys) -> dict[str, float]:
+    """Seconds since the next job of each lane was queued: the id of its entry says when."""
+    pipe = client.pipeline(transaction=False)
+    for lane in LANES:
+        pipe.zrange(keys.queued(lane), 0, 0)
+    now_ms = time.time() * 1000
+    firsts = [re.match(rb"\d{1,15}-", ids[0]) if ids else None for ids in pipe.execute()]
+    queued_ms = [int(first[0][:-1]) if first else now_ms for first in firsts]
+    return {lane: max(0.0, now_ms - at) / 1000 for lane, at in zip(LANES, queued_ms, strict=True)}
+
+
+def _sums(counters: Mapping[str, int]) -> Iterator[Metric]:
+    for field, series in COUNTERS.items():
+        yield series.of(counters.get(field, 0))
+    for begin, series in BY_REASON.items():
+        yield series.each({name[len(begin) :]: n for name, n in counters.items() if name.startswith(begin)})
+
+
+def _doing(worker: WorkerPresence) -> str:
+    return worker.state if worker.age_s <= FRESH_S else "silent"
+
+
+def _subscriptions(subs: list[dict[str, Any]]) -> Iterator[Metric]:
+    fields: tuple[tuple[Series, str], ...] = (
+        (CUT, "cut"), (CURSOR, "cursor"), (DURABLE, "ckpt"), (OWNED, "owned"), (BOUND, "bound"),
+    )  # fmt: skip
+    for series, field in fields:
+        yield series.each([(sub["name"], float(sub.get(field) or 0)) for sub in subs])
+    drops = [((sub["name"], key[5:]), float(n)) for sub in subs for key, n in sub.items() if key.startswith("drop:")]
+    yield DROPPED.each(drops)
+
+
+def _gate(client: Client, keys: Keys) -> Iterator[Metric]:
+    rooms = read_rooms(client, keys, read_gates(client, keys)[1])
+    yield PLACES.each({name: float(room.places) for name, room in rooms.items()})
+    yield TAKEN.each({name: float(room.taken) for name, room in rooms.items()})
+
+
+def _redis(client: Client, state: Mapping[str, Any]) -> Iterator[Metric]:
+    memory = client.info("memory")
+    yield USED.of(memory["used_memory"])
+    yield MAX.of(memory["maxmemory"])
+    yield WRITABLE.of(not any(wait["who"] == "redis" for wait in state["waits"]))

@@ -1,0 +1,75 @@
+"""``penstock metrics``: where the parts of a run have their Prometheus metrics, and what these are."""
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from console.cli.options import DIRECTORY, FolderOption, RunArgument, UrlOption
+from console.cli.target import Target
+from console.terminal import print_json, say
+from penstock.errors import ConfigError
+
+metrics_app = typer.Typer(help="Prometheus metrics: where the parts of a run have theirs.")
+
+
+@metrics_app.callback()
+def _root() -> None:
+    """Prometheus metrics: where the parts of a run have theirs."""
+
+
+@metrics_app.command("discovery")
+def discovery(
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write it there; else it is shown."),
+    ] = None,
+    every: Annotated[
+        float | None,
+        typer.Option("--every", min=0.5, metavar="SECONDS", help="Keep the file current until SIGTERM or Ctrl-C."),
+    ] = None,
+) -> None:
+    """The parts that serve metrics, as Prometheus' file-based service discovery (``file_sd_configs``) reads them."""
+    from penstock.system.metrics.targets import targets
+
+    if every is not None and out is None:
+        raise ConfigError("--every keeps a file current: name it with --out FILE.")
+    if out is not None and out.suffix not in (".json", ".yml", ".yaml"):
+        raise ConfigError(f"--out {out}: Prometheus reads files that end in .json, .yml or .yaml; name it so.")
+    target = Target(run, redis, directory)
+    if out is None:
+        print_json(targets(target.client, target.keys))
+    elif every is None:
+        _write(target, out)
+    else:
+        _keep(target, out, every)
+
+
+def _write(target: Target, out: Path) -> None:
+    from penstock.system.metrics.targets import targets, write_targets
+
+    groups = targets(target.client, target.keys)
+    if write_targets(out, groups):
+        say(f"{out}: {len(groups)} parts of run {target.keys.run} serve metrics")
+
+
+def _keep(target: Target, out: Path, every_s: float) -> None:
+    """Write it whenever it changed, until a signal; a Redis that does not answer is told, and the file stays."""
+    import redis as redis_
+
+    from penstock.redis.connect import translate
+
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    while not ended.is_set():
+        try:
+            _write(target, out)
+        except redis_.RedisError as exc:
+            say(str(translate(exc, target.url)), err=True)
+        ended.wait(every_s)

@@ -1,0 +1,110 @@
+"""Metrics of ``penstock run``: its processes and disks; and the file that tells Prometheus where the parts' are."""
+
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import redis
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from penstock.addresses import is_folder, path_of
+from penstock.config import Config
+from penstock.errors import ConfigError, DiskFull
+from penstock.protocol.keys import Keys
+from penstock.redis.commands import Client
+from penstock.redis.connect import translate
+from penstock.system.disk import is_full
+from penstock.system.metrics.exporter import Exporter
+from penstock.system.metrics.series import counter, gauge
+from penstock.system.metrics.targets import Group, targets, write_targets
+from penstock.system.processes import Child
+
+log = logging.getLogger(__name__)
+
+TARGETS_FILE = "targets.json"
+
+UP = gauge("launcher_process_up", "1 while a process of the run is there, 0 while it is not.", "process")
+STARTS = counter("launcher_process_starts", "Starts of a process, the first one among them.", "process")
+FREE = gauge("launcher_disk_free_bytes", "Room left where the run's folder, its weights or its payloads lie.", "place")
+SIZE = gauge("launcher_disk_size_bytes", "Room there in all.", "place")
+
+SERIES = (UP, STARTS, FREE, SIZE)
+
+
+class LauncherCollector(Collector):
+    """Looks at processes and disks when it is scraped. Called from the server's thread.
+
+    Args:
+        children: the launcher's own list, which grows while a run is started.
+        places: name -> folder.
+    """
+
+    def __init__(self, children: Sequence[Child], places: Mapping[str, Path]) -> None:
+        self._children = children
+        self._places = places
+
+    def collect(self) -> Iterator[Metric]:
+        children = list(self._children)
+        # Of a process that ended the launcher itself takes the news: here it is only asked whether there is one.
+        yield UP.each([(child.name, float(child.pid is not None)) for child in children])
+        yield STARTS.each([(child.name, child.num_starts) for child in children])
+        disks = {name: shutil.disk_usage(_nearest(folder)) for name, folder in self._places.items()}
+        yield FREE.each([(name, disk.free) for name, disk in disks.items()])
+        yield SIZE.each([(name, disk.total) for name, disk in disks.items()])
+
+
+def check_metrics(config: Config) -> None:
+    """Refuse one port for all the parts that ``penstock run`` starts on this machine. Raises ConfigError."""
+    if config.metrics.port:
+        raise ConfigError(
+            f"metrics.port is {config.metrics.port}, and penstock run starts several parts on this machine, each with "
+            "metrics of its own: set it to 0, and Prometheus finds them by targets.json in the run's folder."
+        )
+
+
+def _nearest(folder: Path) -> Path:
+    """``folder``, or where it will be made."""
+    return next(one for one in (folder, *folder.parents) if one.exists())
+
+
+class RunMetrics:
+    """Serves the launcher's metrics and keeps ``targets.json`` current, from ``start`` to ``close``.
+
+    Args:
+        config: with ``redis.url`` set.
+    """
+
+    def __init__(self, config: Config, folder: Path, children: Sequence[Child]) -> None:
+        self._path = folder / TARGETS_FILE
+        self._keys = Keys(config.run)
+        self._url = str(config.redis.url)
+        weights = Path(config.trainer.weights_dir or config.run_dir / "weights")
+        places = {"run": folder.absolute(), "weights": weights.absolute()}
+        servers = config.redis.payload_servers.items()
+        places |= {f"payloads {name}": path_of(url) for name, url in servers if is_folder(url)}
+        self._exporter = Exporter.of(config, "launcher", "", LauncherCollector(children, places))
+
+    def look(self, client: Client) -> None:
+        """Bring the file up to date. Blocks for a round trip; what keeps it from that is told and tried again."""
+        if self._exporter is None:
+            return
+        try:
+            self._write(targets(client, self._keys))
+        except redis.RedisError as exc:
+            log.debug("%s", translate(exc, self._url))
+
+    def close(self) -> None:
+        """Serve no more; the file is empty then: nobody is left to be scraped. Blocks shortly."""
+        if self._exporter is not None:
+            self._exporter.close()
+            self._write([])
+
+    def _write(self, groups: list[Group]) -> None:
+        try:
+            write_targets(self._path, groups)
+        except (DiskFull, OSError) as exc:
+            if not is_full(exc):
+                raise
+            log.warning("%s is not up to date: %s", self._path, exc)

@@ -1,0 +1,98 @@
+"""Writes docs/metrics.md, every series that a part of penstock serves, from the code that serves them.
+
+``python -m console.metrics_reference FILE`` writes the page (``make reference``); a test holds it current.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from buffer import metrics as buffer_metrics
+from console.launch import metrics as launcher_metrics
+from consumers.metrics import scorer as scorer_metrics
+from consumers.metrics import trainer as trainer_metrics
+from penstock.system.metrics import server as server_metrics
+from penstock.system.metrics.series import Series
+from producer import metrics as producer_metrics
+from workers import metrics as worker_metrics
+
+#: Head of each section -> the series of it.
+PARTS: dict[str, Sequence[Series]] = {
+    "Every part": server_metrics.SERIES,
+    "The queue, by the buffer that leads": buffer_metrics.SERIES,
+    "Producer": producer_metrics.SERIES,
+    "Worker": worker_metrics.SERIES,
+    "Trainer, by its rank 0": trainer_metrics.SERIES,
+    "Scorer": scorer_metrics.SERIES,
+    "`penstock run`": launcher_metrics.SERIES,
+}
+
+_HEAD = """# Metrics
+
+With `metrics.port: 0` every part serves Prometheus metrics at an address of its own: producer, buffer, workers,
+trainer (its rank 0, one of your own too), scorers and `penstock run`. Each shows its address in Redis, and `penstock
+run` keeps `runs/NAME/targets.json` current, so that Prometheus finds parts that come and go:
+
+```yaml
+scrape_configs:
+  - job_name: penstock
+    scrape_interval: 5s
+    file_sd_configs:
+      - files: [/path/to/runs/*/targets.json]
+```
+
+Parts that were started by hand are listed by `penstock metrics discovery --run NAME --out FILE.json --every 5`.
+Targets have the labels `run`, `part` and `name`. Parts listen on loopback unless `metrics.host` says otherwise, and
+ask for no password; on several machines set `metrics.host: 0.0.0.0` behind a firewall, and `metrics.reached_at` where
+the machine's own name is not the one that Prometheus reaches it by. With a fixed `metrics.port` a part has to be
+alone on its machine.
+
+Figures are read when they are scraped, from what is counted anyway; those of the queue come from the buffer that
+leads, in a few round trips of a connection of its own. Sums of a process begin at 0 with it; those of the queue live
+in Redis and begin with the run. A batch that comes again after a restart counts again in the trainer's sums, and once
+in the queue's.
+
+`console/monitoring/` has a dashboard for Grafana (`dashboard.json`, for import) and alert rules for Prometheus
+(`alerts.yml`, for `rule_files`): no progress, dead letters, a lost worker, staleness at its bound, a starved trainer,
+and a disk or a Redis that is nearly full. SGLang's own series (`sglang:...`) are at the engines' `/metrics` with
+`engine.args.enable-metrics`.
+
+## Names
+
+Series begin with `penstock_`, but where slime has a name for the same figure: there it is slime's, with `/`, `-` and
+`.` as `_`, `@` as `_at_`, and what differs from one series to the next as a label. So `rollout/response_len/mean` is
+`rollout_response_len_mean`, and `eval/aime-truncated_ratio` is `eval_truncated_ratio{dataset="aime"}`. They are
+gauges of the last batch, or of the last evaluation. Counters end in `_total`, histograms have `_bucket`, `_sum` and
+`_count`.
+"""
+
+_TAIL = """
+This page is made from the code by `make reference`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for head, series in PARTS.items():
+        parts.append(f"\n## {head}\n\n| series | kind | labels | what it is |\n|---|---|---|---|\n")
+        parts += [f"| `{one.shown_as}` | {one.kind} | {_labels(one)} | {_says(one)} |\n" for one in series]
+    return "".join((*parts, _TAIL))
+
+
+def all_series() -> Iterator[Series]:
+    """Those of all parts."""
+    return (one for series in PARTS.values() for one in series)
+
+
+def _labels(series: Series) -> str:
+    return ", ".join(f"`{label}`" for label in series.labels)
+
+
+def _says(series: Series) -> str:
+    says = series.says.replace("|", "\\|")
+    return f"{says} slime: `{series.slime}`" if series.slime else says
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())

@@ -1,0 +1,1 @@
+"""What trainers and scorers have done, counted for whoever scrapes it."""

@@ -1,0 +1,126 @@
+"""What one trainer has trained, published and waited for: running sums, and figures of the last batch."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import mean, median
+from typing import Any
+
+from consumers.batch.ledger import Ledger
+from penstock.protocol.records.manifest import Manifest, Row
+from penstock.protocol.records.sample import SampleStatus
+from penstock.protocol.staleness import Lineage
+from penstock.system.metrics.series import Histogram
+
+#: Upper ends of the classes: staleness in versions, lengths in tokens.
+STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+LENGTHS = tuple(2**power for power in range(4, 18))
+
+
+class Tally:
+    """Sums of one rank. Its own thread adds, an evaluation's too; whoever scrapes reads."""
+
+    def __init__(self) -> None:
+        #: batches, groups, samples, generated_tokens, loss_tokens, partial_groups, missing_samples, lost_payloads
+        self.sums: Counter[str] = Counter()
+        self.staleness = Histogram(STALENESS)
+        self.lengths = Histogram(LENGTHS)
+        #: Seconds by what was waited for.
+        self.waits: dict[str, float] = {"batch": 0.0, "ranks": 0.0}
+        #: Versions published, their bytes, seconds for writing and sending them.
+        self.published: dict[str, float] = dict.fromkeys(("versions", "bytes", "write_s", "send_s"), 0.0)
+        self.last_publish_s = 0.0
+        #: The last batch that was committed; None before the first.
+        self.manifest: Manifest | None = None
+        #: Seconds from one commit to the next, and what of it was a wait for a batch.
+        self.step_s = self.step_wait_s = 0.0
+        #: What the ledger of drops says of it, by slime's names.
+        self.drops: Mapping[str, float] = {}
+        #: Figures that the trainer reports of itself.
+        self.reported: Mapping[str, float] = {}
+        #: Dataset -> numbers of the row of its last evaluation.
+        self.evaluations: dict[str, Mapping[str, float]] = {}
+        self._ledger = Ledger()
+        self._committed_at, self._waited_before = 0.0, 0.0
+
+    @contextmanager
+    def waiting(self, reason: str) -> Iterator[None]:
+        """Count the time in here as a wait."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waits[reason] = self.waits.get(reason, 0.0) + time.monotonic() - began
+
+    def commit(self, manifest: Manifest) -> None:
+        """A batch was trained. Takes about a microsecond a sample."""
+        rows = manifest.rows
+        self.sums.update(
+            batches=1,
+            groups=manifest.num_groups,
+            samples=manifest.num_samples,
+            generated_tokens=sum(row.num_generated for row in rows),
+            loss_tokens=manifest.num_loss_tokens,
+            partial_groups=manifest.num_partial_groups,
+            missing_samples=manifest.num_missing_samples,
+            lost_payloads=sum(row.lost for row in rows),
+        )
+        self._add(manifest)
+        self.drops = self._ledger.metrics(manifest)
+        self.manifest = manifest
+        now, waited = time.monotonic(), self.waits["batch"]
+        if self._committed_at:
+            self.step_s, self.step_wait_s = now - self._committed_at, waited - self._waited_before
+        self._committed_at, self._waited_before = now, waited
+
+    def _add(self, manifest: Manifest) -> None:
+        lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
+        oldest = {row.oldest_loss for row in manifest.rows}
+        lags = {version: lineage.lag(version, manifest.train_version) for version in oldest}
+        for row in manifest.rows:
+            self.lengths.add(row.num_generated)
+            if row.oldest_loss >= 0:
+                self.staleness.add(lags[row.oldest_loss])
+
+    def publish(self, num_bytes: int, write_s: float, send_s: float) -> None:
+        """A version was written and announced."""
+        for name, value in (("versions", 1), ("bytes", num_bytes), ("write_s", write_s), ("send_s", send_s)):
+            self.published[name] += value
+        self.last_publish_s = write_s + send_s
+
+    def report(self, figures: Mapping[str, Any]) -> None:
+        """What the trainer says of itself; only numbers are kept."""
+        self.reported = numbers_of(figures)
+
+    def evaluate(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Rows of ``eval.jsonl``; of each dataset the newest version stays."""
+        for row in rows:
+            numbers, known = numbers_of(row), self.evaluations.get(str(row["dataset"]), {})
+            if numbers.get("version", -1) >= known.get("version", -1):
+                self.evaluations[str(row["dataset"])] = numbers
+
+
+def numbers_of(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Those that are numbers, and finite."""
+    numbers = {name: float(value) for name, value in figures.items() if type(value) in (int, float)}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def lengths_of(rows: list[Row]) -> dict[str, float]:
+    """Mean, median, max and min of the generated tokens of a batch's samples; {} of none."""
+    found = [row.num_generated for row in rows]
+    return {kind.__name__: float(kind(found)) for kind in (mean, median, max, min)} if found else {}
+
+
+def truncated_ratio(rows: list[Row]) -> float:
+    return sum(row.status == SampleStatus.TRUNCATED for row in rows) / len(rows)
+
+
+def same_rewards(rows: list[Row]) -> Counter[str]:
+    """Groups all of whose samples have one reward, by that reward to one decimal."""
+    rewards: dict[str, set[float]] = {}
+    for row in rows:
+        rewards.setdefault(row.job, set()).add(row.reward)
+    return Counter(f"{next(iter(one)):.1f}" for one in rewards.values() if len(one) == 1)

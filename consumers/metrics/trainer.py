@@ -1,0 +1,136 @@
+"""Metrics of one trainer, served by its rank 0: of the whole batch, as its manifest has it."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from consumers.metrics.tally import Tally, lengths_of, same_rewards, truncated_ratio
+from penstock.protocol.records.manifest import Manifest
+from penstock.system.metrics.series import Series, counter, gauge, histogram, slime
+
+SUMS = {
+    "batches": counter("trainer_batches", "Batches committed by this process; one that comes again counts again."),
+    "groups": counter("trainer_groups", "Groups of these batches."),
+    "samples": counter("trainer_samples", "Samples of these batches."),
+    "generated_tokens": counter("trainer_generated_tokens", "Tokens of these samples that the policy drew."),
+    "loss_tokens": counter("trainer_loss_tokens", "Tokens of these samples that bore loss."),
+    "partial_groups": counter("trainer_partial_groups", "Groups of these batches that were closed short."),
+    "missing_samples": counter("trainer_missing_samples", "Samples that those lack."),
+    "lost_payloads": counter("trainer_lost_payloads", "Samples whose tokens were gone; they had mask 0."),
+}
+LENGTH = histogram("trainer_response_length_tokens", "Generated tokens of each sample trained on.")
+STALENESS = histogram(
+    "trainer_staleness_versions", "Age in versions of the oldest token that bears loss, of each sample trained on."
+)
+STALENESS_MAX = gauge("trainer_staleness_max", "Oldest token that bears loss in the last batch, in versions.")
+STALENESS_MEAN = gauge("trainer_staleness_mean", "Mean over the tokens that bear loss in the last batch, in versions.")
+BOUND = gauge("trainer_staleness_bound", "What the last batch was cut under.")
+BATCH = gauge("trainer_batch", "Number of the last batch that it committed.")
+TRAIN_VERSION = gauge("trainer_version", "Version of its weights when that batch was trained.")
+WAIT = counter("trainer_wait_seconds", "Time in which it waited: for a batch, or for other ranks.", "reason")
+PUBLISHED = {
+    "versions": counter("trainer_published_versions", "Versions of weights that it wrote and announced."),
+    "bytes": counter("trainer_published_bytes", "Bytes of these versions."),
+    "write_s": counter("trainer_publish_write_seconds", "Time for gathering, writing and reading them back."),
+    "send_s": counter("trainer_publish_send_seconds", "Time for announcing them, and sending them to engines."),
+}
+REPORTED = gauge("trainer_reported", "What it says of itself (`Trainer.report`), by the figure's name.", "figure")
+EVALUATED = gauge("trainer_evaluated_version", "Version that was evaluated last.", "dataset")
+
+LENGTHS = {
+    kind: slime(f"rollout/response_len/{kind}", f"{said} of the samples of the last batch, in tokens.")
+    for kind, said in (
+        ("mean", "Mean length"),
+        ("median", "Median length"),
+        ("max", "Largest length"),
+        ("min", "Least length"),
+    )
+}
+TRUNCATED = slime("rollout/truncated_ratio", "Share of the samples of the last batch that ended at a limit.")
+REWARD = slime("rollout/raw_reward", "Mean reward of the samples of the last batch.")
+SAME = slime(
+    "rollout/zero_std/count_{reward}", "Groups of the last batch all of whose samples have one reward, by that reward."
+)
+FILTERED = slime(
+    "rollout/dynamic_filter/drop_{reason}", "Groups that a filter dropped between the last batch and the one before."
+)
+DROPPED = slime(
+    "rollout/drop_{reason}",
+    "Groups given up for another reason than a filter between the last batch and the one before.",
+)
+UPDATE = slime("perf/update_weights_time", "Seconds that the last publication took.")
+STEP = slime("perf/step_time", "Seconds from the commit before the last one to the last one.")
+TRAIN_WAIT = slime("perf/train_wait_time", "Seconds of it in which the trainer waited for a batch.")
+WAIT_RATIO = slime("perf/wait_time_ratio", "The second over the first.")
+SCORE = slime("eval/{dataset}", "Mean reward on the dataset at its last evaluation.")
+EVAL_TRUNCATED = slime("eval/{dataset}-truncated_ratio", "Share of its answers that ended at a limit.")
+
+SERIES = (
+    *SUMS.values(), LENGTH, STALENESS, STALENESS_MAX, STALENESS_MEAN, BOUND, BATCH, TRAIN_VERSION, WAIT,
+    *PUBLISHED.values(), REPORTED, EVALUATED, *LENGTHS.values(), TRUNCATED, REWARD, SAME, FILTERED, DROPPED, UPDATE,
+    STEP, TRAIN_WAIT, WAIT_RATIO, SCORE, EVAL_TRUNCATED,
+)  # fmt: skip
+
+#: Evaluated row's field -> its series.
+_EVALUATION = (("accuracy", SCORE), ("truncated_ratio", EVAL_TRUNCATED), ("version", EVALUATED))
+_DROPS = (("rollout/dynamic_filter/drop_", FILTERED), ("rollout/drop_", DROPPED))
+
+
+class TrainerCollector(Collector):
+    """Reads the sums when it is scraped. Called from the server's thread."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def collect(self) -> Iterator[Metric]:
+        tally = self._tally
+        yield from _each(SUMS, tally.sums)
+        yield LENGTH.histogram(tally.lengths)
+        yield STALENESS.histogram(tally.staleness)
+        yield WAIT.each(list(tally.waits.items()))
+        yield from _each(PUBLISHED, tally.published)
+        yield REPORTED.each(list(tally.reported.items()))
+        if tally.published["versions"]:
+            yield UPDATE.of(tally.last_publish_s)
+        if tally.manifest is not None:
+            yield from _batch(tally.manifest)
+        yield from self._steps()
+        yield from self._drops()
+        rows = list(tally.evaluations.items())
+        for field, series in _EVALUATION:
+            yield series.each([(name, row[field]) for name, row in rows if field in row])
+
+    def _steps(self) -> Iterator[Metric]:
+        step_s, wait_s = self._tally.step_s, self._tally.step_wait_s
+        if step_s:
+            yield STEP.of(step_s)
+            yield TRAIN_WAIT.of(wait_s)
+            yield WAIT_RATIO.of(wait_s / step_s)
+
+    def _drops(self) -> Iterator[Metric]:
+        drops = list(self._tally.drops.items())
+        for begin, series in _DROPS:
+            yield series.each([(name[len(begin) :], count) for name, count in drops if name.startswith(begin)])
+
+
+def _each(series: Mapping[str, Series], sums: Mapping[str, float]) -> Iterator[Metric]:
+    return (one.of(sums.get(name, 0)) for name, one in series.items())
+
+
+def _batch(manifest: Manifest) -> Iterator[Metric]:
+    figures: tuple[tuple[Series, Callable[[Manifest], float]], ...] = (
+        (STALENESS_MAX, lambda one: one.staleness_max),
+        (STALENESS_MEAN, lambda one: one.staleness_mean),
+        (BOUND, lambda one: one.bound),
+        (BATCH, lambda one: one.n),
+        (TRAIN_VERSION, lambda one: one.train_version),
+    )
+    for series, figure in figures:
+        yield series.of(figure(manifest))
+    if rows := manifest.rows:
+        for kind, value in lengths_of(rows).items():
+            yield LENGTHS[kind].of(value)
+        yield TRUNCATED.of(truncated_ratio(rows))
+        yield REWARD.of(sum(row.reward for row in rows) / len(rows))
+        yield SAME.each(same_rewards(rows))

@@ -1,0 +1,115 @@
+"""A series of metrics: name, kind and meaning in one place; families are made of it when somebody scrapes.
+
+Where slime has a name for a figure, ours is that name by a rule (``slime``), so that whoever knows the one finds the
+other: ``rollout/response_len/mean`` is ``rollout_response_len_mean``. All others begin with ``penstock_``.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import Any, Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from penstock.words import printable, writable
+
+#: Samples of one family, at most: labels come from records, of which there may be any number.
+MAX_SAMPLES = 1000
+#: Characters of a label's value, at most.
+MAX_LABEL = 120
+
+Labels = str | tuple[str, ...]
+
+
+class Histogram:
+    """Counts of values in classes; cheap to add to. One thread adds, others read.
+
+    Args:
+        bounds: upper ends of the classes, ascending; what is above the last is counted too.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper ends as text, with how many values are at or below them."""
+        ends = [f"{bound:g}" for bound in self.bounds] + ["+Inf"]
+        return list(zip(ends, map(float, accumulate(self.counts)), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series, or one for each value of its labels."""
+
+    #: As Prometheus has it, without the ``_total`` that counters get.
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    #: What it counts or shows, with its unit; a sentence.
+    says: str
+    labels: tuple[str, ...] = ()
+    #: slime's name for it; '' where it has none.
+    slime: str = ""
+
+    @property
+    def shown_as(self) -> str:
+        """The name that queries use."""
+        return self.name + {"counter": "_total", "gauge": "", "histogram": "_bucket"}[self.kind]
+
+    def of(self, value: float) -> Metric:
+        """The family of a series without labels."""
+        return self.each({(): value})
+
+    def each(self, values: Mapping[Any, float] | Iterable[tuple[Labels, float]]) -> Metric:
+        """The family of all values by their labels, the first ``MAX_SAMPLES`` of them."""
+        family = (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(
+            self.name, self.says, labels=self.labels
+        )
+        pairs = values.items() if isinstance(values, Mapping) else values
+        # By their labels: two that are the same once they are cut would have Prometheus refuse the whole scrape.
+        for labels, value in {_labels(one): value for one, value in islice(pairs, MAX_SAMPLES)}.items():
+            family.add_metric(labels, value)
+        return family
+
+    def histogram(self, values: Histogram) -> Metric:
+        """The family of a histogram without labels."""
+        family = HistogramMetricFamily(self.name, self.says)
+        family.add_metric([], buckets=values.buckets(), sum_value=values.sum)
+        return family
+
+
+def counter(name: str, says: str, *labels: str) -> Series:
+    """A sum that only grows while its process lives."""
+    return Series(f"penstock_{name}", "counter", says, labels)
+
+
+def gauge(name: str, says: str, *labels: str) -> Series:
+    """How something stands now."""
+    return Series(f"penstock_{name}", "gauge", says, labels)
+
+
+def histogram(name: str, says: str) -> Series:
+    """How often values lie in each class."""
+    return Series(f"penstock_{name}", "histogram", says)
+
+
+def slime(name: str, says: str) -> Series:
+    """A gauge by slime's name, of the last batch or version.
+
+    ``/``, ``-`` and ``.`` become ``_``, ``@`` becomes ``_at_``, and what stands in braces is a label:
+    ``eval/{dataset}-truncated_ratio`` is ``eval_truncated_ratio{dataset=...}``.
+    """
+    labels = tuple(re.findall(r"{(\w+)}", name))
+    plain = re.sub(r"[/\-.]+", "_", re.sub(r"{\w+}", "", name).replace("@", "_at_"))
+    return Series(re.sub(r"_+", "_", plain).strip("_"), "gauge", says, labels, name)
+
+
+def _labels(values: Labels) -> tuple[str, ...]:
+    return tuple(printable(writable(one[:MAX_LABEL])) for one in ((values,) if isinstance(values, str) else values))

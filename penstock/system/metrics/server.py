@@ -1,0 +1,101 @@
+"""The server of one part's metrics: answers whoever scrapes, from threads of its own."""
+
+import logging
+import socket
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from penstock import __version__
+from penstock.config import Config
+from penstock.config.watching import MetricsConfig
+from penstock.errors import ConfigError, PenstockError
+from penstock.redaction import redact
+from penstock.redis.control import PASSING
+from penstock.system.metrics.series import counter, gauge
+
+log = logging.getLogger(__name__)
+
+#: A collector that fails is told of so often.
+SAY_S = 60.0
+#: Addresses that stand for all of a machine.
+_ALL = ("0.0.0.0", "::")
+
+INFO = gauge("part_info", "1; its labels say which part of which run this is.", "run", "part", "name", "version")
+STARTED = gauge("part_start_time_seconds", "When it began to serve metrics, in seconds since 1970.")
+FAILED = counter("part_failed_scrapes", "Scrapes that lack figures, for a server did not answer; the log says why.")
+SERIES = (INFO, STARTED, FAILED)
+
+
+class Part(Collector):
+    """What every part says of itself, before the figures of its collectors.
+
+    A collector that a server did not answer leaves its figures out, is told of in the log and counted.
+    """
+
+    def __init__(self, run: str, part: str, name: str, collectors: Sequence[Collector]) -> None:
+        self._labels = (run, part, name, __version__)
+        self._collectors = collectors
+        self._started = time.time()
+        self._failed = 0
+        self._said = float("-inf")
+
+    def collect(self) -> Iterator[Metric]:
+        yield INFO.each({self._labels: 1.0})
+        yield STARTED.of(self._started)
+        for collector in self._collectors:
+            yield from self._families(collector)
+        yield FAILED.of(self._failed)
+
+    def _families(self, collector: Collector) -> Iterable[Metric]:
+        try:
+            return list(collector.collect())
+        except (PenstockError, *PASSING) as exc:
+            self._failed += 1
+            if time.monotonic() - self._said >= SAY_S:
+                self._said = time.monotonic()
+                log.warning("a scrape lacks figures: %s", redact(str(exc)))
+            return []
+
+
+class MetricsServer:
+    """Serves ``/metrics`` from threads until ``close``.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+
+    def __init__(self, config: MetricsConfig, part: Part) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(part)
+        try:
+            self._server, self._thread = start_http_server(config.port or 0, addr=config.host, registry=registry)
+        except OSError as exc:
+            raise ConfigError(
+                f"metrics.host {config.host}, metrics.port {config.port} cannot be listened on ({exc.strerror}): set "
+                "another port, or 0 for a free one; several parts on one machine need 0."
+            ) from exc
+        #: Where others reach it.
+        self.url = f"http://{_reached_at(config)}:{self._server.server_port}/metrics"
+        log.info("metrics at %s", self.url)
+
+    def close(self) -> None:
+        """Stop serving. Blocks for a moment."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve(config: Config, part: str, name: str, *collectors: Collector) -> MetricsServer | None:
+    """Serve the metrics of a part, where ``metrics.port`` wants it. Returns at once; raises as ``MetricsServer``."""
+    if config.metrics.port is None:
+        return None
+    return MetricsServer(config.metrics, Part(config.run, part, name, collectors))
+
+
+def _reached_at(config: MetricsConfig) -> str:
+    host = config.reached_at or (socket.gethostname() if config.host in _ALL else config.host)
+    return f"[{host}]" if ":" in host else host
