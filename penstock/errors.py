@@ -22,6 +22,7 @@ PenstockError
 ├── EnvironmentTimeout     a sample's environment did not answer in its time
 ├── EnvironmentRaised      a sample's environment raised, or answered what is no Observation
 ├── RewardError            a reward has no number; ``outcome`` names why
+├── HistoryError           a file of a run's history cannot be used, or is none; names it
 ├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
 └── WaitTimeout            a wait ran out of its time; says what it waited for
 """
@@ -130,6 +131,10 @@ class RewardError(PenstockError):
     def __init__(self, outcome: str, message: str) -> None:
         super().__init__(message)
         self.outcome = outcome
+
+
+class HistoryError(PenstockError):
+    """A file of a run's history is damaged, of another release, or none at all. The text names it."""
 
 
 class PublishError(PenstockError):

@@ -67,6 +67,11 @@ class RunFolder:
     def redis(self) -> Path:
         return self.path / "redis"
 
+    @property
+    def history(self) -> Path:
+        """What became of each sample: ``penstock.history``."""
+        return self.path / "history"
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Hold the run's name against another launcher on this machine; ConfigError when one has it."""

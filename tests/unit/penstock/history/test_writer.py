@@ -1,0 +1,178 @@
+import dataclasses
+import os
+import random
+import signal
+import sqlite3
+import string
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import DiskFull
+from penstock.history import writer as writer_module
+from penstock.history.part import PartName, begin, open_to_read, parts_of
+from penstock.history.row import Fate, Use
+from penstock.history.writer import HistoryWriter
+from tests.unit.penstock.history.rows import row
+
+MANY = 2**30
+
+
+def kept(folder: Path) -> list[tuple[str, int, int, float | None, str]]:
+    """(job, k, part, reward, fate) of every row of every file."""
+    found = []
+    for name in parts_of(folder):
+        part = open_to_read(name.path(folder))
+        assert part is not None
+        with closing(part):
+            found += part.execute(
+                "SELECT job, k, part, reward, word FROM samples JOIN groups USING(g) JOIN words ON w = fate ORDER BY s"
+            ).fetchall()
+    return found
+
+
+def test_rows_are_there_once_however_often_they_are_written(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path / "history", 1, max_bytes=MANY)
+
+    writer.write([row(k=0), row(k=1, reward=None)])
+    writer.write([row(k=1, reward=0.75, fate=Fate.MASKED), row(k=1, part=1)])
+    writer.close()
+
+    assert kept(tmp_path / "history") == [
+        ("math/0/7", 0, 0, 0.5, "trained"),
+        ("math/0/7", 1, 0, 0.75, "masked"),
+        ("math/0/7", 1, 1, 0.5, "trained"),
+    ]
+
+
+def test_words_of_a_row_that_was_replaced_are_found_no_more(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 1, max_bytes=MANY)
+    writer.write([row(answer="a zebra")])
+    writer.write([row(answer="an okapi")])
+    writer.close()
+
+    with closing(sqlite3.connect(parts_of(tmp_path)[0].path(tmp_path))) as part:
+        found = [part.execute("SELECT count(*) FROM answers(?)", (word,)).fetchone()[0] for word in ("zebra", "okapi")]
+        part.execute("INSERT INTO answers(answers) VALUES('integrity-check')")
+    assert found == [0, 1]
+
+
+def test_a_use_may_come_before_its_row(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 1, max_bytes=MANY)
+    use = Use("math/0/7", 0, "policy", batch=3, version=4, staleness=1, loss_tokens=2)
+    writer.write([], [use])
+    writer.write([row()], [use])
+    writer.close()
+
+    with closing(sqlite3.connect(parts_of(tmp_path)[0].path(tmp_path))) as part:
+        assert part.execute(
+            "SELECT job, batch, version, staleness, loss FROM uses JOIN groups USING(g)"
+        ).fetchall() == [("math/0/7", 3, 4, 1, 2)]
+    assert kept(tmp_path) == [("math/0/7", 0, 0, 0.5, "trained")]
+
+
+def test_writers_never_share_a_file(tmp_path: Path) -> None:
+    writers = [HistoryWriter(tmp_path, epoch, max_bytes=MANY) for epoch in (1, 2, 2)]
+    for writer in writers:
+        writer.write([row()])
+    for writer in writers:
+        writer.write([row(k=1)])
+        writer.close()
+
+    assert parts_of(tmp_path) == [PartName(1, 1), PartName(2, 1), PartName(2, 2)]
+    assert len(kept(tmp_path)) == 6
+
+
+def test_a_file_that_was_begun_is_nobody_elses(tmp_path: Path) -> None:
+    first, one = begin(tmp_path, 4)
+    second, two = begin(tmp_path, 4)
+    one.close()
+    two.close()
+    assert (first, second) == (PartName(4, 1), PartName(4, 2))
+
+
+def test_samples_of_a_job_stay_in_the_file_it_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "LEAST_PART_BYTES", 1)
+    writer = HistoryWriter(tmp_path, 1, max_bytes=MANY)
+    writer._part_bytes = 1
+
+    writer.write([row("math/0/1")])
+    writer.write([row("math/0/2")])
+    writer.write([row("math/0/1", reward=1.0), row("math/0/3")])
+    writer.close()
+
+    assert [number for number, *_ in map(dataclasses.astuple, parts_of(tmp_path))] == [1, 1, 1]
+    assert [(job, reward) for job, _, _, reward, _ in kept(tmp_path)] == [
+        ("math/0/1", 1.0),
+        ("math/0/2", 0.5),
+        ("math/0/3", 0.5),
+    ]
+
+
+def test_the_oldest_files_go_and_what_went_is_counted(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 1, max_bytes=800_000)
+    writer._part_bytes = 1
+    for number in range(8):
+        writer.write([row(f"math/0/{number}"), row(f"math/0/{number}", k=1)])
+    writer.close()
+
+    left = parts_of(tmp_path)
+    assert 1 < len(left) < 8
+    assert left[-1] == PartName(1, 8)
+    part = open_to_read(left[-1].path(tmp_path))
+    assert part is not None
+    with closing(part):
+        gone = part.execute("SELECT name, samples FROM gone ORDER BY name").fetchall()
+    assert [int(samples) for _, samples in gone][-1] == 2
+    assert {str(PartName(1, number)) for number in range(1, 9)} >= {name for name, _ in gone}
+
+
+def test_a_disk_without_room_is_told_and_what_was_there_stays(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 1, max_bytes=MANY)
+    writer.write([row()])
+    pages = writer._parts[-1].connection.execute("PRAGMA page_count").fetchone()[0]
+    writer._parts[-1].connection.execute(f"PRAGMA max_page_count={pages}")
+    large = row(k=1, prompt="", answer="".join(random.Random(1).choices(string.printable, k=100_000)))
+
+    with pytest.raises(DiskFull, match="no room is left"):
+        writer.write([large])
+    writer._parts[-1].connection.execute("PRAGMA max_page_count=1073741823")
+    assert len(kept(tmp_path)) == 1
+    writer.write([large])
+    writer.close()
+    assert len(kept(tmp_path)) == 2
+
+
+WRITES_AND_DIES = """
+import os, signal, sys
+from pathlib import Path
+from penstock.history import writer as module
+from tests.unit.penstock.history.rows import row
+
+writer = module.HistoryWriter(Path(sys.argv[1]), 1, max_bytes=2**30)
+writer.write([row()])
+part = writer._parts[-1].connection
+# Small, so that pages go to the file before the commit.
+part.execute("PRAGMA cache_size=2")
+part.execute("BEGIN IMMEDIATE")
+for k in range(1, 200):
+    writer._parts[-1]._put_row(row(k=k, answer=str(k) * 500))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_kill_left_half_done_is_taken_back(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WRITES_AND_DIES, str(tmp_path)], timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (name,) = parts_of(tmp_path)
+    assert os.path.getsize(f"{name.path(tmp_path)}-journal") > 0
+
+    assert kept(tmp_path) == [("math/0/7", 0, 0, 0.5, "trained")]
+
+    writer = HistoryWriter(tmp_path, 2, max_bytes=MANY)
+    writer.write([row(k=1)])
+    writer.close()
+    assert [k for _, k, *_ in kept(tmp_path)] == [0, 1]
