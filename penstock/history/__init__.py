@@ -6,6 +6,7 @@
 | `packing.py` | its arrays and texts in few bytes |
 | `bodies.py` | what of a row nobody looks for, as one value |
 | `text.py` | words of texts, as they are indexed |
-| `part.py` | one file of a history: SQLite |
-| `writer.py` | all files of one recorder |
+| `part.py`, `open_part.py`, `read_part.py` | one file of a history, SQLite: what is in it; as it is written, and read |
+| `writer.py`, `reader.py` | all files of one recorder; of all recorders |
+| `filters.py`, `cursor.py` | which rows are asked for, and behind which one |
 """

@@ -83,6 +83,10 @@ class PartName:
         return f"{self.epoch:010d}-{self.number:06d}.sqlite"
 
 
+#: Rows that no recorder has written yet: later than all that were.
+LIVE = PartName(10**10 - 1, 10**6 - 1)
+
+
 def parts_of(folder: Path) -> list[PartName]:
     """The files of a history, oldest first; none where there is no such folder. Blocks; raises OSError."""
     try:
@@ -123,13 +127,17 @@ def begin(folder: Path, epoch: int) -> tuple[PartName, sqlite3.Connection]:
             made.execute("PRAGMA journal_mode=TRUNCATE")
             made.execute("PRAGMA synchronous=FULL")
             made.execute("BEGIN IMMEDIATE")
-            for statement in SCHEMA:
-                made.execute(statement)
-            made.execute(f"PRAGMA application_id={APPLICATION}")
-            made.execute(f"PRAGMA user_version={FORMAT}")
+            _make_tables(made)
             made.execute("COMMIT")
         _sync(folder)
         return name, made
+
+
+def in_memory() -> sqlite3.Connection:
+    """What a file is, for as long as it is open: for rows that are nobody's history yet."""
+    made = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    _make_tables(made)
+    return made
 
 
 def open_to_read(path: Path) -> sqlite3.Connection | None:
@@ -169,6 +177,13 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     made.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
     made.execute("PRAGMA trusted_schema=OFF")
     return made
+
+
+def _make_tables(made: sqlite3.Connection) -> None:
+    for statement in SCHEMA:
+        made.execute(statement)
+    made.execute(f"PRAGMA application_id={APPLICATION}")
+    made.execute(f"PRAGMA user_version={FORMAT}")
 
 
 def _is_ours(found: sqlite3.Connection, path: Path) -> bool:

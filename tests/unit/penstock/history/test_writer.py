@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DiskFull
-from penstock.history import writer as writer_module
 from penstock.history.part import PartName, begin, open_to_read, parts_of
 from penstock.history.row import Fate, Use
 from penstock.history.writer import HistoryWriter
@@ -94,10 +93,8 @@ def test_a_file_that_was_begun_is_nobody_elses(tmp_path: Path) -> None:
     assert (first, second) == (PartName(4, 1), PartName(4, 2))
 
 
-def test_samples_of_a_job_stay_in_the_file_it_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "LEAST_PART_BYTES", 1)
-    writer = HistoryWriter(tmp_path, 1, max_bytes=MANY)
-    writer._part_bytes = 1
+def test_samples_of_a_job_stay_in_the_file_it_is_in(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 1, max_bytes=MANY, part_bytes=1)
 
     writer.write([row("math/0/1")])
     writer.write([row("math/0/2")])
@@ -113,8 +110,7 @@ def test_samples_of_a_job_stay_in_the_file_it_is_in(tmp_path: Path, monkeypatch:
 
 
 def test_the_oldest_files_go_and_what_went_is_counted(tmp_path: Path) -> None:
-    writer = HistoryWriter(tmp_path, 1, max_bytes=800_000)
-    writer._part_bytes = 1
+    writer = HistoryWriter(tmp_path, 1, max_bytes=1_500_000, part_bytes=1)
     for number in range(8):
         writer.write([row(f"math/0/{number}"), row(f"math/0/{number}", k=1)])
     writer.close()

@@ -1,0 +1,217 @@
+"""Which rows of a history are asked for, and how one file is asked for them.
+
+A file has an index for each thing that rows are looked for by. One that leads to few rows is followed, and these are
+put in order; where none does, rows are gone through in their order until a page is full.
+"""
+
+import math
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.history.text import match_of, phrases_of
+
+#: An index that leads to more rows than these is not followed: putting them in order would take longer.
+FEW = 20_000
+
+
+class Sort(StrEnum):
+    """What rows are put in order by; the greatest first, unless the other way is asked for."""
+
+    #: When they were written.
+    RECORDED = "recorded"
+    #: Rows without a reward are left out.
+    REWARD = "reward"
+    #: Newest version of the generated tokens.
+    VERSION = "version"
+    #: Generated tokens.
+    LENGTH = "length"
+
+
+#: Column of a sort, and the index in its order.
+COLUMNS = {
+    Sort.RECORDED: ("s", ""),
+    Sort.REWARD: ("reward", "samples_reward"),
+    Sort.VERSION: ("newest", "samples_newest"),
+    Sort.LENGTH: ("generated", "samples_generated"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Rows of which all of this is true; what is None or '' asks for nothing."""
+
+    #: Id of a job.
+    job: str = ""
+    #: Words of the prompt, as ``text``.
+    prompt: str = ""
+    #: Words that all occur in the answer, or all in the prompt; ``"as it stands"``, ``begin*``.
+    text: str = ""
+    #: A version that tokens were drawn with.
+    version: int | None = None
+    #: A batch that it was in, and a subscription.
+    batch: int | None = None
+    subscription: str = ""
+    least_reward: float | None = None
+    most_reward: float | None = None
+    fate: str = ""
+    dataset: str = ""
+    lane: str = ""
+    status: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("least_reward", "most_reward"):
+            value = getattr(self, name)
+            if value is not None and math.isnan(value):
+                raise ConfigError(f"{name} is {value}, which nothing is above or below: give a number.")
+        for name in ("version", "batch"):
+            value = getattr(self, name)
+            if value is not None and not -1 <= value < 2**63:
+                raise ConfigError(f"{name} is {value}: give a number from 0.")
+        for name in ("prompt", "text"):
+            asked = getattr(self, name)
+            if asked and not match_of(asked):
+                raise ConfigError(f"{name} {asked!r} holds no letter and no digit to look for.")
+
+    @property
+    def is_empty(self) -> bool:
+        return all(getattr(self, one.name) == one.default for one in fields(self))
+
+    @property
+    def phrases(self) -> list[str]:
+        """What must stand in answer or prompt as it is: the index knows words alone."""
+        return phrases_of(self.text)
+
+    @property
+    def prompt_phrases(self) -> list[str]:
+        return phrases_of(self.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """A condition on a row of ``samples``."""
+
+    sql: str
+    values: tuple[Any, ...]
+    #: The index that leads to its rows.
+    index: str = ""
+    #: Leads to few rows for certain, by itself.
+    is_narrow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """``SELECT ... FROM source WHERE clauses``."""
+
+    source: str
+    clauses: tuple[Clause, ...]
+    #: What stands for the row's number: it has another name in the index of words.
+    number: str = "s"
+
+    def select(self, what: str, more: Sequence[Clause] = (), end: str = "") -> tuple[str, list[Any]]:
+        """The statement and its values."""
+        clauses = (*self.clauses, *more)
+        where = " AND ".join(clause.sql for clause in clauses) or "1"
+        values = [value for clause in clauses for value in clause.values]
+        return f"SELECT {what} FROM {self.source} WHERE {where} {end}", values
+
+
+def queries(part: sqlite3.Connection, filters: Filters, sort: Sort = Sort.RECORDED) -> list[Query]:
+    """What finds the rows in one file: two queries where words may stand in answer or prompt. Raises sqlite3.Error."""
+    clauses = _clauses(part, filters)
+    if clauses is None:
+        return []
+    if not filters.text:
+        return [Query(_source(part, clauses, sort), tuple(clauses))]
+    match = match_of(filters.text)
+    in_answer = (Clause("answers MATCH ?", (match,)), *clauses)
+    in_prompt = Clause("g IN (SELECT rowid FROM prompts WHERE prompts MATCH ?)", (match,))
+    return [
+        # This way round: the words first, then what else is asked of their rows.
+        Query("answers CROSS JOIN samples ON samples.s = answers.rowid", in_answer, "answers.rowid"),
+        Query(_source(part, clauses, sort), (*clauses, in_prompt)),
+    ]
+
+
+def counting(part: sqlite3.Connection, filters: Filters) -> Query | None:
+    """What counts the rows in one file, each once; None where it can have none. Raises sqlite3.Error."""
+    clauses = _clauses(part, filters)
+    if clauses is None:
+        return None
+    if filters.text:
+        match = match_of(filters.text)
+        words = (
+            "(s IN (SELECT rowid FROM answers WHERE answers MATCH ?) "
+            "OR g IN (SELECT rowid FROM prompts WHERE prompts MATCH ?))"
+        )
+        clauses.append(Clause(words, (match, match)))
+    return Query(_source(part, clauses, Sort.RECORDED), tuple(clauses))
+
+
+def _clauses(part: sqlite3.Connection, filters: Filters) -> list[Clause] | None:
+    """None: a word that this file does not have is asked for."""
+    found: list[Clause] = []
+    for name in ("fate", "lane", "dataset", "status"):
+        if word := getattr(filters, name):
+            number = part.execute("SELECT w FROM words WHERE word = ?", (word,)).fetchone()
+            if number is None:
+                return None
+            found.append(Clause(f"{name} = ?", number, f"samples_{name}"))
+    found += [*_of_versions(part, filters), *_of_rewards(filters), *_of_groups(filters)]
+    return found
+
+
+def _of_versions(part: sqlite3.Connection, filters: Filters) -> Iterator[Clause]:
+    if filters.version is None:
+        return
+    span = part.execute("SELECT max(newest - oldest) FROM samples WHERE newest > oldest").fetchone()[0] or 0
+    last = min(filters.version + span, 2**63 - 1)
+    yield Clause("newest BETWEEN ? AND ?", (filters.version, last), "samples_newest")
+    yield Clause("oldest <= ?", (filters.version,))
+
+
+def _of_rewards(filters: Filters) -> Iterator[Clause]:
+    if filters.least_reward is None and filters.most_reward is None:
+        return
+    least = -math.inf if filters.least_reward is None else filters.least_reward
+    most = math.inf if filters.most_reward is None else filters.most_reward
+    yield Clause("reward BETWEEN ? AND ?", (least, most), "samples_reward")
+
+
+def _of_groups(filters: Filters) -> Iterator[Clause]:
+    if filters.job:
+        yield Clause("g = (SELECT g FROM groups WHERE job = ?)", (filters.job,), is_narrow=True)
+    if filters.prompt:
+        yield Clause("g IN (SELECT rowid FROM prompts WHERE prompts MATCH ?)", (match_of(filters.prompt),))
+    if filters.batch is None and not filters.subscription:
+        return
+    used, values = [], []
+    if filters.batch is not None:
+        used, values = ["batch = ?"], [filters.batch]
+    if filters.subscription:
+        used.append("sub = (SELECT w FROM words WHERE word = ?)")
+        values.append(filters.subscription)  # type: ignore[arg-type]
+    yield Clause(
+        f"(g, k, part) IN (SELECT g, k, part FROM uses WHERE {' AND '.join(used)})",
+        tuple(values),
+        is_narrow=filters.batch is not None,
+    )
+
+
+def _source(part: sqlite3.Connection, clauses: Sequence[Clause], sort: Sort) -> str:
+    if any(clause.is_narrow for clause in clauses):
+        return "samples"
+    sizes = {clause.index: _size(part, clause) for clause in clauses if clause.index}
+    index = min(sizes, key=lambda name: sizes[name], default="")
+    if not index or sizes[index] >= FEW:
+        index = COLUMNS[sort][1]
+    return f"samples INDEXED BY {index}" if index else "samples NOT INDEXED"
+
+
+def _size(part: sqlite3.Connection, clause: Clause) -> int:
+    """Rows that an index leads to, as far as they are few."""
+    statement = f"SELECT count(*) FROM (SELECT 1 FROM samples WHERE {clause.sql} LIMIT {FEW})"
+    return int(part.execute(statement, clause.values).fetchone()[0])

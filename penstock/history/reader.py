@@ -1,0 +1,280 @@
+"""What reads a history: all files of all recorders, while they are written, after a kill, and beside a damaged one."""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.errors import HistoryError, ProtocolError
+from penstock.history.cursor import Place, place_of
+from penstock.history.filters import Filters, Sort
+from penstock.history.open_part import OpenPart
+from penstock.history.part import LIVE, PartName, in_memory, open_to_read, parts_of, translated
+from penstock.history.read_part import Key, ReadPart
+from penstock.history.row import SampleRow, Use, key_of
+from penstock.history.text import folded
+
+#: Rows asked of a file at once: it is locked against its writer meanwhile.
+CHUNK = 256
+
+#: Damaged rows are told up to so many.
+MOST_PROBLEMS = 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some rows, in the order that was asked for."""
+
+    rows: list[SampleRow]
+    #: What ``rows`` is given as ``after`` for those that follow; '' where none do.
+    next: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a history holds, and what it held once."""
+
+    num_parts: int
+    num_samples: int
+    num_bytes: int
+    #: Files that were deleted to keep within the size, and samples that went with them, as far as they were counted.
+    num_parts_gone: int
+    num_samples_gone: int
+
+
+class HistoryReader:
+    """Reads the history in a folder. Not for several threads at once. Every call blocks for the disk.
+
+    A file that cannot be read is left out, and ``problems`` has a sentence about it; rows of the others are there.
+
+    Args:
+        folder: ``RunFolder.history``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._parts: dict[PartName, ReadPart] = {}
+        self._problems: dict[object, str] = {}
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder holds any file of a history."""
+        return bool(parts_of(self._folder))
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence about each file, and each row, that was left out."""
+        return list(self._problems.values())
+
+    def show_too(self, rows: Sequence[SampleRow], uses: Sequence[Use] = ()) -> None:
+        """Treat these as the latest rows, in place of those that it was given before; a file's row of a sample counts.
+
+        For samples that are still in Redis.
+        """
+        if (before := self._parts.pop(LIVE, None)) is not None:
+            before.connection.close()
+        if rows or uses:
+            live = in_memory()
+            OpenPart(LIVE, Path("memory"), live).put(rows, uses)
+            self._parts[LIVE] = ReadPart(LIVE, Path("memory"), live)
+
+    def close(self) -> None:
+        for part in self._parts.values():
+            part.connection.close()
+        self._parts = {}
+
+    def rows(
+        self,
+        filters: Filters | None = None,
+        sort: Sort = Sort.RECORDED,
+        limit: int = 50,
+        after: str = "",
+        *,
+        ascending: bool = False,
+        arrays: bool = False,
+    ) -> Page:
+        """The first ``limit`` rows that are asked for, each sample once.
+
+        Args:
+            after: ``next`` of the page before, asked for in the same order.
+            ascending: the smallest first, in place of the greatest.
+            arrays: with tokens, logprobs, versions and masks.
+
+        Raises:
+            ConfigError: ``after`` is no place in this order.
+        """
+        filters = filters or Filters()
+        place = place_of(after, sort) if after else None
+        found: list[SampleRow] = []
+        last: Place | None = None
+        for place_found, part in self._places(filters, sort, place, ascending=ascending, chunk=min(limit + 1, CHUNK)):
+            if len(found) == limit:
+                return Page(found, last.text(sort) if last else "")
+            row = self._read(part, place_found.number, arrays=arrays)
+            if row is not None and _has_phrases(row, filters):
+                found.append(row)
+                last = place_found
+        return Page(found, "")
+
+    def each(self, filters: Filters | None = None, *, arrays: bool = False) -> Iterator[SampleRow]:
+        """All rows that are asked for, in the order in which they were written; nothing is locked in between."""
+        after = ""
+        while True:
+            page = self.rows(filters, limit=CHUNK, after=after, ascending=True, arrays=arrays)
+            yield from page.rows
+            after = page.next
+            if not after:
+                return
+
+    def search(self, text: str, limit: int = 50, after: str = "") -> Page:
+        """Rows whose answer, or whose prompt, holds all these words; the latest first."""
+        return self.rows(Filters(text=text), limit=limit, after=after)
+
+    def row(self, sample: str) -> SampleRow | None:
+        """The row of a sample by its id, with its arrays; None where there is none. Raises ConfigError: no id."""
+        key = key_of(sample)
+        for part in reversed(self._open()):
+            number = self._ask(part, partial(part.number_of, key))
+            if number is not None and (row := self._read(part, number, arrays=True)) is not None:
+                return row
+        return None
+
+    def uses(self, sample: str) -> list[Use]:
+        """The batches that a sample was in, by subscription and number. Raises ConfigError: no id."""
+        key = key_of(sample)
+        found: dict[tuple[str, int], Use] = {}
+        for part in self._open():
+            for use in self._ask(part, partial(part.uses_of, key)) or []:
+                found[use.subscription, use.batch] = use
+        return [found[key] for key in sorted(found)]
+
+    def count(self, filters: Filters | None = None) -> int:
+        """How many samples are asked for; those in several files count once."""
+        filters = filters or Filters()
+        if filters.phrases or filters.prompt_phrases:
+            return sum(1 for _ in self.each(filters))
+        parts = self._open()
+        total = sum(self._ask(part, partial(part.count, filters)) or 0 for part in parts)
+        return total - sum(1 for part, key in self._superseded(parts) if self._matches(part, key, filters))
+
+    def extent(self) -> Extent:
+        """How much is there, and how much was deleted."""
+        parts = [part for part in self._open() if part.name != LIVE]
+        gone: dict[str, int | None] = {}
+        for part in parts:
+            gone |= dict(self._ask(part, part.gone) or [])
+        size = sum(self._ask(part, part.size) or 0 for part in parts)
+        return Extent(len(parts), self.count(), size, len(gone), sum(count or 0 for count in gone.values()))
+
+    def _open(self) -> list[ReadPart]:
+        """The files that can be read: of two that hold a sample, the later one here has the row that counts."""
+        there = [LIVE, *parts_of(self._folder)]
+        for name in [name for name in self._parts if name not in there]:
+            self._parts.pop(name).connection.close()
+        for name in there:
+            if name != LIVE and name not in self._parts and name not in self._problems:
+                self._try_to_open(name)
+        return [self._parts[name] for name in there if name in self._parts]
+
+    def _try_to_open(self, name: PartName) -> None:
+        path = name.path(self._folder)
+        try:
+            found = open_to_read(path)
+        except HistoryError as exc:
+            self._problems[name] = f"{exc} It is left out."
+            return
+        except OSError as exc:
+            self._problems[name] = f"{path}, a part of the history, cannot be read ({exc.strerror}). It is left out."
+            return
+        if found is not None:
+            self._parts[name] = ReadPart(name, path, found)
+
+    def _ask(self, part: ReadPart, ask: Callable[[], T]) -> T | None:
+        """What a file answers; None where it turns out to be damaged: it is left out from now on."""
+        if part.name not in self._parts:
+            return None
+        try:
+            with translated(part.path):
+                return ask()
+        except HistoryError as exc:
+            self._problems[part.name] = f"{exc} It is left out."
+            self._parts.pop(part.name).connection.close()
+            return None
+
+    def _places(
+        self, filters: Filters, sort: Sort, after: Place | None, *, ascending: bool, chunk: int
+    ) -> Iterator[tuple[Place, ReadPart]]:
+        """The rows that are asked for, in their order, each sample once."""
+        parts = self._open()
+        walk = partial(self._walk, filters=filters, sort=sort, after=after, ascending=ascending, chunk=chunk)
+        merged: Iterable[tuple[Place, ReadPart]] = heapq.merge(
+            *map(walk, parts), key=lambda one: _order(one[0], sort), reverse=not ascending
+        )
+        later = {part.name: parts[at + 1 :] for at, part in enumerate(parts)}
+        for place, part in merged:
+            if part.name not in self._parts:
+                continue
+            if not later[part.name] or not self._is_superseded(part, place.number, later[part.name]):
+                yield place, part
+
+    def _walk(
+        self, part: ReadPart, filters: Filters, sort: Sort, after: Place | None, ascending: bool, chunk: int
+    ) -> Iterator[tuple[Place, ReadPart]]:
+        """The rows of one file in their order, some at a time."""
+        size = chunk
+        while True:
+            ask = partial(part.places, filters, sort, after, ascending=ascending, limit=size)
+            found = self._ask(part, ask) or []
+            yield from ((place, part) for place in found)
+            if len(found) < size:
+                return
+            after, size = found[-1], CHUNK
+
+    def _is_superseded(self, part: ReadPart, number: int, later: list[ReadPart]) -> bool:
+        """Whether a later file has a row of the same sample."""
+        key = self._ask(part, partial(part.key, number))
+        return key is not None and any(self._ask(other, partial(other.number_of, key)) is not None for other in later)
+
+    def _superseded(self, parts: list[ReadPart]) -> Iterator[tuple[ReadPart, Key]]:
+        """Samples of a file that a later one has too."""
+        if len(parts) < 2:
+            return
+        seen: set[int] = set()
+        for at, part in reversed(list(enumerate(parts))):
+            jobs = self._ask(part, part.jobs) or {}
+            for job in (jobs[digest] for digest in jobs.keys() & seen):
+                for key in self._ask(part, partial(part.keys_of, job)) or []:
+                    if any(self._ask(other, partial(other.number_of, key)) is not None for other in parts[at + 1 :]):
+                        yield part, key
+            seen |= jobs.keys()
+
+    def _matches(self, part: ReadPart, key: Key, filters: Filters) -> bool:
+        return bool(self._ask(part, partial(part.count, filters, key)))
+
+    def _read(self, part: ReadPart, number: int, *, arrays: bool) -> SampleRow | None:
+        """A row; None, and a sentence, where it is damaged."""
+        try:
+            return self._ask(part, partial(part.read, number, arrays=arrays))
+        except ProtocolError as exc:
+            if len(self._problems) < MOST_PROBLEMS:
+                self._problems[part.name, number] = f"Row {number} of {part.path} is left out: {exc}"
+            return None
+
+
+def _order(place: Place, sort: Sort) -> tuple[Any, ...]:
+    return (place.part, place.number) if sort is Sort.RECORDED else (place.value, place.part, place.number)
+
+
+def _has_phrases(row: SampleRow, filters: Filters) -> bool:
+    """Whether what was asked for between quotation marks stands there: the index knows words, not their order."""
+    prompt_phrases, phrases = filters.prompt_phrases, filters.phrases
+    if not prompt_phrases and not phrases:
+        return True
+    prompt = folded(row.prompt)
+    if not all(phrase in prompt for phrase in prompt_phrases):
+        return False
+    return all(phrase in prompt for phrase in phrases) or all(phrase in folded(row.answer) for phrase in phrases)

@@ -1,0 +1,285 @@
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.history.filters import Filters, Sort
+from penstock.history.part import begin, parts_of
+from penstock.history.reader import HistoryReader
+from penstock.history.row import SampleRow, Use
+from penstock.history.writer import HistoryWriter
+from tests.unit.penstock.history.rows import row
+
+MANY = 2**30
+ANSWERS = ("a red fox", "a blue whale, and a fox", "no animal", "five", "Füchse und 日本語 foxes")
+
+
+def rows() -> list[SampleRow]:
+    """Ten samples of five prompts."""
+    return [
+        row(
+            f"{'math' if line < 4 else 'other'}/0/{line}",
+            k,
+            prompt=f"Question {line}: what is it?",
+            answer=ANSWERS[line] if k else "nothing",
+            reward=None if (line, k) == (3, 0) else line / 4 - k / 8,
+            oldest=line,
+            newest=line + k,
+            num_generated=10 * line + k,
+            fate="filtered" if line == 2 else "trained",
+            lane="eval" if line == 4 else "train",
+            status="truncated" if k else "completed",
+        )
+        for line in range(5)
+        for k in range(2)
+    ]
+
+
+def used() -> list[Use]:
+    return [Use(one.job, one.k, "policy", batch=one.line // 2, version=5) for one in rows() if one.fate == "trained"]
+
+
+@pytest.fixture(params=["one file", "a file each", "several recorders"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A history of ``rows``, in the same order however many files it has."""
+    write(tmp_path, request.param)
+    return tmp_path
+
+
+def write(folder: Path, how: str) -> None:
+    epochs = {"one file": [1], "a file each": [1], "several recorders": [1, 2, 3]}[how]
+    size = -(-10 // len(epochs))
+    for number, epoch in enumerate(epochs):
+        writer = HistoryWriter(folder, epoch, max_bytes=MANY, part_bytes=1 if how == "a file each" else None)
+        jobs = {one.job for one in rows()[number * size : (number + 1) * size]}
+        for job in sorted(jobs):
+            writer.write([one for one in rows() if one.job == job], [use for use in used() if use.job == job])
+        writer.close()
+
+
+@pytest.fixture
+def reader(folder: Path) -> Iterator[HistoryReader]:
+    with closing(HistoryReader(folder)) as made:
+        yield made
+
+
+def ids(found: list[SampleRow]) -> list[str]:
+    return [f"{one.line}/{one.k}" for one in found]
+
+
+@pytest.mark.parametrize(
+    ("filters", "wanted"),
+    [
+        (Filters(), ["0/0", "0/1", "1/0", "1/1", "2/0", "2/1", "3/0", "3/1", "4/0", "4/1"]),
+        (Filters(job="math/0/1"), ["1/0", "1/1"]),
+        (Filters(job="math/0/99"), []),
+        (Filters(prompt="question 3"), ["3/0", "3/1"]),
+        (Filters(prompt='"3: what"'), ["3/0", "3/1"]),
+        (Filters(prompt='"what question"'), []),
+        (Filters(version=2), ["1/1", "2/0", "2/1"]),
+        (Filters(batch=1), ["3/0", "3/1"]),
+        (Filters(batch=0, subscription="policy"), ["0/0", "0/1", "1/0", "1/1"]),
+        (Filters(batch=0, subscription="other"), []),
+        (Filters(subscription="policy", dataset="other"), ["4/0", "4/1"]),
+        (Filters(least_reward=0.75), ["4/0", "4/1"]),
+        (Filters(most_reward=0.0), ["0/0", "0/1"]),
+        (Filters(least_reward=0.5, most_reward=0.7), ["2/0", "3/1"]),
+        (Filters(fate="filtered"), ["2/0", "2/1"]),
+        (Filters(fate="unheard of"), []),
+        (Filters(dataset="other"), ["4/0", "4/1"]),
+        (Filters(lane="eval", status="truncated"), ["4/1"]),
+        (Filters(text="fox"), ["0/1", "1/1"]),
+        (Filters(text="fox*"), ["0/1", "1/1", "4/1"]),
+        (Filters(text="FOX blue"), ["1/1"]),
+        (Filters(text='"and a fox"'), ["1/1"]),
+        (Filters(text="本"), ["4/1"]),
+        (Filters(text="FÜCHSE"), ["4/1"]),
+        (Filters(text="question 1"), ["1/0", "1/1"]),
+        (Filters(text="fox question"), []),
+        (Filters(text="fox", least_reward=0.1), ["1/1"]),
+        (Filters(text='x" OR answers MATCH "fox'), []),
+    ],
+)
+def test_filters(reader: HistoryReader, filters: Filters, wanted: list[str]) -> None:
+    page = reader.rows(filters, ascending=True)
+
+    assert ids(page.rows) == wanted
+    assert ids(reader.rows(filters).rows) == wanted[::-1]
+    assert page.next == ""
+    assert reader.count(filters) == len(wanted)
+    assert reader.problems == []
+
+
+@pytest.mark.parametrize("sort", Sort)
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize("filters", [Filters(), Filters(text="question"), Filters(fate="trained")])
+def test_pages_hold_each_row_once_and_in_order(
+    reader: HistoryReader, sort: Sort, ascending: bool, filters: Filters
+) -> None:
+    whole = reader.rows(filters, sort, ascending=ascending).rows
+    found, after = [], ""
+    while True:
+        page = reader.rows(filters, sort, limit=3, after=after, ascending=ascending)
+        assert len(page.rows) <= 3
+        found += page.rows
+        if not (after := page.next):
+            break
+
+    assert ids(found) == ids(whole)
+    assert len(set(ids(found))) == reader.count(filters) - (sort is Sort.REWARD)
+    values = [
+        {Sort.RECORDED: 0, Sort.REWARD: one.reward, Sort.VERSION: one.newest, Sort.LENGTH: one.num_generated}[sort]
+        for one in found
+    ]
+    assert values == sorted(values, reverse=not ascending)  # type: ignore[type-var]
+
+
+def test_a_row_and_its_uses(reader: HistoryReader) -> None:
+    found = reader.row("math/0/1/1")
+    assert found is not None
+    assert found.answer == ANSWERS[1]
+    assert found.logprobs is not None
+    assert np.array_equal(found.logprobs, row().logprobs)  # type: ignore[arg-type]
+    assert [(use.batch, use.version) for use in reader.uses("math/0/1/1")] == [(0, 5)]
+    assert reader.row("math/0/1/7") is None
+    assert reader.uses("math/0/2/0") == []
+    with pytest.raises(ConfigError, match="no id of a sample"):
+        reader.row("math")
+
+
+def test_the_later_recorder_has_the_word(tmp_path: Path) -> None:
+    for epoch, reward in ((2, 0.75), (1, 0.25)):
+        writer = HistoryWriter(tmp_path, epoch, max_bytes=MANY)
+        writer.write([row(k=0, reward=reward, answer=f"epoch {epoch}"), row(f"math/0/{epoch}", k=1, reward=reward)])
+        writer.close()
+    with closing(HistoryReader(tmp_path)) as reader:
+        for sort in Sort:
+            found = reader.rows(sort=sort).rows
+            assert sorted((one.id, one.reward) for one in found) == [
+                ("math/0/1/1", 0.25),
+                ("math/0/2/1", 0.75),
+                ("math/0/7/0", 0.75),
+            ]
+        assert reader.count() == 3
+        assert reader.count(Filters(most_reward=0.3)) == 1
+        assert reader.count(Filters(text="epoch 1")) == 0
+        once = reader.row("math/0/7/0")
+        assert once is not None
+        assert once.answer == "epoch 2"
+
+
+def test_live_rows_are_shown_until_a_file_has_them(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 1, max_bytes=MANY)
+    writer.write([row("math/0/1", fate="trained")])
+    with closing(HistoryReader(tmp_path)) as reader:
+        reader.show_too([row("math/0/1", fate=""), row("math/0/2", fate="", reward=2.0)])
+        assert [(one.line, one.fate) for one in reader.rows().rows] == [(2, ""), (1, "trained")]
+        assert [one.line for one in reader.rows(sort=Sort.REWARD, limit=1).rows] == [2]
+        assert reader.count() == 2
+        assert reader.count(Filters(fate="trained")) == 1
+        once = reader.row("math/0/1/0")
+        assert once is not None
+        assert once.fate == "trained"
+        writer.write([row("math/0/2", fate="dropped")])
+        assert [(one.line, one.fate) for one in reader.rows().rows] == [(2, "dropped"), (1, "trained")]
+        reader.show_too([])
+        assert reader.count() == 2
+        assert reader.extent().num_parts == 1
+    writer.close()
+
+
+def test_what_is_written_meanwhile_is_seen_and_shifts_no_page(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 1, max_bytes=MANY, part_bytes=1)
+    with closing(HistoryReader(tmp_path)) as reader:
+        assert not reader.is_there
+        assert reader.rows().rows == []
+        for k in range(4):
+            writer.write([row(f"math/0/{k}")])
+        first = reader.rows(limit=2)
+        writer.write([row("math/0/9")])
+        second = reader.rows(limit=2, after=first.next)
+        assert ids(first.rows + second.rows) == ["3/0", "2/0", "1/0", "0/0"]
+        assert ids(reader.rows().rows)[0] == "9/0"
+    writer.close()
+
+
+def test_what_was_deleted_is_counted(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path, 1, max_bytes=1_500_000, part_bytes=1)
+    for number in range(20):
+        writer.write([row(f"math/0/{number}", k) for k in range(2)])
+    writer.close()
+    with closing(HistoryReader(tmp_path)) as reader:
+        extent = reader.extent()
+        assert extent.num_parts_gone > 0
+        assert extent.num_samples + extent.num_samples_gone == 40
+        assert extent.num_parts + extent.num_parts_gone == 20
+        assert extent.num_bytes <= 1_600_000
+
+
+@pytest.mark.parametrize("harm", ["cut", "emptied", "text", "another", "trigger", "format", "middle"])
+def test_a_file_that_is_not_what_it_should_be_is_told_and_left_out(tmp_path: Path, harm: str) -> None:
+    write(tmp_path, "a file each")
+    second = parts_of(tmp_path)[1].path(tmp_path)
+    if harm in ("trigger", "format", "another"):
+        statement = {
+            "trigger": "CREATE TRIGGER t AFTER INSERT ON uses BEGIN DELETE FROM uses; END",
+            "format": "PRAGMA user_version=7",
+            "another": "DROP TABLE uses",
+        }[harm]
+        with closing(sqlite3.connect(second)) as part:
+            part.execute(statement)
+            part.commit()
+    elif harm == "middle":
+        data = bytearray(second.read_bytes())
+        data[16384:] = b"\x55" * (len(data) - 16384)
+        second.write_bytes(data)
+    else:
+        data = second.read_bytes()
+        second.write_bytes(
+            {"cut": data[: len(data) // 2], "emptied": b"\0" * 40_000, "text": b"no database" * 999}[harm]
+        )
+
+    with closing(HistoryReader(tmp_path)) as reader:
+        assert ids(reader.rows(ascending=True).rows) == ["0/0", "0/1", "2/0", "2/1", "3/0", "3/1", "4/0", "4/1"]
+        assert reader.count() == 8
+        (said,) = reader.problems
+        assert said.startswith(str(second))
+        assert said.endswith("It is left out.")
+
+
+def test_a_row_that_is_damaged_is_told_and_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "one file")
+    with closing(sqlite3.connect(parts_of(tmp_path)[0].path(tmp_path))) as part:
+        part.execute("UPDATE bodies SET body = x'9301' WHERE s = 3")
+        part.execute("UPDATE bodies SET body = 'text' WHERE s = 5")
+        part.commit()
+    with closing(HistoryReader(tmp_path)) as reader:
+        assert len(reader.rows().rows) == 8
+        assert len(reader.problems) == 2
+        assert all(said.startswith("Row ") for said in reader.problems)
+
+
+def test_a_file_that_was_only_begun_is_no_fault(tmp_path: Path) -> None:
+    write(tmp_path, "one file")
+    _, connection = begin(tmp_path, 9)
+    connection.close()
+    (tmp_path / "0000000010-000001.sqlite").touch()
+    with closing(HistoryReader(tmp_path)) as reader:
+        assert len(reader.rows().rows) == 10
+        assert reader.problems == []
+
+
+@pytest.mark.parametrize("after", ["x", "reward:0.5:1-1:3", "recorded:nan:1-1:3", "recorded:0:1-1:x"])
+def test_a_place_that_is_none_is_refused(tmp_path: Path, after: str) -> None:
+    with pytest.raises(ConfigError, match="no place in the order of recorded"):
+        HistoryReader(tmp_path).rows(after=after)
+
+
+@pytest.mark.parametrize("wrong", [{"least_reward": float("nan")}, {"version": -2}, {"text": "!?"}, {"batch": 2**64}])
+def test_filters_that_ask_for_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Filters(**wrong)  # type: ignore[arg-type]
