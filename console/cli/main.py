@@ -152,6 +152,12 @@ def buffer(context: typer.Context, config: ConfigOption, redis: RedisOption = No
 
 
 @app.command(context_settings=OVERRIDES)
+def recorder(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+    """Keep what becomes of samples in files of the run's folder. From its first start on groups wait for it to go."""
+    run_part("consumers", "recorder", config, overrides_of(context), module="consumers.history.main")
+
+
+@app.command(context_settings=OVERRIDES)
 def verifiers(
     context: typer.Context,
     config: ConfigOption,

@@ -32,10 +32,10 @@ def run_part(
     check_ours(package)
     if package == "producer":
         check_rollouts(config)
-    if package == "consumers":
+    if part == "trainer":
         check_groups(config)
         check_device(config)
-    check_files(config, data=package == "producer", model=package in ("producer", "consumers"))
+    check_files(config, data=package == "producer", model=part in ("producer", "trainer"))
     if part != "trainer" or config.debug.load_batches is None:  # a recording needs no Redis
         # Of workers and verifiers there may be many, each with settings of its own.
         keep_config(config, path, replace=package != "workers" or module == "workers.fleet.main")

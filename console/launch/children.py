@@ -18,7 +18,9 @@ STOP_S = 10.0
 HURRY_S = 2.0
 
 #: Parts that end only when asked to; workers that drain need both.
-SERVING = ("buffer", "verifiers")
+SERVING = ("buffer", "verifiers", "recorder")
+#: Of those the one that keeps what the others leave.
+LAST = ("recorder",)
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,8 @@ def stop_children(
         limit_s += 2 * STOP_S
     for some, some_limit_s, hurry in (
         ([child for child in children if child.name not in SERVING], limit_s, not drain),
-        ([child for child in children if child.name in SERVING], STOP_S, False),
+        ([child for child in children if child.name in SERVING and child.name not in LAST], STOP_S, False),
+        ([child for child in children if child.name in LAST], STOP_S, False),
     ):
         _stop(some, some_limit_s, hurry=hurry, pressed=lambda: stop.count > presses, meanwhile=meanwhile)
 

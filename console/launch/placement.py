@@ -223,6 +223,10 @@ def _sizes(config: Config) -> str:
     return ", ".join(f"{name} {args[name]}" for name in names if name in args) or "tp-size 1"
 
 
+def _recorder(config: Config, without: Collection[str]) -> tuple[str, ...]:
+    return ("recorder",) if config.history.enabled and "recorder" not in without else ()
+
+
 def _count(number: int) -> str:
     return "no GPU" if number == 0 else f"{number} GPU{'s' if number > 1 else ''}"
 
@@ -239,7 +243,7 @@ def as_text(config: Config, placement: Placement, without: Collection[str] = ())
 
     rows: list[tuple[str, str, str]] = []
     rows.append(("redis", "no GPU", "given" if config.redis.url else "a server of its own"))
-    rows += [(part, "no GPU", "") for part in ("buffer", "producer")]
+    rows += [(part, "no GPU", "") for part in ("buffer", *_recorder(config, without), "producer")]
     trainer = config.trainer
     rows.append(
         (

@@ -1,7 +1,7 @@
 """``penstock run``: everything of a run on this machine, as child processes, until the trainer is done.
 
-    prepare ──> Redis ──> buffer, trainer, producer, workers or fleet ──> the trainer exits 0
-                                                    └─> workers and producer, buffer, report, Redis
+    prepare ──> Redis ──> buffer, recorder, trainer, producer, workers or fleet ──> the trainer exits 0
+                                                    └─> workers and producer, buffer, recorder, report, Redis
 
 Parts that are left out (``without``) are for others to start: a trainer of one's own, say; the run then goes on until
 it is stopped.
@@ -22,7 +22,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from console.launch.children import SERVING, kill_children, stop_children
+from console.launch.children import LAST, SERVING, kill_children, stop_children
 from console.launch.launcher_log import launcher_log
 from console.launch.live import Live
 from console.launch.metrics import RunMetrics, check_metrics
@@ -264,6 +264,10 @@ class _Run:
                         # A worker that was asked to drain, or a producer at the end of its data.
                         log.warning("%s is done and left", child.name)
                     elif reason := child.schedule_restart():
+                        if child.name in LAST:
+                            # Nobody waits for it: what would be recorded is counted instead.
+                            log.warning("%s; the run goes on without it. Its log: %s", reason, child.log_path)
+                            continue
                         return f"{reason}; its log {child.log_path} ends with:\n{child.last_words()}"
             if reason := self._keep_redis():
                 return reason

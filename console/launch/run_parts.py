@@ -8,7 +8,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError
 
 #: What may be left to be started by hand.
-PARTS = ("buffer", "trainer", "producer", "worker", "verifiers")
+PARTS = ("buffer", "trainer", "producer", "worker", "verifiers", "recorder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,9 @@ def check_parts(without: Collection[str]) -> None:
 def parts_of(config: Config, placement: Placement, without: Collection[str] = ()) -> list[Part]:
     """The processes of a run, in the order in which they are started."""
     parts = [Part(name, (name,)) for name in ("buffer", "trainer", "producer")]
+    if config.history.enabled:
+        # Before anything can retire: what does so without a recorder goes unrecorded.
+        parts.insert(1, Part("recorder", ("recorder",)))
     if config.reward.pool.kind == "rq":
         parts.append(Part("verifiers", ("verifiers",), ("--name", "verifiers")))
     parts = [part for part in parts if part.name not in without]

@@ -40,14 +40,22 @@ class PayloadReader:
 
     Args:
         waiting: shows which server is waited for.
+        stopped: asked while one does not answer; true ends the wait with QueueUnavailable.
     """
 
-    def __init__(self, config: RedisConfig, keys: Keys | None = None, waiting: Waiting | None = None) -> None:
+    def __init__(
+        self,
+        config: RedisConfig,
+        keys: Keys | None = None,
+        waiting: Waiting | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         if config.url is None:
             raise ConfigError("redis.url is not set.")
         self._config = config
         self._keys = keys
-        self._control = Control(config.url)
+        self._stopped = stopped
+        self._control = Control(config.url, stopped=stopped)
         self._stores: dict[str, PayloadStore] = {CONTROL: PayloadRedis(self._control.client, config.url)}
         self._waiting = waiting
         self._lost: frozenset[str] = frozenset()
@@ -114,7 +122,7 @@ class PayloadReader:
             self._look_at = time.monotonic() + LOOK_S
             directory = self._control.do(partial(payload_servers.read, keys=self._keys))
             self._lost = frozenset(directory.lost)
-        return server in self._lost
+        return server in self._lost or self._stopped()
 
     def read_sides(self, keys: Keys, rows: Sequence[Row], name: str) -> dict[str, bytes | None]:
         """Bytes of a side array by sample id; None where it is gone. Rows without it are left out. Blocks."""

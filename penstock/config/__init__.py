@@ -3,6 +3,7 @@
 from penstock.config.buffer import BufferConfig, FilterConfig
 from penstock.config.data import DataConfig, DatasetConfig
 from penstock.config.engine import EngineConfig, FaultsConfig
+from penstock.config.history import HistoryConfig
 from penstock.config.model import ModelConfig
 from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig
@@ -21,6 +22,7 @@ __all__ = [
     "EngineConfig",
     "FaultsConfig",
     "FilterConfig",
+    "HistoryConfig",
     "ModelConfig",
     "RedisConfig",
     "RewardConfig",

@@ -9,6 +9,7 @@ from penstock.config.buffer import BufferConfig
 from penstock.config.data import DataConfig
 from penstock.config.engine import EngineConfig, FaultsConfig
 from penstock.config.fleet import FleetConfig
+from penstock.config.history import HistoryConfig
 from penstock.config.model import ModelConfig
 from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig
@@ -59,6 +60,7 @@ class Config(Section):
     worker: WorkerConfig = WorkerConfig()
     reward: RewardConfig = RewardConfig()
     buffer: BufferConfig = BufferConfig()
+    history: HistoryConfig = HistoryConfig()
     trainer: TrainerConfig = TrainerConfig()
     debug: DebugConfig = DebugConfig()
     faults: FaultsConfig = FaultsConfig()

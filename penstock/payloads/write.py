@@ -6,6 +6,7 @@ for one sample of 2,560 tokens as half of what it costs for eight.
 
 import math
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,6 +40,8 @@ from penstock.payloads.format import (
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.records.sample_meta import SampleMeta
 
+#: Most characters of a job's label that go with its first sample.
+MAX_LABEL = 1024
 #: What ``bytes.join`` takes.
 _Chunk = bytes | Array
 #: So many zeros.
@@ -130,7 +133,7 @@ def pack(
     sizes = [_add_chunks(chunks, one.payload, sample.id, {}) for sample, one in zip(samples, checked, strict=True)]
     data = b"".join(chunks)  # type: ignore[arg-type]  # arrays are buffers
     view, begin = memoryview(data), 0
-    metas = []
+    metas, now = [], time.time()
     for sample, one, size in zip(samples, checked, sizes, strict=True):
         checksum = checksum_of(view[begin : begin + size])
         shared = [samples[0].k, begin, len(data)] if len(samples) > 1 else []
@@ -144,7 +147,8 @@ def pack(
                 sample.k, token, server, checksum, size, len(payload), payload.prompt_length, one.num_generated,
                 scale, one.loss_by_version, oldest, newest, _reward(sample), sample.status, sample.finish_reason,
                 sample.reward_info, [], worker, shared, logprob_kind, sample.num_turns, sample.num_aborts,
-                sample.cached_tokens, sample.started_s, sample.generate_s, sample.reward_s, sample.num_unproven,
+                sample.cached_tokens, sample.started_s, sample.generate_s, sample.reward_s, sample.num_unproven, now,
+                "" if sample.k else sample.job.label[:MAX_LABEL],
             )
         )  # fmt: skip
         begin += size

@@ -13,6 +13,7 @@ EXTRAS = {
     "ray": "ray",
     "rq": "rewards",
     "safetensors": "trainer",
+    "tokenizers": "worker",
     "torch": "trainer",
     "transformers": "worker",
 }

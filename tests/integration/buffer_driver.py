@@ -1,12 +1,14 @@
-"""A buffer process that is killed (-9), or frozen, at one named point.
+"""A buffer process, or a recorder, that is killed (-9), or frozen, at one named point.
 
-``python -m ... CONFIG.json [before|after|freeze VERB]``; ``freeze`` stops it (SIGSTOP) right before the verb is sent.
+``python -m ... CONFIG.json [before|after|freeze VERB [PART]]``; ``freeze`` stops it (SIGSTOP) right before
+the verb is sent.
 """
 
 import json
 import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +41,8 @@ def main() -> None:
     config = Config.model_validate(json.loads(Path(sys.argv[1]).read_text()))
     if len(sys.argv) > 2:
         die_at(sys.argv[2], sys.argv[3])  # before the parts import the verbs' sender by name
-    from buffer.main import main as run_buffer
-
-    sys.exit(run_buffer(config))
+    part = import_module(sys.argv[4] if len(sys.argv) > 4 else "buffer.main")
+    sys.exit(part.main(config))
 
 
 if __name__ == "__main__":

@@ -169,9 +169,10 @@ def test_a_worker_that_ends_with_0_without_a_word_died(desk: Desk) -> None:
 def test_a_run_ends_when_the_trainer_is_done_and_leaves_its_report(desk: Desk) -> None:
     desk.do("trainer", "exit-when go")
     desk.settings["reward"] = {"pool": {"kind": "rq"}}
+    desk.settings["history"] = {"enabled": True}
     process = desk.start(PENSTOCK_TEST_DRAW="1")
     desk.up()
-    until(lambda: desk.pids("verifiers"))
+    until(lambda: desk.pids("verifiers") and desk.pids("recorder"))
     (desk.folder / "go").touch()
     out, err = process.communicate(timeout=60)
 
@@ -181,15 +182,29 @@ def test_a_run_ends_when_the_trainer_is_done_and_leaves_its_report(desk: Desk) -
         ["config.yaml", "logs", "queue.jsonl", "redis", "redis.json", "run.json", "run.png", "summary.json"]
     )
     logs = sorted(path.name for path in (desk.run_dir / "logs").iterdir())
-    assert logs == sorted([f"{name}.log" for name in (*PARTS, "launcher", "verifiers")])
+    assert logs == sorted([f"{name}.log" for name in (*PARTS, "launcher", "recorder", "verifiers")])
     assert json.loads((desk.run_dir / "summary.json").read_text())["audit"] == "ok"
     assert (desk.run_dir / "run.png").read_bytes().startswith(b"\x89PNG")
     ended = (desk.folder / "ended").read_text().split()
     assert ended[0] == "trainer"
-    assert set(ended[-2:]) == {"buffer", "verifiers"}, "workers that drain need them"
-    assert set(ended) == {*PARTS, "verifiers"}
+    assert set(ended[-3:-1]) == {"buffer", "verifiers"}, "workers that drain need them"
+    assert ended[-1] == "recorder", "it keeps what the others leave"
+    assert set(ended) == {*PARTS, "verifiers", "recorder"}
     assert "step" in out
     assert desk.nothing_lives()
+
+
+def test_a_run_goes_on_without_a_recorder_that_cannot_be_kept_up(desk: Desk) -> None:
+    desk.do("trainer", "exit-when go")
+    desk.do("recorder", "exit 2")
+    desk.settings["history"] = {"enabled": True}
+    process = desk.start()
+    desk.up()
+    log = desk.run_dir / "logs" / "launcher.log"
+    until(lambda: "recorder refuses its configuration; the run goes on without it" in log.read_text())
+    (desk.folder / "go").touch()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, desk.state()) == (0, "finished"), out + err
 
 
 def test_ctrl_c_stops_everything_within_seconds_and_the_run_goes_on_later(desk: Desk) -> None:

@@ -11,6 +11,7 @@ import redis
 from buffer.main import Buffer
 from console.cli.target import Target
 from consumers.adapters.requests import Requests
+from consumers.history.recorder import Recorder
 from consumers.scorer import Scorer
 from consumers.trainer import Trainer
 from penstock.config import Config, ModelConfig
@@ -31,6 +32,7 @@ PARTS: dict[str, Callable[[Config], object]] = {
     "producer": lambda config: Producer(config).run(),
     "buffer": lambda config: Buffer(config).run(),
     "worker": lambda config: asyncio.run(Worker(config, "w").run()),
+    "recorder": lambda config: Recorder(config).run(),
     "verifiers": lambda config: Verifiers(config, "v").run(),
     "trainer": lambda config: Trainer(config).__enter__(),
     "requests": lambda config: Requests(config).__enter__(),

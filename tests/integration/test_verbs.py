@@ -30,7 +30,7 @@ from tests.integration import play
 from tests.integration.parts import buffering, make_config, publish
 
 #: Verbs that are parts of a run, or start one; other tests start them.
-PARTS = {"run", "prepare", "redis", "producer", "worker", "buffer", "verifiers", "trainer", "fleet up"}
+PARTS = {"run", "prepare", "redis", "producer", "worker", "buffer", "verifiers", "trainer", "recorder", "fleet up"}
 
 
 class Engine(BaseHTTPRequestHandler):

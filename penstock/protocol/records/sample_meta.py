@@ -67,6 +67,10 @@ class SampleMeta(Record):
     reward_s: float = 0.0
     #: As of Sample.
     num_unproven: int = 0
+    #: When it was packed to be committed (Unix time, seconds).
+    packed_s: float = 0.0
+    #: Of sample 0, the beginning of its job's label.
+    label: str = ""
 
     def to_bytes(self) -> bytes:
         return pack(values_of(SampleMeta)(self))

@@ -1,0 +1,59 @@
+"""What became of the samples of a group that is done with, and which batches used them.
+
+Where subscriptions differ the first of these counts: payload lost, trained, masked, filtered, dropped.
+"""
+
+from consumers.history.retired import Retired
+from penstock.history.row import Fate, Use
+from penstock.names import Lane
+from penstock.protocol.records.disposal import Disposal
+from penstock.protocol.records.sample_meta import SampleMeta
+
+_DISPOSALS = {reason.code: reason for reason in Disposal}
+#: What a group retires for, where it is not for what subscriptions did with it.
+_ENDS = {"cancelled": (Fate.CANCELLED, ""), "timed_out": (Fate.DROPPED, "timed_out"), "evicted": (Fate.EVICTED, "")}
+#: Nobody wanted it: a lane without a trainer, or a subscription that was dropped.
+UNUSED = "unused"
+
+
+def uses_of_sample(group: Retired, meta: SampleMeta) -> list[Use]:
+    """Each batch that held the sample, by subscription."""
+    found = []
+    for sub, uses in sorted(group.uses.items()):
+        for use in uses:
+            bearing = [] if meta.k in group.lost else use.bearing(meta)
+            oldest = min((version for version, _ in bearing), default=-1)
+            staleness = use.staleness(oldest) if bearing else -1
+            loss_tokens = sum(count for _, count in bearing)
+            found.append(Use(group.job, meta.k, sub, use.batch, use.train_version, staleness, loss_tokens))
+    return found
+
+
+def fate_of(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
+    """Fate and reason of a sample; ``meta`` None: of a job that ended without one."""
+    if group.broken:
+        return Fate.DROPPED, Disposal.UNREADABLE
+    if meta is not None and meta.k in group.lost:
+        return Fate.PAYLOAD_LOST, ""
+    if group.reason in _ENDS and not (group.reason == "cancelled" and uses):
+        return _ENDS[group.reason]
+    if group.lane != Lane.TRAIN:
+        return Fate.MASKED, group.lane
+    if uses or any(count > 0 for count in group.accounts.values()):
+        return _used(meta, uses)
+    return _unused(group)
+
+
+def _used(meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
+    # Without uses it was cut before the run kept a history.
+    bore_loss = any(use.loss_tokens for use in uses) if uses else meta is not None and meta.num_loss > 0
+    return (Fate.TRAINED if bore_loss else Fate.MASKED), ""
+
+
+def _unused(group: Retired) -> tuple[Fate, str]:
+    given_up = [_DISPOSALS[code] for code in sorted(group.accounts.values()) if code in _DISPOSALS]
+    if Disposal.FILTERED in given_up:
+        return Fate.FILTERED, next(iter(sorted(group.filtered.values())), "")
+    if Disposal.PAYLOAD_LOST in given_up:
+        return Fate.PAYLOAD_LOST, ""
+    return Fate.DROPPED, given_up[0] if given_up else UNUSED

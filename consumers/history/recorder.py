@@ -1,0 +1,234 @@
+"""The recorder process: writes what becomes of samples before the leader sweeps them.
+
+    unrecorded ──> groups, records ──> payloads ──> rows ──> files of this epoch, synced ──> recorded ──> (leader) sweep
+    dead ────────> rows of buried jobs ──────────────┘
+
+| loop step | waits for | unblocked by |
+|---|---|---|
+| record | the right of another recorder | its end, or that of its lease |
+| payloads | a payload server that does not answer | it answers, or is given up |
+| write | room on the disk | room |
+
+Nobody waits for it but the sweep, and that up to ``history.backlog``. Killed anywhere, it loses no row: what was not
+told as recorded is written again under the same key.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from consumers.batch.fetch import PayloadReader
+from consumers.history import burials
+from consumers.history.burials import Burials
+from consumers.history.retired import Retired, read_retired, read_trained
+from consumers.history.rows import Bytes, Trained, row_of, row_of_job, wanted_row
+from consumers.history.texts import Choice, Texts
+from penstock.config import Config
+from penstock.errors import ConfigError, DiskFull, QueueUnavailable, RecordingLost
+from penstock.history.row import SampleRow, Use
+from penstock.history.writer import HistoryWriter
+from penstock.protocol import scripts
+from penstock.protocol.attendance import Attendance
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.protocol.records.small_maps import name_shown
+from penstock.protocol.scripts import Recording, ensure_lanes
+from penstock.protocol.waits import Waiting
+from penstock.redis.control import Control
+from penstock.system.disk import until_room
+from penstock.system.run_folder import RunFolder
+from penstock.system.tokens import new_token
+
+log = logging.getLogger(__name__)
+
+#: The right to record is lost when it is not renewed for so long, and is renewed three times as often.
+LEASE_S = 15.0
+#: Between two looks while nothing waits; a look after which there was a full chunk is followed by the next at once.
+LOOK_S = 0.5
+#: Groups per look, and most samples and payload bytes of one commit of the files.
+GROUPS, SAMPLES, PIECE_BYTES = 64, 1024, 32 * 1024 * 1024
+#: A sample with a larger payload keeps its row without answer and tokens.
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+#: Longest that a recorder which is asked to end goes on with what waits.
+DRAIN_S = 8.0
+
+_Piece = list[tuple[Retired, SampleMeta]]
+
+
+class Recorder:
+    """One recorder process; ``run`` blocks until ``stop``."""
+
+    def __init__(self, config: Config) -> None:
+        if config.redis.url is None:
+            raise ConfigError("The recorder needs redis.url: the address of the run's Redis.")
+        self._config = config
+        self._keys = Keys(config.run)
+        self._stopping = threading.Event()
+        #: When (monotonic) it gives up what still waits; None before it is asked to end.
+        self._end_at: float | None = None
+        self._control = Control(config.redis.url, stopped=self._is_over)
+        self._token = new_token()
+        self._recording: Recording | None = None
+        self._renew_at = 0.0
+        self._waiting = Waiting(self._control.client, self._keys, "recorder")
+        self._attendance = Attendance(self._control.client, self._keys, "recorder")
+        self._payloads = PayloadReader(config.redis, self._keys, self._waiting, stopped=self._tick)
+        self._texts = Texts(config.model.path)
+        self._choice = Choice(config.history)
+        self._burials = Burials(self._control.client, self._keys)
+        self._writer: HistoryWriter | None = None
+
+    def stop(self) -> None:
+        """Make ``run`` return when what waits is recorded, or after ``DRAIN_S``; safe in a signal handler."""
+        if self._end_at is None:
+            self._end_at = time.monotonic() + DRAIN_S
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Record whenever nobody else does. Blocks until ``stop``. Raises HistoryError, OSError for its files."""
+        try:
+            self._control.do(lambda client: ensure_lanes(client, self._keys))
+            while not self._stopping.is_set():
+                self._stand_by()
+            self._attendance.end()
+        except (QueueUnavailable, DiskFull) as exc:
+            if not self._stopping.is_set():
+                raise
+            log.warning("stopped before all that waits was recorded: %s", exc)
+        finally:
+            self._payloads.close()
+            self._control.close()
+
+    def _stand_by(self) -> None:
+        """Wait for the right to record, and record for as long as it is ours."""
+        self._attendance.confirm()
+        epoch = self._elect()
+        if not epoch:
+            self._waiting.for_("the lease of the recorder that is there to end")
+            self._stopping.wait(min(1.0, LEASE_S / 3))
+            return
+        self._waiting.end()
+        try:
+            self._record(Recording(epoch, self._token))
+        except RecordingLost as exc:
+            log.warning("%s", exc)
+        finally:
+            self._recording = None
+
+    def _elect(self) -> int:
+        history = self._config.history
+        return self._control.call(
+            scripts.record(
+                self._keys,
+                self._token,
+                lease_ms=int(1000 * LEASE_S),
+                backlog=history.backlog,
+                patience_ms=int(1000 * history.patience_s),
+            )
+        )
+
+    def _record(self, recording: Recording) -> None:
+        """Record until the right is lost, or ``stop`` and nothing waits any more."""
+        self._recording = recording
+        self._renew_at = time.monotonic() + LEASE_S / 3
+        folder = RunFolder(self._config.run_dir).history
+        self._writer = HistoryWriter(folder, recording.epoch, max_bytes=self._config.history.max_bytes)
+        # Its files are new: what an earlier one knew of the dead is written again.
+        self._burials = Burials(self._control.client, self._keys)
+        log.info("recording in epoch %d to %s", recording.epoch, folder)
+        try:
+            while not self._is_over():
+                self._renew()
+                if self._turn(recording):
+                    continue
+                if self._stopping.is_set():
+                    break
+                self._stopping.wait(LOOK_S)
+        finally:
+            self._writer.close()
+        self._control.call(scripts.stop_recording(self._keys, recording))
+
+    def _turn(self, recording: Recording) -> bool:
+        """Record what has waited longest; True where there is more. Blocks for the disk. Raises RecordingLost."""
+        buried = self._control.do(lambda _: self._burials.take())
+        self._write(buried, [])
+        return self._record_groups(recording) == GROUPS or len(buried) == burials.CHUNK
+
+    def _record_groups(self, recording: Recording) -> int:
+        """Record the groups that have waited longest; how many."""
+        raw = self._control.do(lambda client: client.zrange(self._keys.unrecorded, 0, GROUPS - 1))
+        jobs = [name_shown(job) for job in raw]
+        if not jobs:
+            return 0
+        groups = self._control.do(lambda client: read_retired(client, self._keys, jobs))
+        trained = self._control.do(lambda client: read_trained(client, self._keys, groups))
+        kept = {group.job for group in groups if self._choice.keeps(group)}
+        self._write([row_of_job(group) for group in groups if not group.samples], [])
+        for piece in _pieces(groups):
+            self._write_piece(piece, kept, trained)
+        self._control.call(scripts.recorded(self._keys, recording, jobs))
+        return len(jobs)
+
+    def _write_piece(self, piece: _Piece, kept: set[str], trained: Trained) -> None:
+        """Write the rows of some samples, with what lies behind those that are kept."""
+        found = self._fetch([one for one in piece if _is_kept(*one, kept)])
+        rows: list[SampleRow] = []
+        uses: list[Use] = []
+        for group, meta in piece:
+            texts = self._texts if _is_kept(group, meta, kept) else None
+            row, used = row_of(group, meta, found.get(f"{group.job}/{meta.k}"), texts, trained)
+            rows.append(row)
+            uses += used
+        self._write(rows, uses)
+
+    def _fetch(self, wanted: _Piece) -> dict[str, Bytes | None]:
+        """Payloads by sample; those that are known to be gone are not asked for. Blocks."""
+        rows = [wanted_row(group, meta) for group, meta in wanted if meta.k not in group.lost]
+        return self._payloads.read(self._keys, rows) if rows else {}
+
+    def _write(self, rows: Sequence[SampleRow], uses: Sequence[Use]) -> None:
+        """Keep rows and uses; returns when they are on disk. Waits for room, by name."""
+        assert self._writer is not None
+        if not rows:
+            return
+        self._renew()
+        until_room(partial(self._writer.write, rows, uses), tell=self._waiting.for_, stopped=self._tick)
+        self._renew()
+
+    def _tick(self) -> bool:
+        """Renew the right to record while something else is waited for; True where that is to end."""
+        self._renew()
+        return self._is_over()
+
+    def _is_over(self) -> bool:
+        return self._end_at is not None and time.monotonic() >= self._end_at
+
+    def _renew(self) -> None:
+        """Keep the right to record, when that is due. Raises RecordingLost."""
+        self._attendance.confirm()
+        if self._recording is None or time.monotonic() < self._renew_at:
+            return
+        if self._elect() != self._recording.epoch:
+            raise RecordingLost("The right to record went to another recorder, or ran out; starting over.")
+        self._renew_at = time.monotonic() + LEASE_S / 3
+
+
+def _pieces(groups: Sequence[Retired]) -> Iterator[_Piece]:
+    """Samples in pieces of at most ``SAMPLES`` and ``PIECE_BYTES``, or of one."""
+    piece: _Piece = []
+    size = 0
+    for group in groups:
+        for meta in group.samples:
+            if piece and (len(piece) >= SAMPLES or size + meta.num_bytes > PIECE_BYTES):
+                yield piece
+                piece, size = [], 0
+            piece.append((group, meta))
+            size += meta.num_bytes
+    if piece:
+        yield piece
+
+
+def _is_kept(group: Retired, meta: SampleMeta, kept: set[str]) -> bool:
+    return group.job in kept and meta.num_bytes <= MAX_KEPT_BYTES

@@ -1,0 +1,105 @@
+"""Groups that wait to be recorded, as they stand in Redis: their fields, the records of their samples, their uses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.errors import ProtocolError
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
+from penstock.protocol.records.small_maps import name_shown
+from penstock.protocol.records.use import BatchUse, uses_of
+from penstock.redis.commands import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A group that is done with."""
+
+    job: str
+    lane: str = ""
+    #: Place in the order of admission; 0 where it cannot be read.
+    seq: int = 0
+    #: Why it retires: retired, dropped, evicted, timed_out or cancelled.
+    reason: str = ""
+    attempts: int = 0
+    crashes: int = 0
+    #: Unix seconds; 0: unknown or never.
+    admitted_s: float = 0.0
+    leased_s: float = 0.0
+    ready_s: float = 0.0
+    #: Account (a subscription, or ``share:POOL``) -> uses, or the negative code of a disposal.
+    accounts: Mapping[str, int] = field(default_factory=dict)
+    #: Subscription -> the batches that held it.
+    uses: Mapping[str, Sequence[BatchUse]] = field(default_factory=dict)
+    #: What filters gave as their reason, by subscription.
+    filtered: Mapping[str, str] = field(default_factory=dict)
+    #: k of samples whose payload was found gone.
+    lost: frozenset[int] = frozenset()
+    samples: Sequence[SampleMeta] = ()
+    label: str = ""
+    #: What of it is not as penstock writes it; '' where all is.
+    broken: str = ""
+
+
+def read_retired(client: Client, keys: Keys, jobs: Sequence[str]) -> list[Retired]:
+    """These groups; those that are gone by now are left out. Blocks for a round trip."""
+    pipe = client.pipeline(transaction=False)
+    for job in jobs:
+        pipe.hgetall(keys.group(job))
+        pipe.get(keys.meta(job))
+    answers = pipe.execute()
+    found = zip(jobs, answers[::2], answers[1::2], strict=True)
+    return [group_of(job, raw, meta) for job, raw, meta in found if raw]
+
+
+def group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retired:
+    """A group of the fields of its hash, and the string of its records; what cannot be read is named in ``broken``."""
+    try:
+        return _group_of(job, raw, meta)
+    except (ProtocolError, ValueError) as exc:
+        return Retired(
+            job, lane=name_shown(raw.get(b"ln", b"")), reason=name_shown(raw.get(b"r", b"")), broken=str(exc)
+        )
+
+
+def _group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retired:
+    first_entry = raw.get(b"eid", b"0").partition(b"-")[0]
+    what = f"group {job}"
+    samples = sorted(iter_metas(meta or b"", f"metadata of group {job}"), key=lambda one: one.k)
+    return Retired(
+        job,
+        lane=name_shown(raw.get(b"ln", b"")),
+        seq=int(raw.get(b"seq", 0)),
+        reason=name_shown(raw.get(b"r", b"")),
+        attempts=int(raw.get(b"att", 0)),
+        crashes=int(raw.get(b"cr", 0)),
+        admitted_s=int(raw.get(b"ta", first_entry)) / 1000,
+        leased_s=int(raw.get(b"t0", 0)) / 1000,
+        ready_s=int(raw.get(b"t1", 0)) / 1000,
+        accounts={name: int(value) for name, value in _under(raw, b"u:")},
+        uses={name: uses_of(value, what) for name, value in _under(raw, b"h:")},
+        filtered={name: name_shown(value) for name, value in _under(raw, b"fr:")},
+        lost=frozenset(int(k) for k, _ in _under(raw, b"x:")),
+        samples=samples,
+        label=next((one.label for one in samples if one.label), ""),
+    )
+
+
+def _under(raw: Mapping[bytes, bytes], prefix: bytes) -> list[tuple[str, bytes]]:
+    """Fields of a kind, by what follows its prefix."""
+    return [(name_shown(name[len(prefix) :]), value) for name, value in raw.items() if name.startswith(prefix)]
+
+
+def read_trained(client: Client, keys: Keys, groups: Sequence[Retired]) -> dict[tuple[str, int], float]:
+    """(subscription, batch) -> when all ranks had committed it (Unix seconds), as far as Redis has it. Blocks."""
+    wanted: dict[str, set[int]] = {}
+    for group in groups:
+        for sub, uses in group.uses.items():
+            wanted.setdefault(sub, set()).update(use.batch for use in uses)
+    found = {}
+    for sub, batches in wanted.items():
+        ordered = sorted(batches)
+        times = client.hmget(keys.trained(sub), ordered)
+        known = zip(ordered, times, strict=True)
+        found.update({(sub, n): int(ms) / 1000 for n, ms in known if ms is not None and ms.isdigit()})
+    return found

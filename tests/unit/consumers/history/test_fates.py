@@ -1,0 +1,100 @@
+"""What became of a sample, as its group's own fields tell it."""
+
+from typing import Any
+
+import pytest
+
+from consumers.history.fates import fate_of, uses_of_sample
+from consumers.history.retired import Retired, group_of
+from consumers.history.texts import Choice, Texts
+from penstock.config import HistoryConfig
+from penstock.history.row import Fate, Use
+from penstock.protocol.records.disposal import Disposal
+from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.protocol.records.use import BatchUse
+from tests.integration.play import meta
+
+IN_A_BATCH = {"actor": [BatchUse(3, 5.0, 9, -1)]}
+
+
+def sample(version: int = 7) -> SampleMeta:
+    return meta(0, "tok", version)
+
+
+def fate(**fields: Any) -> tuple[Fate, str]:
+    group = Retired("d/0/0", lane=fields.pop("lane", "train"), reason=fields.pop("reason", "retired"), **fields)
+    return fate_of(group, sample(), uses_of_sample(group, sample()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"uses": IN_A_BATCH, "accounts": {"actor": 1}}, (Fate.TRAINED, "")),
+        ({"uses": {"actor": [BatchUse(3, 5.0, 9, 8)]}}, (Fate.MASKED, "")),
+        ({"uses": IN_A_BATCH, "reason": "cancelled"}, (Fate.TRAINED, "")),
+        ({"uses": IN_A_BATCH, "reason": "evicted"}, (Fate.EVICTED, "")),
+        ({"uses": IN_A_BATCH, "lost": frozenset({0})}, (Fate.PAYLOAD_LOST, "")),
+        ({"uses": IN_A_BATCH, "accounts": {"actor": 1, "other": Disposal.FILTERED.code}}, (Fate.TRAINED, "")),
+        ({"accounts": {"actor": 1}}, (Fate.TRAINED, "")),  # cut before the run kept a history
+        ({"accounts": {"a": Disposal.STALE.code, "b": Disposal.FILTERED.code}, "filtered": {"b": "easy"}},
+         (Fate.FILTERED, "easy")),
+        ({"accounts": {"actor": Disposal.STALE.code}}, (Fate.DROPPED, "stale")),
+        ({"accounts": {"actor": Disposal.PAYLOAD_LOST.code}}, (Fate.PAYLOAD_LOST, "")),
+        ({"reason": "timed_out"}, (Fate.DROPPED, "timed_out")),
+        ({"reason": "cancelled"}, (Fate.CANCELLED, "")),
+        ({"reason": "dropped"}, (Fate.DROPPED, "unused")),
+        ({"lane": "eval"}, (Fate.MASKED, "eval")),
+        ({"broken": "its records cannot be read"}, (Fate.DROPPED, "unreadable")),
+    ],
+)  # fmt: skip
+def test_the_fate_of_a_sample(fields: dict[str, Any], expected: tuple[Fate, str]) -> None:
+    assert fate(**fields) == expected
+
+
+def test_a_use_says_how_old_what_bore_loss_was() -> None:
+    old = BatchUse(4, 6.0, 9, -1, abandoned=((8, 8),))
+    group = Retired("d/0/0", uses={"actor": [BatchUse(3, 5.0, 9, 8), old], "copy": [BatchUse(1, 5.0, -1, -1)]})
+    assert uses_of_sample(group, sample(7)) == [
+        Use("d/0/0", 0, "actor", 3, 9, -1, 0),
+        Use("d/0/0", 0, "actor", 4, 9, 1, 2),
+        Use("d/0/0", 0, "copy", 1, -1, 0, 2),
+    ]
+
+
+def test_a_group_is_read_from_its_fields() -> None:
+    raw = {
+        b"ln": b"train", b"seq": b"12", b"r": b"retired", b"att": b"2", b"eid": b"1500-0", b"t0": b"2000",
+        b"t1": b"9000", b"u:actor": b"1", b"h:actor": b"3:5000:9:-1:0:", b"fr:other": b"easy", b"x:1": b"1",
+    }  # fmt: skip
+    group = group_of("d/0/0", raw, sample().to_bytes())
+    assert (group.seq, group.attempts, group.admitted_s, group.leased_s, group.ready_s) == (12, 2, 1.5, 2.0, 9.0)
+    assert group.uses == IN_A_BATCH
+    assert (group.filtered, group.lost, len(group.samples)) == ({"other": "easy"}, frozenset({1}), 1)
+    assert group_of("d/0/0", raw | {b"ta": b"1000"}, None).admitted_s == 1.0
+
+
+@pytest.mark.parametrize("bad", [{b"seq": b"x"}, {b"h:actor": b"3"}, {b"t1": b"1e400"}])
+def test_a_group_that_cannot_be_read_says_so_and_is_told_all_the_same(bad: dict[bytes, bytes]) -> None:
+    group = group_of("d/0/0", {b"ln": b"train"} | bad, None)
+    assert (group.lane, group.samples) == ("train", ())
+    assert group.broken
+    assert group_of("d/0/0", {b"ln": b"train"}, b"\xc1").broken
+
+
+def test_answers_are_kept_by_choice() -> None:
+    groups = [Retired("d/0/0", seq=seq, samples=[sample(version)]) for seq, version in ((1, 1), (2, 1), (3, 1), (4, 2))]
+
+    def kept(**config: Any) -> list[int]:
+        choice = Choice(HistoryConfig(**config))
+        return [group.seq for group in groups if choice.keeps(group)]
+
+    assert kept() == [1, 2, 3, 4]
+    assert kept(keep_every=2) == [2, 4]
+    assert kept(keep_per_version=1) == [1, 4]
+    assert kept(keep_per_version=0) == []
+
+
+def test_without_a_tokenizer_there_is_no_text(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    texts = Texts(str(tmp_path))
+    assert texts.of([1, 2], special=True) == texts.of([3], special=False) == ""
+    assert caplog.text.count("rows of the history have tokens and no text") == 1
