@@ -12,6 +12,7 @@ Redis, or in files of a folder.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import tempfile
@@ -202,8 +203,9 @@ def run(
     writers: int = 1,
     subscriptions: int = 1,
     folder: Path | None = None,
+    history: bool = False,
 ) -> Round:
-    """Measure one round; payloads are files below ``folder`` where one is given. Blocks."""
+    """Measure one round, with payloads as files below ``folder``, or ``history``: beside a recorder. Blocks."""
     if groups % BATCH_GROUPS or groups % (LEASED * writers):
         raise SystemExit(
             f"--groups must be a multiple of {BATCH_GROUPS} and of {LEASED} for each of {writers} writers: "
@@ -224,12 +226,27 @@ def run(
         )
         config_file = Path(name) / "config.json"
         config_file.write_text(config.model_dump_json())
-        with part(config, "buffer") as pid:
+        recorder: contextlib.AbstractContextManager[object] = (
+            part(config, "recorder") if history else contextlib.nullcontext()
+        )
+        with part(config, "buffer") as pid, recorder:
+            if history:
+                until_recording(url, Keys(config.run))
             parts = run_together(
                 _writers(str(config_file), groups, writers, {"tokens": tokens, "source": source})
                 | _readers(config, str(config_file), groups, subscriptions, pid)
             )
     return _round(parts, groups * GROUP)
+
+
+def until_recording(url: str, keys: Keys) -> None:
+    """Wait for the run's first recorder, from which on it keeps a history."""
+    with connect(url) as client:
+        deadline = time.monotonic() + 60
+        while not client.exists(keys.recorder):
+            if time.monotonic() > deadline:
+                raise SystemExit("The recorder did not start within 60 s; the leg has no figure.")
+            time.sleep(0.05)
 
 
 def empty(url: str) -> None:

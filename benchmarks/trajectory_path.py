@@ -10,6 +10,8 @@ counts, of ratios that of the rounds' own:
                     (penstock_path.py)
     penstock, folder  the same with payloads as files of a shared folder (redis.payload_servers: file:///...), in
                     memory unless --folder names another: they outlive every process, but not the machine
+    penstock, history  beside a recorder, which keeps a row of each sample, tokens included: it takes what CPU the
+                    others leave, and what is then in its backlog is in no way of theirs
     penstock W x S  the same with W writers and S subscriptions that read everything each, of --writers and
                     --subscriptions; samples/s counts a sample once, however many read it
 
@@ -204,13 +206,17 @@ def through_penstock(
     subscriptions: int = 1,
     *,
     folder: Path | None = None,
+    history: bool = False,
 ) -> list[Figure]:
     """One round through penstock."""
-    done = penstock_path.run(url, groups, tokens, source, writers=writers, subscriptions=subscriptions, folder=folder)
+    done = penstock_path.run(
+        url, groups, tokens, source, writers=writers, subscriptions=subscriptions, folder=folder, history=history
+    )
     samples = groups * GROUP
     for seen in done.seen:
         check_all(seen, samples, "penstock")
-    leg = "penstock, folder" if folder else "penstock" if source == "arrays" else f"penstock from {source}"
+    beside = "folder" if folder else "history" if history else ""
+    leg = f"penstock, {beside}" if beside else "penstock" if source == "arrays" else f"penstock from {source}"
     return [Figure(leg, GROUP, samples, samples / done.seconds, writers, subscriptions, done.cpu_us)]
 
 
@@ -222,7 +228,9 @@ def main(
     tokens: Annotated[int, typer.Option(help="Tokens of a sample.")] = 2560,
     rounds: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 5,
     more_rounds: Annotated[int, typer.Option(help="Rounds that have the legs several and lists.")] = 2,
-    legs: Annotated[str, typer.Option(help="Which legs to run.")] = "bare,penstock,folder,several,lists,transferqueue",
+    legs: Annotated[
+        str, typer.Option(help="Which legs to run.")
+    ] = "bare,penstock,history,folder,several,lists,transferqueue",
     folder: Annotated[Path, typer.Option(help="Where the leg folder keeps payloads.")] = Path("/dev/shm"),
     writers: Annotated[str, typer.Option(help="Numbers of writers of the leg several.")] = "1,2,4",
     subscriptions: Annotated[str, typer.Option(help="Numbers of subscriptions of the leg several.")] = "1,2",
@@ -239,6 +247,8 @@ def main(
                 figures += bare(url, groups, tokens)
             if "penstock" in chosen:
                 figures += through_penstock(url, groups, tokens, "arrays")
+            if "history" in chosen:
+                figures += through_penstock(url, groups, tokens, "arrays", history=True)
             if "transferqueue" in chosen:
                 figures += transfer_queue(tokens, peers)
             if "folder" in chosen:
@@ -264,7 +274,7 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
     peers = [of_leg for leg, of_leg in rates.items() if leg[0] == "transferqueue" and leg[1] <= 64]
     best = [max(of_round) for of_round in zip(*peers, strict=True)]
     files, plain = rates.get(("penstock, folder", GROUP, 1, 1), []), rates.get(("bare", GROUP, 1, 1), [])
-    mine = rates.get(("penstock", GROUP, 1, 1), [])
+    mine, kept = rates.get(("penstock", GROUP, 1, 1), []), rates.get(("penstock, history", GROUP, 1, 1), [])
     rows = [
         {
             "leg": leg[0],
@@ -295,6 +305,7 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
             "samples_per_s": median(mine) if mine else None,
             "ratio_bare": ratio_of_rounds(mine, plain),
             "ratio_transferqueue_best": ratio_of_rounds(mine, best),
+            "ratio_history": ratio_of_rounds(kept, mine),
             "ratio_bare_folder": ratio_of_rounds(files, plain),
             "ratio_transferqueue_best_folder": ratio_of_rounds(files, best),
         },
