@@ -1,36 +1,32 @@
-"""The commands that look into a run: status, why, jobs, dead, workers, audit. Each prints words, or --json."""
+"""The commands that look into a whole run: status, why, audit. Each prints words, or --json."""
 
-import re
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
+from console.cli import payloads as payloads_cli
+from console.cli.engines import engines_app
+from console.cli.nouns import lanes
+from console.cli.nouns.dead import dead_app
+from console.cli.nouns.jobs import jobs_app
+from console.cli.nouns.trainers import trainers_app
+from console.cli.nouns.weights import weights_app
+from console.cli.nouns.workers import show_workers, workers_app
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.subs import subs_app
 from console.cli.target import Target
 from console.terminal import print_json, say, table
-from penstock.errors import ConfigError
-from penstock.protocol.records.small_maps import name_shown
 
-if TYPE_CHECKING:
-    from penstock.protocol.presence import WorkerPresence
-
-#: Entries shown of a long list.
-SHOWN = 50
-
-jobs_app = typer.Typer(help="Jobs in the queues.")
-
-dead_app = typer.Typer(help="Buried jobs.")
-
-workers_app = typer.Typer(help="Workers.")
-
-
-def _show_workers(workers: "list[WorkerPresence]", columns: list[str]) -> None:
-    table([asdict(worker) for worker in workers], columns, "workers")
-    # Below the table: reasons may have many lines.
-    for worker in workers:
-        if worker.why:
-            say(f"{worker.name} ({worker.state}): {worker.why}")
+_NOUNS = {
+    "jobs": jobs_app,
+    "dead": dead_app,
+    "workers": workers_app,
+    "trainers": trainers_app,
+    "subs": subs_app,
+    "weights": weights_app,
+    "engines": engines_app,
+}
 
 
 def status(
@@ -52,7 +48,7 @@ def status(
     if line := rollback_line(state["counters"]):
         say(line)
     columns = ["name", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "age_s"]
-    _show_workers(state["workers"], columns)
+    show_workers(state["workers"], columns)
     if state["verifiers"] or state["checks"]:
         table(state["verifiers"], ["name", "host", "state", "checks", "killed", "age_s"], "verifiers")
         say(f"checks queued for verifiers: {state['checks']}")
@@ -68,7 +64,7 @@ def why(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
 ) -> None:
     """Who waits for what, followed to the part, person or cause that ends it; the longest wait first."""
-    from console.cli.why import chains
+    from console.cli.why import chains, paused_lanes
     from penstock.protocol.snapshot import snapshot
 
     target = Target(run, redis, directory)
@@ -82,7 +78,8 @@ def why(
     for chain in found:
         for line in chain.lines():
             say(line)
-    for line in ledger_lines(state["subs"]):
+    ends = {chain.end for chain in found}
+    for line in [*(one for one in paused_lanes(state) if one not in ends), *ledger_lines(state["subs"])]:
         say(line)
 
 
@@ -137,186 +134,12 @@ def audit(
         raise typer.Exit(1)
 
 
-@jobs_app.command("ls")
-def jobs_ls(
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    state: Annotated[str | None, typer.Option(help="queued, leased, delayed, dead, ready or retiring.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most jobs shown.")] = SHOWN,
-    as_json: JsonOption = False,
-) -> None:
-    """Jobs with their state, lane, version and tries."""
-    from penstock.protocol.audit import scan_groups
-    from penstock.protocol.records.job import JobState
-
-    if state is not None and state not in set(JobState):
-        raise ConfigError(f"--state {state}: a job is {', '.join(JobState)}.")
-    target = Target(run, redis, directory)
-    rows = []
-    fields = ["st", "ln", "cl", "c", "n", "nb", "v0", "att", "cr", "own", "seq"]
-    names = ["state", "home", "lane", "committed", "n", "not_before", "version", "attempts", "crashes", "worker", "seq"]
-    for job in scan_groups(target.client, target.keys):
-        values = [name_shown(v or b"") for v in target.client.hmget(target.keys.group(job), fields)]
-        row = {"job": job, **dict(zip(names, values, strict=True))}
-        if state is None or row["state"] == state:
-            rows.append(row)
-        if len(rows) >= limit:
-            break
-    if as_json:
-        print_json(rows)
-    else:
-        table(rows, ["job", *names], f"jobs (at most {limit})")
-
-
-@jobs_app.command("cancel")
-def jobs_cancel(
-    jobs: Annotated[list[str], typer.Argument(help="Job ids.")],
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    as_json: JsonOption = False,
-) -> None:
-    """Take jobs out, whatever state they are in; one in a batch that a trainer may still read stays."""
-    from penstock.protocol import scripts
-
-    target = Target(run, redis, directory)
-    subs = target.subs()
-    found = {job: scripts.run(target.client, scripts.cancel(target.keys, job, subs)) for job in jobs}
-    if as_json:
-        print_json(found)
-    else:
-        for job, state in found.items():
-            says = {
-                "": "there is no such job",
-                scripts.HELD_BY_BATCH: "it stays: a batch that a trainer may read again holds it",
-            }
-            say(f"{job}: {says.get(state, f'cancelled, it was {state}')}")
-    if any(state in ("", scripts.HELD_BY_BATCH) for state in found.values()):
-        raise typer.Exit(1)
-
-
-@dead_app.command("ls")
-def dead_ls(
-    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
-) -> None:
-    """Buried jobs, oldest first, and how long they are."""
-    from penstock.protocol import burials
-
-    target = Target(run, redis, directory)
-    entries = target.client.xrange(target.keys.dead, count=1000)
-    found = burials.lengths(target.client, target.keys, [fields for _, fields in entries])
-    rows = [_letter(entry) | one for entry, one in zip(entries, found, strict=True)]
-    if as_json:
-        print_json(rows)
-        return
-    for row in rows:
-        row["detail"] = row["detail"].strip().splitlines()[-1][:80] if row["detail"].strip() else ""
-        row["prompt"] = f"{row['prompt_length']} {row['prompt_unit']}" if "prompt_unit" in row else ""
-        row["drawn"] = ", ".join(map(str, row.get("drawn", ())))
-    table(rows, ["job", "reason", "attempts", "crashes", "worker", "prompt", "drawn", "detail"], "dead letters")
-    if words := burials.by_length(found):
-        say(f"by length of the prompt: {words}", err=True)
-
-
-@dead_app.command("show")
-def dead_show(
-    job: str,
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    as_json: JsonOption = False,
-) -> None:
-    """One buried job, with its prompt and traceback."""
-    from penstock.errors import ProtocolError
-    from penstock.protocol.records.job import Job
-
-    target = Target(run, redis, directory)
-    entry = target.client.hget(target.keys.group(job), "eid")
-    found = target.client.xrange(target.keys.dead, entry, entry) if entry else []
-    if not found:
-        raise ConfigError(f"Job {job!r} is not buried; `penstock dead ls` lists those that are.")
-    row = _letter(found[0])
-    try:
-        row["record"] = asdict(Job.from_bytes(found[0][1].get(b"body", b""), f"record of job {job}"))
-    except ProtocolError as exc:
-        row["record"] = str(exc)
-    if as_json:
-        print_json(row)
-        return
-    for name, value in row.items():
-        say(f"{name}: {value}")
-
-
-@dead_app.command("requeue")
-def dead_requeue(
-    job: Annotated[str | None, typer.Argument(help="Job id.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    as_json: JsonOption = False,
-) -> None:
-    """Give buried jobs their tries back."""
-    from penstock.protocol import scripts
-
-    target = Target(run, redis, directory)
-    if (job is None) != every:
-        raise ConfigError("Name one job, or give --all.")
-    letters = [_letter(entry)["job"] for entry in target.client.xrange(target.keys.dead)] if every else [job]
-    model = next(iter(target.models()), "policy")
-    done = [one for one in letters if one and scripts.run(target.client, scripts.requeue(target.keys, one, model))]
-    if not every and not done:
-        raise ConfigError(f"Job {job!r} is not buried; `penstock dead ls` lists those that are.")
-    if as_json:
-        print_json(done)
-    else:
-        say(f"{len(done)} jobs are queued again")
-
-
-@workers_app.command("ls")
-def workers_ls(
-    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
-) -> None:
-    """Workers that are alive."""
-    from penstock.protocol.snapshot import snapshot
-
-    target = Target(run, redis, directory)
-    rows = snapshot(target.client, target.keys)["workers"]
-    columns = ["name", "host", "pid", "engine", "url", "version", "state", "held", "running", "slots", "tokens_per_s"]
-    if as_json:
-        print_json(rows)
-        return
-    _show_workers(rows, columns)
-
-
-def _letter(entry: tuple[bytes, dict[bytes, bytes]]) -> dict[str, Any]:
-    """A dead letter; what it lacks is '' or None, for the others are to be listed all the same."""
-    texts = {name: name_shown(entry[1].get(name.encode(), b"")) for name in ("id", "reason", "worker", "detail")}
-    counts = {name: name_shown(entry[1].get(name.encode(), b"")) for name in ("attempts", "crashes")}
-    return {
-        "job": texts["id"],
-        "reason": texts["reason"],
-        **{name: int(count) if re.fullmatch(r"[0-9]{1,18}", count) else None for name, count in counts.items()},
-        "worker": texts["worker"],
-        "buried_ms": int(entry[0].split(b"-")[0]),
-        "detail": texts["detail"],
-    }
-
-
 def register(app: typer.Typer) -> None:
-    """Hang these commands under ``penstock``."""
-    from console.cli import payloads as payloads_cli
-
-    payloads_cli.register(app)
+    """Hang these commands, and those of all nouns, under ``penstock``."""
     app.command()(status)
     app.command()(why)
     app.command()(audit)
-    app.add_typer(jobs_app, name="jobs")
-    app.add_typer(dead_app, name="dead")
-    app.add_typer(workers_app, name="workers")
-    from console.cli.engines import engines_app
-    from console.cli.subs import subs_app
-
-    app.add_typer(subs_app, name="subs")
-    app.add_typer(engines_app, name="engines")
+    for verbs in (payloads_cli, lanes):
+        verbs.register(app)
+    for name, noun in _NOUNS.items():
+        app.add_typer(noun, name=name)

@@ -17,6 +17,7 @@ import typer
 from console.cli import inspect
 from console.cli.fleet import fleet_app
 from console.cli.metrics import metrics_app
+from console.cli.nouns.buffer import buffer_app
 from console.cli.options import OVERRIDES, ConfigOption, RedisOption
 from console.cli.part import run_part
 from console.cli.usage import UsageMistake, overrides_of, sentence
@@ -146,12 +147,6 @@ def worker(
 
 
 @app.command(context_settings=OVERRIDES)
-def buffer(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
-    """Cut finished groups into batches for the trainers."""
-    run_part("buffer", "buffer", config, overrides_of(context))
-
-
-@app.command(context_settings=OVERRIDES)
 def recorder(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
     """Keep what becomes of samples in files of the run's folder. From its first start on groups wait for it to go."""
     run_part("consumers", "recorder", config, overrides_of(context), module="consumers.history.main")
@@ -177,6 +172,7 @@ def trainer(context: typer.Context, config: ConfigOption, redis: RedisOption = N
     run_part("consumers", "trainer", config, overrides_of(context), module="consumers.grpo.main")
 
 
+app.add_typer(buffer_app, name="buffer")
 inspect.register(app)
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(metrics_app, name="metrics")

@@ -6,12 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
+from console.cli.asking import DryRunOption, YesOption, agree
+from console.cli.lists import Choice, LimitOption, SortOption, WhereOption, show
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
-from console.terminal import print_json, say, table
+from console.terminal import say
 from penstock.errors import ConfigError
 
 app = typer.Typer(help="Payload servers.")
+
+_COLUMNS = ("name", "state", "url", "used_mb", "max_mb", "answers")
 
 #: Between two looks at a server that is draining.
 LOOK_S = 0.5
@@ -19,7 +23,13 @@ LOOK_S = 0.5
 
 @app.command("ls")
 def ls(
-    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    where: WhereOption = None,
+    sort: SortOption = None,
+    limit: LimitOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Servers with their state, memory, and whether they answer."""
     from penstock.payloads.servers import read
@@ -27,11 +37,8 @@ def ls(
     target = Target(run, redis, directory)
     there = read(target.client, target.keys)
     rows = [_row(server) for _, server in sorted(there.servers.items())]
-    if as_json:
-        print_json(rows)
-        return
-    table(rows, ["name", "state", "url", "used_mb", "max_mb", "answers"], "payload servers")
-    if not there.live:
+    show(rows, _COLUMNS, _COLUMNS, "payload servers", Choice(where or (), sort, limit, as_json))
+    if not as_json and not there.live:
         say("Payloads go to the control Redis.")
 
 
@@ -82,12 +89,19 @@ def drain(
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
     wait: Annotated[bool, typer.Option(help="Wait until it is empty; otherwise only begin.")] = True,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Write to a server no more, and wait until all that lies there is trained and freed. It may be stopped then."""
     from penstock.payloads import servers as payload_servers
     from penstock.payloads.store import open_store
 
     target = Target(run, redis, directory)
+    what = f"drain {_about(target, name)}"
+    if dry_run:
+        say(f"would {what}")
+        return
+    agree(what, yes=yes)
     server = payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.DRAINING)
     say(f"Payload server {name} is draining; what lies there is still read.")
     said = ""
@@ -111,13 +125,29 @@ def lose(
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Give a server up that will not come back: samples that lie there become rows with mask 0, and are counted."""
     from penstock.payloads import servers as payload_servers
 
     target = Target(run, redis, directory)
+    what = f"give {_about(target, name)} up for good, with all that lies there"
+    if dry_run:
+        say(f"would {what}")
+        return
+    agree(what, yes=yes)
     payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.LOST)
     say(f"Payload server {name} is lost: its samples are trained with mask 0, and nobody waits for it any more.")
+
+
+def _about(target: Target, name: str) -> str:
+    """Which server is meant. Raises ConfigError where nobody knows it."""
+    from penstock.payloads.servers import read
+    from penstock.redaction import redact
+
+    server = read(target.client, target.keys).named(name)
+    return f"payload server {name} at {redact(server.url)} ({server.state})"
 
 
 def register(parent: typer.Typer) -> None:

@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
+from console.cli.asking import DryRunOption, YesOption, agree, many
+from console.cli.lists import Choice, LimitOption, SortOption, WhereOption, show
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
-from console.terminal import print_json, say, table
+from console.terminal import print_json, say
 from penstock.errors import ConfigError
 
 subs_app = typer.Typer(help="Subscriptions of trainers.")
@@ -18,33 +20,41 @@ COLUMNS = ("name", "state", "share", "batch", "sampler", "cut", "cursor", "ckpt"
 
 @subs_app.command("ls")
 def subs_ls(
-    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    where: WhereOption = None,
+    sort: SortOption = None,
+    limit: LimitOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Subscriptions with their definition, position, what is held for them and what they gave up, by reason."""
-    from penstock.protocol.subs import list_subscriptions
+    from penstock.protocol.subs import LISTED, list_subscriptions
 
     target = Target(run, redis, directory)
-    rows = list_subscriptions(target.client, target.keys)
-    if as_json:
-        print_json(rows)
-        return
-    table([_shown(row) for row in rows], list(COLUMNS), "subscriptions")
-    for row in rows:
-        if why := row.get("unreadable"):
+    rows = [{**row, "state": _state(row)} for row in list_subscriptions(target.client, target.keys)]
+    shown = show(rows, ("state", *LISTED), COLUMNS, "subscriptions", Choice(where or (), sort, limit, as_json), _shown)
+    for row in shown:
+        if not as_json and (why := row.get("unreadable")):
             say(why)
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """A subscription as the table has it."""
     if "unreadable" in row:
-        return {**row, "state": "unreadable"}
+        return dict(row)
     return {
         **row,
-        "state": "parked" if row["parked"] else "owned" if row["owned"] else "absent",
         "batch": f"{row['size']} {row['unit']}",
         "held": row["held_groups"],
         "drops": ", ".join(f"{reason} {count}" for reason, count in sorted(row["drops"].items())),
     }
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    if "unreadable" in row:
+        return "unreadable"
+    return "parked" if row["parked"] else "owned" if row["owned"] else "absent"
 
 
 @subs_app.command("set")
@@ -79,14 +89,41 @@ def subs_drop(
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Drop a subscription with its batches, for good; nothing waits for it any more."""
     from penstock.protocol.subs import drop_subscription
 
     target = Target(run, redis, directory)
+    what = _would_drop(target, name)
+    if dry_run:
+        _say_dry(what, {"would_drop": name}, as_json)
+        return
+    agree(what, yes=yes)
     drop_subscription(target.client, target.keys, name)
     if as_json:
         print_json({"dropped": name})
     else:
         say(f"subscription {name} is dropped")
+
+
+def _would_drop(target: Target, name: str) -> str:
+    """What dropping it means. Raises ConfigError where there is none."""
+    from penstock.protocol.subs import list_subscriptions
+
+    rows = {row["name"]: row for row in list_subscriptions(target.client, target.keys)}
+    if name not in rows:
+        raise ConfigError(f"There is no subscription {name!r} to drop; `penstock subs ls` lists those that exist.")
+    row = rows[name]
+    there = ", whose trainer is there" if row["owned"] else ""
+    held = f", with {many(row['held_groups'], 'group')} held for it" if "held_groups" in row else ""
+    return f"drop subscription {name}{there}{held} for good"
+
+
+def _say_dry(what: str, record: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        print_json(record)
+    else:
+        say(f"would {what}")

@@ -21,7 +21,7 @@ UsageMistake: Final[type[Exception]] = next(
 def sentence(mistake: Exception) -> str:
     """What is wrong with the command line and what to write; ``mistake`` is a ``UsageMistake``."""
     context: Any = getattr(mistake, "ctx", None)
-    path = context.command_path if context is not None else "penstock"
+    path = _path(context) if context is not None else "penstock"
     said = " ".join(mistake.format_message().split())  # type: ignore[attr-defined]
     if said == "Missing command.":
         names = context.command.list_commands(context)
@@ -55,11 +55,16 @@ def overrides_of(context: typer.Context) -> list[str]:
         value = given[index + 1] if index + 1 < len(given) and not given[index + 1].startswith("-") else "VALUE"
         if not name.startswith("--"):
             raise ConfigError(
-                f"The argument {argument!r} is one too many: `{context.command_path} --help` says what there is; keys "
+                f"The argument {argument!r} is one too many: `{_path(context)} --help` says what there is; keys "
                 "of the configuration are set as --a.b=c."
             )
         raise ConfigError(f"{name} has no value: write {name}={value}.")
     return given
+
+
+def _path(context: Any) -> str:
+    """``penstock VERB``; a verb that is run by default has no name of its own."""
+    return " ".join(context.command_path.split())
 
 
 def _or(names: list[str]) -> str:

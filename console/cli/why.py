@@ -139,8 +139,8 @@ def _look_at_trainer(state: Mapping[str, Any], waits: Sequence[Link], name: str)
 def _look_at_worker(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | str:
     if name:
         return _longest(waits, f"worker:{name}") or f"worker {name} is at work"
-    if paused := [lane for lane in state["paused"] if state["lanes"].get(lane, {}).get("queued")]:
-        return f"lane {paused[0]} is paused by a person, with {state['lanes'][paused[0]]['queued']} jobs in it"
+    if paused := paused_lanes(state):
+        return paused[0]
     workers: list[WorkerPresence] = state["workers"]
     if not workers:
         return "there is no worker: start one"
@@ -158,6 +158,20 @@ def _look_at_worker(state: Mapping[str, Any], waits: Sequence[Link], name: str) 
         or _longest(waits, "worker:")
         or (f"{state['delayed']} jobs are tried again later" if state["delayed"] else "workers are at work")
     )
+
+
+def paused_lanes(state: Mapping[str, Any]) -> list[str]:
+    """Of each paused lane that jobs wait in: who paused it, and how it goes on."""
+    told = {one["lane"]: one for one in state.get("pauses", ())}
+    lines = []
+    for lane in state["paused"]:
+        if queued := state["lanes"].get(lane, {}).get("queued"):
+            one = told.get(lane, {})
+            who = f"{one['by']}, {one['since_s']:.0f} s ago" if one.get("by") else "a person"
+            lines.append(
+                f"lane {lane} is paused by {who}, with {queued} jobs in it: `penstock resume {lane}` lets it go on"
+            )
+    return lines
 
 
 def _because(worker: WorkerPresence) -> str:

@@ -75,6 +75,13 @@ class Directory:
         """Names of those that are gone with all that they held, sorted."""
         return sorted(name for name, server in self.servers.items() if server.state is ServerState.LOST)
 
+    def named(self, name: str) -> Server:
+        """The server of that name. Raises ConfigError for one that is not known."""
+        if name not in self.servers:
+            known = ", ".join(sorted(self.servers)) or "none"
+            raise ConfigError(f"The run has no payload server {name!r} (known: {known}).")
+        return self.servers[name]
+
     def url(self, name: str, config: RedisConfig) -> str:
         """Where a server is. Raises ProtocolError for one that nobody knows."""
         if name in config.payload_servers:
@@ -148,10 +155,7 @@ def add(client: Client, keys: Keys, name: str, url: str) -> None:
 def set_state(client: Client, keys: Keys, name: str, state: ServerState) -> Server:
     """Move a server to another state. Blocks for two round trips. Raises ConfigError for one that is not known."""
     directory = read(client, keys)
-    if name not in directory.servers:
-        known = ", ".join(sorted(directory.servers)) or "none"
-        raise ConfigError(f"The run has no payload server {name!r} (known: {known}).")
-    server = Server(name, directory.servers[name].url, state, directory.rev + 1)
+    server = Server(name, directory.named(name).url, state, directory.rev + 1)
     run(client, scripts.server(keys, name, pack({"url": server.url, "state": state, "rev": server.rev})))
     return server
 

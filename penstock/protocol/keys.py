@@ -181,6 +181,10 @@ class Keys:
         return self.of("paused")
 
     @property
+    def paused_by(self) -> str:
+        return self.of("paused_by")
+
+    @property
     def workers(self) -> str:
         return self.of("workers")
 

@@ -2,12 +2,14 @@
 
 import re
 import time
+from dataclasses import asdict
 from typing import Any
 
 from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
 from penstock.names import LANES
 from penstock.protocol.keys import GROUP, Keys
+from penstock.protocol.pauses import parse_pauses
 from penstock.protocol.position import Position
 from penstock.protocol.presence import GONE_S, parse_workers
 from penstock.protocol.records.readable import readable
@@ -53,11 +55,12 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     for name in hashes:
         pipe.hgetall(name)
     pipe.smembers(keys.paused)
+    pipe.hgetall(keys.paused_by)
     pipe.llen(f"rq:queue:{keys.checks}")
     answers = pipe.execute()
     lengths, answers = answers[: len(LANES)], answers[len(LANES) :]
     delayed, dead, ready, inflight, *answers = answers
-    counters, clock, subs, workers, trainers, leader, verifiers, parts, paused, checks = answers
+    counters, clock, subs, workers, trainers, leader, verifiers, parts, paused, paused_by, checks = answers
     versions = {name_shown(k[8:]): _count(v) for k, v in clock.items() if k.startswith(b"version:")}
     definitions = _subs(client, keys, subs)
     driving = next((sub for sub in definitions if sub.get("driving")), {})
@@ -79,6 +82,7 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "verifiers": _present(verifiers, "verifier"),
         "parts": present_parts(parts),
         "paused": sorted(map(name_shown, paused)),
+        "pauses": [asdict(one) for one in parse_pauses(paused, paused_by, time.time())],
         "checks": checks,
         "leader": {"epoch": _count(leader.get(b"epoch", b"0"))} if leader else None,
         "waits": [

@@ -21,6 +21,12 @@ from penstock.redis.commands import Client
 TRIES = 20
 #: Numbers of a position that the list shows.
 SHOWN = ("cut", "cursor", "ckpt", "floor", "gen", "owed")
+#: What the list of subscriptions may hold of each.
+LISTED = (
+    *("name", "owned", "parked", *SHOWN, "drops", "seen_s", "set", "unreadable"),
+    *(f"held_{what}" for what in ("groups", "samples", "tokens", "bytes")),
+    *Definition.model_fields,
+)
 
 
 def set_subscription(client: Client, keys: Keys, name: str, changes: Mapping[str, str]) -> dict[str, Any]:

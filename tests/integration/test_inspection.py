@@ -93,7 +93,7 @@ def test_jobs_are_listed_with_their_state_and_filtered(cli: Cli) -> None:
     rows = {row["job"]: row for row in cli.json("jobs", "ls")}
     states = {job: row["state"] for job, row in rows.items()}
     assert states == {"d/0/0": "ready", "d/0/1": "dead", "d/0/2": "leased", "d/0/3": "delayed", "d/0/4": "queued"}
-    assert (rows["d/0/2"]["worker"], rows["d/0/3"]["attempts"]) == ("w1", "1")
+    assert (rows["d/0/2"]["worker"], rows["d/0/3"]["attempts"]) == ("w1", 1)
     assert [row["job"] for row in cli.json("jobs", "ls", "--state", "leased")] == ["d/0/2"]
     assert len(cli.json("jobs", "ls", "--limit", "2")) == 2
     code, out, _ = cli("jobs", "ls")

@@ -30,7 +30,18 @@ from tests.integration import play
 from tests.integration.parts import buffering, make_config, publish
 
 #: Verbs that are parts of a run, or start one; other tests start them.
-PARTS = {"run", "prepare", "redis", "producer", "worker", "buffer", "verifiers", "trainer", "recorder", "fleet up"}
+PARTS = {
+    "run",
+    "prepare",
+    "redis",
+    "producer",
+    "worker",
+    "buffer serve",
+    "verifiers",
+    "trainer",
+    "recorder",
+    "fleet up",
+}
 
 
 class Engine(BaseHTTPRequestHandler):
@@ -119,10 +130,19 @@ VERBS: dict[str, tuple[int, list[str]]] = {
     "why": (0, ["producer has waited", "for the gate"]),
     "audit": (0, ["ok"]),
     "jobs ls": (0, ["d/0/0", "d/0/3", "leased"]),
+    "jobs show d/0/2": (0, ["state: leased", "prompt: p2"]),
+    "peek": (0, ["d/0/3", "train"]),
+    "pause train": (0, ["lane train is paused"]),
+    "resume train": (0, ["lane train goes on"]),
+    "buffer ls": (0, ["d/0/0", "actor", "requests", "staleness"]),
+    "trainers ls": (0, ["actor", "there"]),
+    "weights ls": (0, ["1-0", "policy", "newest"]),
     "jobs cancel d/0/3": (0, ["d/0/3: cancelled, it was queued"]),
     "dead ls": (0, ["d/0/1", "reward_raised", "E: [/x] no"]),
     "dead show d/0/1": (0, ["prompt", "E: [/x] no"]),
     "dead requeue d/0/1": (0, ["1 jobs are queued again"]),
+    "dead purge d/0/1": (2, ["Job 'd/0/1' is not buried"]),
+    "workers show worker-0": (0, ["engine: sglang 0.5.20"]),
     "workers ls": (0, ["worker-0", "sglang 0.5.20"]),
     "subs ls": (0, ["actor", "eval", "requests", "2 groups", "4 groups", "owned"]),
     "subs set actor size=3": (0, ["size 3"]),

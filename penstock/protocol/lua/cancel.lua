@@ -1,18 +1,18 @@
 -- cancel: any live -> retiring(cancelled) (operator). A worker that holds the job sees its lease lost.
 -- A group in a batch that a trainer may still read stays: no cut batch is lost (I4).
 -- KEYS: group:JOB, dead, ready, then sub:NAME of every live subscription
--- ARGV: prefix, job, then the subscriptions' names
+-- ARGV: prefix, job, only state in which it may be ('' for any), then the subscriptions' names
 -- Returns: the state it was in, 'cut' when it stays for the sake of a batch, or '' when there is nothing to cancel
 -- Atomic because the job leaves exactly one container (I1).
 local group_key, dead_key, ready_key = KEYS[1], KEYS[2], KEYS[3]
 local first_sub_key = 4
-local prefix, job = ARGV[1], ARGV[2]
-local first_sub = 3
+local prefix, job, only = ARGV[1], ARGV[2], ARGV[3]
+local first_sub = 4
 
 freeing(prefix)
 local g = redis.call('HMGET', group_key, 'st', 'eid', 'ln')
 local st, eid, lane = unpack(g)
-if not st or st == 'retiring' then return '' end
+if not st or st == 'retiring' or (only ~= '' and st ~= only) then return '' end
 local subs = {}
 for i = first_sub, #ARGV do subs[#subs + 1] = {key = KEYS[first_sub_key + #subs], name = ARGV[i]} end
 for _, sub in ipairs(subs) do

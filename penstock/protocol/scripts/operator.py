@@ -15,14 +15,23 @@ def requeue(keys: Keys, job: str, model: str) -> Call[bool]:
     )
 
 
+def pause(keys: Keys, lane: str, record: bytes) -> Call[bool]:
+    """Close a lane, or open it again (an empty record). False: it was so already."""
+    return Call(script("pause"), [keys.paused, keys.paused_by], [keys.prefix, lane, record], bool)
+
+
 #: What cancel answers where the job stays, since a trainer may still read a batch that holds it.
 HELD_BY_BATCH = "cut"
 
 
-def cancel(keys: Keys, job: str, subs: Sequence[str]) -> Call[str]:
-    """Cancel a live job; the ``JobState`` it was in, ``HELD_BY_BATCH``, or '' (there is nothing to cancel)."""
+def cancel(keys: Keys, job: str, subs: Sequence[str], only: str = "") -> Call[str]:
+    """Cancel a live job; the ``JobState`` it was in, ``HELD_BY_BATCH``, or '' (there is nothing to cancel).
+
+    Args:
+        only: a ``JobState``: one that is in another by now is nothing to cancel.
+    """
     names = [keys.group(job), keys.dead, keys.ready]
-    return Call(script("cancel"), [*names, *map(keys.sub, subs)], [keys.prefix, job, *subs], text)
+    return Call(script("cancel"), [*names, *map(keys.sub, subs)], [keys.prefix, job, only, *subs], text)
 
 
 def collect(keys: Keys, job: str, lane: str) -> Call[str]:

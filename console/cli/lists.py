@@ -1,0 +1,137 @@
+"""What all lists have in common: rows are filtered, sorted and cut alike, and shown as words or as JSON."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from console.terminal import print_json, say, table
+from penstock.errors import ConfigError
+
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="FIELD=VALUE",
+        help="Only rows of which this is true; =, !=, <, <=, >, >= and ~ (contains). Several: all of them.",
+    ),
+]
+SortOption = Annotated[
+    str | None, typer.Option("--sort", metavar="FIELD", help="Sort by this field; -FIELD: the other way round.")
+]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", min=1, help="Most rows shown; default: 50, and all with --json.")
+]
+
+#: Rows shown in words, where nobody says how many.
+SHOWN = 50
+
+Row = Mapping[str, Any]
+
+_CONDITION = re.compile(r"([\w.]+?)(!=|<=|>=|=|<|>|~)(.*)", re.DOTALL)
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": lambda one, other: one == other,
+    "!=": lambda one, other: one != other,
+    "<": lambda one, other: one < other,
+    "<=": lambda one, other: one <= other,
+    ">": lambda one, other: one > other,
+    ">=": lambda one, other: one >= other,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which rows are shown, in which order, and how: what ``--where``, ``--sort``, ``--limit`` and ``--json`` say."""
+
+    where: Sequence[str] = ()
+    sort: str | None = None
+    limit: int | None = None
+    as_json: bool = False
+
+
+def show(
+    rows: Sequence[Row],
+    fields: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    choice: Choice,
+    in_words: Callable[[Row], dict[str, Any]] = dict,
+) -> Sequence[Row]:
+    """Print the rows of ``choice``; returns those that were printed.
+
+    Args:
+        fields: what a row may have, and a filter or an order may name.
+        columns: those of them that the table has; the first names the row.
+        in_words: a row as the table has it.
+
+    Raises:
+        ConfigError: a filter or an order names another field, or cannot be read.
+    """
+    chosen = select(rows, fields, choice)
+    shown = chosen[: choice.limit or (None if choice.as_json else SHOWN)]
+    if choice.as_json:
+        print_json([dict(row) for row in shown])
+        return shown
+    table([in_words(row) for row in shown], columns, title)
+    if left := len(chosen) - len(shown):
+        say(f"{left} more: --limit {len(chosen)} shows all", err=True)
+    return shown
+
+
+def select(rows: Sequence[Row], fields: Sequence[str], choice: Choice) -> list[Row]:
+    """The rows that pass every filter, in order; the limit apart. Raises ConfigError as ``show``."""
+    conditions = [_condition(one, fields) for one in choice.where]
+    found = [row for row in rows if all(holds(row) for holds in conditions)]
+    if choice.sort is None:
+        return found
+    name = choice.sort.removeprefix("-")
+    _check_field("--sort", choice.sort, name, fields)
+    return sorted(found, key=lambda row: order_of(row.get(name)), reverse=choice.sort.startswith("-"))
+
+
+def order_of(value: Any) -> tuple[Any, ...]:
+    """A key that anything can be sorted by: nothing, then numbers, then texts, numbers in these by their value."""
+    if value is None:
+        return (0,)
+    if isinstance(value, int | float):
+        return (1, value)
+    parts = re.split(r"([0-9]{1,18})", str(value))
+    return (2, *((0, int(part), "") if at % 2 else (1, 0, part) for at, part in enumerate(parts)))
+
+
+def _condition(text: str, fields: Sequence[str]) -> Callable[[Row], bool]:
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"--where {text!r} says nothing of a field: write FIELD=VALUE, FIELD!=VALUE or FIELD~PART.")
+    name, relation, wanted = found.groups()
+    _check_field("--where", text, name, fields)
+    return lambda row: _holds(row.get(name), relation, wanted)
+
+
+def _check_field(option: str, given: str, name: str, fields: Sequence[str]) -> None:
+    if name not in fields:
+        raise ConfigError(f"{option} {given!r}: these rows have no field {name!r}, but {', '.join(fields)}.")
+
+
+def _holds(value: Any, relation: str, wanted: str) -> bool:
+    if relation == "~":
+        return wanted in _text(value)
+    number = _number(wanted)
+    if isinstance(value, int | float) and number is not None:
+        return _COMPARE[relation](value, number)
+    if relation in ("=", "!="):
+        return _COMPARE[relation](_text(value), wanted)
+    return value is not None and _COMPARE[relation](order_of(_text(value)), order_of(wanted))
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,74 @@
+"""``penstock buffer ls``: groups that are ready, and why each is not cut. ``penstock buffer --config`` is the part."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from console.cli.lists import Choice, LimitOption, Row, SortOption, WhereOption, show
+from console.cli.options import (
+    DIRECTORY,
+    OVERRIDES,
+    ConfigOption,
+    FolderOption,
+    JsonOption,
+    RedisOption,
+    RunArgument,
+    UrlOption,
+)
+from console.cli.target import Target
+
+#: What ``penstock buffer`` without a verb does.
+SERVE = "serve"
+
+
+class _ServesByDefault(TyperGroup):
+    """``penstock buffer --config FILE --a.b=c`` is ``penstock buffer serve --config FILE --a.b=c``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args and args[0] in self.commands else [SERVE, *args])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == SERVE else name, command, rest
+
+
+buffer_app = typer.Typer(help="Cut finished groups into batches for the trainers; `ls`: groups.", cls=_ServesByDefault)
+
+_COLUMNS: Sequence[str] = (
+    *("job", "subscription", "lane", "oldest", "newest", "staleness", "bound", "samples", "reward_mean", "age_s"),
+    *("state", "why"),
+)
+
+
+@buffer_app.command(SERVE, context_settings=OVERRIDES, hidden=True)
+def serve(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+    """Cut finished groups into batches for the trainers. `penstock buffer ls` lists the groups that are ready."""
+    from console.cli.part import run_part
+    from console.cli.usage import overrides_of
+
+    run_part("buffer", "buffer", config, overrides_of(context))
+
+
+@buffer_app.command("ls")
+def buffer_ls(
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    where: WhereOption = None,
+    sort: SortOption = None,
+    limit: LimitOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Groups that are ready, per subscription of their lane: versions, staleness, age, and why they are not cut."""
+    from console.read.groups import FIELDS, list_groups
+
+    target = Target(run, redis, directory)
+    rows = list_groups(target.client, target.keys)
+    show(rows, FIELDS, _COLUMNS, "ready groups", Choice(where or (), sort, limit, as_json), _in_words)
+
+
+def _in_words(row: Row) -> dict[str, Any]:
+    samples = row["samples"] if row["samples"] == row["wanted"] else f"{row['samples']} of {row['wanted']}"
+    return {**row, "samples": samples}

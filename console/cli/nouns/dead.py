@@ -1,0 +1,165 @@
+"""``penstock dead``: buried jobs listed, shown, dug up, and given up for good."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from console.cli.asking import DryRunOption, YesOption, agree, many
+from console.cli.lists import Choice, LimitOption, Row, SortOption, WhereOption, select, show
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.target import Target
+from console.terminal import print_json, say
+from penstock.errors import ConfigError
+
+dead_app = typer.Typer(help="Buried jobs.")
+
+JobsArgument = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Job id.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
+
+#: Most characters of the last line of a traceback in the list.
+_DETAIL_CHARS = 80
+
+
+@dead_app.command("ls")
+def dead_ls(
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    where: WhereOption = None,
+    sort: SortOption = None,
+    limit: LimitOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Buried jobs, oldest first, and how long they are."""
+    from console.read.dead import FIELDS, list_dead
+    from penstock.protocol.burials import by_length
+
+    target = Target(run, redis, directory)
+    columns = ["job", "reason", "attempts", "crashes", "worker", "prompt", "drawn", "detail"]
+    choice = Choice(where or (), sort, limit, as_json)
+    rows = list_dead(target.client, target.keys)
+    show(rows, FIELDS, columns, "dead letters", choice, _in_words)
+    counted = [row for row in select(rows, FIELDS, choice) if "prompt_unit" in row]
+    if not as_json and (words := by_length(counted)):
+        say(f"by length of the prompt: {words}", err=True)
+
+
+def _in_words(row: Row) -> dict[str, Any]:
+    return {
+        **row,
+        "detail": row["detail"].strip().splitlines()[-1][:_DETAIL_CHARS] if row["detail"].strip() else "",
+        "prompt": f"{row['prompt_length']} {row['prompt_unit']}" if "prompt_unit" in row else "",
+        "drawn": ", ".join(map(str, row.get("drawn", ()))),
+    }
+
+
+@dead_app.command("show")
+def dead_show(
+    job: str,
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """One buried job, with its prompt and traceback."""
+    from console.read.dead import letter
+    from console.read.jobs import show_record
+
+    target = Target(run, redis, directory)
+    entry = target.client.hget(target.keys.group(job), "eid")
+    found = target.client.xrange(target.keys.dead, entry, entry) if entry else []
+    if not found:
+        raise _not_buried(job)
+    row = letter(found[0]) | {"record": show_record(found[0][1].get(b"body", b""), job)}
+    if as_json:
+        print_json(row)
+        return
+    for name, value in row.items():
+        say(f"{name}: {value}")
+
+
+@dead_app.command("requeue")
+def dead_requeue(
+    job: JobsArgument = None,
+    every: AllOption = False,
+    where: WhereOption = None,
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give buried jobs their tries back: one, those of a filter, or all."""
+    from penstock.protocol import scripts
+
+    target = Target(run, redis, directory)
+    letters = _letters(target, job, every, where)
+    if dry_run:
+        _say_done(letters, "would be queued again", as_json)
+        return
+    if job is None and letters:
+        agree(f"queue {many(len(letters), 'buried job')} again", yes=yes)
+    model = next(iter(target.models()), "policy")
+    done = [one for one in letters if scripts.run(target.client, scripts.requeue(target.keys, one, model))]
+    if job is not None and not done:
+        raise _not_buried(job)
+    _say_done(done, "are queued again", as_json)
+
+
+@dead_app.command("purge")
+def dead_purge(
+    job: JobsArgument = None,
+    every: AllOption = False,
+    where: WhereOption = None,
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give buried jobs up for good, with their letters: one, those of a filter, or all."""
+    from penstock.protocol import scripts
+    from penstock.protocol.records.job import JobState
+
+    target = Target(run, redis, directory)
+    letters = _letters(target, job, every, where)
+    if dry_run:
+        _say_done(letters, "would be purged", as_json)
+        return
+    if letters:
+        agree(f"give {many(len(letters), 'buried job')} up for good", yes=yes, must_say=True)
+    subs = target.subs()
+    # One that was queued again meanwhile stays.
+    calls = ((one, scripts.cancel(target.keys, one, subs, only=JobState.DEAD)) for one in letters)
+    done = [one for one, call in calls if scripts.run(target.client, call) == JobState.DEAD]
+    if job is not None and not done:
+        raise _not_buried(job)
+    _say_done(done, "are purged", as_json)
+
+
+def _letters(target: Target, job: str | None, every: bool, where: Sequence[str] | None) -> list[str]:
+    """Ids of the buried jobs that are meant. Raises ConfigError where it is not clear which."""
+    from console.read.dead import FIELDS, list_dead
+
+    if (job is not None) + every + bool(where) != 1:
+        raise ConfigError("Name one job, or give --where FIELD=VALUE, or --all.")
+    if job is not None:
+        if target.client.hget(target.keys.group(job), "st") != b"dead":
+            raise _not_buried(job)
+        return [job]
+    rows = select(list_dead(target.client, target.keys), FIELDS, Choice(where or ()))
+    return [row["job"] for row in rows if row["job"]]
+
+
+def _say_done(jobs: list[str], what: str, as_json: bool) -> None:
+    if as_json:
+        print_json(jobs)
+    else:
+        say(f"{len(jobs)} jobs {what}")
+
+
+def _not_buried(job: str) -> ConfigError:
+    return ConfigError(f"Job {job!r} is not buried; `penstock dead ls` lists those that are.")

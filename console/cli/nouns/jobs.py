@@ -1,0 +1,122 @@
+"""``penstock jobs``: listed, shown, cancelled."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from console.cli.asking import DryRunOption, YesOption, agree, many
+from console.cli.lists import Choice, LimitOption, SortOption, WhereOption, show
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.target import Target
+from console.terminal import print_json, say, table
+from penstock.errors import ConfigError
+
+jobs_app = typer.Typer(help="Jobs in the queues.")
+
+JobArgument = Annotated[str, typer.Argument(help="Job id.")]
+
+
+@jobs_app.command("ls")
+def jobs_ls(
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    state: Annotated[str | None, typer.Option(help="queued, leased, delayed, dead, ready or retiring.")] = None,
+    where: WhereOption = None,
+    sort: SortOption = "job",
+    limit: LimitOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Jobs with their state, lane, version and tries."""
+    from console.read.jobs import FIELDS, list_jobs
+    from penstock.protocol.records.job import JobState
+
+    if state is not None and state not in set(JobState):
+        raise ConfigError(f"--state {state}: a job is {', '.join(JobState)}.")
+    target = Target(run, redis, directory)
+    wanted = [*(where or ()), *([f"state={state}"] if state else [])]
+    rows = list_jobs(target.client, target.keys)
+    show(rows, FIELDS, FIELDS, "jobs", Choice(wanted, sort, limit, as_json))
+
+
+@jobs_app.command("show")
+def jobs_show(
+    job: JobArgument,
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """One job: its state, what was admitted, its samples, and what subscriptions made of it."""
+    from console.read.jobs import read_job
+
+    target = Target(run, redis, directory)
+    found = read_job(target.client, target.keys, job)
+    if found is None:
+        raise ConfigError(f"There is no job {job!r}, or it is retired; `penstock jobs ls` lists those that are there.")
+    if as_json:
+        print_json(found)
+        return
+    samples, subscriptions, record = (found.pop(name) for name in ("samples", "subscriptions", "record"))
+    _say_fields({name: value for name, value in found.items() if value not in (None, "")})
+    if isinstance(record, dict):
+        _say_fields({name: value for name, value in record.items() if name not in found and name != "id"})
+    else:
+        say(f"record: {record}")
+    columns = ["k", "status", "reward", "length", "num_generated", "oldest", "newest", "worker", "server"]
+    table([row for row in samples if "k" in row], columns, "samples")
+    for row in samples:
+        if why := row.get("unreadable"):
+            say(why)
+    rows = [{"subscription": name, **one} for name, one in sorted(subscriptions.items())]
+    table(rows, ["subscription", "uses", "batch", "given_up"], "subscriptions")
+
+
+def _say_fields(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        say(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
+
+
+@jobs_app.command("cancel")
+def jobs_cancel(
+    jobs: Annotated[list[str], typer.Argument(help="Job ids.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Take jobs out, whatever state they are in; one in a batch that a trainer may still read stays."""
+    from penstock.protocol import scripts
+
+    target = Target(run, redis, directory)
+    if dry_run:
+        _would_cancel(target, jobs, as_json)
+        return
+    agree(f"cancel {many(len(jobs), 'job')} for good", yes=yes)
+    subs = target.subs()
+    found = {job: scripts.run(target.client, scripts.cancel(target.keys, job, subs)) for job in jobs}
+    if as_json:
+        print_json(found)
+    else:
+        for job, state in found.items():
+            says = {
+                "": "there is no such job",
+                scripts.HELD_BY_BATCH: "it stays: a batch that a trainer may read again holds it",
+            }
+            say(f"{job}: {says.get(state, f'cancelled, it was {state}')}")
+    if any(state in ("", scripts.HELD_BY_BATCH) for state in found.values()):
+        raise typer.Exit(1)
+
+
+def _would_cancel(target: Target, jobs: list[str], as_json: bool) -> None:
+    from console.read.jobs import read_job
+
+    found = {job: (read_job(target.client, target.keys, job) or {}).get("state", "") for job in jobs}
+    if as_json:
+        print_json(found)
+        return
+    for job, state in found.items():
+        say(f"{job}: {f'would be cancelled, it is {state}' if state else 'there is no such job'}")

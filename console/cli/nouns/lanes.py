@@ -1,0 +1,89 @@
+"""``penstock pause``, ``resume`` and ``peek``: lanes closed, opened, and looked into."""
+
+from typing import Annotated, Any
+
+import typer
+
+from console.cli.asking import operator
+from console.cli.lists import Choice, LimitOption, Row, SortOption, WhereOption, show
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.target import Target
+from console.terminal import print_json, say
+from penstock.names import LANES, Lane
+
+LaneArgument = Annotated[Lane, typer.Argument(help="The lane.")]
+
+#: Jobs of each lane that peek looks at where nobody says how many, and characters of a prompt that it shows.
+PEEKED = 10
+PROMPT_CHARS = 60
+
+
+def pause(
+    lane: LaneArgument,
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """Hand out no more jobs of a lane until `penstock resume`; those that are leased go on."""
+    from penstock.protocol.pauses import pause as close
+
+    target = Target(run, redis, directory)
+    changed = close(target.client, target.keys, lane, operator())
+    _say(lane, changed, as_json, done="is paused; jobs that are leased go on", before="was paused already")
+
+
+def resume(
+    lane: LaneArgument,
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """Hand out jobs of a paused lane again."""
+    from penstock.protocol.pauses import resume as open_
+
+    target = Target(run, redis, directory)
+    changed = open_(target.client, target.keys, lane)
+    _say(lane, changed, as_json, done="goes on", before="was not paused")
+
+
+def _say(lane: Lane, changed: bool, as_json: bool, *, done: str, before: str) -> None:
+    if as_json:
+        print_json({"lane": lane.value, "changed": changed})
+    else:
+        say(f"lane {lane} {done if changed else before}")
+
+
+def peek(
+    lane: Annotated[Lane | None, typer.Argument(help="The lane; default: all, as engines look at them.")] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="What an engine of this version would get.")] = None,
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    where: WhereOption = None,
+    sort: SortOption = None,
+    limit: LimitOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The next jobs as an engine would get them; nothing is moved. --limit is of each lane, 10 by default."""
+    from console.read.lanes import FIELDS, upcoming
+
+    target = Target(run, redis, directory)
+    lanes = LANES if lane is None else (lane,)
+    rows = upcoming(target.client, target.keys, lanes, most=limit or PEEKED, version=version)
+    columns = ["job", "lane", "place", "not_before", "attempts", "crashes", "n", "prompt", "held_by"]
+    choice = Choice(where or (), sort, len(rows) or None, as_json)
+    show(rows, FIELDS, columns, "next jobs", choice, _in_words)
+
+
+def _in_words(row: Row) -> dict[str, Any]:
+    prompt = str(row["prompt"])
+    return {**row, "prompt": prompt if len(prompt) <= PROMPT_CHARS else f"{prompt[:PROMPT_CHARS]}..."}
+
+
+def register(app: typer.Typer) -> None:
+    """Hang these commands under ``penstock``."""
+    app.command()(pause)
+    app.command()(resume)
+    app.command()(peek)

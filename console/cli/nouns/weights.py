@@ -1,0 +1,37 @@
+"""``penstock weights``: what was published, where it lies, and who has it."""
+
+from typing import Any
+
+import typer
+
+from console.cli.lists import Choice, LimitOption, Row, SortOption, WhereOption, show
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.target import Target
+
+weights_app = typer.Typer(help="Publications of weights.")
+
+_COLUMNS = ["id", "model", "step", "transport", "size", "age_s", "workers", "loading", "pinned_by", "path", "state"]
+
+
+@weights_app.command("ls")
+def weights_ls(
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    where: WhereOption = None,
+    sort: SortOption = None,
+    limit: LimitOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Publications, newest first: version, place, size, which workers have it or load it, and who keeps it."""
+    from console.read.weights import FIELDS, list_weights
+
+    target = Target(run, redis, directory)
+    rows = list_weights(target.client, target.keys, target.models())
+    show(rows, FIELDS, _COLUMNS, "publications", Choice(where or (), sort, limit, as_json), _in_words)
+
+
+def _in_words(row: Row) -> dict[str, Any]:
+    names = {field: ", ".join(row[field] or ()) for field in ("workers", "loading", "pinned_by")}
+    size = row["folder"] if row["num_bytes"] is None else f"{row['num_bytes'] / 1e6:,.1f} MB"
+    return {**row, **names, "size": size}

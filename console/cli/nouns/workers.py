@@ -1,0 +1,86 @@
+"""``penstock workers``: listed, and one looked into."""
+
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from console.cli.lists import Choice, LimitOption, Row, SortOption, WhereOption, show
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.target import Target
+from console.terminal import print_json, say, table
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.protocol.presence import WorkerPresence
+
+workers_app = typer.Typer(help="Workers.")
+
+_COLUMNS = ["name", "host", "pid", "engine", "url", "version", "state", "held", "running", "slots", "tokens_per_s"]
+
+
+def show_workers(workers: "list[WorkerPresence]", columns: list[str]) -> None:
+    """Workers as a table, and below it what is wrong with them."""
+    rows = [asdict(worker) for worker in workers]
+    table(rows, columns, "workers")
+    _say_why(rows)
+
+
+def _say_why(rows: "Iterable[Row]") -> None:
+    # Below the table: reasons may have many lines.
+    for row in rows:
+        if row["why"]:
+            say(f"{row['name']} ({row['state']}): {row['why']}")
+
+
+@workers_app.command("ls")
+def workers_ls(
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    where: WhereOption = None,
+    sort: SortOption = None,
+    limit: LimitOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Workers that are alive."""
+    from console.read.workers import FIELDS, list_workers
+
+    target = Target(run, redis, directory)
+    rows = [asdict(worker) for worker in list_workers(target.client, target.keys)]
+    shown = show(rows, FIELDS, _COLUMNS, "workers", Choice(where or (), sort, limit, as_json))
+    if not as_json:
+        _say_why(shown)
+
+
+@workers_app.command("show")
+def workers_show(
+    name: Annotated[str, typer.Argument(help="Its name, or the one that it was started with.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """One worker: all that it shows of itself, its engines, the jobs that it holds, and what it waits for."""
+    from console.read.workers import read_worker
+
+    target = Target(run, redis, directory)
+    found = read_worker(target.client, target.keys, name)
+    if found is None:
+        raise ConfigError(f"There is no worker {name!r}; `penstock workers ls` lists those that are alive.")
+    if as_json:
+        print_json(found)
+        return
+    jobs, waits, engines = (found.pop(field) for field in ("jobs", "waits", "engines"))
+    for field, value in found.items():
+        if value not in ("", []):
+            say(f"{field}: {value if isinstance(value, str) else json.dumps(value)}")
+    if engines:
+        table(engines, ["url", "worker_type", "state", "version", "why"], "engines")
+    table(jobs, ["job", "home", "lane", "committed", "n", "version", "attempts", "crashes"], "jobs")
+    for wait in waits:
+        say(f"{wait['who']} has waited {max(0.0, time.time() - wait['since_s']):.0f} s for {wait['what']}")

@@ -1,0 +1,39 @@
+"""Buried jobs: the letters of the ``dead`` stream as rows."""
+
+from typing import Any
+
+from console.read.jobs import number
+from penstock.protocol import burials
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.small_maps import name_shown
+from penstock.redis.commands import Client, Entry
+
+_LENGTHS = ("prompt_length", "prompt_unit", "max_new_tokens", "drawn")
+FIELDS = ("job", "reason", "attempts", "crashes", "worker", "buried_ms", "detail", *_LENGTHS)
+#: Letters read per round trip.
+CHUNK = 1000
+
+
+def list_dead(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    """Every buried job with how long it is, oldest first. Blocks for two round trips per ``CHUNK`` letters."""
+    rows: list[dict[str, Any]] = []
+    begin = "-"
+    while entries := client.xrange(keys.dead, begin, "+", CHUNK):
+        found = burials.lengths(client, keys, [fields for _, fields in entries])
+        rows += [letter(entry) | one for entry, one in zip(entries, found, strict=True)]
+        begin = f"({name_shown(entries[-1][0])}"
+    return rows
+
+
+def letter(entry: Entry) -> dict[str, Any]:
+    """A dead letter; what it lacks is '' or None, for the others are to be listed all the same."""
+    texts = {name: name_shown(entry[1].get(name.encode(), b"")) for name in ("id", "reason", "worker", "detail")}
+    counts = {name: number(name_shown(entry[1].get(name.encode(), b""))) for name in ("attempts", "crashes")}
+    return {
+        "job": texts["id"],
+        "reason": texts["reason"],
+        **{name: count if isinstance(count, int) else None for name, count in counts.items()},
+        "worker": texts["worker"],
+        "buried_ms": int(entry[0].split(b"-")[0]),
+        "detail": texts["detail"],
+    }

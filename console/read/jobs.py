@@ -1,0 +1,149 @@
+"""Jobs: all of a run as rows, and one of them with all that Redis knows of it."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+from typing import Any
+
+from penstock.errors import ProtocolError
+from penstock.protocol.audit import scan_groups
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.disposal import Disposal
+from penstock.protocol.records.job import Job, JobState
+from penstock.protocol.records.sample_meta import iter_metas
+from penstock.protocol.records.small_maps import name_shown
+from penstock.redis.commands import Client
+
+#: Field of the hash ``group:JOB`` -> what a row calls it.
+_NAMES = {
+    "st": "state",
+    "ln": "home",
+    "cl": "lane",
+    "c": "committed",
+    "n": "n",
+    "nb": "not_before",
+    "v0": "version",
+    "att": "attempts",
+    "cr": "crashes",
+    "own": "worker",
+    "seq": "seq",
+}
+_TEXTS = frozenset(("state", "home", "lane", "worker"))
+#: Those that verbs count up from nothing.
+_COUNTS = frozenset(("committed", "attempts", "crashes"))
+FIELDS = ("job", *_NAMES.values())
+#: Groups read per round trip.
+CHUNK = 500
+_REASONS = {one.code: one.value for one in Disposal}
+
+
+def list_jobs(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    """Every job that has a group, in the order in which a SCAN meets them. Blocks for about 20 us a job."""
+    found = list(dict.fromkeys(scan_groups(client, keys)))
+    chunks = (found[start : start + CHUNK] for start in range(0, len(found), CHUNK))
+    return list(chain.from_iterable(_read(client, keys, chunk) for chunk in chunks))
+
+
+def _read(client: Client, keys: Keys, jobs: Sequence[str]) -> Iterator[dict[str, Any]]:
+    pipe = client.pipeline(transaction=False)
+    for job in jobs:
+        pipe.hmget(keys.group(job), list(_NAMES))
+    for job, values in zip(jobs, pipe.execute(raise_on_error=False), strict=True):
+        if isinstance(values, list) and values[0] is not None:
+            yield _row(job, values)
+
+
+def _row(job: str, values: Iterable[bytes | None]) -> dict[str, Any]:
+    named = zip(_NAMES.values(), values, strict=True)
+    return {"job": job, **{name: _value(name, value) for name, value in named}}
+
+
+def _value(name: str, raw: bytes | None) -> Any:
+    text = name_shown(raw if raw is not None else b"0" if name in _COUNTS else b"")
+    return text if name in _TEXTS else number(text)
+
+
+def number(text: str) -> int | str | None:
+    """A number where it is one, None where it is nothing; what no verb wrote is shown as it is."""
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
+        return int(text)
+    return text or None
+
+
+def read_job(client: Client, keys: Keys, job: str) -> dict[str, Any] | None:
+    """All that Redis knows of a job; None where it has no group. Blocks for a few round trips.
+
+    Returns:
+        the fields of its row; ``record``: what was admitted, or a sentence where that cannot be read, or is gone;
+        ``samples``: what was committed of each; ``subscriptions``: by name or pool what became of it there.
+    """
+    raw = client.hgetall(keys.group(job))
+    if not raw:
+        return None
+    row = _row(job, [raw.get(field.encode()) for field in _NAMES])
+    return {
+        **row,
+        "first_lease_ms": number(name_shown(raw.get(b"t0", b""))),
+        "retired_as": name_shown(raw.get(b"r", b"")),
+        "record": _record(client, keys, job, raw),
+        "samples": _samples(client, keys, job),
+        "subscriptions": _uses(raw),
+    }
+
+
+def _record(client: Client, keys: Keys, job: str, raw: Mapping[bytes, bytes]) -> dict[str, Any] | str:
+    body = _body(client, keys, job, raw)
+    if body is None:
+        return "its record went when it was finished"
+    return show_record(body, job)
+
+
+def show_record(body: bytes, job: str) -> dict[str, Any] | str:
+    """What was admitted, by its fields; or a sentence that says why it cannot be read."""
+    try:
+        return asdict(Job.from_bytes(body, f"record of job {job}"))
+    except ProtocolError as exc:
+        return str(exc)
+
+
+def _body(client: Client, keys: Keys, job: str, raw: Mapping[bytes, bytes]) -> bytes | None:
+    state, entry = raw.get(b"st", b"").decode(errors="replace"), raw.get(b"eid", b"")
+    if state == JobState.DELAYED:
+        return client.hget(keys.bodies, job)
+    streams = {JobState.DEAD.value: keys.dead} | dict.fromkeys(
+        (JobState.QUEUED.value, JobState.LEASED.value), keys.jobs(name_shown(raw.get(b"cl", b"")))
+    )
+    if state not in streams or not re.fullmatch(rb"[0-9]{1,20}-[0-9]{1,20}", entry):
+        return None
+    found = client.xrange(streams[state], entry, entry)
+    return found[0][1].get(b"body", b"") if found else None
+
+
+def _samples(client: Client, keys: Keys, job: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    try:
+        for meta in iter_metas(client.get(keys.meta(job)) or b"", f"metadata of job {job}"):
+            rows.append(asdict(meta))
+    except ProtocolError as exc:
+        rows.append({"unreadable": str(exc)})
+    return sorted(rows, key=lambda row: row.get("k", -1))
+
+
+def _uses(raw: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
+    """By name of a subscription, or ``share:POOL``: how often it was used, or why it was given up; the last batch."""
+    found: dict[str, dict[str, Any]] = {}
+    for field, value in raw.items():
+        kind, _, name = name_shown(field).partition(":")
+        count = number(name_shown(value))
+        if kind == "u":
+            given_up = reason_of(count)
+            found.setdefault(name, {}).update(uses=0 if given_up else count, given_up=given_up)
+        elif kind == "b":
+            found.setdefault(name, {})["batch"] = count
+    return found
+
+
+def reason_of(uses: Any) -> str:
+    """Why a group was given up, by its field ``u:ACCOUNT``; '' where that counts uses."""
+    return _REASONS.get(uses, "for a reason that is not known") if isinstance(uses, int) and uses < 0 else ""

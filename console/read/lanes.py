@@ -1,0 +1,95 @@
+"""Lanes: the next jobs of each, in the order in which an engine would get them."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from console.read.jobs import number, show_record
+from penstock.names import LANES, Lane
+from penstock.protocol.keys import Keys
+from penstock.protocol.presence import live_workers
+from penstock.protocol.records.job import JobState
+from penstock.protocol.records.small_maps import name_shown
+from penstock.redis.commands import Client, Entry
+
+FIELDS = ("job", "lane", "place", "not_before", "attempts", "crashes", "committed", "n", "prompt", "held_by")
+#: A place in line: the numbers of an entry's id, filled up with zeros.
+_PLACE = re.compile(rb"0{0,19}([0-9]{1,20})-0{0,19}([0-9]{1,20})")
+
+
+def upcoming(
+    client: Client, keys: Keys, lanes: Sequence[Lane] = LANES, *, most: int, version: int | None = None
+) -> list[dict[str, Any]]:
+    """The next jobs that an engine would be given, lane by lane; nothing is moved. Blocks for a few round trips.
+
+    Args:
+        most: jobs of each lane.
+        version: of that engine's weights, and then only what it may start; None: of the newest that a worker has, and
+            ``held_by`` says which jobs it may not start.
+    """
+    newest = max((one.version for one in live_workers(client, keys)), default=None)
+    limit = "+inf" if version is None else version
+    paused = set(_paused(client, keys))
+    rows = []
+    for lane in lanes:
+        for place, row in enumerate(_line(client, keys, lane, most, limit), 1):
+            why = "the lane is paused" if lane in paused else _held_by(row["not_before"], version, newest)
+            rows.append({"lane": lane.value, "place": place, **row, "held_by": why})
+    return rows
+
+
+def _paused(client: Client, keys: Keys) -> Iterator[str]:
+    pipe = client.pipeline(transaction=False)
+    pipe.smembers(keys.paused)
+    return map(name_shown, pipe.execute()[0])
+
+
+def _held_by(not_before: Any, version: int | None, newest: int | None) -> str:
+    if newest is None:
+        return "there is no worker"
+    has = newest if version is None else version
+    if isinstance(not_before, int) and not_before > has:
+        return f"no engine has version {not_before} yet"
+    return ""
+
+
+def _line(client: Client, keys: Keys, lane: Lane, most: int, limit: int | str) -> Iterator[dict[str, Any]]:
+    """The first jobs of a lane that are really queued; entries that a cancelled job left behind are passed over."""
+    start = 0
+    while most > 0 and (places := client.zrangebyscore(keys.queued(lane), "-inf", limit, start, most)):
+        start += len(places)
+        entries = _entries(client, keys, lane, places)
+        groups = _groups(client, keys, entries)
+        for entry, group in zip(entries, groups, strict=True):
+            if group[:2] == [JobState.QUEUED.encode(), entry[0]]:
+                most -= 1
+                yield _row(entry, group)
+
+
+def _entries(client: Client, keys: Keys, lane: Lane, places: Sequence[bytes]) -> list[Entry]:
+    pipe = client.pipeline(transaction=False)
+    for place in places:
+        if found := _PLACE.fullmatch(place):
+            entry = b"-".join(found.groups())
+            pipe.xrange(keys.jobs(lane), entry, entry)
+    return [entries[0] for entries in pipe.execute() if entries]
+
+
+def _groups(client: Client, keys: Keys, entries: Sequence[Entry]) -> list[list[bytes | None]]:
+    pipe = client.pipeline(transaction=False)
+    for _, fields in entries:
+        pipe.hmget(keys.group(name_shown(fields.get(b"id", b""))), "st", "eid", "nb", "att", "cr", "c")
+    return pipe.execute()
+
+
+def _row(entry: Entry, group: Sequence[bytes | None]) -> dict[str, Any]:
+    job = name_shown(entry[1].get(b"id", b""))
+    counts = [number(name_shown(value or b"0")) for value in group[2:]]
+    record = show_record(entry[1].get(b"body", b""), job)
+    known = record if isinstance(record, dict) else {"n": None, "prompt": record}
+    return {
+        "job": job,
+        **dict(zip(("not_before", "attempts", "crashes", "committed"), counts, strict=True)),
+        "n": known["n"],
+        "prompt": known["prompt"] if known["prompt"] is not None else known["prompt_ids"],
+    }

@@ -1,0 +1,46 @@
+"""Trainers: what their ranks last showed of themselves, and what they wait for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.protocol.keys import Keys
+from penstock.protocol.snapshot import snapshot
+from penstock.redis.commands import Client
+
+#: Those that every trainer shows, and what is known of it here; what else it shows is there with ``--json``.
+FIELDS = (
+    *("name", "rank", "state", "step", "version", "cursor", "ckpt", "reward_mean", "staleness_mean", "staleness_max"),
+    *("wait_share", "waits_for", "pid", "age_s"),
+)
+
+
+def list_trainers(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    """A row per rank that ever showed figures, and one per subscription whose trainer has shown none yet.
+
+    Blocks for a few round trips.
+    """
+    return trainer_rows(snapshot(client, keys))
+
+
+def trainer_rows(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The same of a snapshot."""
+    subs = {sub["name"]: sub for sub in state["subs"]}
+    rows = [_row(one, subs.get(one.get("name", "")), state["waits"]) for one in state["trainers"]]
+    shown = {row["name"] for row in rows}
+    rows += [_row({"name": name}, sub, state["waits"]) for name, sub in subs.items() if name not in shown]
+    return sorted(rows, key=lambda row: (str(row["name"]), row.get("rank") or 0))
+
+
+def _row(shown: Mapping[str, Any], sub: Mapping[str, Any] | None, waits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    name = shown.get("name", "")
+    where = {field: (sub or {}).get(field) for field in ("cursor", "ckpt")}
+    waits_for = next((wait["what"] for wait in waits if wait["who"] == f"trainer:{name}"), "")
+    return dict.fromkeys(FIELDS) | where | dict(shown) | {"state": _state(sub), "waits_for": waits_for}
+
+
+def _state(sub: Mapping[str, Any] | None) -> str:
+    if sub is None:
+        return "dropped"
+    if "unreadable" in sub:
+        return "unreadable"
+    return "there" if sub["owned"] else "parked" if sub.get("parked") else "gone"

@@ -1,0 +1,108 @@
+"""Weights: publications as rows, with where they lie, how large they are, and who has them."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from penstock.errors import ProtocolError
+from penstock.protocol.keys import Keys
+from penstock.protocol.presence import GONE_S, WorkerPresence, read_workers
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.readable import readable
+from penstock.protocol.records.small_maps import count_of, name_shown, unpack_map
+from penstock.redis.commands import Client, Entry
+
+FIELDS = (
+    *("id", "model", "version", "step", "through", "transport", "path", "folder", "num_bytes", "age_s"),
+    *("workers", "loading", "pinned_by", "state"),
+)
+#: Publications read per round trip, and most files of a folder that are looked at.
+CHUNK = 16
+MAX_FILES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """Who has which version, is loading it, or has it kept."""
+
+    workers: Mapping[str, int]
+    loading: Mapping[str, list[int]]
+    pins: Mapping[str, int]
+
+    def of(self, version: int) -> dict[str, list[str]]:
+        has = sorted(name for name, held in self.workers.items() if held == version)
+        loads = sorted(name for name, held in self.loading.items() if version in held and name not in has)
+        pinned = sorted(name for name, held in self.pins.items() if held == version)
+        return {"workers": has, "loading": loads, "pinned_by": pinned}
+
+
+def list_weights(client: Client, keys: Keys, models: Iterable[str]) -> list[dict[str, Any]]:
+    """Publications that Redis remembers, newest first. Blocks for a few round trips, and to look at their folders.
+
+    Returns:
+        ``folder``: here, or not seen from this machine; ``num_bytes``: of its files, None where it is not here.
+    """
+    workers = [one for one in read_workers(client, keys) if one.age_s < GONE_S]
+    return [row for model in models for row in _of_model(client, keys, model, workers)]
+
+
+def _of_model(client: Client, keys: Keys, model: str, workers: list[WorkerPresence]) -> Iterator[dict[str, Any]]:
+    there = {one.name for one in workers}
+    loading = dict(readable(client.hgetall(keys.loading(model)), _loading))
+    holders = _Holders(
+        {one.name: one.version for one in workers},
+        {name: versions for name, versions in loading.items() if name in there},
+        dict(readable(client.hgetall(keys.pins(model)), lambda name, raw: (name_shown(name), count_of(raw, "A pin")))),
+    )
+    aside = client.hgetall(keys.aside(model))
+    newest = True
+    for entry in _entries(client, keys, model):
+        yield _row(entry, model, holders, aside, newest)
+        newest = False
+
+
+def _entries(client: Client, keys: Keys, model: str) -> Iterator[Entry]:
+    end = "+"
+    while entries := client.xrevrange(keys.weights(model), end, "-", CHUNK):
+        yield from entries
+        end = f"({name_shown(entries[-1][0])}"
+
+
+def _row(entry: Entry, model: str, holders: _Holders, aside: Mapping[bytes, bytes], newest: bool) -> dict[str, Any]:
+    name = name_shown(entry[0])
+    row: dict[str, Any] = dict.fromkeys(FIELDS) | {"id": name, "model": model}
+    try:
+        told = Publication.from_bytes(entry[1].get(b"p", b""), f"publication {name} of model {model}")
+    except ProtocolError as exc:
+        return row | {"state": str(exc)}
+    size = _size(told.path)
+    row |= {field: getattr(told, field) for field in ("version", "step", "through", "transport", "path")}
+    row |= {"folder": "not seen from here" if size is None else "here", "num_bytes": size}
+    row |= {"age_s": max(0.0, time.time() - told.published_s)}
+    return row | holders.of(told.version) | {"state": _state(aside.get(entry[0]), newest)}
+
+
+def _state(aside: bytes | None, newest: bool) -> str:
+    if aside is not None:
+        return f"set aside, engines died of it: {name_shown(aside)}"
+    return "newest" if newest else ""
+
+
+def _size(path: str) -> int | None:
+    """Bytes of the files in a folder; None where it is not there, or this user may not look into it."""
+    try:
+        with os.scandir(path) as entries:
+            return sum(one.stat().st_size for one in islice(entries, MAX_FILES) if one.is_file())
+    except (OSError, ValueError):
+        return None
+
+
+def _loading(name: bytes, raw: bytes) -> tuple[str, list[int]]:
+    what = f"What worker {name_shown(name)} loads"
+    versions = unpack_map(raw, what).get("versions")
+    if not isinstance(versions, list) or not set(map(type, versions)) <= {int}:
+        raise ProtocolError(f"{what} is not a list of versions.")
+    return name_shown(name), versions

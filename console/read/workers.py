@@ -1,0 +1,32 @@
+"""Workers: those that are alive as rows, and one of them with the jobs that it holds and what it waits for."""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from console.read.jobs import list_jobs
+from penstock.protocol.keys import Keys
+from penstock.protocol.presence import GONE_S, WorkerPresence, read_workers
+from penstock.protocol.waits import read_waits
+from penstock.redis.commands import Client
+
+FIELDS = tuple(one.name for one in fields(WorkerPresence))
+
+
+def list_workers(client: Client, keys: Keys) -> list[WorkerPresence]:
+    """Workers that are there, by name. Blocks for a round trip."""
+    return [one for one in read_workers(client, keys) if one.age_s < GONE_S]
+
+
+def read_worker(client: Client, keys: Keys, name: str) -> dict[str, Any] | None:
+    """A worker by its name or the one it was started with, None where there is none. Blocks as ``list_jobs``.
+
+    Returns:
+        the fields of its presence; ``jobs``: rows of those that it has leased; ``waits``: what its tasks wait for.
+    """
+    found = next((one for one in list_workers(client, keys) if name in (one.name, one.started_as)), None)
+    if found is None:
+        return None
+    jobs = [row for row in list_jobs(client, keys) if row["worker"] in (found.name, found.started_as)]
+    mine = f"worker:{found.name}"
+    waits = [asdict(one) for one in read_waits(client, keys) if one.who == mine or one.who.startswith(f"{mine}:")]
+    return {**asdict(found), "jobs": jobs, "waits": waits}
