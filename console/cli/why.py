@@ -16,6 +16,8 @@ from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState
 
 #: The first part that a wait names is the one that it waits for.
 _PART = re.compile(r"\b(trainer|buffer|producer|worker)s?\b(?::([\w.\-]+))?")
+#: Of a buffer that is short of groups: those that there are may be held back.
+_NOTHING_COMES = re.compile(r"\b0( jobs)? are queued or running")
 #: States of a worker in which it draws nothing until somebody mends it.
 _SICK = (
     WorkerState.CRASH_LOOP,
@@ -75,18 +77,47 @@ def chains(state: Mapping[str, Any]) -> list[Chain]:
 def _follow(state: Mapping[str, Any], waits: Sequence[Link], first: Link) -> Chain:
     chain, seen = Chain([first]), {first.who}
     while True:
-        part, name = _next(state, chain.links[-1])
+        last = chain.links[-1]
+        if (cause := _storage(waits, last)) is not None:
+            chain.links.append(cause)
+            return chain
+        part, name = _next(state, last)
         if not part:
+            chain.end = _suspects(state, last)
             return chain
         step = _LOOKS[part](state, waits, name)
         if isinstance(step, str):
             chain.end = step
             return chain
+        if step.who == last.who:
+            return chain  # it names its own kind, as in "start the producer again": its words are the cause
         if step.who in seen:
             chain.end = f"which leads back to {step.who}: these wait for one another"
             return chain
         seen.add(step.who)
         chain.links.append(step)
+
+
+def _storage(waits: Sequence[Link], last: Link) -> Link | None:
+    """What holds back whoever it is, whatever the words say: nothing can be written, or nothing can be read."""
+    found = {link.who: link for link in waits}
+    if last.who != "redis" and "redis" in found:
+        return found["redis"]
+    away = found.get("buffer:payloads")
+    if last.who.startswith("buffer:") and last is not away and _NOTHING_COMES.search(last.what):
+        return away
+    return None
+
+
+def _suspects(state: Mapping[str, Any], last: Link) -> str:
+    """Where an engine does not come up: the jobs that engines died of before, which may be why."""
+    suspects = state.get("suspects", ())
+    if not suspects or not last.who.startswith("worker:") or "its engine" not in last.what:
+        return ""
+    return (
+        f"engines died of {', '.join(suspects)} before, in lane suspect: `penstock jobs show {suspects[0]}`, and "
+        "`penstock jobs cancel` if it is the prompt"
+    )
 
 
 def _next(state: Mapping[str, Any], link: Link) -> tuple[str, str]:
@@ -150,7 +181,7 @@ def _look_at_worker(state: Mapping[str, Any], waits: Sequence[Link], name: str) 
         return told or f"worker {worst.name} is in the state {worst.state}{_because(worst)}"
     if running := sum(one.running for one in workers):
         # One that hangs has said so.
-        stuck = _longest(waits, "worker:", ("a request", "its event loop"))
+        stuck = _longest(waits, "worker:", ("sent nothing for", "its event loop"))
         return stuck or f"workers are at work: {running} samples are being drawn"
     # Who has taken jobs and draws none of them knows more than who looks for some.
     return (

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
-from penstock.names import LANES
+from penstock.names import LANES, Lane
 from penstock.protocol.keys import GROUP, Keys
 from penstock.protocol.pauses import parse_pauses
 from penstock.protocol.position import Position
@@ -19,6 +19,8 @@ from penstock.redis.commands import Client
 from penstock.redis.refusals import disk_trouble
 from penstock.words import shown
 
+#: Jobs named of those that engines died of.
+SUSPECTS = 3
 #: Fields that others reckon with or look for, by who shows them; a trainer shows what else it likes.
 _TEXTS = {"trainer": ("name",), "verifier": ("name", "host", "state"), "part": ("part", "host", "name", "metrics")}
 _NUMBERS = {
@@ -57,10 +59,11 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     pipe.smembers(keys.paused)
     pipe.hgetall(keys.paused_by)
     pipe.llen(f"rq:queue:{keys.checks}")
+    pipe.xrange(keys.jobs(Lane.SUSPECT), count=SUSPECTS)
     answers = pipe.execute()
     lengths, answers = answers[: len(LANES)], answers[len(LANES) :]
     delayed, dead, ready, inflight, *answers = answers
-    counters, clock, subs, workers, trainers, leader, verifiers, parts, paused, paused_by, checks = answers
+    counters, clock, subs, workers, trainers, leader, verifiers, parts, paused, paused_by, checks, suspects = answers
     versions = {name_shown(k[8:]): _count(v) for k, v in clock.items() if k.startswith(b"version:")}
     definitions = _subs(client, keys, subs)
     driving = next((sub for sub in definitions if sub.get("driving")), {})
@@ -83,6 +86,7 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "parts": present_parts(parts),
         "paused": sorted(map(name_shown, paused)),
         "pauses": [asdict(one) for one in parse_pauses(paused, paused_by, time.time())],
+        "suspects": [name_shown(fields.get(b"id", b"")) for _, fields in suspects],
         "checks": checks,
         "leader": {"epoch": _count(leader.get(b"epoch", b"0"))} if leader else None,
         "waits": [
