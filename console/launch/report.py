@@ -8,7 +8,7 @@ import json
 import logging
 import platform
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
@@ -39,19 +39,21 @@ class Rows:
 
 def read_rows(run_dir: Path) -> Rows:
     """Read the three files; an absent one has no rows."""
-    steps = {row["step"]: row for row in _read(run_dir / "steps.jsonl", ("step",))}
-    evals = {
-        (row["version"], row["dataset"]): row
-        for row in _read(run_dir / "eval.jsonl", ("version", "dataset", "accuracy"))
-    }
+    steps = {row["step"]: row for row in _read(run_dir / "steps.jsonl", {"step": _NUMBER})}
+    needed = {"version": _NUMBER, "dataset": (str,), "accuracy": _NUMBER}
+    evals = {(row["version"], row["dataset"]): row for row in _read(run_dir / "eval.jsonl", needed)}
     return Rows(
         steps=[steps[step] for step in sorted(steps)],
         evals=[evals[key] for key in sorted(evals)],
-        queue=_read(run_dir / "queue.jsonl", ("time_s",)),
+        queue=_read(run_dir / "queue.jsonl", {"time_s": _NUMBER}),
     )
 
 
-def _read(path: Path, needed: tuple[str, ...]) -> list[Row]:
+#: Types that a field must be of for its row to count.
+_NUMBER = (int, float)
+
+
+def _read(path: Path, needed: Mapping[str, tuple[type, ...]]) -> list[Row]:
     if not path.exists():
         return []
     rows, torn = [], 0
@@ -60,7 +62,7 @@ def _read(path: Path, needed: tuple[str, ...]) -> list[Row]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if isinstance(row, dict) and all(key in row for key in needed):
+        if isinstance(row, dict) and all(isinstance(row.get(key), types) for key, types in needed.items()):
             rows.append(row)
         else:
             torn += 1
