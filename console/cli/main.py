@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from console.cli import inspect
+from console.cli import inspect, web
 from console.cli.fleet import fleet_app
 from console.cli.metrics import metrics_app
 from console.cli.nouns.buffer import buffer_app
@@ -174,6 +174,7 @@ def trainer(context: typer.Context, config: ConfigOption, redis: RedisOption = N
 
 app.add_typer(buffer_app, name="buffer")
 inspect.register(app)
+web.register(app)
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(metrics_app, name="metrics")
 

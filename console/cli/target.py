@@ -10,15 +10,19 @@ from penstock.words import said
 
 
 class Target:
-    """The run that a command looks into. Raises ConfigError when it cannot be found, or is of another schema."""
+    """The run that a command looks into. Raises ConfigError when it cannot be found, or is of another schema.
 
-    def __init__(self, run: str | None, url: str | None, directory: Path) -> None:
+    Args:
+        timeout_s: longest wait for one answer of its Redis; None: as everybody else waits.
+    """
+
+    def __init__(self, run: str | None, url: str | None, directory: Path, *, timeout_s: float | None = None) -> None:
         from redis.exceptions import ResponseError
 
         from penstock.protocol import scripts
         from penstock.protocol.keys import Keys
         from penstock.redaction import redact
-        from penstock.redis.connect import connect
+        from penstock.redis.connect import TIMEOUT_S, connect
         from penstock.redis.server import read_address
 
         name = run or _only_run(directory)
@@ -28,7 +32,7 @@ class Target:
             raise ConfigError(f"No Redis is known for run {name!r}: give --redis URL, or --directory of its folder.")
         self.url = url
         try:
-            self.client = connect(url)
+            self.client = connect(url, timeout_s=timeout_s or TIMEOUT_S)
         except QueueUnavailable as exc:
             raise (_with_its_run(directory / name) if given is None else None) or exc from None
         if not self.client.exists(self.keys.jobs(Lane.TRAIN), self.keys.subs, self.keys.source, self.keys.clock):

@@ -1,7 +1,7 @@
-"""Lanes: the next jobs of each, in the order in which an engine would get them."""
+"""Lanes: how much stands in each, and the next jobs, in the order in which an engine would get them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from console.read.jobs import number, show_record
@@ -12,9 +12,37 @@ from penstock.protocol.records.job import JobState
 from penstock.protocol.records.small_maps import name_shown
 from penstock.redis.commands import Client, Entry
 
+LANE_FIELDS = ("lane", "queued", "leased", "paused", "oldest_s")
 FIELDS = ("job", "lane", "place", "not_before", "attempts", "crashes", "committed", "n", "prompt", "held_by")
 #: A place in line: the numbers of an entry's id, filled up with zeros.
 _PLACE = re.compile(rb"0{0,19}([0-9]{1,20})-0{0,19}([0-9]{1,20})")
+
+
+def list_lanes(client: Client, keys: Keys, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row per lane of a snapshot. ``oldest_s``: how long its next job has been queued, None where there is none.
+
+    Blocks for two round trips.
+    """
+    pipe = client.pipeline(transaction=False)
+    for lane in LANES:
+        pipe.zrange(keys.queued(lane), 0, 0)
+    heads = dict(zip(LANES, pipe.execute(), strict=True))
+    seconds, micros = client.time()
+    return [
+        {
+            "lane": lane,
+            **counts,
+            "paused": lane in state["paused"],
+            "oldest_s": _age(heads, lane, seconds + micros / 1e6),
+        }
+        for lane, counts in state["lanes"].items()
+    ]
+
+
+def _age(heads: Mapping[Lane, list[bytes]], lane: str, now_s: float) -> float | None:
+    """The entry's id begins with the server's time in milliseconds."""
+    found = _PLACE.fullmatch(heads[Lane(lane)][0]) if heads[Lane(lane)] else None
+    return max(0.0, now_s - int(found[1]) / 1000) if found else None
 
 
 def upcoming(

@@ -7,6 +7,7 @@ from penstock.errors import ConfigError
 #: Package, as it is imported -> the extra that brings it. pyproject.toml has the same ones (a test).
 EXTRAS = {
     "checkpoint_engine": "checkpoint-engine",
+    "fastapi": "web",
     "math_verify": "rewards",
     "matplotlib": "plots",
     "pyarrow": "parquet",
@@ -16,6 +17,7 @@ EXTRAS = {
     "tokenizers": "worker",
     "torch": "trainer",
     "transformers": "worker",
+    "uvicorn": "web",
 }
 
 

@@ -67,6 +67,7 @@ SYNOPSES = (
     "docs/fleet.md: penstock fleet plan",
     "docs/operations.md: penstock run run.yaml [--resume",
     "docs/operations.md: penstock payloads add",
+    "docs/web.md: penstock web",
 )
 
 #: Settings: a whole configuration, or sections of one, which must load; those of GPUs are planned for.

@@ -41,6 +41,7 @@ PARTS = {
     "trainer",
     "recorder",
     "fleet up",
+    "web",
 }
 
 

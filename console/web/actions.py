@@ -1,0 +1,42 @@
+"""What the page may change of a run, where it was started with ``--actions``: the same as verbs of the command line."""
+
+from collections.abc import Sequence
+
+from console.cli.target import Target
+from penstock.errors import ConfigError
+from penstock.names import LANES, Lane
+from penstock.protocol import pauses, scripts
+from penstock.protocol.records.job import JobState
+
+#: Most jobs of one request.
+MAX_JOBS = 1000
+#: Who closed a lane, for those who wonder.
+BY = "a person at the page"
+
+
+def requeue(target: Target, jobs: Sequence[str]) -> list[str]:
+    """Give buried jobs their tries back; those that were. Blocks for a round trip each."""
+    model = next(iter(target.models()), "policy")
+    return [one for one in _few(jobs) if scripts.run(target.client, scripts.requeue(target.keys, one, model))]
+
+
+def purge(target: Target, jobs: Sequence[str]) -> list[str]:
+    """Give buried jobs up for good; those that were. Blocks for a round trip each."""
+    subs = target.subs()
+    calls = ((one, scripts.cancel(target.keys, one, subs, only=JobState.DEAD)) for one in _few(jobs))
+    return [one for one, call in calls if scripts.run(target.client, call) == JobState.DEAD]
+
+
+def close_lane(target: Target, lane: str, closed: bool) -> bool:
+    """Hand out no more jobs of a lane, or hand them out again; False where it was so. Blocks for a round trip."""
+    if lane not in LANES:
+        raise ConfigError(f"There is no lane {lane!r}: there are {', '.join(LANES)}.")
+    if closed:
+        return pauses.pause(target.client, target.keys, Lane(lane), BY)
+    return pauses.resume(target.client, target.keys, Lane(lane))
+
+
+def _few(jobs: Sequence[str]) -> Sequence[str]:
+    if len(jobs) > MAX_JOBS:
+        raise ConfigError(f"These are {len(jobs):,} jobs: name at most {MAX_JOBS:,} at once.")
+    return jobs

@@ -1,0 +1,185 @@
+"""The page's server as an ASGI application: which path answers with what.
+
+    /                              the page; its files are below /assets/
+    /api/runs                      the runs of the folder
+    /api/runs/RUN/overview         one on a screen; .../events has it again each second while the page is looked at
+    /api/runs/RUN/curves           its curves
+    /api/runs/RUN/settings         its configuration; ?other=RUN: what that run has otherwise
+    /api/runs/RUN/lanes            its lanes
+    /api/runs/RUN/lists/NOUN       jobs, dead, groups, workers, weights, page by page (lists.py)
+    /api/runs/RUN/job?id=JOB       one job
+    POST /api/runs/RUN/dead        {"do": "requeue" | "purge", "jobs": [...]}
+    POST /api/runs/RUN/lane        {"lane": "eval", "closed": true}
+
+Each request that reads is in a thread of its own, so none holds up another.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict
+from redis.exceptions import RedisError
+from starlette.concurrency import run_in_threadpool
+
+from console.read.jobs import read_job
+from console.read.lanes import list_lanes
+from console.web import actions
+from console.web.assets import asset
+from console.web.curves import curves
+from console.web.events import MAX_STREAMS, Streams
+from console.web.guard import Guard
+from console.web.lists import Lists
+from console.web.looks import Looks
+from console.web.overview import overview, overview_of_files
+from console.web.replies import Json, NotThere, explain_errors, refusal
+from console.web.runs import Runs, sizes, state_of, summary_of
+from console.web.settings import differences, setting, settings
+from penstock.errors import PenstockError
+from penstock.redaction import redact
+from penstock.words import shown
+
+
+def make_app(directory: Path, *, token: str | None = None) -> Guard:
+    """The application over the runs of a folder.
+
+    Args:
+        token: that actions need; None: nothing can be changed.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    explain_errors(app)
+    paths = _Paths(directory, acts=token is not None)
+    for path, answer in paths.reading().items():
+        app.get(path)(answer)
+    for path, answer in paths.acting().items():
+        app.post(path)(answer)
+    return Guard(app, token)
+
+
+class DeadWish(BaseModel):
+    """Buried jobs that are to be queued again, or given up."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    do: Literal["requeue", "purge"]
+    jobs: list[str]
+
+
+class LaneWish(BaseModel):
+    """A lane that is to be closed or opened."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lane: str
+    closed: bool
+
+
+class _Paths:
+    """What each path answers."""
+
+    def __init__(self, directory: Path, *, acts: bool) -> None:
+        self._acts = acts
+        self._runs = Runs(directory)
+        self._looks = Looks(directory)
+        self._lists = Lists()
+        self._streams = Streams()
+
+    def reading(self) -> dict[str, Any]:
+        return {
+            "/": self.page,
+            "/assets/{path:path}": self.asset,
+            "/api/runs": self.runs,
+            "/api/runs/{run}/overview": self.overview,
+            "/api/runs/{run}/events": self.events,
+            "/api/runs/{run}/curves": self.curves,
+            "/api/runs/{run}/settings": self.settings,
+            "/api/runs/{run}/lanes": self.lanes,
+            "/api/runs/{run}/lists/{noun}": self.rows,
+            "/api/runs/{run}/job": self.job,
+        }
+
+    def acting(self) -> dict[str, Any]:
+        return {"/api/runs/{run}/dead": self.dead, "/api/runs/{run}/lane": self.lane}
+
+    def page(self) -> Response:
+        return asset("index.html")
+
+    def asset(self, path: str) -> Response:
+        return asset(path)
+
+    def runs(self) -> Response:
+        return Json({"directory": str(self._runs.directory), "acts": self._acts, "runs": self._runs.all()})
+
+    def overview(self, run: str) -> Response:
+        return Json(self._overview(run))
+
+    async def events(self, run: str) -> Response:
+        await run_in_threadpool(self._runs.folder, run)
+        if not self._streams.has_room():
+            return refusal(503, f"More than {MAX_STREAMS} pages follow a run: close some.")
+        stream = self._streams.follow("overview", lambda: self._overview(run))
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    def curves(self, run: str) -> Response:
+        bound = setting(self._runs.folder(run), "staleness.bound")
+        return Json({"run": run, "charts": curves(self._runs.rows(run), bound)})
+
+    def settings(self, run: str, other: str = "") -> Response:
+        held = settings(self._runs.folder(run))
+        if not other:
+            return Json({"run": run, "settings": [*held.items()]})
+        return Json({"run": run, "other": other, "differences": differences(held, settings(self._runs.folder(other)))})
+
+    def lanes(self, run: str) -> Response:
+        target, state = self._looks.target(self._name(run)), self._looks.look(run).state
+        rest = {name: state[name] for name in ("delayed", "dead", "ready", "inflight")}
+        return Json({"run": run, "lanes": list_lanes(target.client, target.keys, state), **rest})
+
+    def rows(
+        self,
+        run: str,
+        noun: str,
+        where: Annotated[list[str] | None, Query()] = None,
+        sort: str = "",
+        limit: int = 50,
+        after: str = "",
+    ) -> Response:
+        target = self._looks.target(self._name(run))
+        page = self._lists.page(target, noun, where=where or (), sort=sort, limit=limit, after=after)
+        return Json({"run": run, **asdict(page)})
+
+    def job(self, run: str, id: str) -> Response:
+        target = self._looks.target(self._name(run))
+        found = read_job(target.client, target.keys, id)
+        if found is None:
+            raise NotThere(f"Run {run} holds no job {shown(id)}: it never did, or is done with it.")
+        return Json(found)
+
+    def dead(self, run: str, wish: DeadWish) -> Response:
+        target = self._looks.target(self._name(run))
+        act = actions.requeue if wish.do == "requeue" else actions.purge
+        return Json({"done": act(target, wish.jobs)})
+
+    def lane(self, run: str, wish: LaneWish) -> Response:
+        target = self._looks.target(self._name(run))
+        return Json({"changed": actions.close_lane(target, wish.lane, wish.closed)})
+
+    def _name(self, run: str) -> str:
+        """The name of a run that is there."""
+        return self._runs.folder(run).path.name
+
+    def _overview(self, run: str) -> dict[str, Any]:
+        """``live``: whether its Redis answers; ``silent``: why not; ``moved``: changes when its files have grown."""
+        folder, rows = self._runs.folder(run), self._runs.rows(run)
+        steps = setting(folder, "trainer.steps")
+        about = {"run": run, **state_of(folder), "moved": sizes(folder.path)}
+        try:
+            seen = overview(self._looks.look(run), rows, steps)
+            # Who holds it is on another machine.
+            state = "running" if about["state"] == "killed" else about["state"]
+            return {**about, "state": state, "live": True, "silent": "", **seen}
+        except (PenstockError, RedisError) as exc:
+            over = overview_of_files(rows, summary_of(folder), steps)
+            return {**about, "live": False, "silent": redact(str(exc)), **over}

@@ -1,0 +1,33 @@
+// The charts of a run, those of another one over them.
+
+import { chart } from "./chart.js";
+import { get, ofRun } from "./net.js";
+
+export async function read(run, other) {
+  const [mine, theirs] = await Promise.all([run, other].map((one) => (one ? get(ofRun(one, "curves")) : { charts: [] })));
+  const found = new Map(mine.charts.map((one) => [one.id, { ...one, both: [[run, one.lines]] }]));
+  for (const one of theirs.charts) {
+    const beside = found.get(one.id) ?? { ...one, both: [] };
+    found.set(one.id, { ...beside, both: [...beside.both, [other, one.lines]] });
+  }
+  return [...found.values()];
+}
+
+// by: "step" or "up_s". Returns nodes and what ends their watchers.
+export function drawn(found, run, other, by) {
+  const along = (one) => (one.rows === "queue" ? "up_s" : by);
+  const made = found.map((one) => chart({
+    ...one,
+    // The queue is looked at each second, a step may take many of them.
+    unit: one.rows === "queue" ? `${one.unit}, over seconds` : one.unit,
+    xName: along(one) === "step" ? "step" : "second",
+    lines: one.both.flatMap(([owner, lines]) => lines.map((line, colour) => ({
+      name: other ? `${line.name}, ${owner}` : line.name,
+      colour,
+      dashed: owner !== run,
+      x: line[along(one)],
+      y: line.value,
+    }))),
+  }));
+  return { nodes: made.map((one) => one.node), close: () => made.forEach((one) => one.close()) };
+}

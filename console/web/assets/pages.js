@@ -1,0 +1,77 @@
+// A list of the server's, page by page: filters and order as on the command line, the next page by its key.
+
+import { h, said, replace } from "./dom.js";
+import { get, ofRun } from "./net.js";
+import { number } from "./words.js";
+import { table } from "./table.js";
+
+const EVERY_MS = 2500;
+
+// columns as of table(); filters: [{ name, field, values? }]: a choice of values, or a part of the field.
+export function pages({ run, noun, name, columns, filters = [], sort = "", limit = 50, onRow = null }) {
+  const body = h("div", {}), count = h("span", { class: "count", role: "status" });
+  const more = h("button", { type: "button", class: "more", hidden: true, onclick: () => load(true) }, "More");
+  const inputs = filters.map((filter) => input(filter, () => load(false)));
+  const bar = h("div", { class: "filters" }, inputs.map(([label]) => label), count);
+  let rows = [], next = null, asked = 0, read = 0, live = false;
+
+  async function load(further) {
+    if (!live) return;
+    const mine = ++asked;
+    read = Date.now();
+    const where = inputs.map(([, value]) => value()).filter(Boolean);
+    try {
+      const found = await get(ofRun(run, `lists/${noun}`), { where, sort, limit, after: further ? next : "" });
+      if (mine !== asked) return;
+      rows = further ? [...rows, ...found.rows] : found.rows;
+      next = found.next;
+      replace(count, `${number(found.total)} ${name.toLowerCase()}`);
+      draw();
+    } catch (error) {
+      if (mine !== asked) return;
+      silence(error.message);
+    }
+  }
+
+  function draw() {
+    more.hidden = !next;
+    const before = body.querySelector(".scroll")?.scrollLeft ?? 0;
+    replace(body, rows.length ? table(name, columns, rows, onRow) : h("p", { class: "none" }, "None."));
+    if (before) body.querySelector(".scroll")?.scrollTo(before, 0);
+  }
+
+  const node = h("div", { class: "pages" }, bar, body, more);
+  // Anew only while it shows its first page and nobody is at work in it, or has marked some of it to copy.
+  const marked = () => !getSelection().isCollapsed && node.contains(getSelection().anchorNode);
+  const idle = () => rows.length <= limit && !marked() && !node.contains(document.activeElement);
+
+  // What a run shows now; one whose Redis is silent has no lists.
+  function update(seen) {
+    live = seen.live;
+    if (!live) { silence(seen.silent); return; }
+    if (Date.now() - read < EVERY_MS || !idle()) return;
+    load(false);
+  }
+
+  function silence(sentence) {
+    rows = [];
+    more.hidden = true;
+    replace(count);
+    replace(body, h("p", { class: "none" }, said(sentence)));
+  }
+
+  return { node, update, anew: () => load(false) };
+}
+
+function input({ name, field, values }, onChange) {
+  const node = values
+    ? h("select", { onchange: onChange }, ["", ...values].map((value) => h("option", { value }, value || "all")))
+    : h("input", { type: "search", oninput: later(onChange) });
+  const value = () => node.value && `${field}${values ? "=" : "~"}${node.value}`;
+  return [h("label", { class: "picker" }, h("span", {}, name), node), value];
+}
+
+function later(act) {
+  let timer = 0;
+  return () => { clearTimeout(timer); timer = setTimeout(act, 200); };
+}

@@ -1,0 +1,204 @@
+"""The curves of a run: what a step, an evaluation and a second of it wrote down, thinned out to what a screen shows."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from console.launch.report import Row, Rows, Uptime
+
+#: Points of a line at most: of each stretch of a longer one the least and the greatest are kept.
+MAX_POINTS = 600
+
+Value = Callable[[Row], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a chart: its name, and what it takes of a row: a field, or what is made of several."""
+
+    name: str
+    value: str | Value
+
+    def of(self, row: Row) -> float | None:
+        """A finite number, or None."""
+        try:
+            return _number(row.get(self.value) if isinstance(self.value, str) else self.value(row))
+        except (TypeError, ValueError, KeyError, ZeroDivisionError, OverflowError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines over the same rows: ``steps``, ``evals`` or ``queue``. ``unit`` stands behind its title."""
+
+    id: str
+    title: str
+    unit: str
+    rows: str
+    lines: tuple[Line, ...]
+    #: Whether 0 belongs on its axis.
+    zero: bool = True
+
+
+def _share(part: str, *others: str) -> Value:
+    return lambda row: row[part] / (row[part] + sum(row[other] for other in others))
+
+
+def _over(part: str, whole: str) -> Value:
+    return lambda row: row[part] / row[whole]
+
+
+CHARTS = (
+    Chart("reward", "Reward", "mean of a batch", "steps", (Line("reward", "reward_mean"),), zero=False),
+    Chart("held-out", "Held-out accuracy", "share", "evals", ()),
+    Chart(
+        "staleness",
+        "Staleness",
+        "versions",
+        "steps",
+        (Line("mean", "staleness_mean"), Line("max", "staleness_max")),
+    ),
+    Chart("length", "Answer length", "tokens", "steps", (Line("mean", _over("generated_tokens", "samples")),)),
+    Chart("truncated", "Truncated held-out answers", "share", "evals", ()),
+    Chart("entropy", "Entropy", "nats", "steps", (Line("entropy", "entropy"),)),
+    Chart("loss", "Loss", "", "steps", (Line("loss", "loss"),), zero=False),
+    Chart(
+        "ratio",
+        "Ratio of policies",
+        "by token",
+        "steps",
+        (Line("1 %", "ratio_p01"), Line("median", "ratio_p50"), Line("99 %", "ratio_p99")),
+        zero=False,
+    ),
+    Chart("clip", "Clipped tokens", "share", "steps", (Line("low", "clip_low_frac"), Line("high", "clip_high_frac"))),
+    Chart(
+        "logprob",
+        "Logprobs, engine against trainer",
+        "mean difference",
+        "steps",
+        (Line("all", "logprob_diff_mean"), Line("of the newest version", "logprob_diff_fresh_mean")),
+    ),
+    Chart("grad", "Gradient norm", "", "steps", (Line("norm", "grad_norm"),)),
+    Chart(
+        "masked",
+        "Tokens that bear loss",
+        "share",
+        "steps",
+        (Line("share", _over("loss_tokens", "generated_tokens")),),
+    ),
+    Chart("tokens", "Throughput", "tokens/s", "queue", (Line("generated", "tokens_per_s"),)),
+    Chart(
+        "time",
+        "Where a step goes",
+        "s",
+        "steps",
+        (Line("waits", "wait_s"), Line("trains", "step_s"), Line("publishes", "publish_s")),
+    ),
+    Chart(
+        "wait",
+        "Trainer's wait",
+        "share of a step",
+        "steps",
+        (Line("waits", _share("wait_s", "step_s", "publish_s")),),
+    ),
+    Chart(
+        "depth",
+        "Queue",
+        "groups",
+        "queue",
+        (Line("queued", "queued"), Line("leased", "leased"), Line("ready", "ready"), Line("dead", "dead")),
+    ),
+)
+
+
+_SOURCES = ("steps", "evals", "queue")
+#: Charts of evaluations, a line per dataset: the field that each draws, and most lines.
+_OF_EVALS = {"held-out": "accuracy", "truncated": "truncated_ratio"}
+MAX_DATASETS = 8
+
+Points = list[tuple[Row, float]]
+
+
+def curves(rows: Rows, bound: int | None) -> list[dict[str, Any]]:
+    """Every chart that has a point: its lines by ``step`` and by ``up_s`` (seconds that the run had been up).
+
+    Args:
+        bound: of staleness, drawn across its chart.
+    """
+    kept = {name: [row for row in getattr(rows, name) if _number(row.get("time_s"))] for name in _SOURCES}
+    up = Uptime([row["time_s"] for name in _SOURCES for row in kept[name]])
+    steps = [(float(row["time_s"]), _number(row["step"]) or 0.0) for row in kept["steps"]]
+    made = [_chart(chart, kept[chart.rows], up, steps) for chart in CHARTS]
+    return [{**chart, "bound": bound if chart["id"] == "staleness" else None} for chart in made if chart["lines"]]
+
+
+def _chart(chart: Chart, rows: Sequence[Row], up: Uptime, steps: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    lines = dict(_by_dataset(_OF_EVALS[chart.id], rows) if chart.rows == "evals" else _by_line(chart.lines, rows))
+    drawn = [{"name": name, **_drawn(points, up, steps)} for name, points in lines.items() if points]
+    return {
+        "id": chart.id,
+        "title": chart.title,
+        "unit": chart.unit,
+        "rows": chart.rows,
+        "zero": chart.zero,
+        "lines": drawn,
+    }
+
+
+def _by_line(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[tuple[str, Points]]:
+    for line in lines:
+        values = ((row, line.of(row)) for row in rows)
+        yield line.name, [(row, value) for row, value in values if value is not None]
+
+
+def _by_dataset(field: str, rows: Sequence[Row]) -> Iterator[tuple[str, Points]]:
+    found: dict[str, Points] = {}
+    for row in rows:
+        value = _number(row.get(field))
+        name = row["dataset"][:200]
+        if value is not None and (name in found or len(found) < MAX_DATASETS):
+            found.setdefault(name, []).append((row, value))
+    yield from found.items()
+
+
+def _drawn(points: Points, up: Uptime, steps: Sequence[tuple[float, float]]) -> dict[str, list[float]]:
+    times = [time for time, _ in steps]
+    kept = thinned(points)
+    return {
+        "step": [_step_of(row, times, steps) for row, _ in kept],
+        "up_s": [round(up.at(row["time_s"]), 1) for row, _ in kept],
+        "value": [float(f"{value:.6g}") for _, value in kept],
+    }
+
+
+def _step_of(row: Mapping[str, Any], times: Sequence[float], steps: Sequence[tuple[float, float]]) -> float:
+    """The step that had last ended when a row was written, or the row's own."""
+    own = _number(row.get("step"))
+    if own is not None:
+        return own
+    at = bisect_right(times, row["time_s"])
+    return steps[at - 1][1] if at else 0.0
+
+
+def thinned(points: Points, most: int = MAX_POINTS) -> Points:
+    """At most ``most`` points in their order; peaks stay."""
+    if len(points) <= most:
+        return points
+    kept: Points = []
+    stretches = most // 2
+    for at in range(stretches):
+        stretch = points[at * len(points) // stretches : (at + 1) * len(points) // stretches]
+        values = [value for _, value in stretch]
+        kept += [stretch[end] for end in sorted({values.index(min(values)), values.index(max(values))})]
+    return kept
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None

@@ -1,0 +1,119 @@
+"""Looks at the Redis of each run: at most one a second, however many pages ask, and what moved between two of them."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from console.cli.target import Target
+from penstock.errors import PenstockError, ProtocolError, QueueUnavailable
+from penstock.protocol.gate import Room, read_gates, read_rooms
+from penstock.protocol.snapshot import snapshot
+
+#: Between two looks at a run, and between two tries to reach a Redis that did not answer.
+EVERY_S = 0.9
+RETRY_S = 3.0
+#: Longest wait for one answer.
+TIMEOUT_S = 3.0
+#: Rates are means over so long.
+RATES_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A snapshot (``penstock.protocol.snapshot``), and counts per second of those counters that moved since."""
+
+    state: dict[str, Any]
+    #: {} at the first look.
+    rates: dict[str, float]
+    #: Places at each gate, by its first subscription; {} where Redis does not hold them as penstock writes it.
+    rooms: dict[str, Room]
+
+
+@dataclass(slots=True)
+class _Seen:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    target: Target | None = None
+    failed: PenstockError | None = None
+    failed_at: float = 0.0
+    look: Look | None = None
+    looked_at: float = 0.0
+    counters: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
+
+
+class Looks:
+    """Of the runs of one folder. For any number of threads."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen: dict[str, _Seen] = {}
+
+    def target(self, run: str) -> Target:
+        """The run, connected. Blocks for ``TIMEOUT_S`` at most per answer.
+
+        Raises:
+            ConfigError, ProtocolError: its Redis is not known, or knows no such run, or one of another schema.
+            QueueUnavailable: nobody answers, or did not within the last ``RETRY_S``.
+        """
+        seen = self._of(run)
+        with seen.lock:
+            return self._target(seen, run)
+
+    def look(self, run: str) -> Look:
+        """The run as it was at most ``EVERY_S`` ago. Blocks and raises as ``target``."""
+        seen = self._of(run)
+        with seen.lock:
+            if seen.look is None or self._clock() - seen.looked_at >= EVERY_S:
+                seen.look, seen.looked_at = self._look(seen, run), self._clock()
+            return seen.look
+
+    def _of(self, run: str) -> _Seen:
+        with self._lock:
+            return self._seen.setdefault(run, _Seen())
+
+    def _target(self, seen: _Seen, run: str) -> Target:
+        if seen.target is not None:
+            return seen.target
+        if seen.failed is not None and self._clock() - seen.failed_at < RETRY_S:
+            raise seen.failed
+        try:
+            seen.target = Target(run, None, self._directory, timeout_s=TIMEOUT_S)
+        except PenstockError as exc:
+            seen.failed, seen.failed_at = exc, self._clock()
+            raise
+        return seen.target
+
+    def _look(self, seen: _Seen, run: str) -> Look:
+        target = self._target(seen, run)
+        try:
+            state, rooms = snapshot(target.client, target.keys), _rooms(target)
+        except RedisError as exc:
+            target.client.close()
+            seen.target = seen.look = None
+            seen.counters.clear()
+            raise QueueUnavailable(f"The Redis of run {run} no longer answers: {exc}.") from exc
+        return Look(state, self._rates(seen, state["counters"]), rooms)
+
+    def _rates(self, seen: _Seen, counters: dict[str, int]) -> dict[str, float]:
+        now, kept = self._clock(), seen.counters
+        kept.append((now, counters))
+        while now - kept[0][0] > RATES_S and len(kept) > 2:
+            kept.popleft()
+        began, before = kept[0]
+        if now <= began:
+            return {}
+        return {name: max(0, count - before.get(name, 0)) / (now - began) for name, count in counters.items()}
+
+
+def _rooms(target: Target) -> dict[str, Room]:
+    try:
+        return read_rooms(target.client, target.keys, read_gates(target.client, target.keys)[1])
+    except ProtocolError:
+        return {}

@@ -1,0 +1,79 @@
+"""A run on one screen: its figures, its parts with what flows between them, and what each wait comes down to."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from console.cli.inspect import ledger_lines, rollback_line
+from console.cli.why import chains
+from console.launch.report import Row, Rows
+from console.web.looks import Look
+from console.web.parts import edges_of, parts_of, place_of
+
+#: Chains that are shown.
+MAX_CHAINS = 20
+#: A chain that ends so ends in a part that does what it should.
+_AT_WORK = "at work"
+#: What a trainer shows of itself sooner than its rows have it.
+_OF_TRAINER = ("reward_mean", "staleness_mean", "staleness_max")
+
+
+def overview(look: Look, rows: Rows, steps: int | None) -> dict[str, Any]:
+    """Of a run whose Redis answers. ``steps``: at which its trainer ends."""
+    state = look.state
+    found = [_chain(one.to_map()) for one in chains(state)[:MAX_CHAINS]]
+    return {
+        "figures": _live_figures(state, rows, steps),
+        "parts": parts_of(state, found, look.rooms),
+        "edges": edges_of(state, look.rates),
+        "chains": found,
+        "notes": [line for line in (*ledger_lines(state["subs"]), rollback_line(state["counters"])) if line],
+    }
+
+
+def overview_of_files(rows: Rows, summary: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
+    """Of a run that is over: what its files say."""
+    last = rows.steps[-1] if rows.steps else {}
+    shown = {**_step_figures(last, rows, steps), "version": summary.get("version", last.get("version"))}
+    shown |= {"tokens_per_s": summary.get("tokens_per_s"), "trainer_wait": summary.get("trainer_wait_share")}
+    shown |= {name: summary.get(name) for name in ("samples", "tokens", "weight_updates", "audit")}
+    return {"figures": shown, "parts": [], "edges": [], "chains": [], "notes": []}
+
+
+def _live_figures(state: Mapping[str, Any], rows: Rows, steps: int | None) -> dict[str, Any]:
+    trainer: Mapping[str, Any] = next(iter(state["trainers"]), {})
+    last = rows.steps[-1] if rows.steps else {}
+    shown = _step_figures({**last, **{key: trainer[key] for key in trainer if key in _OF_TRAINER}}, rows, steps)
+    return shown | {
+        "step": trainer.get("step", state["step"]),
+        "version": state["version"],
+        "tokens_per_s": sum(one.tokens_per_s for one in state["workers"]),
+        "trainer_wait": trainer.get("wait_share"),
+        "ready": state["ready"],
+        "dead": state["dead"],
+    }
+
+
+def _step_figures(last: Row, rows: Rows, steps: int | None) -> dict[str, Any]:
+    evaluated = rows.evals[-1] if rows.evals else {}
+    return {
+        "step": last.get("step"),
+        "steps": steps,
+        "version": last.get("version"),
+        "reward": last.get("reward_mean"),
+        "held_out": evaluated.get("accuracy"),
+        "staleness_mean": last.get("staleness_mean"),
+        "staleness_max": last.get("staleness_max"),
+    }
+
+
+def _chain(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A chain as ``penstock why --json`` has it, each wait with the part that it is of, and where it ends."""
+    first, then = {name: found[name] for name in ("who", "what", "since_s")}, found["then"]
+    links = [{**link, "part": place_of(link["who"])} for link in (first, *then)]
+    cause = found["cause"] if found["cause"] != links[-1]["what"] else ""
+    return {
+        "links": links,
+        "end": cause,
+        "part": place_of(cause) or links[-1]["part"],
+        "at_work": _AT_WORK in cause,
+    }

@@ -1,0 +1,161 @@
+"""The parts of a run as a graph: what each does, what it waits for, and what flows between them.
+
+    producer ── jobs ──> queue ── leases ──> workers ── samples ──> buffer ── batches ──> trainer
+        ^                                       ^                                            │
+        └─────────────── gate ──────────────────┴────────────────── weights ─────────────────┘
+
+Pure: all of it is made of a snapshot, the chains of its waits and the places at its gates.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.protocol.gate import Room
+from penstock.protocol.presence import FRESH_S, WorkerPresence, WorkerState
+
+PARTS = ("producer", "queue", "workers", "buffer", "trainer")
+#: Words for a part in a wait or a cause -> the part.
+_WORDS = {
+    "producer": "producer",
+    "lane": "queue",
+    "lanes": "queue",
+    "redis": "queue",
+    "worker": "workers",
+    "workers": "workers",
+    "engine": "workers",
+    "verifiers": "workers",
+    "buffer": "buffer",
+    "trainer": "trainer",
+    "subscription": "trainer",
+    "scorer": "trainer",
+}
+_WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b", re.IGNORECASE)
+
+
+def place_of(text: str) -> str:
+    """The part that a name (``worker:w0:intake``) or a cause begins with; '' where it names none."""
+    found = _WORD.search(text)
+    return _WORDS[found[1].lower()] if found else ""
+
+
+def parts_of(
+    state: Mapping[str, Any], found: Sequence[Mapping[str, Any]], rooms: Mapping[str, Room]
+) -> list[dict[str, Any]]:
+    """A map per part: ``id``, ``is`` (well, waits, sick, gone), ``facts`` in order, ``cause``: words, where it is one.
+
+    Args:
+        found: the chains; where one does not end in a part at work, its end is the cause.
+        rooms: places at each gate.
+    """
+    causes = {one["part"]: one["end"] or one["links"][-1]["what"] for one in reversed(found) if not one["at_work"]}
+    waiting = {link["part"] for one in found for link in one["links"]}
+    made = (_producer(state, rooms), _queue(state), _workers(state), _buffer(state), _trainer(state))
+    return [_judged(part, part["id"] in waiting, causes.get(part["id"], "")) for part in made]
+
+
+def edges_of(state: Mapping[str, Any], rates: Mapping[str, float]) -> list[dict[str, Any]]:
+    """What flows from part to part: ``rate`` per second (None: not known yet) of ``what``, and what stands there."""
+
+    def edge(begin: str, end: str, what: str, counter: str, depth: int | None, of: str = "") -> dict[str, Any]:
+        rate = rates.get(counter, 0.0) if rates else None
+        return {"from": begin, "to": end, "what": what, "rate": rate, "depth": depth, "of": of}
+
+    lanes = state["lanes"].values()
+    leased, queued = (sum(lane[name] for lane in lanes) for name in ("leased", "queued"))
+    behind = sum(one.version < state["version"] for one in state["workers"])
+    return [
+        edge("producer", "queue", "jobs", "admitted", queued, "queued"),
+        edge("queue", "workers", "groups", "completed", leased, "leased"),
+        edge("workers", "buffer", "samples", "committed", state["ready"], "groups ready"),
+        edge("buffer", "trainer", "batches", "cut", _uncommitted(state), "not committed"),
+        edge("trainer", "workers", "versions", "published", behind, "workers behind"),
+    ]
+
+
+def _judged(part: dict[str, Any], waits: bool, cause: str) -> dict[str, Any]:
+    is_ = part["is"]
+    return {**part, "is": "waits" if is_ == "well" and waits else is_, "cause": cause}
+
+
+def _part(name: str, is_: str, *facts: tuple[str, Any]) -> dict[str, Any]:
+    return {"id": name, "is": is_, "facts": [[label, value] for label, value in facts if value is not None]}
+
+
+def _producer(state: Mapping[str, Any], rooms: Mapping[str, Room]) -> dict[str, Any]:
+    there = [one for one in state["parts"] if one["part"] == "producer" and one["age_s"] < FRESH_S]
+    return _part(
+        "producer",
+        "well" if there else "gone",
+        ("host", there[0]["host"] if there else None),
+        ("admitted", state["counters"].get("admitted", 0)),
+        *((f"gate of {name}", f"{room.taken} of {room.places} groups") for name, room in list(rooms.items())[:4]),
+    )
+
+
+def _queue(state: Mapping[str, Any]) -> dict[str, Any]:
+    lanes = [
+        (lane, f"{counts['queued']} queued, {counts['leased']} leased{' (paused)' if lane in state['paused'] else ''}")
+        for lane, counts in state["lanes"].items()
+        if counts["queued"] or counts["leased"] or lane in state["paused"] or lane == "train"
+    ]
+    later = [(name, state[name]) for name in ("delayed", "dead") if state[name]]
+    return _part("queue", "sick" if state["paused"] else "well", *lanes, *later)
+
+
+def _workers(state: Mapping[str, Any]) -> dict[str, Any]:
+    workers: Sequence[WorkerPresence] = state["workers"]
+    states = Counter(one.state for one in workers)
+    serving = states.pop(WorkerState.SERVING.value, 0)
+    slots = sum(one.slots for one in workers)
+    return _part(
+        "workers",
+        "gone" if not workers else "well" if serving else "sick",
+        ("serving", f"{serving} of {len(workers)}"),
+        *((name or "unknown", count) for name, count in states.most_common(4)),
+        ("samples", f"{sum(one.running for one in workers)} of {slots} slots"),
+        ("tokens/s", round(sum(one.tokens_per_s for one in workers))),
+        ("versions", _span([one.version for one in workers if one.version >= 0])),
+        ("verifiers", len(state["verifiers"]) or None),
+        ("checks queued", state["checks"] or None),
+    )
+
+
+def _span(versions: Sequence[int]) -> str | None:
+    if not versions:
+        return None
+    low, high = min(versions), max(versions)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _buffer(state: Mapping[str, Any]) -> dict[str, Any]:
+    leader = state["leader"]
+    return _part(
+        "buffer",
+        "well" if leader else "gone",
+        ("epoch", leader["epoch"] if leader else None),
+        ("groups ready", state["ready"]),
+        ("groups in flight", state["inflight"]),
+        ("batches cut", state["counters"].get("cut", 0)),
+    )
+
+
+def _trainer(state: Mapping[str, Any]) -> dict[str, Any]:
+    subs = state["subs"]
+    owned = [sub for sub in subs if sub["owned"]]
+    shown: Mapping[str, Any] = next(iter(state["trainers"]), {})
+    share = shown.get("wait_share")
+    return _part(
+        "trainer",
+        "well" if owned else "gone",
+        ("subscriptions", f"{len(owned)} of {len(subs)} have their trainer" if len(subs) != 1 else None),
+        ("step", shown.get("step", state["step"])),
+        ("version", state["version"]),
+        ("waits", f"{100 * share:.0f} % of its time" if isinstance(share, float) else None),
+    )
+
+
+def _uncommitted(state: Mapping[str, Any]) -> int:
+    counts = [(sub.get("cut"), sub.get("cursor")) for sub in state["subs"]]
+    return sum(max(0, cut - cursor) for cut, cursor in counts if isinstance(cut, int) and isinstance(cursor, int))

@@ -1,0 +1,64 @@
+"""What the page's server answers: JSON of any value, and errors as one sentence."""
+
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from redis.exceptions import RedisError
+
+from penstock.errors import ConfigError, PenstockError, QueueUnavailable
+from penstock.redaction import redact
+from penstock.words import plain, said
+
+#: Most values and characters of an answer some of whose texts are not UTF-8.
+MOST = 2**24
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+class NotThere(ConfigError):
+    """What was asked for is not there."""
+
+
+class Json(Response):
+    """Any value as JSON; numbers that are none are null."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return to_json(content)
+
+
+def to_json(value: Any) -> bytes:
+    """``value`` as JSON on one line. Texts of others may hold lone surrogates, which are escaped."""
+    try:
+        return orjson.dumps(value, option=_OPTIONS)
+    except TypeError:
+        return orjson.dumps(plain(value, MOST), option=_OPTIONS)
+
+
+def explain_errors(app: FastAPI) -> None:
+    """Answer errors of penstock and Redis with their sentence; all others are the server's own (500, logged)."""
+    app.add_exception_handler(PenstockError, _ours)
+    app.add_exception_handler(RedisError, _of_redis)
+    app.add_exception_handler(RequestValidationError, _not_taken)
+
+
+def refusal(status: int, sentence: str) -> Json:
+    """An answer that says why there is none."""
+    return Json({"error": redact(sentence)}, status_code=status)
+
+
+def _ours(_: Request, exc: Exception) -> Response:
+    status = {NotThere: 404, ConfigError: 400, QueueUnavailable: 503}
+    return refusal(next((code for kind, code in status.items() if isinstance(exc, kind)), 500), str(exc))
+
+
+def _of_redis(_: Request, exc: Exception) -> Response:
+    return refusal(503, f"The run's Redis does not answer: {said(exc)}.")
+
+
+def _not_taken(_: Request, exc: Exception) -> Response:
+    assert isinstance(exc, RequestValidationError)
+    where = [".".join(map(str, one["loc"][1:])) for one in exc.errors()[:3]]
+    return refusal(400, f"This request cannot be read: {', '.join(where)} is not what it should be.")

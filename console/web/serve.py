@@ -1,0 +1,58 @@
+"""``penstock web`` as a process: a port of loopback, the application on it, until Ctrl-C or SIGTERM."""
+
+import secrets
+import socket
+from pathlib import Path
+
+import uvicorn
+
+from console.terminal import say
+from console.web.app import make_app
+from penstock.errors import ConfigError
+
+HOST = "127.0.0.1"
+#: Streams of events last as long as their page: they are cut off at the end.
+_GRACE_S = 1
+
+
+def serve(directory: Path, port: int, *, actions: bool) -> None:
+    """Serve the runs of a folder; blocks until it is stopped.
+
+    Args:
+        port: of loopback; 0: one that is free.
+        actions: whether what the page is told with the token may change a run.
+
+    Raises:
+        ConfigError: the folder or the port cannot be had.
+    """
+    if not directory.is_dir():
+        raise ConfigError(f"There is no folder {directory}: name that of the runs with --directory.")
+    token = secrets.token_urlsafe(24) if actions else None
+    with _bound(port) as listening:
+        say(f"http://{HOST}:{listening.getsockname()[1]} shows the runs of {directory}; Ctrl-C ends it")
+        if token is not None:
+            say(f"token of actions: {token}")
+        config = uvicorn.Config(
+            make_app(directory, token=token),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_S,
+            h11_max_incomplete_event_size=64 * 1024,
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _bound(port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # A server that was just ended leaves connections behind, which hold the port for a minute.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((HOST, port))
+        # From here on whoever is told the address is answered, if a moment later.
+        listening.listen()
+    except OSError as exc:
+        listening.close()
+        raise ConfigError(f"--port {port} cannot be had ({exc.strerror}): name another one, or 0 for any.") from exc
+    return listening

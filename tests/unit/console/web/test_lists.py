@@ -1,0 +1,104 @@
+"""Lists page by page: nothing comes twice or is left out, whatever goes meanwhile."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from console.web import lists
+from console.web.lists import KEPT_S, Lists, Noun
+from console.web.replies import NotThere
+from penstock.errors import ConfigError
+
+Rows = list[dict[str, Any]]
+
+
+class Book:
+    """A list of jobs that a test holds, and the clock that it is read by."""
+
+    def __init__(self, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows, self.reads, self.now = rows, 0, 100.0
+        self.target: Any = SimpleNamespace(keys=SimpleNamespace(run="demo"))
+        self.lists = Lists(clock=lambda: self.now)
+        monkeypatch.setitem(lists.NOUNS, "jobs", Noun(self._read, ("job", "n"), ("job",)))  # type: ignore[arg-type]
+
+    def _read(self, _: Any) -> Rows:
+        self.reads += 1
+        return list(self.rows)
+
+    def page(self, after: str = "", sort: str = "", where: tuple[str, ...] = (), limit: int = 3) -> lists.Page:
+        return self.lists.page(self.target, "jobs", where=where, sort=sort, limit=limit, after=after)
+
+    def all(self, sort: str = "", between: Callable[[], None] = lambda: None) -> list[str]:
+        found, page = [], self.page(sort=sort)
+        while True:
+            found += [row["job"] for row in page.rows]
+            if page.next is None:
+                return found
+            between()
+            page = self.page(page.next, sort)
+
+
+@pytest.fixture
+def book(monkeypatch: pytest.MonkeyPatch) -> Book:
+    rows: Rows = [{"job": f"d/0/{at}", "n": at % 3 or None} for at in range(20)]
+    return Book(rows[::-1], monkeypatch)
+
+
+@pytest.mark.parametrize("sort", ["", "job", "-job", "n", "-n"])
+def test_pages_hold_every_row_once_in_order(book: Book, sort: str) -> None:
+    found = book.all(sort)
+    assert sorted(found) == sorted(row["job"] for row in book.rows)
+    if sort in ("", "job"):
+        assert found == [f"d/0/{at}" for at in range(20)], "numbers by their value"
+    if sort == "-job":
+        assert found == [f"d/0/{at}" for at in range(19, -1, -1)]
+    counts = {row["job"]: row["n"] or 0 for row in book.rows}
+    if sort in ("n", "-n"):
+        values = [counts[job] for job in found]
+        assert values == sorted(values, reverse=sort == "-n")
+
+
+def test_a_page_begins_behind_the_one_before_though_its_rows_are_gone(book: Book) -> None:
+    def go_on() -> None:
+        book.rows = [row for row in book.rows if row["job"] not in ("d/0/1", "d/0/2")]
+        book.now += 2 * KEPT_S
+
+    assert book.all(between=go_on) == [f"d/0/{at}" for at in range(20)]
+
+
+def test_pages_of_one_list_are_read_once(book: Book) -> None:
+    assert len(book.all()) == 20
+    assert book.reads == 1
+    book.now += KEPT_S
+    book.page()
+    assert book.reads == 2
+
+
+def test_a_list_is_filtered_as_on_the_command_line(book: Book) -> None:
+    page = book.page(where=("n=2", "job~1"), limit=100)
+    assert [row["job"] for row in page.rows] == ["d/0/11", "d/0/14", "d/0/17"]
+    assert (page.total, page.next) == (3, None)
+
+
+@pytest.mark.parametrize("after", ["x", "[]", "{}", '"d/0/1"', "[" * 5000])
+def test_a_place_that_no_page_ended_at_is_refused(book: Book, after: str) -> None:
+    with pytest.raises(ConfigError, match="not where a page ended"):
+        book.page(after)
+
+
+def test_what_is_not_a_list_or_not_a_field_is_refused(book: Book) -> None:
+    with pytest.raises(NotThere, match="no list of 'cats'"):
+        book.lists.page(book.target, "cats", where=(), sort="", limit=3, after="")
+    with pytest.raises(ConfigError, match="have no field 'cats'"):
+        book.page(sort="cats")
+    with pytest.raises(ConfigError, match="have no field 'cats'"):
+        book.page(where=("cats=1",))
+
+
+def test_a_row_is_cut_to_what_a_list_shows(book: Book) -> None:
+    book.rows = [{"job": "x" * 100_000, "n": ["y" * 100_000] * 5_000}]
+    (row,) = book.page().rows
+    assert len(row["job"]) == lists.MAX_TEXT
+    assert (len(row["n"]), len(row["n"][0])) == (lists.MAX_LIMIT, lists.MAX_TEXT)

@@ -1,0 +1,96 @@
+"""The parts of a run as a graph: what each is at, what flows, and where the cause is marked."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from console.launch.report import Rows
+from console.web.looks import Look
+from console.web.overview import overview
+from console.web.parts import PARTS, place_of
+from penstock.protocol.gate import Room
+from tests.unit.console.cli import test_why as why
+
+COUNTERS = {"admitted": 10, "committed": 40, "completed": 9, "cut": 3, "published": 2}
+NONE = Rows(steps=[], evals=[], queue=[])
+
+
+def state(*waits: tuple[str, str], **over: Any) -> dict[str, Any]:
+    whole = {"version": 2, "step": 2, "ready": 5, "inflight": 1, "dead": 0, "verifiers": [], "checks": 0}
+    sub = {"name": "actor", "driving": 1, "owned": True, "cut": 3, "cursor": 2}
+    return whole | why.state(*waits) | {"subs": [sub], "counters": COUNTERS, **over}
+
+
+def seen(held: dict[str, Any], rates: dict[str, float] | None = None) -> dict[str, Any]:
+    return overview(Look(held, rates or {}, {"actor": Room(free=3, places=8)}), NONE, 50)
+
+
+def part(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in found["parts"] if one["id"] == name)
+
+
+def test_a_run_in_which_all_work_has_no_cause() -> None:
+    found = seen(state())
+    assert [one["id"] for one in found["parts"]] == [*PARTS]
+    assert {one["is"] for one in found["parts"]} == {"well"}
+    assert {one["cause"] for one in found["parts"]} == {""}
+    assert found["chains"] == []
+    assert ["gate of actor", "5 of 8 groups"] in part(found, "producer")["facts"]
+
+
+def test_edges_have_rates_and_depths() -> None:
+    worker = replace(why.WORKER, version=1)
+    found = seen(state(workers=[worker, why.WORKER], lanes={"train": {"queued": 7, "leased": 4}}), {"admitted": 1.5})
+    edges = {(one["from"], one["to"]): (one["rate"], one["depth"]) for one in found["edges"]}
+    assert edges == {
+        ("producer", "queue"): (1.5, 7),
+        ("queue", "workers"): (0.0, 4),
+        ("workers", "buffer"): (0.0, 5),
+        ("buffer", "trainer"): (0.0, 1),
+        ("trainer", "workers"): (0.0, 2),
+    }
+    assert {one["rate"] for one in seen(state())["edges"]} == {None}, "at the first look none is known"
+
+
+@pytest.mark.parametrize(
+    ("held", "cause", "words"),
+    [
+        (state(why.TRAINER, leader=None, parts=[why.PRODUCER]), "buffer", "no buffer leads: start it"),
+        (state(why.TRAINER, why.SHORT, parts=[why.BUFFER]), "producer", "there is no producer: start it"),
+        (
+            state(why.TRAINER, why.BUSY, workers=[], lanes={"train": {"queued": 7, "leased": 0}}),
+            "workers",
+            "there is no worker: start one",
+        ),
+        (state(("producer", "the gate: trainer:actor has to publish"), subs=[]), "trainer", "no trainer"),
+        (state(("redis", "room on its disk; no part can write before")), "queue", "room on its disk"),
+    ],
+    ids=["buffer", "producer", "workers", "trainer", "redis"],
+)
+def test_the_part_that_a_chain_ends_in_is_marked(held: dict[str, Any], cause: str, words: str) -> None:
+    found = seen(held)
+    assert part(found, cause)["cause"].startswith(words)
+    assert {one["id"] for one in found["parts"] if one["cause"]} == {cause}
+
+
+def test_a_chain_that_ends_in_a_part_at_work_marks_none() -> None:
+    found = seen(state(why.TRAINER, why.SHORT))
+    assert [one["at_work"] for one in found["chains"]] == [True]
+    assert {one["cause"] for one in found["parts"]} == {""}
+    assert part(found, "trainer")["is"] == part(found, "buffer")["is"] == "waits"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("worker:w.1:intake", "workers"),
+        ("subscription:actor", "trainer"),
+        ("verifiers:v0", "workers"),
+        ("lane train is paused by a person, with 7 jobs in it", "queue"),
+        ("", ""),
+        ("the weather", ""),
+    ],
+)
+def test_a_name_or_a_cause_belongs_to_a_part(text: str, where: str) -> None:
+    assert place_of(text) == where
