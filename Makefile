@@ -8,7 +8,7 @@ ARGS ?=
 # Tests of one engine stay together (tests/conftest.py).
 TEST_PROCESSES ?= 4
 
-.PHONY: setup venv engine adapters prometheus run several test test-wide unit model chaos chaos-defects chaos-night check reference release bench clean help
+.PHONY: setup venv engine adapters prometheus browser run several test test-wide unit model chaos chaos-defects chaos-night check reference release bench clean help
 
 help:
 	@echo "make setup      .venv, and .engine with SGLang on CPU"
@@ -21,7 +21,7 @@ help:
 	@echo "make chaos      runs under kills, stops and cuts, minutes (SOURCE=DIR: those of another checkout)"
 	@echo "make chaos-defects  each seeded defect hunted until it is found; a quarter of an hour or more"
 	@echo "make chaos-night  the same for hours, each run kept as it ends"
-	@echo "make test-wide  tests with programs of others: a real Prometheus scrapes a run"
+	@echo "make test-wide  tests with programs of others: a real Prometheus scrapes a run, a real browser shows it"
 	@echo "make adapters   the environment of verl and TRL, for the tests of their adapters"
 	@echo "make bench      benchmarks (ARGS=NAME)"
 	@echo "make reference  docs/configuration.md and docs/metrics.md, from the code"
@@ -71,7 +71,7 @@ test: setup
 	@.venv/bin/pytest tests --ignore tests/release --ignore tests/wide -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 # Tests with programs of others, two minutes.
-test-wide: venv prometheus
+test-wide: venv prometheus browser
 	@.venv/bin/pytest tests/wide -q $(ARGS)
 
 # Debian's package, unpacked: nothing is installed or started, no right is needed. Elsewhere the tests say what they lack.
@@ -81,6 +81,14 @@ prometheus: .prometheus/.ready
 	@command -v promtool > /dev/null || (cd .prometheus && apt-get download -q prometheus > /dev/null && \
 		dpkg -x prometheus_*.deb . && rm prometheus_*.deb) || echo "prometheus could not be had from Debian's packages"
 	@if command -v promtool > /dev/null || test -x .prometheus/usr/bin/promtool; then touch $@; fi
+
+# What drives Debian's chromium, for the tests of the page; a machine that lacks it says so.
+browser: .venv/.browser
+.venv/.browser: tests/wide/requirements.txt .venv/.ready
+	@$(PIP) -r $< 2> >(grep -v WARNING >&2)
+	@command -v chromium > /dev/null || apt-get install -qq -y --no-install-recommends chromium > /dev/null 2>&1 || \
+		echo "chromium could not be had from Debian's packages"
+	@if command -v chromium > /dev/null; then touch $@; fi
 
 # 20,000 random histories of the buffer against its reference model (about half an hour).
 model: venv

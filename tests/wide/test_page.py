@@ -1,0 +1,269 @@
+"""The page in a real browser: every view of a run that goes on and of one that is over, dark, light, large, small."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.job import Job
+from penstock.protocol.scripts import run
+from penstock.redis.server import RedisServer, write_address
+from tests import missing
+from tests.integration import play
+from tests.unit.console.web.run_files import lines, make_run, step
+
+VIEWS = ("overview", "curves", "queue", "fleet", "weights", "settings")
+HOSTILE = "<img src=x onerror=\"document.title='taken'\">\x1b[31m\u202eevil\x00"
+SIZES = {"desktop": {"width": 1360, "height": 900}, "phone": {"width": 390, "height": 844}}
+#: Longest wait for something to be seen: the machine may be slow.
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a run that goes on, ``live``, and two that are over, ``over`` and ``other``."""
+    directory = tmp_path_factory.mktemp("page") / "runs"
+    for name, seed in (("over", 1), ("other", 2)):
+        course(make_run(directory, name), seed)
+    course(make_run(directory, "live", state="running"), 3)
+    server = RedisServer(directory.parent / "redis")
+    server.start()
+    try:
+        write_address(directory / "live", server.url)
+        with redis.Redis.from_url(server.url) as client:
+            fill(client, Keys("live"), directory)
+        yield directory
+    finally:
+        server.stop()
+
+
+def course(folder: Path, seed: int) -> None:
+    """A run of 60 steps that learns."""
+    chance = random.Random(seed)
+    reward = [1 - 0.9 * 0.95**n + chance.uniform(-0.03, 0.03) for n in range(60)]
+    rows = [
+        step(n, reward_mean=reward[n], time_s=1000.0 + 2 * n, entropy=2 * 0.96**n, grad_norm=chance.uniform(0.5, 1.5))
+        | {"staleness_mean": chance.uniform(0.5, 2), "loss": chance.gauss(0, 0.01), "ratio_p50": 1.0, "ratio_p99": 1.04}
+        for n in range(60)
+    ]
+    lines(folder / "steps.jsonl", rows)
+    held = (
+        {"dataset": "heldout", "version": n, "accuracy": reward[n], "time_s": 1000.0 + 2 * n} for n in range(0, 60, 10)
+    )
+    lines(folder / "eval.jsonl", held)
+    queue = ({"time_s": 1000.0 + t, "queued": chance.randint(5, 30), "leased": 16, "ready": chance.randint(0, 9),
+              "tokens_per_s": chance.uniform(800, 1200)} for t in range(120))  # fmt: skip
+    lines(folder / "queue.jsonl", queue)
+
+
+def fill(client: redis.Redis, keys: Keys, directory: Path) -> None:
+    """Jobs in every state, workers, a trainer, waits; what others say is hostile."""
+    scripts.ensure_lanes(client, keys)
+    play.subscribe(client, keys, mode="async", size=2)
+    play.join(client, keys)
+    play.publish(client, keys, 1, 0)
+    play.admit(client, keys, [*(play.job(i) for i in range(119)), Job(id="d/0/119", n=2, prompt=HOSTILE, label="x")])
+    held = play.lease(client, keys, "w1", most=12, version=1)
+    for one in held[:4]:
+        play.commit(client, keys, one, [0, 1], version=1)
+    for one in held[4:7]:
+        run(client, scripts.fail(keys, one.job, one.token, "w1", reason="reward_raised", detail=f"Traceback\n{HOSTILE}",
+                                 max_attempts=0, retry_ms=1))  # fmt: skip
+    renew(client, keys)
+
+
+def renew(client: redis.Redis, keys: Keys) -> None:
+    """What those that are there show of themselves, for an hour to come."""
+    now = time.time() + 3600
+    for at in range(60):
+        worker = {
+            "name": f"w{at}.x",
+            "at": now,
+            "host": f"node{at // 8}",
+            "engine": "sglang 0.5",
+            "version": at % 2,
+            "slots": 64,
+        }
+        worker |= {
+            "state": "serving" if at else "crash loop",
+            "why": "" if at else HOSTILE,
+            "running": at,
+            "tokens_per_s": 99.5,
+        }
+        client.hset(keys.workers, worker["name"], pack(worker))
+    client.hset(keys.trainers, "actor/0", pack({"name": "actor", "rank": 0, "at": now, "step": 3, "wait_share": 0.5}))
+    for who, what in (("trainer:actor", "batch 1 of buffer:actor"), ("producer", f"the gate: trainer:actor {HOSTILE}")):
+        client.hset(keys.waits, who, pack({"what": what, "since": now - 3605, "at": now}))
+
+
+@pytest.fixture(scope="module")
+def address(runs: Path) -> Iterator[str]:
+    code = [sys.executable, "-m", "penstock.cli", "web", "--port", "0", "--actions", "--directory", str(runs)]
+    with subprocess.Popen(code, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address, token = process.stdout.readline().split()[0], process.stdout.readline().split()[-1]
+        (runs.parent / "token").write_text(token)
+        yield address
+        process.terminate()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    missing.need("chromium", "browser")
+    with missing.module("playwright.sync_api").sync_playwright() as playwright:
+        # Without a sandbox of its own: as root, as in CI, chromium refuses to start with one.
+        path = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """A page of the browser that collects what went wrong in it."""
+
+    def __init__(self, browser: Any, address: str, *, dark: bool = False, size: str = "desktop") -> None:
+        scheme = "dark" if dark else "light"
+        self.context = browser.new_context(color_scheme=scheme, viewport=SIZES[size], bypass_csp=False)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.address = address
+        self.trouble: list[str] = []
+        self.page.on("console", lambda one: self.trouble.append(one.text) if one.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
+        self.page.on(
+            "request", lambda one: None if one.url.startswith((address, "data:")) else self.trouble.append(one.url)
+        )
+
+    def show(self, run: str, view: str, other: str = "") -> Any:
+        """The view, drawn to its end."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.address}/#/{run}/{view}{f'?with={other}' if other else ''}")
+        for wanted in SHOWN[view if run == "live" or view in ("overview", "curves", "settings") else "none"]:
+            self.page.wait_for_selector(wanted)
+        return self.page
+
+
+#: What is seen when a view is drawn; ``none``: a run that is over has no queue.
+SHOWN = {
+    "overview": (".figures div", ".chart path"),
+    "curves": (".chart path",),
+    "queue": (".scroll table", "text=Dead letters"),
+    "fleet": (".scroll table",),
+    "weights": (".scroll table",),
+    "settings": (".scroll table",),
+    "none": (".none",),
+}
+
+
+@pytest.fixture
+def tab(browser: Any, address: str, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    tab = Tab(browser, address, **getattr(request, "param", {}))
+    yield tab
+    tab.context.close()
+
+
+def barriers(page: Any) -> list[str]:
+    """What axe finds that keeps somebody from using the page, serious or worse."""
+    axe = missing.module("axe_playwright_python.sync_playwright").Axe()
+    grave = [one for one in axe.run(page).response["violations"] if one["impact"] in ("serious", "critical")]
+    return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in grave]
+
+
+LOOKS = [{"dark": dark, "size": size} for dark in (False, True) for size in SIZES]
+
+
+@pytest.mark.parametrize("tab", LOOKS, indirect=True, ids=str)
+@pytest.mark.parametrize("run", ["live", "over"])
+def test_every_view_is_drawn_without_an_error_and_can_be_used_by_all(tab: Tab, run: str) -> None:
+    found = {}
+    for view in VIEWS:
+        page = tab.show(run, view)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{view} is wider than the screen"
+        found[view] = barriers(page)
+    assert {view: one for view, one in found.items() if one} == {}
+    assert tab.trouble == []
+
+
+def test_words_of_others_are_shown_and_do_nothing(tab: Tab) -> None:
+    page = tab.show("live", "fleet")
+    cell = page.locator("bdi.said", has_text="<img src=x").first
+    assert cell.is_visible()
+    shown = cell.text_content()
+    assert "\\u001b[31m\\u202eevil\\u0000" in shown
+    assert not set(shown) & {"\x1b", "\u202e", "\x00"}
+    page.goto(f"{tab.address}/#/live/queue")
+    page.get_by_label("Job", exact=True).last.fill("0/119")
+    page.get_by_role("button", name="d/0/119").first.click()
+    page.locator(".detail bdi", has_text="<img src=x").first.wait_for()
+    assert page.title() == "live · penstock"
+    assert page.locator("main img").count() == 0
+
+
+def test_the_cause_is_marked_and_the_chain_is_told(tab: Tab) -> None:
+    page = tab.show("live", "overview")
+    page.wait_for_selector(".part.is-cause")
+    chains = page.locator(".chain").all_text_contents()
+    assert any("trainer:actor has waited" in one for one in chains)
+    assert page.locator('[data-part="buffer"] .cause').text_content().startswith("Cause: no buffer leads")
+
+
+def test_pages_follow_one_another(tab: Tab) -> None:
+    page = tab.show("live", "queue")
+    jobs = page.locator(".pages").last
+    page.wait_for_function("document.querySelectorAll('.pages')[1].querySelectorAll('tbody tr').length === 50")
+    jobs.get_by_role("button", name="More").click()
+    page.wait_for_function("document.querySelectorAll('.pages')[1].querySelectorAll('tbody tr').length === 100")
+    names = jobs.locator("tbody tr td:first-child").all_text_contents()
+    assert len(set(names)) == 100
+
+
+def test_one_run_is_laid_over_another(tab: Tab) -> None:
+    page = tab.show("over", "curves", other="other")
+    page.wait_for_selector(".chart path.dashed")
+    first = page.locator(".chart").first
+    assert first.locator(".legend li").all_text_contents() == ["reward, over", "reward, other"]
+    first.locator(".plot").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert first.locator(".tip strong").text_content() == "step 58"
+    page = tab.show("over", "settings", other="other")
+    assert page.locator("h1").text_content() == "Where the configurations differ"
+
+
+def test_the_theme_is_switched_and_kept(tab: Tab) -> None:
+    page = tab.show("over", "overview")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    page.get_by_role("button", name="Switch between dark and light").click()
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_an_action_is_done_with_the_token_and_refused_without(tab: Tab, runs: Path) -> None:
+    page = tab.show("live", "queue")
+    page.get_by_role("button", name="Requeue").first.click()
+    page.get_by_text("The token is not the one").wait_for()
+    page.get_by_label("Token of actions").fill((runs.parent / "token").read_text())
+    page.get_by_role("button", name="Requeue").first.click()
+    page.get_by_text("is queued again").wait_for()
+    page.locator("tr", has_text="eval").get_by_role("button", name="Pause").click()
+    page.get_by_text("Lane eval is paused.").wait_for()
+    assert [one for one in tab.trouble if "401" not in one] == []
+
+
+def test_what_comes_is_seen_without_a_reload(tab: Tab, runs: Path) -> None:
+    page = tab.show("live", "overview")
+    held = json.loads((runs / "live" / "redis.json").read_text())
+    with redis.Redis.from_url(held["url"]) as client:
+        client.hset(Keys("live").trainers, "actor/0", pack({"name": "actor", "rank": 0, "at": time.time(), "step": 41}))
+    page.get_by_text("41 of 50").wait_for()
