@@ -1,7 +1,9 @@
 """A worker's side of the places where payloads lie: written there, and gone after a time unless somebody keeps them."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -113,6 +115,8 @@ class AsyncPayloadFolder:
         self._folder = folder
         self._patience_s, self._silent_s = patience_s, silent_s
         self._threads = DaemonThreads("payload folder writes", THREADS)
+        #: The event loop's own threads are for those who wait for other things.
+        self._waiting = ThreadPoolExecutor(THREADS, "payload folder waits")
         self.url = folder.url
 
     async def put(self, pairs: Pairs, ttl_s: int) -> list[QueueFull | None]:
@@ -123,19 +127,22 @@ class AsyncPayloadFolder:
 
     async def close(self) -> None:
         try:
-            await self._threads.do(lambda step: self._folder.close(), CLOSE_S)
+            await self._within(CLOSE_S, lambda step: self._folder.close())
         except TimeoutError as exc:
             log.warning("what was just written to %s may not be on its disk: %s", self._folder.path, exc)
-        self._threads.close()
+        self._waiting.shutdown(wait=False, cancel_futures=True)
 
     async def _until_answered(self, work: Callable[[Step], T]) -> T:
         return await until_answered_async(partial(self._do, work), self.url, patience_s=self._patience_s)
 
     async def _do(self, work: Callable[[Step], T]) -> T:
         try:
-            return await self._threads.do(work, self._silent_s)
+            return await self._within(self._silent_s, work)
         except TimeoutError as exc:
             raise NoAnswer(f"the folder of payloads {self._folder.path} does not answer: {exc}") from exc
+
+    async def _within(self, silent_s: float, work: Callable[[Step], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._waiting, self._threads.do, work, silent_s)
 
 
 def open_async_store(url: str, *, patience_s: float, makes: bool = True) -> AsyncPayloadStore:

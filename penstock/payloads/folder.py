@@ -52,9 +52,8 @@ from penstock.payloads.run_files import (
     write_all,
 )
 from penstock.payloads.write_back import WriteBack
-from penstock.system.daemon_threads import Step
+from penstock.system.daemon_threads import DaemonThreads, Step
 from penstock.system.disk import FULL
-from penstock.system.one_at_a_time import OneAtATime
 
 #: Errors of a file system whose server does not answer; others of making a folder are mistakes.
 PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, *FULL}
@@ -90,7 +89,7 @@ class PayloadFolder:
         self.url = url
         self._makes = makes
         self._timeout_s = timeout_s
-        self._asking = OneAtATime("payload folder answers")
+        self._asking = DaemonThreads("payload folder answers")
         try:
             self.path = path_of(url)
         except ValueError as exc:
@@ -172,7 +171,7 @@ class PayloadFolder:
 
     def check(self) -> None:
         """See whether this machine has the folder at all. Raises ConfigError where it has not."""
-        if not self._ask(self.path.is_dir):
+        if not self._ask(lambda step: self.path.is_dir()):
             raise ConfigError(
                 f"This machine has no folder {self.path}: mount it or make it here, or name another one that is here "
                 "and that workers, buffer and trainers share."
@@ -185,7 +184,7 @@ class PayloadFolder:
         """
         self._ask(partial(self._look, prefix))
 
-    def _look(self, prefix: str) -> None:
+    def _look(self, prefix: str, step: Step) -> None:
         with suppress(FileNotFoundError):
             os.stat(self.path)
             if prefix:
@@ -210,10 +209,10 @@ class PayloadFolder:
         """
         kept = [one for chunk in _chunks(names) for one in self._ask(partial(self._keep_all, chunk))]
         if names and not any(kept):
-            self._ask(partial(self._check_shared, names[0]))
+            self._ask(lambda step: self._check_shared(names[0]))
         return kept
 
-    def _keep_all(self, names: Sequence[str]) -> list[bool]:
+    def _keep_all(self, names: Sequence[str], step: Step) -> list[bool]:
         return [self._keep(self._file(name)) for name in names]
 
     def _keep(self, path: str) -> bool:
@@ -246,7 +245,7 @@ class PayloadFolder:
         for chunk in _chunks(names):
             self._ask(partial(self._put_all_aside, chunk))
 
-    def _put_all_aside(self, names: Sequence[str]) -> None:
+    def _put_all_aside(self, names: Sequence[str], step: Step) -> None:
         for path in map(self._file, names):
             for file in (path, path + PENDING):
                 with if_there():
@@ -269,10 +268,10 @@ class PayloadFolder:
         self.ping(prefix)
         return self._ask(partial(self._expire, prefix, ttl_s))
 
-    def _expire(self, prefix: str, ttl_s: float) -> int:
+    def _expire(self, prefix: str, ttl_s: float, step: Step) -> int:
         gone, now = 0, time.time()
         for file in files(self._run(prefix)):
-            self._asking.step()
+            step()
             if not file.name.endswith((PENDING, FREED)) and WRITING not in file.name:
                 continue
             with suppress(FileNotFoundError):
@@ -287,7 +286,7 @@ class PayloadFolder:
         Raises:
             ConfigError: as of ``keep``.
         """
-        return self._ask(lambda: [self._read(name, partial(whole, most)) for name, most in wanted])
+        return self._ask(lambda step: [self._read(name, partial(whole, most), step) for name, most in wanted])
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
         """(key, first byte, number of bytes) each; None where the payload is gone, or ends before it does.
@@ -296,14 +295,14 @@ class PayloadFolder:
             ConfigError: as of ``keep``.
         """
         picks = [(name, partial(part, begin, num_bytes)) for name, begin, num_bytes in ranges]
-        return self._ask(lambda: [self._read(name, pick) or None for name, pick in picks])
+        return self._ask(lambda step: [self._read(name, pick, step) or None for name, pick in picks])
 
-    def _read(self, name: str, pick: Pick) -> bytes | None:
+    def _read(self, name: str, pick: Pick, step: Step) -> bytes | None:
         path = self._file(name)
         # In this order: the leader may rename it between the two looks.
         for file in (path, path + PENDING, path):
-            data = read_file(file, pick, self._asking.step)
-            self._asking.step()
+            data = read_file(file, pick, step)
+            step()
             if data is not None:
                 return data
         self._check_shared(name)
@@ -358,7 +357,7 @@ class PayloadFolder:
     def usage(self) -> tuple[int, int]:
         """(used, total) bytes of the file system. Raises ConfigError where this machine has no such folder."""
         self.check()
-        found = self._ask(partial(shutil.disk_usage, self.path))
+        found = self._ask(lambda step: shutil.disk_usage(self.path))
         return found.used, found.total
 
     def close(self) -> None:
@@ -368,11 +367,11 @@ class PayloadFolder:
         """
         self._freed.close(CLOSE_S)
         try:
-            OneAtATime("payload folder closes").do(self._write_back.close, CLOSE_S)
+            DaemonThreads("payload folder closes").do(lambda step: self._write_back.close(), CLOSE_S)
         except TimeoutError as exc:
             log.warning("payloads in %s may not be on the disk: %s", self.path, exc)
 
-    def _ask(self, work: Callable[[], T]) -> T:
+    def _ask(self, work: Callable[[Step], T]) -> T:
         """What ``work`` returns; NoAnswer where it does not come back in time, or an earlier one has not."""
         with self._answering():
             return self._asking.do(work, self._timeout_s)
