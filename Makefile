@@ -68,7 +68,8 @@ unit: venv
 	@.venv/bin/pytest tests/unit -q $(ARGS)
 
 test: setup
-	@.venv/bin/pytest tests --ignore tests/release --ignore tests/wide -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
+	@.venv/bin/pytest tests --ignore tests/release --ignore tests/wide --ignore tests/chaos/test_defects.py \
+		-n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 # Tests with programs of others, two minutes.
 test-wide: venv prometheus browser
@@ -101,7 +102,7 @@ chaos: venv
 
 # That each seeded defect is found: patches of this source, each hunted by one seed.
 chaos-defects: venv
-	@PENSTOCK_TEST_DEFECTS=1 .venv/bin/pytest tests/chaos/test_defects.py -q -n 2 $(ARGS)
+	@.venv/bin/pytest tests/chaos/test_defects.py -q -n 2 $(ARGS)
 
 # For hours (ARGS='--hours 10 --parallel 2'); what each run came to is kept under benchmarks/results/chaos.
 chaos-night: venv

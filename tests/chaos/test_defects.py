@@ -1,17 +1,11 @@
-"""Each seeded defect is found by the property that must find it, within its faults. `make chaos-defects` runs these."""
-
-import os
+"""Each seeded defect is found by the property that must find it, within its faults: `make chaos-defects`, minutes."""
 
 import pytest
 
 from tests.chaos.defects import DEFECTS
 from tests.chaos.hunt import hunt
 
-pytestmark = [
-    pytest.mark.chaos,
-    pytest.mark.timeout(1200),
-    pytest.mark.skipif("PENSTOCK_TEST_DEFECTS" not in os.environ, reason="takes minutes: make chaos-defects runs it"),
-]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
 #: That every seed finds them is seen by ``python -m tests.chaos.hunt --seeds 1,2,3,4,5``.
 SEED = 1
