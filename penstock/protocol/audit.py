@@ -5,7 +5,6 @@
 (c) every id below the source's position is done or live, by the bitmaps
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,7 @@ from redis.exceptions import ResponseError
 from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.missing_jobs import missing_jobs
+from penstock.protocol.missing_jobs import missing_jobs, place_of
 from penstock.protocol.records.sample_meta import iter_metas
 from penstock.protocol.records.small_maps import count_of
 from penstock.protocol.scripts import Recount, run
@@ -23,8 +22,6 @@ from penstock.redis.commands import Client
 from penstock.redis.scan import scan_keys
 from penstock.words import shown
 
-#: Place of a job in its dataset, as it ends an id.
-_INDEX = re.compile(r"[0-9]{1,18}")
 #: Differences reported in full.
 SHOWN = 20
 
@@ -93,9 +90,8 @@ def _check_groups(client: Client, keys: Keys, report: AuditReport) -> dict[str, 
         except ResponseError as exc:
             report.tell(f"group {job}", f"it is not one that a verb wrote: {shown(str(exc), 200)}")
         _check_records(client, keys, report, job)
-        dataset, _, index = job.rpartition("/")
-        if dataset and _INDEX.fullmatch(index):
-            live.setdefault(dataset, set()).add(int(index))
+        if place := place_of(job):
+            live.setdefault(place[0], set()).add(place[1])
         else:
             report.tell(f"group {job}", "it has an id that no part gives")
     return live

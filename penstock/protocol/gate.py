@@ -167,4 +167,4 @@ def _counted(raw: Mapping[bytes, bytes], name: str) -> Counted:
 
 def _pool_gone(subs: Mapping[bytes, bytes], pool: str) -> int:
     fields = (f"start:{pool}", f"gone:{pool}")
-    return sum(read_count(subs.get(field.encode()), field, pool) for field in fields) if pool else 0
+    return sum(count_of(subs.get(field.encode()), f"What {field} counts") for field in fields) if pool else 0

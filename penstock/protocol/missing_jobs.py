@@ -14,6 +14,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.small_maps import name_shown
 from penstock.redis.commands import Client
 
+#: Place of a job in its dataset, as it ends an id.
 _INDEX = re.compile(r"[0-9]{1,18}")
 #: Entries of a stream read at once.
 CHUNK = 1000
@@ -52,18 +53,24 @@ def _referred(client: Client, keys: Keys, scan: Callable[[str], Iterator[str]]) 
     yield from (key.removeprefix(prefix) for key in scan(prefix))
 
 
-def _is_known(job: str, known: Mapping[str, set[int]]) -> bool:
+def place_of(job: str) -> tuple[str, int] | None:
+    """(DATASET/EPOCH, index) in the id of a job; None for an id that no part gives."""
     dataset, _, index = job.rpartition("/")
-    return not _INDEX.fullmatch(index) or int(index) in known.get(dataset, ())
+    return (dataset, int(index)) if dataset and _INDEX.fullmatch(index) else None
+
+
+def _is_known(job: str, known: Mapping[str, set[int]]) -> bool:
+    place = place_of(job)
+    return place is None or place[1] in known.get(place[0], ())
 
 
 def _really(client: Client, keys: Keys, jobs: list[str]) -> list[str]:
     """Those that are neither done nor live now: jobs move while one looks."""
     pipe = client.pipeline(transaction=False)
     for job in jobs:
-        dataset, _, index = job.rpartition("/")
+        dataset, index = _order(job)
         pipe.exists(keys.group(job))
-        pipe.getbit(keys.of(f"done:{dataset}"), int(index))
+        pipe.getbit(keys.of(f"done:{dataset}"), index)
     answers = pipe.execute() if jobs else []
     return [job for i, job in enumerate(jobs) if not any(answers[2 * i : 2 * i + 2])]
 
@@ -92,5 +99,5 @@ def _gaps(known: Mapping[str, set[int]], count: int) -> set[str]:
 
 
 def _order(job: str) -> tuple[str, int]:
-    dataset, _, index = job.rpartition("/")
-    return dataset, int(index)
+    """The place of a job that has one."""
+    return place_of(job) or (job, 0)

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-from penstock.errors import ProtocolError
+from penstock.protocol.records.small_maps import count_of, text_of
 from penstock.protocol.staleness import Lineage
-from penstock.words import shown
 
 #: The sum of rewards stops here, on both sides of 0, as ``judge`` has it.
 MOST_REWARD = 1e300
 
-#: What verbs write: a count, a sum (Redis adds it up, as C prints it), ranges of versions, versions.
-_COUNT = re.compile(rb"-?\d{1,18}")
+#: What verbs write: a sum (Redis adds it up, as C prints it), ranges of versions, versions.
 _SUM = re.compile(rb"-?\d{1,308}(\.\d{1,400})?(e[+-]?\d{1,2})?")
 _RANGES = re.compile(rb"(\d{1,15}-\d{1,15}(,\d{1,15}-\d{1,15})*)?")
 _VERSIONS = re.compile(rb"(\d{1,15}(,\d{1,15})*)?")
@@ -77,13 +75,10 @@ class Position:
         return cls(
             **{key: read_count(raw.get(key.encode()), key, name) for key in _COUNTS},
             dropped={key.removeprefix("drop:"): read_count(raw.get(key.encode()), key, name) for key in drops},
-            rejected_reward=float(_checked(raw.get(b"rejected_reward"), "rejected_reward", b"0", _SUM, name)),
+            rejected_reward=float(_read_text(raw.get(b"rejected_reward", b"0"), _SUM, "rejected_reward", name)),
             restored=raw.get(b"restored") == b"1",
             parked=raw.get(b"parked") == b"1",
-            lineage=Lineage.parse(
-                _checked(raw.get(b"abandoned"), "abandoned", b"", _RANGES, name),
-                _checked(raw.get(b"repeats"), "repeats", b"", _VERSIONS, name),
-            ),
+            lineage=read_lineage(raw.get(b"abandoned"), raw.get(b"repeats"), name),
         )
 
 
@@ -93,7 +88,14 @@ _COUNTS = tuple(one.name for one in fields(Position) if one.type is int)
 
 def read_count(value: bytes | None, key: str, name: str) -> int:
     """A field of a position that counts, for who reads it alone; 0 where it is not set. Raises ProtocolError."""
-    return int(_checked(value, key, b"0", _COUNT, name))
+    return count_of(value, *_field(key, name))
+
+
+def read_lineage(abandoned: bytes | None, repeats: bytes | None, name: str) -> Lineage:
+    """The lineage that two fields of a position say, for who reads them alone. Raises ProtocolError."""
+    return Lineage.parse(
+        _read_text(abandoned or b"", _RANGES, "abandoned", name), _read_text(repeats or b"", _VERSIONS, "repeats", name)
+    )
 
 
 def total_reward(rewards: Iterable[float]) -> float:
@@ -106,12 +108,10 @@ def total_reward(rewards: Iterable[float]) -> float:
     return max(-MOST_REWARD, min(MOST_REWARD, total))
 
 
-def _checked(value: bytes | None, key: str, default: bytes, allowed: re.Pattern[bytes], name: str) -> str:
-    """The text of a field; ``default`` where it is not set."""
-    value = default if value is None else value
-    if not allowed.fullmatch(value):
-        raise ProtocolError(
-            f"Field {key} of subscription {name!r} is {shown(value)} in Redis, which no verb writes: drop it with "
-            f"`penstock subs drop {name}`."
-        )
-    return value.decode()
+def _read_text(value: bytes, allowed: re.Pattern[bytes], key: str, name: str) -> str:
+    return text_of(value, allowed, *_field(key, name))
+
+
+def _field(key: str, name: str) -> tuple[str, str]:
+    """What an error calls a field of a position, and what to do."""
+    return f"Field {key} of subscription {name!r}", f"drop it with `penstock subs drop {name}`"

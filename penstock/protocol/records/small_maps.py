@@ -36,12 +36,16 @@ def count_in(record: dict[str, Any], field: str, what: str, default: int | None 
     return value
 
 
-def count_of(raw: bytes | None, what: str) -> int:
-    """A count that stands in Redis as text, 0 where it is not set; ProtocolError that begins with ``what``."""
-    raw = raw or b"0"
-    if not _COUNT.fullmatch(raw):
-        raise ProtocolError(f"{what} is {shown(raw)} in Redis, which no verb writes.")
-    return int(raw)
+def count_of(raw: bytes | None, what: str, remedy: str = "") -> int:
+    """A count that stands in Redis as text, 0 where it is not set; ProtocolError as of ``text_of``."""
+    return int(text_of(b"0" if raw is None else raw, _COUNT, what, remedy))
+
+
+def text_of(raw: bytes, allowed: re.Pattern[bytes], what: str, remedy: str = "") -> str:
+    """Text that stands in Redis; ProtocolError that begins with ``what`` where no verb writes it so."""
+    if not allowed.fullmatch(raw):
+        raise ProtocolError(f"{what} is {shown(raw)} in Redis, which no verb writes{remedy and f': {remedy}'}.")
+    return raw.decode()
 
 
 def name_in(raw: bytes, what: str) -> str:
