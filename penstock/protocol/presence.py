@@ -1,21 +1,21 @@
 """A worker's presence: what it shows of itself in Redis twice a second, and how everybody else reads it."""
 
-import logging
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import unpack
 from penstock.protocol.records.field_checks import checks_of
+from penstock.protocol.records.readable import readable
+from penstock.protocol.records.small_maps import name_in, name_shown
 from penstock.redis.commands import Client
 from penstock.words import shown
-
-log = logging.getLogger(__name__)
 
 #: Nobody counts on a process whose record is older: no trainer waits for such a worker or keeps weights for it, and
 #: whoever asks why a run stands is told of a part that is silent.
@@ -206,31 +206,44 @@ def _cut(name: str, value: Any) -> Any:
 def parse_workers(
     records: Mapping[bytes, bytes], *, now: float | None = None, all_: bool = False
 ) -> list[WorkerPresence]:
-    """The workers of the hash ``workers``, by name. One whose record cannot be read is logged and left out.
+    """The workers of the hash ``workers``, by name. One whose record cannot be read is left out, and said once.
 
     Args:
+        now: what ages are reckoned by (Unix time, seconds); None: this machine's clock.
         all_: raise instead, unless nobody renews that record any more; for whoever must not go on while a worker may
             hold what it does not show.
 
     Raises:
         ProtocolError: with ``all_``; names the worker and the field.
     """
-    found = []
-    for name, raw in sorted(records.items()):
-        record: Any = None
-        try:
-            record = unpack(raw, f"The presence of worker {name.decode(errors='replace')}")
-            named = {"name": name.decode(), **record} if isinstance(record, dict) else record
-            found.append(WorkerPresence.from_record(named, now=now))
-        except (ProtocolError, UnicodeDecodeError) as exc:
-            if all_ and not _is_old(record, time.time() if now is None else now):
-                raise ProtocolError(f"{exc} End that worker: within a minute its record counts no more.") from exc
-            log.warning("a worker cannot be read and is left out: %s", exc)
-    return found
+    now = time.time() if now is None else now
+    if all_:
+        for name, raw in sorted(records.items()):
+            _check_readable(name, raw, now)
+    return readable(records, partial(_read, now=now))
 
 
-def _is_old(record: Any, now: float) -> bool:
+def _read(name: bytes, raw: bytes, now: float) -> WorkerPresence:
+    record = unpack(raw, f"The presence of worker {name_shown(name)}")
+    named = {"name": name_in(name, "A worker"), **record} if isinstance(record, dict) else record
+    return WorkerPresence.from_record(named, now=now)
+
+
+def _check_readable(name: bytes, raw: bytes, now: float) -> None:
+    """Raise ProtocolError where a worker that may live has a record that cannot be read."""
+    try:
+        _read(name, raw, now)
+    except ProtocolError as exc:
+        if not _is_old(raw, now):
+            raise ProtocolError(f"{exc} End that worker: within a minute its record counts no more.") from exc
+
+
+def _is_old(raw: bytes, now: float) -> bool:
     """Whether a record that cannot be read was at least written, and too long ago to be of a worker that lives."""
+    try:
+        record = unpack(raw, "A presence")
+    except ProtocolError:
+        return False
     at = record.get("at") if isinstance(record, dict) else None
     return isinstance(at, float) and now - at > FRESH_S
 
