@@ -221,6 +221,12 @@ def execute(arguments: list[str] | None) -> int:
         if not reader_left():
             raise exc.__context__ from None
         return EXIT_PIPE
+    except Exception as exc:
+        from penstock.redis.refusals import in_words
+
+        if (told := in_words(exc)) is None:
+            raise
+        return _fail(told, EXIT_CONFIG if isinstance(told, QueueUnavailable) else EXIT_ERROR)
 
 
 def _forbidden(exc: OSError) -> str:

@@ -11,7 +11,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from penstock.errors import QueueFull
 from penstock.redis.commands import AsyncClient, Client, Encodable
-from penstock.redis.refusals import is_demoted, passing
+from penstock.redis.refusals import is_demoted, is_wrong_type, passing
 
 T = TypeVar("T")
 Value = Encodable
@@ -73,11 +73,13 @@ async def run_async(client: AsyncClient, call: Call[T]) -> T:
 
 
 def translate(exc: Exception, verb: str) -> Exception:
-    """A full Redis is an error of its own, one that takes no writes a passing one; others stay what they are."""
+    """A full Redis is an error of its own, one that takes no writes a passing one; others stay of their kind."""
     if isinstance(exc, OutOfMemoryError) or "OOM" in str(exc):
         return QueueFull(
             f"Redis has no memory left for '{verb}': raise its maxmemory, add payload servers or let trainers catch up."
         )
+    if is_wrong_type(exc):
+        return ResponseError(f"verb {verb}: {exc}")
     return passing(exc) or exc
 
 

@@ -30,7 +30,7 @@ from penstock.errors import ConfigError, PenstockError, QueueFull, QueueRefused,
 from penstock.redaction import know_url, redact
 from penstock.redis import sentinel
 from penstock.redis.commands import AsyncClient, Client
-from penstock.redis.refusals import AsyncParser, DiskRefused, Parser
+from penstock.redis.refusals import AsyncParser, DiskRefused, NamingRedis, Parser
 
 #: Oldest Redis whose semantics penstock is built on; the embedded server's.
 MIN_VERSION = (6, 2)
@@ -52,7 +52,7 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S, check: bool = True) -> Cl
         QueueRefused: it refuses the password or this user's rights, or is too old; waiting would change nothing.
         ConfigError: the URL cannot be read, or the server evicts keys when it is full.
     """
-    client: Client = _client(redis.Redis, url, timeout_s, Retry(NoBackoff(), 0))
+    client: Client = _client(NamingRedis, url, timeout_s, Retry(NoBackoff(), 0))
     if check:
         try:
             ask(client, url)
@@ -86,7 +86,7 @@ def check_durable(client: Client, url: str) -> None:
 
 def connect_blocking(url: str, block_s: float) -> Client:
     """A client for reads that block for up to ``block_s``; give it to nobody else. Checks nothing."""
-    client: Client = _client(redis.Redis, url, block_s + TIMEOUT_S, Retry(NoBackoff(), 0))
+    client: Client = _client(NamingRedis, url, block_s + TIMEOUT_S, Retry(NoBackoff(), 0))
     return client
 
 

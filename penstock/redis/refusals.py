@@ -1,16 +1,22 @@
-"""Why a Redis that answers takes no writes: it was demoted, or cannot write to its own disk. Both pass by themselves.
+"""What a Redis that answers refuses, and why.
 
-A server whose append-only file finds no room answers every write with MISCONF until it could write again. redis-py has
-no error for that; the parsers here give it one. Redis 6.2 says it, as READONLY, in the middle of a script's error.
+It takes no writes where it was demoted, or cannot write to its own disk; both pass by themselves. A server whose
+append-only file finds no room answers every write with MISCONF until it could write again. redis-py has no error for
+that; the parsers here give it one. Redis 6.2 says it, as READONLY, in the middle of a script's error.
+
+A command on a key of another type is refused as WRONGTYPE, and the server does not say which key; the client here does.
 """
 
 from typing import Any
 
+import redis
 from redis.asyncio.connection import DefaultParser as AsyncDefaultParser
 from redis.connection import DefaultParser
 from redis.exceptions import ReadOnlyError, ResponseError
 
+from penstock.errors import PenstockError, ProtocolError, QueueUnavailable
 from penstock.redis.commands import Client
+from penstock.words import shown
 
 
 class DiskRefused(ResponseError):
@@ -29,6 +35,39 @@ def passing(exc: object) -> ResponseError | None:
     if isinstance(exc, ResponseError) and "MISCONF" in str(exc):
         return DiskRefused(str(exc).rpartition("MISCONF ")[2])
     return ReadOnlyError(str(exc)) if is_demoted(exc) else None
+
+
+def is_wrong_type(exc: object) -> bool:
+    """True when a command, or a verb, met a key of another type than it is for."""
+    return isinstance(exc, ResponseError) and "WRONGTYPE" in str(exc)
+
+
+class NamingRedis(redis.Redis):
+    """A client that says which key was of the wrong type; a pipeline of redis-py does so by itself."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except ResponseError as exc:
+            if is_wrong_type(exc) and not str(args[0]).startswith("EVAL"):
+                key = next((one for one in args[1:] if str(one).startswith("penstock:")), "")
+                raise ResponseError(f"{args[0]} {shown(key, 200)}: {exc}") from exc
+            raise
+
+
+def in_words(exc: Exception) -> PenstockError | None:
+    """What an error of redis-py means for whoever gave a command; None for one that means nothing to them."""
+    if is_wrong_type(exc):
+        return ProtocolError(
+            f"A key in Redis is of another type than penstock gives it ({exc}): find out what else writes to this "
+            "Redis, and delete the key, or begin the run anew."
+        )
+    if isinstance(exc, redis.ConnectionError | redis.TimeoutError):
+        reason = str(exc).rstrip(".")
+        return QueueUnavailable(
+            f"What was asked does not answer any more ({reason}): give the command again once it does."
+        )
+    return None
 
 
 def disk_trouble(client: Client) -> str:

@@ -49,6 +49,16 @@ def group(job: str, fields: Mapping[str, str | int]) -> Write:
     return lambda client, keys: client.hset(keys.group(job), mapping=dict(fields))  # type: ignore[arg-type]
 
 
+def another_type(name: str, *of: str) -> Write:
+    """Puts text where penstock has a stream, a set or a hash."""
+
+    def write(client: redis.Redis, keys: Keys) -> None:
+        key = getattr(keys, name)
+        client.set(key(*of) if of else key, "x")
+
+    return write
+
+
 #: What is written, what is asked, and what is said of it with which exit code.
 CASES: dict[str, tuple[Write, list[str], int, str]] = {
     "fleet is a list": (field("fleet", "state", [1]), ["fleet", "ls"], 1, "is not a record that penstock wrote"),
@@ -76,6 +86,9 @@ CASES: dict[str, tuple[Write, list[str], int, str]] = {
     "few fields": (group("d/0/9", {"st": "queued"}), ["audit"], 1, "group d/0/9: it is not one that a verb wrote"),
     "no id": (group(ESCAPES, {"st": "queued", "n": 1}), ["audit"], 1, r"group \x1b]0;PWNED\x07\u202e: it has an id"),
     "other type": (lambda client, keys: client.set(keys.group("d/0/9"), "x"), ["audit"], 1, "group d/0/9: it is not"),
+    "type of a stream": (another_type("dead"), ["dead", "ls"], 1, "than penstock gives it (XRANGE 'penstock:{"),
+    "type of one of many": (another_type("delayed"), ["status"], 1, "than penstock gives it (Command # "),
+    "type under a verb": (another_type("group", "d/0/9"), ["dead", "requeue", "d/0/9"], 1, "gives it (verb requeue: "),
     "wait": (field("waits", b"\xff", {"at": 0.0, "since": 0.0, "what": 1}), ["why"], 0, ""),
     "drops": (lambda client, keys: client.hset(keys.sub("actor"), "drop:x", "y"), ["status"], 0, "Field drop:x of"),
     "jobs": (group("d/0/9", {"st": "queued"}), ["jobs", "ls"], 0, "d/0/9"),
