@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from consumers.batch.batch import Batch
 from consumers.batch.reader import check_reading
 from consumers.session import Session
+from consumers.subscription.batch_groups import check_groups, with_groups
 from consumers.subscription.progress import batch_of
 from consumers.subscription.seat import Seat, job_of
 from penstock.config import Config
@@ -29,7 +30,7 @@ from penstock.errors import DataEnded, ProtocolError, WaitTimeout
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import TAGS
 from penstock.protocol.presence import WorkerPresence
-from penstock.protocol.staleness import Policy
+from penstock.protocol.staleness import definition_of
 from penstock.redis.saved_config import config_of
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Trainer:
         prepare: called with each batch before it is handed out, in the thread that fetches ahead where there is one;
             what it returns is ``batch.prepared``. ``lambda batch: batch.packed(8192, "cuda")`` lays out, pins and
             copies while the step before it runs.
-        batch_groups: groups per batch; None takes ``trainer.batch_groups``.
+        batch_groups: groups per batch; None takes ``trainer.batch_groups``. ConfigError beside another size.
         subscription: fields of ``trainer.subscription`` that differ for this one: ``{"driving": False}`` for a trainer
             that reads beside the one that publishes, ``{"share": "pool"}`` for one of several that divide the groups.
         definition: what the subscription takes, ``driving`` included, whatever ``subscription`` and the configuration
@@ -90,18 +91,15 @@ class Trainer:
         # Before the wait for Redis, so that a mistake is reported at once.
         self.seat = Seat(dp_rank, dp_size, replica, num_replicas, role or (roles[0] if roles else ""), tuple(roles))
         SubscriptionConfig.of(subscription or {}, name or "trainer")
-        config = _with_groups(config_of(config, run, "Trainer"), batch_groups)
+        config = with_groups(config_of(config, run, "Trainer"), batch_groups)
         check_reading(config, self.seat, replica_group)
         self.config = config
         self.name = name or config.trainer.name
         self.dp_rank, self.dp_size = dp_rank, dp_size
         self.model_name = config.model.name
-        policy = Policy.of(config.staleness, config.buffer, filtered=bool(config.trainer.filter.functions))
         wanted = SubscriptionConfig.of({**config.trainer.subscription.model_dump(), **(subscription or {})}, self.name)
-        if definition is None:
-            definition = policy.definition(
-                config.trainer, model=self.model_name, seed=config.seed, subscription=wanted, roles=roles
-            )
+        definition = definition or definition_of(config, subscription=wanted, roles=roles)
+        check_groups(batch_groups, definition)
         #: True where its publications move the clock.
         self.drives = definition.driving
         #: What this rank is made of, and the batches that it is handed.
@@ -115,7 +113,7 @@ class Trainer:
             replica_group=replica_group,
             prepare=prepare,
         )
-        self.stream = self.session.stream(0 if policy.mode is Mode.SYNC else prefetch)
+        self.stream = self.session.stream(0 if config.staleness.mode is Mode.SYNC else prefetch)
         #: Seconds spent in ``next`` since the last ``take_wait_s``.
         self.wait_s = 0.0
         #: Times that the ranks agreed.
@@ -390,10 +388,3 @@ class Trainer:
     def report(self, **figures: float | int | str) -> None:
         """Show figures of the last step in `penstock status` and the live view."""
         self.session.report(figures)
-
-
-def _with_groups(config: Config, batch_groups: int | None) -> Config:
-    """``config`` with another number of groups per batch; None: as it is."""
-    if batch_groups is None:
-        return config
-    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"batch_groups": batch_groups})})

@@ -12,6 +12,7 @@ from penstock.config.reading.dataset_path import parse_path
 from penstock.errors import ConfigError, EngineError
 from penstock.payloads.store import open_store
 from penstock.protocol.keys import Keys
+from penstock.protocol.staleness import definition_of
 from penstock.redaction import redact
 from penstock.redis.connect import connect
 from penstock.system.extras import check_installed
@@ -46,6 +47,7 @@ def check(config: Config, *, trains: bool = True) -> None:
     check_rollouts(config)
     if trains:
         check_groups(config)
+        definition_of(config)
         check_device(config)
     if config.engine.url is None:
         check_interpreter(config.engine.python)

@@ -199,6 +199,8 @@ class Definition(SubscriptionConfig):
     lanes: Annotated[Names, Trait.POOL, Trait.AGREED] = ("train",)
     #: Batches per publication.
     per_version: Positive = 1
+    #: Optimizer steps of the reference trainer that a batch is divided over, by whole groups.
+    minibatches: Positive = 1
     #: Model whose clock bounds it; '': none.
     model: Annotated[str, _is_a_name("model"), Trait.AGREED] = ""
     seed: Annotated[int, Trait.POOL] = 0
@@ -337,8 +339,14 @@ class Definition(SubscriptionConfig):
             )
 
     def _check_size(self) -> None:
-        if not self.asks:  # else it is as large as what was asked for
-            super()._check_size()
+        if self.asks:
+            return  # it is as large as what was asked for
+        super()._check_size()
+        if self.unit is Unit.GROUPS and self.size < self.minibatches:
+            raise ValueError(
+                f"a batch of {self.size} groups, which stay whole, cannot be divided over {self.minibatches} "
+                "minibatches: raise its size, or lower trainer.minibatches"
+            )
 
 
 @cache

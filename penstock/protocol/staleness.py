@@ -16,7 +16,7 @@ was restored; it does not age anything either.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.config import BufferConfig, StalenessConfig, TrainerConfig
+from penstock.config import BufferConfig, Config, StalenessConfig, TrainerConfig
 from penstock.config.staleness import Mode, OnExpiry, Sampler
 from penstock.config.subscription import Asked, Definition, SubscriptionConfig, Unit
 from penstock.errors import ConfigError
@@ -149,10 +149,21 @@ class Policy:
                 "on_expiry": self.on_expiry,
                 "sampler": self.sampler,
                 "per_version": trainer.batches_per_version,
+                "minibatches": trainer.minibatches,
                 "over": trainer.over_sampling_groups,
                 "min_first": trainer.min_groups_before_first_batch,
             }
         return Definition.of({**values, **given}, trainer.name)
+
+
+def definition_of(
+    config: Config, *, subscription: SubscriptionConfig | None = None, roles: Sequence[str] = ()
+) -> Definition:
+    """What a configuration means of its trainer's subscription; arguments and errors as of ``Policy.definition``."""
+    policy = Policy.of(config.staleness, config.buffer, filtered=bool(config.trainer.filter.functions))
+    return policy.definition(
+        config.trainer, model=config.model.name, seed=config.seed, subscription=subscription, roles=roles
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,17 @@
 """What can be known to fail before anything is started."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from console.launch.preflight import check_extras
+from console.launch.preflight import check, check_extras
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.weights.transport import TRANSPORTS
 
 
-def by(transport: str, folder: Path) -> Config:
+def by(transport: str, folder: Path, **sections: Any) -> Config:
     trainer = {"transport": transport, "device": "cuda"}
     return Config.model_validate(
         {
@@ -18,6 +19,7 @@ def by(transport: str, folder: Path) -> Config:
             "model": {"path": str(folder)},
             "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
             "trainer": trainer,
+            **sections,
         }
     )
 
@@ -36,3 +38,9 @@ def test_a_transport_whose_package_is_not_there_is_refused_before_anything_start
 
 def test_checkpoint_engine_needs_its_package() -> None:
     assert TRANSPORTS["checkpoint_engine"].package == "checkpoint_engine"
+
+
+def test_a_subscription_that_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = by("disk", tmp_path, staleness={"mode": "one_step"}, buffer={"sampler": "fifo"})
+    with pytest.raises(ConfigError, match="mode one_step trains whole cohorts, and the sampler is fifo"):
+        check(config)

@@ -67,7 +67,7 @@ def test_redis_holds_texts_under_the_names_that_they_always_had() -> None:
         "priority": "reward", "exponent": "1.0", "reuse": "1", "prefetch": "", "keep_groups": "0", "keep_bytes": "0",
         "keep_s": "0.0", "bound": "0", "on_expiry": "mask", "mask_offpolicy": "0", "split": "balanced",
         "mode": "async", "seed": "0", "over": "0", "min_first": "0", "filters": "", "on_filter_error": "keep",
-        "keep_when_few": "0", "roles": "",
+        "keep_when_few": "0", "roles": "", "minibatches": "1",
     }  # fmt: skip
     assert Definition(unit=Unit.TOKENS, size=4096, per_version=2).fields()["gb"] == "2", "a guess"
 
@@ -156,6 +156,11 @@ def test_what_is_asked_for_is_checked_as_a_whole() -> None:
     for mode, bound in (("sync", 0), ("one_step", 1), ("async", 9)):
         assert Definition.of({**drives, "mode": mode, "bound": bound, "sampler": "cohort"}, "rm").bound == bound
     assert Definition.of({"size": 4, "mode": "sync", "bound": 9}, "rm").bound == 9, "a mode is of who drives"
+    policy = Policy.of(StalenessConfig(mode=Mode.ASYNC), BufferConfig())
+    stepwise = policy.definition(TrainerConfig(batch_groups=4, minibatches=4), model="policy").model_dump()
+    with pytest.raises(ConfigError, match=r"a batch of 3 groups, .*, cannot be divided over 4 minibatches"):
+        Definition.of({**stepwise, "size": 3}, "rm")
+    assert Definition.of({**stepwise, "size": 3, "unit": "samples"}, "rm").size == 3
     evaluation = Definition(lanes=("eval",), mode=ASKED, sampler=Sampler.COHORT, size=10**6)
     assert evaluation.size == 10**6, "as large as what was asked for"
 
