@@ -14,7 +14,7 @@ file with fsync every second does; such a payload is missed or fails its checksu
 
 Errors of the file system pass for a server that does not answer (``redis.ConnectionError``), so that everybody waits
 and asks again as they do for one; a full one is QueueFull. A network file system whose server is gone answers with no
-error either: the leader, who has others to serve, asks it in a thread that may be left behind.
+error either: it is asked in a thread that may be left behind.
 """
 
 import errno
@@ -44,9 +44,11 @@ from penstock.payloads.run_files import (
     WRITING,
     check_access,
     claim,
+    delete,
     file_of,
     files,
     if_there,
+    names_in,
     parts,
     run_of,
     write_all,
@@ -78,8 +80,7 @@ class PayloadFolder:
         url: ``file:///FOLDER``; ConfigError where it names none. Only ``claim`` and ``put`` make it, for whoever looks
             into a folder that was just made would take what lies elsewhere for gone.
         makes: whether they may; False where nobody on this machine named it, and they only make the run's folder in it.
-        timeout_s: longest wait of ``ping``, for each ``CHUNK`` files of ``keep`` and ``unlink``, and for the next of
-            ``read`` and ``expire``.
+        timeout_s: longest wait for the file system to do anything, of whoever asks but ``put`` and ``is_full``.
     """
 
     #: Columns need a Redis.
@@ -154,9 +155,12 @@ class PayloadFolder:
         Raises:
             ConfigError: there is a folder of that name, and it holds files of somebody else.
         """
-        with self._answering():
-            self._make()
-            claim(self._run(prefix))
+        self._ask(partial(self._claim, prefix))
+
+    def _claim(self, prefix: str, step: Step) -> None:
+        self._make()
+        step()
+        claim(self._run(prefix))
 
     def _make(self) -> None:
         if self._makes:
@@ -234,8 +238,7 @@ class PayloadFolder:
 
     def _is_marked(self, name: str) -> bool:
         """Does this process see the run's folder, as whoever wrote there left it?"""
-        with self._answering():
-            return (self._run(name) / MARK).exists()
+        return (self._run(name) / MARK).exists()
 
     def unlink(self, names: Sequence[str]) -> None:
         """Free payloads; what is gone does not matter. They are gone at once, and their bytes soon.
@@ -315,17 +318,17 @@ class PayloadFolder:
             ConfigError: this machine does not see the run's folder, or not any more; what lies there is not known.
         """
         self._check_marked(prefix)
-        with self._answering():
-            for file in files(self._run(prefix)):
-                if WRITING not in file.name and not file.name.endswith(FREED):
-                    name = file.name.removesuffix(PENDING)
-                    yield prefix + unquote(name), name == file.name
+        for place in self._ask(lambda step: parts(self._run(prefix))):
+            for file in self._ask(partial(names_in, place)):
+                if WRITING not in file and not file.endswith(FREED):
+                    name = file.removesuffix(PENDING)
+                    yield prefix + unquote(name), name == file
         # A file system that was unmounted meanwhile ends a scan as an empty folder does.
         self._check_marked(prefix)
 
     def _check_marked(self, prefix: str) -> None:
         self.check()
-        if not self._is_marked(prefix):
+        if not self._ask(lambda step: self._is_marked(prefix)):
             raise ConfigError(
                 f"In {self.path} this machine sees no folder of the run {run_of(prefix)}, so nobody knows what lies "
                 "there: ask on a machine that workers write from, or mount what they have there. It is so too where "
@@ -338,21 +341,7 @@ class PayloadFolder:
         Raises:
             ConfigError: the folder of that name is not one of payloads.
         """
-        folder, count = self._run(prefix), 0
-        with self._answering():
-            if not folder.exists():
-                return 0
-            claim(folder)
-            for file in files(self._run(prefix)):
-                with suppress(FileNotFoundError):
-                    os.unlink(file.path)
-                    count += 1
-            with suppress(OSError):  # somebody else's file keeps its folder
-                for part in parts(folder):
-                    part.rmdir()
-                (folder / MARK).unlink()
-                folder.rmdir()
-        return count
+        return self._ask(partial(delete, self._run(prefix)))
 
     def usage(self) -> tuple[int, int]:
         """(used, total) bytes of the file system. Raises ConfigError where this machine has no such folder."""

@@ -4,7 +4,7 @@ import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -79,6 +79,36 @@ def files(folder: Path) -> Iterator[os.DirEntry[str]]:
     for part in parts(folder):
         with os.scandir(part) as found:
             yield from (file for file in found if file.name.startswith(KINDS))
+
+
+def names_in(part: Path, step: Callable[[], None]) -> list[str]:
+    """Names of those in one of its folders; ``step`` is called for each. Blocks. Raises OSError."""
+    names = []
+    with os.scandir(part) as found:
+        for file in found:
+            step()
+            names.append(file.name)
+    return [name for name in names if name.startswith(KINDS)]
+
+
+def delete(folder: Path, step: Callable[[], None]) -> int:
+    """Delete what is ours of a run, and call ``step`` for each file; how many. Blocks. Raises as ``claim``, OSError."""
+    count = 0
+    if not folder.exists():
+        return count
+    claim(folder)
+    for file in files(folder):
+        step()
+        with suppress(FileNotFoundError):
+            os.unlink(file.path)
+            count += 1
+    with suppress(OSError):  # somebody else's file keeps its folder
+        for part in parts(folder):
+            step()
+            part.rmdir()
+        (folder / MARK).unlink()
+        folder.rmdir()
+    return count
 
 
 def write_all(file: int, data: bytes, step: Callable[[], None]) -> None:

@@ -79,7 +79,7 @@ def open_store(url: str, *, timeout_s: float = connect.TIMEOUT_S) -> PayloadStor
     """The store at an address; nobody is asked yet.
 
     Args:
-        timeout_s: longest wait for one answer of a Redis, or of a folder in ``ping``, ``keep`` and ``unlink``.
+        timeout_s: longest wait for one answer of a Redis, or for a folder's file system to do anything.
 
     Raises:
         ConfigError: the address cannot be read.

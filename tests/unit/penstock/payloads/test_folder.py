@@ -393,6 +393,9 @@ def test_a_folder_is_closed_without_a_file_system_whose_server_is_gone(
         ("open", lambda folder: folder.read([(NAME, 1)]), [(NAME, False)]),
         ("open", lambda folder: folder.read_ranges([(NAME, 0, 1)]), [(NAME, False)]),
         ("stat", lambda folder: folder.check(), [(NAME, False)]),
+        ("stat", lambda folder: folder.claim(KEYS.prefix), [(NAME, False)]),
+        ("scandir", lambda folder: list(folder.names(KEYS.prefix)), [(NAME, False)]),
+        ("unlink", lambda folder: folder.delete(KEYS.prefix), None),
     ],
 )
 def test_who_asks_goes_on_without_a_file_system_whose_server_is_gone_and_does_it_later(
@@ -401,7 +404,7 @@ def test_who_asks_goes_on_without_a_file_system_whose_server_is_gone_and_does_it
     stuck: Callable[[str], tuple[list[Any], threading.Event]],
     call: str,
     act: Callable[[PayloadFolder], Any],
-    left: list[tuple[str, bool]],
+    left: list[tuple[str, bool]] | None,
 ) -> None:
     folder.put([(NAME, b"x")])
     leaders = PayloadFolder(folder.url, timeout_s=0.05)
@@ -413,4 +416,7 @@ def test_who_asks_goes_on_without_a_file_system_whose_server_is_gone_and_does_it
     again.set()
     let_come_back()
     act(folder)
-    assert list(folder.names(KEYS.prefix)) == left
+    if left is None:
+        assert not (folder.path / "run").exists()
+    else:
+        assert list(folder.names(KEYS.prefix)) == left
