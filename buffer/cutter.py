@@ -80,8 +80,8 @@ class Cutter:
                     try:
                         seen = self._look(view)
                     except ProtocolError as exc:
-                        # One was broken since all were read; the next refresh sets it aside.
-                        return f"subscriptions that can be read: {exc}"
+                        # A subscription was broken since all were read, which the next refresh sets aside; or a count.
+                        return f"someone to mend what a cut rests on: {exc}"
                     view = self._view(sub, seen)
                     continue
                 case Dispose(reason, groups):

@@ -8,11 +8,11 @@ completed (``State.catch_up``) afterwards, never before: a job that no longer co
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from buffer.view import End, InFlight, View
 from penstock.protocol.gate import Room, read_rooms
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.small_maps import count_of
 from penstock.redis.commands import Client
 
 
@@ -21,6 +21,9 @@ def read(client: Client, keys: Keys, view: View, gates: Sequence[Sequence[str]])
 
     Args:
         gates: names of the subscriptions that hold the gate, those of a pool together.
+
+    Raises:
+        ProtocolError: Redis does not hold what is counted as penstock writes it.
     """
     is_gate_open = not view.rejects or _is_open(read_rooms(client, keys, gates).values())
     lane, last = view.definition.lanes[0], view.first_place + view.definition.size - 1
@@ -41,10 +44,10 @@ def read(client: Client, keys: Keys, view: View, gates: Sequence[Sequence[str]])
     return InFlight(
         jobs=sum(map(int, jobs)),
         running={version: int(count) for version, count in zip(versions, running, strict=True) if count},
-        admitted=int(admitted or 0),
+        admitted=count_of(admitted, f"The number of jobs admitted to lane {lane}"),
         unfinished=int(unfinished),
         first_unfinished=int(first[0][1]) if first else None,
-        completed=int(completed or 0),
+        completed=count_of(completed, "The number of jobs completed"),
         end=_end(*source),
         is_gate_open=is_gate_open,
     )
@@ -56,8 +59,9 @@ def _is_open(rooms: Iterable[Room]) -> bool:
     return bool(free) and min(free) > 0
 
 
-def _end(position: Any, end: Any, last_batch: Any) -> End | None:
+def _end(position: bytes | None, end: bytes | None, last_batch: bytes | None) -> End | None:
     """Where the data ended; None while there is more, or no end at all."""
-    if end is None or int(position or 0) < int(end):
+    if end is None:
         return None
-    return End(int(end), last_batch == b"train")
+    last = count_of(end, "The end of the data")
+    return None if count_of(position, "The position in the data") < last else End(last, last_batch == b"train")

@@ -8,6 +8,7 @@
 | lead | the present leader's lease | its end, or `resign` |
 | events | news on stream `samples` | commit, ask, publish, checkpointed, rewind, subscribe |
 | cut | groups, or what is due before the bound | more completions; shown in `waits` |
+| all | a number or a name that Redis holds as no verb writes it | a person who mends it |
 
 Invariants kept here: I2 and I5 by the verbs' guards, I4 because memory is a cache of keys, I6 by planner and guard.
 """
@@ -26,7 +27,7 @@ from buffer.payload_servers import PayloadServers
 from buffer.rollback import Rollback
 from buffer.state import State
 from penstock.config import Config
-from penstock.errors import ConfigError, LeadershipLost, QueueUnavailable
+from penstock.errors import ConfigError, LeadershipLost, ProtocolError, QueueUnavailable
 from penstock.payloads.servers import seeds
 from penstock.protocol import scripts
 from penstock.protocol.attendance import Attendance
@@ -126,15 +127,22 @@ class Buffer:
             self._lead(Leadership(epoch, self._token))
         except LeadershipLost as exc:
             log.warning("%s", exc)
+        except ProtocolError as exc:
+            log.error("nothing is decided before this is mended: %s", exc)
+            self._waiting("buffer:state").for_(f"someone to mend what Redis holds: {exc}")
+            self._pause()
         except PASSING as exc:
             # Whatever Redis holds when it is back is the truth: lead and load anew.
             log.warning("a server does not answer (%s); starting over when it does", exc)
             self._waiting("buffer:servers").for_(f"a server that does not answer: {redact(str(exc))}")
-            self._stopping.wait(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._pause()
             self._control.do(lambda client: client.ping())
         finally:
             self._leads = False
+
+    def _pause(self) -> None:
+        self._stopping.wait(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _lead(self, lead: Leadership) -> None:
         """Lead until the lease is lost, Redis restarts, or ``stop``."""
@@ -166,6 +174,7 @@ class Buffer:
                 self._cut_for(cutter, state, sub.name)
             self._pause_s = PAUSE_S
             self._waiting("buffer:servers").end()
+            self._waiting("buffer:state").end()
             house.tend(last, checkpointed="checkpointed" in kinds)
         scripts.run(self.client, scripts.resign(self._keys, lead))
 

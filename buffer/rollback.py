@@ -9,6 +9,8 @@ import logging
 
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.readable import readable
+from penstock.protocol.records.small_maps import count_of, name_shown
 from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ class Rollback:
     def look(self) -> dict[str, int]:
         """What was lost since the last look, by counter; it is counted in Redis and logged. Blocks for a round trip."""
         now = self._read()
-        lost = {name: count - now.get(name, 0) for name, count in self.seen.items() if count > now.get(name, 0)}
+        lost = {name: self.seen[name] - count for name, count in now.items() if self.seen.get(name, count) > count}
         self.seen = now
         if lost:
             words = ", ".join(f"{count} {WATCHED[name]}" for name, count in lost.items())
@@ -48,5 +50,12 @@ class Rollback:
         return lost
 
     def _read(self) -> dict[str, int]:
+        """The counters, but for one that no verb wrote so, which is said once."""
         values = self._client.hmget(self._keys.counters, list(WATCHED))
-        return {name: int(value or 0) for name, value in zip(WATCHED, values, strict=True)}
+        found = {name.encode(): b"0" if value is None else value for name, value in zip(WATCHED, values, strict=True)}
+        return dict(readable(found, _counter))
+
+
+def _counter(field: bytes, value: bytes) -> tuple[str, int]:
+    name = name_shown(field)
+    return name, count_of(value, f"The counter {name}")

@@ -23,7 +23,7 @@ from penstock.protocol.position import Position
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.job import JobState
 from penstock.protocol.records.sample_meta import SampleMeta
-from penstock.protocol.records.small_maps import name_shown
+from penstock.protocol.records.small_maps import count_of, name_in, name_shown
 from penstock.protocol.scripts import Leadership, run
 from penstock.protocol.staleness import Lineage
 from penstock.redis.commands import Client
@@ -95,11 +95,12 @@ class State:
         return taken
 
     def refresh(self) -> None:
-        """Read clocks and subscriptions again; a changed definition fills a new pool."""
-        self.clock = {name.decode(): int(value) for name, value in self._client.hgetall(self._keys.clock).items()}
+        """Read clocks and subscriptions again; a changed definition fills a new pool. Raises ProtocolError."""
+        clock = {name_shown(field): value for field, value in self._client.hgetall(self._keys.clock).items()}
+        self.clock = {name: count_of(value, f"Field {name} of the clock") for name, value in clock.items()}
         raw = self._client.hgetall(self._keys.subs)
-        self.revision = int(raw.get(b"rev", 0))
-        names = [field.decode()[4:] for field in raw if field.startswith(b"sub:")]
+        self.revision = count_of(raw.get(b"rev"), "The revision of the subscriptions")
+        names = [name_in(field[4:], "A subscription") for field in raw if field.startswith(b"sub:")]
         gone = [self.subs.pop(name) for name in self.subs.keys() - set(names)]
         for name in names:
             self._refresh_sub(name)
@@ -144,7 +145,7 @@ class State:
         if version not in known:
             raw = self._client.hgetall(self._keys.steps(model))
             known.clear()
-            known.update({int(v): int(n) for v, n in raw.items()})
+            known.update({count_of(v, "A version"): count_of(n, "The batches behind it") for v, n in raw.items()})
         return known.get(version)
 
     def _refresh_sub(self, name: str) -> None:
@@ -333,7 +334,8 @@ class State:
     def timed_out(self, sub: Subscription) -> int:
         """Groups of its lanes that were given up unfinished since the run began. Blocks for a round trip."""
         names = [f"timed_out:{lane}" for lane in sub.definition.lanes]
-        return sum(int(value or 0) for value in self._client.hmget(self._keys.counters, names))
+        values = self._client.hmget(self._keys.counters, names)
+        return sum(count_of(value, f"The counter {name}") for name, value in zip(names, values, strict=True))
 
     def dispose(self, sub: Subscription, reason: Disposal, groups: list[Group]) -> None:
         """``sub`` gives these groups up unused, for good. Raises LeadershipLost."""

@@ -10,9 +10,10 @@ from consumers.subscription.subscriber import Subscriber
 from penstock.errors import ProtocolError, PublishError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.position import read_lineage
 from penstock.protocol.presence import read_workers
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.staleness import Lineage
+from penstock.protocol.records.small_maps import count_of
 from penstock.redis.commands import Client
 
 log = logging.getLogger(__name__)
@@ -53,9 +54,10 @@ class Clock:
         self.seen = max(self.seen, version)
 
     def read(self) -> int:
-        """Version of the last publication; 0 before the first."""
+        """Version of the last publication; 0 before the first. Raises ProtocolError where it is no number."""
         field = scripts.version_field(self.model)
-        return int(self._subscriber.control.do(lambda client: client.hget(self._keys.clock, field)) or 0)
+        version = self._subscriber.control.do(lambda client: client.hget(self._keys.clock, field))
+        return count_of(version, f"The newest version of model {self.model!r}")
 
     def check_lost(self, clock: int) -> None:
         """Raise ProtocolError where Redis has forgotten what this trainer announced."""
@@ -109,9 +111,9 @@ class Clock:
 
     def _abandoned(self) -> list[list[int]]:
         """Versions that rewinds of this subscription left behind."""
-        subscription = self._keys.sub(self._subscriber.name)
-        raw = self._subscriber.control.do(lambda client: client.hget(subscription, "abandoned"))
-        return [list(span) for span in Lineage.parse((raw or b"").decode()).abandoned]
+        name = self._subscriber.name
+        raw = self._subscriber.control.do(lambda client: client.hget(self._keys.sub(name), "abandoned"))
+        return [list(span) for span in read_lineage(raw, None, name).abandoned]
 
     def newest(self) -> Publication:
         """The last publication. Raises PublishError where there is none."""
@@ -196,8 +198,8 @@ class Clock:
             return list(pipe.execute())
 
         (final, newest), words = self._subscriber.control.do(look)
-        same = final is not None and final == newest and words == f"{int(final)} {end}".encode()
-        return int(final) if same else 0
+        same = final is not None and final == newest and words == final + f" {end}".encode()
+        return count_of(final, "The last version to be evaluated") if same else 0
 
 
 def versions_in(folder: Path) -> list[int]:

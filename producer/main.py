@@ -5,7 +5,7 @@
 | the first publication | a trainer that publishes |
 | a driving subscription | a trainer that joins |
 | the gate (T3) | publish, dispose, bury: the list `gate` |
-| a subscription that can be read | a person who corrects or drops it |
+| a subscription, a position or a version that can be read | a person who corrects it, or drops the subscription |
 | room in Redis | sweep, or more memory |
 | more data (``data.epochs`` are over) | a start with more of them; evaluations go on |
 | user code that jobs die of | a person who mends it, and a start of the producer |
@@ -31,6 +31,7 @@ from penstock.protocol.attendance import Attendance
 from penstock.protocol.gate import read_gates, read_rooms
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
+from penstock.protocol.records.small_maps import count_of
 from penstock.protocol.scripts import Admission, ensure_lanes
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
@@ -76,6 +77,7 @@ class Producer:
         #: Position behind the last prompt; None: there is none.
         self._end = None if epochs is None else epochs * len(self.source)
         self._version_field = scripts.version_field(config.model.name)
+        self._begun = False
 
     def stop(self) -> None:
         """Make ``run`` return; safe in a signal handler."""
@@ -86,8 +88,6 @@ class Producer:
         try:
             self._control.do(lambda client: ensure_lanes(client, self._keys))
             self._check_source()
-            self._set_end()
-            self._control.do(lambda client: user_failures.forget(client, self._keys))
             while not self._stop.is_set():
                 self._attendance.confirm()
                 why = self._step()
@@ -114,7 +114,21 @@ class Producer:
 
     def _step(self) -> str:
         """Admit one chunk; returns what has to be waited for, or ''."""
-        version = int(self._control.do(lambda client: client.hget(self._keys.clock, self._version_field)) or 0)
+        try:
+            self._begin()
+            return self._admit_what_is_due()
+        except ProtocolError as exc:
+            return f"someone to mend what Redis holds: {exc}"
+
+    def _begin(self) -> None:
+        """Once: say where the data ends, and let user code be tried again that somebody may have mended."""
+        if not self._begun:
+            self._set_end()
+            self._control.do(lambda client: user_failures.forget(client, self._keys))
+            self._begun = True
+
+    def _admit_what_is_due(self) -> str:
+        version = self._count(self._keys.clock, self._version_field, "The newest version")
         if not version:
             return f"the first publication of model {self._config.model.name}, by the trainer"
         if self._is_full():
@@ -174,7 +188,8 @@ class Producer:
         if not self._evals:
             return
         state = self._control.do(lambda client: client.hgetall(self._keys.source))
-        last, begun = int(state.get(b"evaluated", 0)), int(state.get(b"evaluating", 0))
+        last = count_of(state.get(b"evaluated"), "The version that was evaluated last")
+        begun = count_of(state.get(b"evaluating"), "The version that is being evaluated")
         if begun <= last:
             wanted = self.to_evaluate(version, last)
             if wanted is None:
@@ -186,7 +201,7 @@ class Producer:
 
     def to_evaluate(self, version: int, last: int) -> int | None:
         """The version to be evaluated next, if one is due: ``last`` was the one before, ``version`` is the newest."""
-        final = int(self._control.do(lambda client: client.hget(self._keys.clock, "final")) or 0)
+        final = self._count(self._keys.clock, "final", "The last version to be evaluated")
         if final > last:
             return final
         if self._config.data.eval_pinned and self._evaluation_runs():
@@ -238,17 +253,21 @@ class Producer:
         return answer
 
     def _position(self, source: str) -> int:
-        return int(self._control.do(lambda client: client.hget(self._keys.source, source)) or 0)
+        return self._count(self._keys.source, source, f"The position in {source}")
 
     def _where(self) -> tuple[int, int | None]:
         """(position of the train prompts, where they end; None: nowhere)."""
         position, end = self._control.do(partial(_hmget, key=self._keys.source, fields=("train", "end")))
-        return int(position or 0), None if end is None else int(end)
+        where = count_of(position, "The position in train")
+        return where, None if end is None else count_of(end, "The end of the prompts")
+
+    def _count(self, key: str, field: str, what: str) -> int:
+        return count_of(self._control.do(lambda client: client.hget(key, field)), what)
 
     def _set_end(self) -> None:
         """Say where the data ends. Raises ConfigError where more was admitted already."""
+        position = self._position("train")
         if self._control.call(scripts.span(self._keys, self._end, self._config.data.last_batch)) < 0:
-            position = self._position("train")
             raise ConfigError(
                 f"data.epochs is {self._config.data.epochs}, but {position} prompts are admitted already, of "
                 f"{len(self.source)} in each pass: set it to {-(-position // len(self.source))} or more."

@@ -119,6 +119,9 @@ class OneHash:
     def hgetall(self, _: str) -> dict[bytes, bytes]:
         return dict(self._held)
 
+    def hmget(self, _: str, fields: list[str]) -> list[bytes | None]:
+        return [self._held.get(field.encode()) for field in fields]
+
     def hget(self, _: str, field: str) -> bytes | None:
         return self._held.get(field.encode())
 

@@ -146,7 +146,8 @@ def _num_open(state: Mapping[str, Any]) -> int:
 def _look_at_buffer(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | str:
     if state["leader"] is None:
         return _absence(state, "buffer", "no buffer leads")
-    return _longest(waits, f"buffer:{name}" if name else "buffer:") or "the buffer is at work"
+    told = _longest(waits, f"buffer:{name}" if name else "buffer:") or _longest(waits, "buffer:state")
+    return told or "the buffer is at work"
 
 
 def _look_at_producer(state: Mapping[str, Any], waits: Sequence[Link], name: str) -> Link | str:

@@ -16,6 +16,7 @@ from penstock.protocol import scripts
 from penstock.protocol.audit import scan_groups
 from penstock.protocol.position import read_count
 from penstock.protocol.records.job import Job, JobState
+from penstock.protocol.records.small_maps import count_of, name_in, name_shown
 from penstock.redis.commands import Client
 
 #: Jobs admitted per verb.
@@ -58,7 +59,10 @@ class Prompts:
         self._lane: AskedLane = lane
 
     def admit(self, requests: Sequence[Request], deadline: float) -> list[str]:
-        """Admit all; their ids. Blocks for room in Redis; raises WaitTimeout past ``deadline`` (monotonic)."""
+        """Admit all; their ids. Blocks for room in Redis; raises WaitTimeout past ``deadline`` (monotonic).
+
+        ProtocolError where Redis holds the position as no verb writes it.
+        """
         jobs: list[str] = []
         for first in range(0, len(requests), CHUNK):
             chunk = requests[first : first + CHUNK]
@@ -122,7 +126,8 @@ class Prompts:
     def _admit_chunk(self, requests: Sequence[Request]) -> int:
         """Number of the first job, or -1 when Redis is full."""
         while True:
-            position = int(self._control.do(lambda client: client.hget(self._keys.source, self._name)) or 0)
+            raw = self._control.do(lambda client: client.hget(self._keys.source, self._name))
+            position = count_of(raw, f"The position in {self._name}")
             jobs = [_job(self._id(position + i), one, self._lane) for i, one in enumerate(requests)]
             try:
                 done = self._control.call(
@@ -144,16 +149,16 @@ class Prompts:
     def _why(self, job: str) -> str:
         for _, entry in self._control.do(lambda client: client.xrevrange(self._keys.dead, count=1000)):
             if entry.get(b"id") == job.encode():
-                return f"{entry[b'reason'].decode()}: {entry[b'detail'].decode(errors='replace')[-2000:]}"
+                return f"{name_shown(entry.get(b'reason', b'?'))}: {name_shown(entry.get(b'detail', b''))[-2000:]}"
         return "its dead letter is gone."
 
     def _live_subs(self) -> list[str]:
         raw = self._control.do(lambda client: client.hgetall(self._keys.subs))
-        return sorted(field.decode()[4:] for field in raw if field.startswith(b"sub:"))
+        return sorted(name_in(field[4:], "A subscription") for field in raw if field.startswith(b"sub:"))
 
 
 def _lanes(sub: str, client: Client) -> list[str]:
-    return str((client.hget(sub, "lanes") or b"train").decode()).split(",")
+    return name_shown(client.hget(sub, "lanes") or b"train").split(",")
 
 
 def _job(name: str, request: Request, lane: AskedLane) -> Job:

@@ -15,7 +15,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.integration import play
-from tests.integration.parts import make_config, producing, until, until_waits
+from tests.integration.parts import buffering, make_config, producing, until, until_waits
 
 COUNTED = ("bound", "gb", "over", "owed", "p", "disposed", "start", "skipped")
 NO_NUMBERS = ("many", "", "1.5", "0x1", "nan", "9" * 400)
@@ -56,6 +56,22 @@ def test_I8_the_producer_names_what_it_cannot_count_and_goes_on_once_it_can(
         assert client.xlen(keys.jobs("train")) == 0
         client.hset(keys.sub("other"), "owed", "0")
         until(lambda: client.xlen(keys.jobs("train")) == 6)
+
+
+def test_I8_numbers_that_no_verb_wrote_are_named_and_everything_goes_on_once_they_are_mended(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    play.subscribe(client, keys, bound=1, gb=3)
+    client.hset(keys.clock, mapping={scripts.version_field(play.MODEL): 1, "version:other": "x"})
+    client.hset(keys.source, "train", "x")
+    config = make_config(redis_server.url, keys.run, tmp_path)
+    with producing(config), buffering(config):
+        until_waits(client, keys, "producer", "someone to mend what Redis holds: The position in train is b'x'")
+        until_waits(client, keys, "buffer:state", "mend what Redis holds: Field version:other of the clock is b'x'")
+        client.hset(keys.source, "train", "0")
+        until(lambda: client.xlen(keys.jobs("train")) == 6)
+        client.hset(keys.clock, "version:other", "1")
+        until(lambda: not client.hexists(keys.waits, "buffer:state"))
 
 
 def a_ready_group(client: redis.Redis, keys: Keys) -> str:

@@ -30,4 +30,4 @@ def test_a_subscription_at_the_gate_that_cannot_be_read_is_waited_for(monkeypatc
 
     why = cutter.Cutter(unused, Keys("run"), unused, state).try_cut(sub)
 
-    assert why == "subscriptions that can be read: Field p of subscription 'critic' is 'x'."
+    assert why == "someone to mend what a cut rests on: Field p of subscription 'critic' is 'x'."

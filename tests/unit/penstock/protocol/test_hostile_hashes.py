@@ -1,14 +1,20 @@
 """Whatever fields a hash in Redis has, it is read, or refused by an error of penstock's own."""
 
 from collections.abc import Callable
-from typing import cast
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buffer import in_flight
 from buffer.group import read_group
+from buffer.rollback import Rollback
+from buffer.state import State
 from console.cli.inspect import ledger_lines
+from consumers.clock import Clock
 from consumers.weights.publisher import loading_of
 from penstock.config.subscription import Definition
 from penstock.payloads.servers import parse as parse_servers
@@ -38,6 +44,20 @@ GROUP = {
     b"b:a": b"1",
 }
 
+
+def refresh(raw: Hash) -> None:
+    """What a leader does at each of its looks."""
+    unused: Any = SimpleNamespace(standing=None)
+    State(cast(Client, OneHash(raw)), KEYS, unused, unused).refresh()
+
+
+def read_clock(raw: Hash) -> tuple[int, object]:
+    control = SimpleNamespace(do=lambda work: work(OneHash(raw)))
+    subscriber: Any = SimpleNamespace(control=control, keys=KEYS, name="actor")
+    clock = Clock(subscriber, "policy", Path("weights"))
+    return clock.read(), clock._abandoned()
+
+
 #: What reads a hash -> one that it reads.
 HASHES: dict[str, tuple[Callable[[Hash], object], Hash]] = {
     "definition": (lambda raw: Definition.read(raw, "a"), DEFINED),
@@ -54,6 +74,13 @@ HASHES: dict[str, tuple[Callable[[Hash], object], Hash]] = {
     "gates": (lambda raw: read_gates(cast(Client, OneHash(raw)), KEYS), {b"sub:a": b"1", b"rev": b"3", b"share": b"p"}),
     "presence": (lambda raw: snapshot._present(raw, "part"), {b"p": pack({"at": 1.0})}),
     "subscriptions": (lambda raw: snapshot._subs(cast(Client, OneHash(raw)), KEYS, raw), {b"sub:a": b"1"}),
+    "clocks and subscriptions": (refresh, {b"version:policy": b"3", b"rev": b"2", b"sub:a": b"1"}),
+    "counters": (lambda raw: Rollback(cast(Client, OneHash(raw)), KEYS).look(), {b"admitted": b"3", b"cut": b"1"}),
+    "end of the data": (
+        lambda raw: in_flight._end(raw.get(b"train"), raw.get(b"end"), b"train"),
+        {b"train": b"7", b"end": b"7"},
+    ),
+    "clock of a trainer": (read_clock, {b"version:policy": b"3", b"abandoned": b"1-2"}),
     "dead letter": (lambda raw: _lengths_of(raw, None), {b"id": b"j", b"body": pack({"id": "j", "n": 1})}),
     "loading": (
         lambda raw: [loading_of(name, data) for name, data in raw.items()],
