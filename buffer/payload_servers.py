@@ -52,7 +52,7 @@ class PayloadServers:
         self._config = config
         self._control = control
         self._keys = keys
-        self._directory = Directory(rev=-1)
+        self._directory = Directory()
         self._lost: frozenset[str] = frozenset()
         self._away: dict[str, Away] = {}
         self._stores = {name: open_store(url, timeout_s=ANSWER_S) for name, url in config.payload_servers.items()}
@@ -96,7 +96,7 @@ class PayloadServers:
         if self._keys is None:
             return
         rev = payload_servers.revision(self._control.hget(self._keys.servers, "rev"))
-        if rev is None or rev != self._directory.rev:
+        if rev != self._directory.rev:
             self._directory = read(self._control, self._keys)
             self._lost = frozenset(self._directory.lost)
             for server in self._lost & self._away.keys():

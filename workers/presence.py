@@ -143,7 +143,7 @@ class Presence:
             groups=tally.committed_groups,
             failed=tally.failed_jobs,
             lost_leases=tally.lost_leases,
-            servers_rev=services.commits.servers_rev,
+            servers_seen=services.commits.servers_seen,
             engine_restarts=tally.engine_restarts,
             external=engine.config.url is not None,
             why=services.crash_loop or self._updates.cannot_load or self._updates.memory.cannot_offload,

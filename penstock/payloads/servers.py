@@ -25,13 +25,13 @@ from penstock.protocol.presence import GONE_S, parse_workers
 from penstock.protocol.records.codec import pack
 from penstock.protocol.records.job import JobState
 from penstock.protocol.records.readable import readable
-from penstock.protocol.records.small_maps import count_in, name_in, unpack_map
+from penstock.protocol.records.small_maps import name_in, name_shown, unpack_map
 from penstock.protocol.scripts import run
 from penstock.redis.commands import Client
 from penstock.words import shown
 
-#: Largest revision of a directory.
-MAX_REV = 10**18
+#: Most characters that are read of the revision of a directory.
+MAX_REV = 64
 
 
 class ServerState(StrEnum):
@@ -54,15 +54,15 @@ class Server:
     name: str
     url: str
     state: ServerState = ServerState.LIVE
-    #: Revision of the directory in which it got this state.
-    rev: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
     """All payload servers of a run, as of one revision."""
 
-    rev: int = 0
+    #: A random word, another one after each change: one that was counted could come back after a failover. None: nobody
+    #: has looked.
+    rev: str | None = None
     servers: dict[str, Server] = field(default_factory=dict)
 
     @property
@@ -98,29 +98,26 @@ class Directory:
 def parse(raw: Mapping[bytes, bytes]) -> Directory:
     """Read the hash ``servers``. A server that cannot be read is logged and left out: the others are still there."""
     entries = {key: value for key, value in raw.items() if key.startswith(b"s:")}
-    servers = {server.name: server for server in readable(entries, _server)}
-    rev = revision(raw.get(b"rev"))
-    if rev is None:
-        # It is that of the newest entry: each verb writes both.
-        rev = max((server.rev for server in servers.values()), default=0)
-    return Directory(rev, servers)
+    return Directory(revision(raw.get(b"rev")), {server.name: server for server in readable(entries, _server)})
 
 
 def _server(key: bytes, value: bytes) -> Server:
     name = name_in(key[2:], "A payload server")
     what = f"The record of payload server {shown(name)}"
     record = unpack_map(value, what)
-    state, url, rev = record.get("state"), record.get("url"), count_in(record, "rev", what, 0)
-    if state not in list(ServerState) or not isinstance(url, str) or not 0 <= rev <= MAX_REV:
+    state, url = record.get("state"), record.get("url")
+    if state not in list(ServerState) or not isinstance(url, str):
         raise ProtocolError(f"{what} is not one that penstock wrote.")
-    return Server(name, url, ServerState(state), rev)
+    return Server(name, url, ServerState(state))
 
 
-def revision(raw: bytes | None) -> int | None:
-    """The field ``rev`` of the hash; 0 where it is not there, None where it is no revision."""
-    if raw is None:
-        return 0
-    return int(raw) if raw.isdigit() and len(raw) < len(str(MAX_REV)) else None
+def _record(url: str, state: ServerState) -> bytes:
+    return pack({"url": url, "state": state})
+
+
+def revision(raw: bytes | None) -> str:
+    """The field ``rev`` of the hash; '' where it is not there."""
+    return name_shown(raw or b"")[:MAX_REV]
 
 
 def read(client: Client, keys: Keys) -> Directory:
@@ -131,7 +128,7 @@ def read(client: Client, keys: Keys) -> Directory:
 def seeds(keys: Keys, config: RedisConfig) -> list[scripts.Call[int]]:
     """Verbs that make the servers of a configuration known, where nobody has said anything of them yet."""
     return [
-        scripts.server(keys, name, pack({"url": url, "state": ServerState.LIVE, "rev": 0}), only_new=True)
+        scripts.server(keys, name, _record(url, ServerState.LIVE), only_new=True)
         for name, url in sorted(config.payload_servers.items())
     ]
 
@@ -145,18 +142,16 @@ def add(client: Client, keys: Keys, name: str, url: str) -> None:
     check_name("payload server", name)
     if name == CONTROL:
         raise ConfigError(f"{CONTROL!r} is the control Redis itself, which takes payloads while no server is live.")
-    directory = read(client, keys)
-    known = directory.servers.get(name)
+    known = read(client, keys).servers.get(name)
     if known is not None and known.url != url:
         raise ConfigError(f"Payload server {name!r} is at another address, where payloads may lie: take another name.")
-    run(client, scripts.server(keys, name, pack({"url": url, "state": ServerState.LIVE, "rev": directory.rev + 1})))
+    run(client, scripts.server(keys, name, _record(url, ServerState.LIVE)))
 
 
 def set_state(client: Client, keys: Keys, name: str, state: ServerState) -> Server:
     """Move a server to another state. Blocks for two round trips. Raises ConfigError for one that is not known."""
-    directory = read(client, keys)
-    server = Server(name, directory.named(name).url, state, directory.rev + 1)
-    run(client, scripts.server(keys, name, pack({"url": server.url, "state": state, "rev": server.rev})))
+    server = Server(name, read(client, keys).named(name).url, state)
+    run(client, scripts.server(keys, name, _record(server.url, state)))
     return server
 
 
@@ -194,12 +189,20 @@ def drain(client: Client, store: PayloadStore, keys: Keys, server: Server) -> Dr
     Args:
         client: control Redis.
         store: the server itself.
+
+    Raises:
+        ConfigError: it is not draining any more: somebody has taken it back, or given it up.
     """
-    # In this order: who has stopped writing has written what is found.
+    # In this order: who shows this very directory writes there no more, and has written what is found.
+    directory = read(client, keys)
+    known = directory.servers.get(server.name)
+    if known is None or known.state is not ServerState.DRAINING:
+        state = known.state if known else "not readable"
+        raise ConfigError(f"Payload server {server.name!r} is {state} by now: drain it again, if it is to be left.")
     writers = []
     now = _now(client)
     for worker in parse_workers(client.hgetall(keys.workers), now=now, all_=True):
-        if worker.age_s < GONE_S and worker.servers_rev < server.rev:
+        if worker.age_s < GONE_S and worker.servers_seen != directory.rev:
             writers.append(worker.name)
     found: Counter[str] = Counter()
     names = store.names(keys.prefix)

@@ -120,8 +120,8 @@ class WorkerPresence:
     groups: int = 0
     failed: int = 0
     lost_leases: int = 0
-    #: Revision of the list of payload servers that it writes by.
-    servers_rev: int = 0
+    #: Revision of the directory of payload servers that it writes by; '' where it may write to others yet.
+    servers_seen: str = ""
     engine_restarts: int = 0
     #: Whether its engine was started by somebody else.
     external: bool = False

@@ -1,4 +1,4 @@
-"""Random tokens that prove a right: leases, leadership, ownership."""
+"""Random tokens that prove a right, or that something was seen: leases, leadership, ownership, payload servers."""
 
 import secrets
 

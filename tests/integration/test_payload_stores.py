@@ -213,17 +213,18 @@ async def test_a_drain_ends_when_nobody_writes_there_and_nothing_is_left_that_an
     play.admit(client, keys, [play.job(i) for i in range(2)])
     held, other = play.lease(client, keys, most=2)
     now = float(client.time()[0])
-    client.hset(keys.workers, "unaware", pack({"at": now, "servers_rev": server.rev - 1}))
-    client.hset(keys.workers, "aware", pack({"at": now, "servers_rev": server.rev}))
+    seen = payload_servers.read(client, keys).rev
+    client.hset(keys.workers, "unaware", pack({"at": now, "servers_seen": "that of another directory"}))
+    client.hset(keys.workers, "aware", pack({"at": now, "servers_seen": seen}))
     client.hset(keys.workers, "gone", pack({"at": now - 60}))
     # One that is kept, one on its way to its commit, one of a lease that was lost, and what is no payload.
     kept, going = keys.payload("d/0/9/0", "t"), keys.payload(f"{held.job}/0", held.token)
     lost = [keys.payload(f"{other.job}/0", "lost"), keys.side(f"{other.job}/0", "lost", "experts")]
     await place.put(*[(name, b"x") for name in (kept, going, *lost)])
     store.keep([kept])
-    seen = payload_servers.drain(client, store, keys, server)
-    assert (seen.left, seen.orphans, seen.writers) == (2, 2, ["unaware"])
-    assert seen.words() == "workers unaware to stop writing there and 2 payloads to be trained and freed"
+    found = payload_servers.drain(client, store, keys, server)
+    assert (found.left, found.orphans, found.writers) == (2, 2, ["unaware"])
+    assert found.words() == "workers unaware to stop writing there and 2 payloads to be trained and freed"
     play.commit(client, keys, held, [0])
     assert payload_servers.drain(client, store, keys, server).left == 2, "committed, and not made permanent yet"
     store.unlink([kept, going])
@@ -231,5 +232,9 @@ async def test_a_drain_ends_when_nobody_writes_there_and_nothing_is_left_that_an
     assert payload_servers.drain(client, store, keys, server).done
     await place.put((going, b"x"))
     run(client, scripts.fail(keys, held.job, held.token, "w1", reason="r", detail="", max_attempts=0, retry_ms=1))
-    seen = payload_servers.drain(client, store, keys, server)
-    assert seen.words().endswith("(1 of them of buried jobs: requeue or cancel these)")
+    found = payload_servers.drain(client, store, keys, server)
+    assert found.words().endswith("(1 of them of buried jobs: requeue or cancel these)")
+    payload_servers.add(client, keys, "p1", store.url)
+    assert payload_servers.read(client, keys).rev != seen, "who knew the directory before has to look again"
+    with pytest.raises(ConfigError, match="'p1' is live by now: drain it again"):
+        payload_servers.drain(client, store, keys, server)

@@ -61,10 +61,10 @@ class Commits:
         await self._stores.look()
 
     @property
-    def servers_rev(self) -> int:
+    def servers_seen(self) -> str:
         """Revision of the directory that this worker acts by: it writes to no server that was not live in it."""
         if any(count for name, count in self._open.items() if name not in self._stores.names):
-            return 0
+            return ""
         return self._stores.rev
 
     async def commit(self, job: str, token: str, samples: Sequence[Sample], temperature: float, kind: str) -> Committed:

@@ -47,7 +47,7 @@ class PayloadStores:
         self._room = {name: _Room(server) for name, server in self._servers.items()}
         #: Servers that do not answer -> (not asked before then (monotonic), pause after that).
         self._away: dict[str, tuple[float, float]] = {}
-        self._directory = payload_servers.Directory(rev=-1)
+        self._directory = payload_servers.Directory()
 
     async def look(self) -> None:
         """See which payload servers there are by now. One round trip where nothing changed.
@@ -55,7 +55,7 @@ class PayloadStores:
         One that cannot be opened here is set aside.
         """
         rev = payload_servers.revision(await self._control.do(lambda client: client.hget(self._keys.servers, "rev")))
-        if self._directory.rev < 0:
+        if self._directory.rev is None:
             for call in payload_servers.seeds(self._keys, self._config):
                 await self._control.call(call)
         elif rev == self._directory.rev:
@@ -83,9 +83,9 @@ class PayloadStores:
         return True
 
     @property
-    def rev(self) -> int:
-        """Revision of the directory as it was last seen; 0 before."""
-        return max(0, self._directory.rev)
+    def rev(self) -> str:
+        """Revision of the directory as it was last seen; '' before."""
+        return self._directory.rev or ""
 
     def choose(self, sample_id: str) -> str:
         """The server for a sample's payload, by rendezvous hash among those that are written to and answer."""

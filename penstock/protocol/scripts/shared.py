@@ -8,11 +8,12 @@ from penstock.names import LANES
 from penstock.protocol.keys import Keys
 from penstock.redis.call import Call, run, script
 from penstock.redis.commands import Client
+from penstock.system.tokens import new_token
 
 
 def server(keys: Keys, name: str, record: bytes, *, only_new: bool = False) -> Call[int]:
-    """Make a payload server known, or change its state; the directory's revision, 0 where nothing was changed."""
-    return Call(script("server"), [keys.servers], [keys.prefix, name, record, int(only_new)], int)
+    """Make a payload server known, or change its state, in a new revision of the directory; 0: nothing was changed."""
+    return Call(script("server"), [keys.servers], [keys.prefix, name, record, int(only_new), new_token()], int)
 
 
 def note(keys: Keys, records: str, field: str, record: bytes) -> Call[int]:

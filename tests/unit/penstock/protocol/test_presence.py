@@ -46,7 +46,7 @@ def test_the_record_has_the_names_that_other_versions_read() -> None:
     assert sorted(WORKER.to_record()) == sorted([
         "name", "at", "host", "pid", "engine", "engine_pid", "url", "version", "state", "held", "running", "slots",
         "tokens_per_s", "capacity_tokens_per_s", "open_samples", "generated_tokens", "samples", "groups", "failed",
-        "lost_leases", "servers_rev", "engine_restarts", "external", "why", "ranks", "offloaded", "unwatched",
+        "lost_leases", "servers_seen", "engine_restarts", "external", "why", "ranks", "offloaded", "unwatched",
         "revived_at", "metrics", "engines",
     ])  # fmt: skip
 

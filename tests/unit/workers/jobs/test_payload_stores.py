@@ -9,6 +9,7 @@ import pytest
 
 from penstock.config import RedisConfig
 from penstock.protocol.keys import CONTROL, Keys
+from penstock.protocol.records import readable
 from penstock.protocol.records.codec import pack
 from penstock.redis.control import AsyncControl
 from workers.jobs.payload_stores import PayloadStores
@@ -33,7 +34,7 @@ class Directory:
 
 
 def server(url: str, **changes: Any) -> bytes:
-    return pack({"state": "live", "url": url, "rev": 1} | changes)
+    return pack({"state": "live", "url": url} | changes)
 
 
 def stores_of(held: dict[bytes, bytes]) -> PayloadStores:
@@ -51,7 +52,7 @@ async def chosen(stores: PayloadStores) -> set[str]:
 @pytest.mark.parametrize(
     "bad",
     [
-        {b"s:bad": server("redis://h:1/0", rev="x")},
+        {b"s:bad": server("redis://h:1/0", state="x")},
         {b"s:\xff": server("redis://h:1/0")},
         {b"s:bad": server("nonsense")},
         {b"s:bad": server("file://etc")},
@@ -61,8 +62,10 @@ async def chosen(stores: PayloadStores) -> set[str]:
     ],
 )
 def test_a_server_that_cannot_be_read_or_opened_is_left_out(
-    bad: dict[bytes, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    bad: dict[bytes, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(readable, "_said", set())
+
     async def plays() -> None:
         stores = stores_of({b"s:good": server(f"file://{tmp_path}")} | bad)
         await stores.look()
