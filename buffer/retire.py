@@ -9,9 +9,10 @@ from buffer.payload_servers import PayloadServers, keys_of
 from buffer.state import State
 from buffer.subscription import Subscription
 from penstock.errors import ProtocolError
+from penstock.names import MAX_ANSWERS
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.small_maps import number_in, unpack_map
+from penstock.protocol.records.small_maps import count_of, name_shown, number_in, unpack_map
 from penstock.protocol.scripts import Leadership, run
 from penstock.redis.commands import Client
 
@@ -114,7 +115,7 @@ class Retirement:
 
     def sweep(self) -> int:
         """Delete sealed and cancelled groups, payloads first; the number deleted. Raises LeadershipLost. Blocks."""
-        jobs = [job.decode() for job in self._client.srandmember(self._keys.retiring, SWEEP)]
+        jobs = [name_shown(job) for job in self._client.srandmember(self._keys.retiring, SWEEP)]
         if not jobs:
             return 0
         pipe = self._client.pipeline(transaction=False)
@@ -128,7 +129,7 @@ class Retirement:
             places = [place for record in records for place in keys_of(self._keys, job, record)]
             servers[job] = {server for server, _ in places}
             payloads += places
-            sizes.append((job, int(n or 0)))
+            sizes.append((job, _num_samples(n)))
         if silent := self._servers.unlink(payloads):
             # Those of a server that does not answer stay, or what lies there would never be freed.
             sizes = [(job, n) for job, n in sizes if not servers[job] & silent]
@@ -178,6 +179,15 @@ class Retirement:
             consumers = records == self._keys.workers
             removed += run(self._client, scripts.tidy(self._keys, records, stale, consumers=consumers))
         return removed
+
+
+def _num_samples(raw: bytes | None) -> int:
+    """Samples of a group that is swept; 0 where its record does not say it as a verb writes it."""
+    try:
+        n = count_of(raw, "The number of samples")
+    except ProtocolError:
+        return 0
+    return n if n <= MAX_ANSWERS else 0
 
 
 def _place(place: bytes) -> tuple[str, str]:
