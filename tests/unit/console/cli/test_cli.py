@@ -250,7 +250,7 @@ def test_a_part_that_a_run_does_not_have_cannot_be_left_out(tmp_path: Path) -> N
 
     assert done.returncode == 2
     assert done.stderr == (
-        "penstock: --without trainers: a run has the parts buffer, trainer, producer, worker, verifiers.\n"
+        "penstock: --without trainers: a run has the parts buffer, trainer, producer, worker, verifiers, recorder.\n"
     )
 
 
