@@ -12,7 +12,7 @@ from penstock.errors import ProtocolError
 from penstock.names import MAX_ANSWERS
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.small_maps import count_of, name_shown, number_in, unpack_map
+from penstock.protocol.records.small_maps import count_shown, name_shown, number_in, unpack_map
 from penstock.protocol.scripts import Leadership, run
 from penstock.redis.commands import Client
 
@@ -183,10 +183,7 @@ class Retirement:
 
 def _num_samples(raw: bytes | None) -> int:
     """Samples of a group that is swept; 0 where its record does not say it as a verb writes it."""
-    try:
-        n = count_of(raw, "The number of samples")
-    except ProtocolError:
-        return 0
+    n = count_shown(raw) or 0
     return n if n <= MAX_ANSWERS else 0
 
 

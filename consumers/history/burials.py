@@ -4,7 +4,7 @@ from penstock.errors import ProtocolError
 from penstock.history.row import WHOLE_JOB, Fate, SampleRow
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.small_maps import name_shown
+from penstock.protocol.records.small_maps import count_shown, name_shown
 from penstock.redis.commands import Client, Entry
 
 #: Dead letters per look.
@@ -39,8 +39,8 @@ def _row_of(entry: Entry) -> SampleRow:
         prompt=(job.prompt or "")[:MAX_TEXT] if job else "",
         label=job.label[:MAX_TEXT] if job else "",
         worker=name_shown(fields.get(b"worker", b"")),
-        attempts=_count(fields.get(b"attempts", b"0")),
-        crashes=_count(fields.get(b"crashes", b"0")),
+        attempts=count_shown(fields.get(b"attempts")) or 0,
+        crashes=count_shown(fields.get(b"crashes")) or 0,
         fate=Fate.BURIED,
         reason=name_shown(fields.get(b"reason", b""))[:200],
     )
@@ -52,7 +52,3 @@ def _job_of(body: bytes) -> Job | None:
         return Job.from_bytes(body)
     except ProtocolError:
         return None
-
-
-def _count(raw: bytes) -> int:
-    return int(raw) if raw.isdigit() and len(raw) < 10 else 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
-from penstock.protocol.records.small_maps import name_shown
+from penstock.protocol.records.small_maps import count_of, count_shown, name_shown
 from penstock.protocol.records.use import BatchUse, uses_of
 from penstock.redis.commands import Client
 
@@ -64,19 +64,19 @@ def group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retire
 
 def _group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retired:
     first_entry = raw.get(b"eid", b"0").partition(b"-")[0]
-    what = f"group {job}"
+    what, number = f"group {job}", f"A number of group {job}"
     samples = sorted(iter_metas(meta or b"", f"metadata of group {job}"), key=lambda one: one.k)
     return Retired(
         job,
         lane=name_shown(raw.get(b"ln", b"")),
-        seq=int(raw.get(b"seq", 0)),
+        seq=count_of(raw.get(b"seq"), number),
         reason=name_shown(raw.get(b"r", b"")),
-        attempts=int(raw.get(b"att", 0)),
-        crashes=int(raw.get(b"cr", 0)),
-        admitted_s=int(raw.get(b"ta", first_entry)) / 1000,
-        leased_s=int(raw.get(b"t0", 0)) / 1000,
-        ready_s=int(raw.get(b"t1", 0)) / 1000,
-        accounts={name: int(value) for name, value in _under(raw, b"u:")},
+        attempts=count_of(raw.get(b"att"), number),
+        crashes=count_of(raw.get(b"cr"), number),
+        admitted_s=count_of(raw.get(b"ta", first_entry), number) / 1000,
+        leased_s=count_of(raw.get(b"t0"), number) / 1000,
+        ready_s=count_of(raw.get(b"t1"), number) / 1000,
+        accounts={name: count_of(value, number) for name, value in _under(raw, b"u:")},
         uses={name: uses_of(value, what) for name, value in _under(raw, b"h:")},
         filtered={name: name_shown(value) for name, value in _under(raw, b"fr:")},
         lost=frozenset(int(k) for k, _ in _under(raw, b"x:")),
@@ -101,5 +101,5 @@ def read_trained(client: Client, keys: Keys, groups: Sequence[Retired]) -> dict[
         ordered = sorted(batches)
         times = client.hmget(keys.trained(sub), ordered)
         known = zip(ordered, times, strict=True)
-        found.update({(sub, n): int(ms) / 1000 for n, ms in known if ms is not None and ms.isdigit()})
+        found.update({(sub, n): ms / 1000 for n, raw in known if (ms := count_shown(raw)) is not None})
     return found

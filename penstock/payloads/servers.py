@@ -195,9 +195,8 @@ def drain(client: Client, store: PayloadStore, keys: Keys, server: Server) -> Dr
     """
     # In this order: who shows this very directory writes there no more, and has written what is found.
     directory = read(client, keys)
-    known = directory.servers.get(server.name)
-    if known is None or known.state is not ServerState.DRAINING:
-        state = known.state if known else "not readable"
+    state = directory.named(server.name).state
+    if state is not ServerState.DRAINING:
         raise ConfigError(f"Payload server {server.name!r} is {state} by now: drain it again, if it is to be left.")
     writers = []
     now = _now(client)

@@ -1,6 +1,5 @@
 """What a run looks like in one instant: a few round trips, read-only, for status, live view, page and metrics."""
 
-import re
 import time
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +12,7 @@ from penstock.protocol.pauses import parse_pauses
 from penstock.protocol.position import Position
 from penstock.protocol.presence import GONE_S, parse_workers
 from penstock.protocol.records.readable import readable
-from penstock.protocol.records.small_maps import name_in, name_shown, number_in, unpack_map
+from penstock.protocol.records.small_maps import count_shown, name_in, name_shown, number_in, unpack_map
 from penstock.protocol.waits import read_waits
 from penstock.redis.commands import Client
 from penstock.redis.refusals import disk_trouble
@@ -134,13 +133,13 @@ def _sub(client: Client, keys: Keys, name: str) -> dict[str, Any]:
 
 def _plain(value: bytes) -> int | str:
     """A number where it is one; what was not written by penstock must not keep the rest from being shown."""
-    return int(value) if re.fullmatch(rb"-?\d{1,18}", value) else name_shown(value)
+    count = count_shown(value)
+    return name_shown(value) if count is None else count
 
 
 def _count(value: bytes) -> int:
     """A number; 0 where it is none."""
-    plain = _plain(value)
-    return plain if isinstance(plain, int) else 0
+    return count_shown(value) or 0
 
 
 def present_parts(records: dict[bytes, bytes]) -> list[dict[str, Any]]:

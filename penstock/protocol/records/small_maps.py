@@ -41,6 +41,11 @@ def count_of(raw: bytes | None, what: str, remedy: str = "") -> int:
     return int(text_of(b"0" if raw is None else raw, _COUNT, what, remedy))
 
 
+def count_shown(raw: bytes | None) -> int | None:
+    """The same for whoever only shows it, or does without: None where there is none."""
+    return int(raw) if raw is not None and _COUNT.fullmatch(raw) else None
+
+
 def text_of(raw: bytes, allowed: re.Pattern[bytes], what: str, remedy: str = "") -> str:
     """Text that stands in Redis; ProtocolError that begins with ``what`` where no verb writes it so."""
     if not allowed.fullmatch(raw):

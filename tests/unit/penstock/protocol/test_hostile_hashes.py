@@ -15,6 +15,7 @@ from buffer.rollback import Rollback
 from buffer.state import State
 from console.cli.inspect import ledger_lines
 from consumers.clock import Clock
+from consumers.history.retired import group_of
 from consumers.weights.publisher import loading_of
 from penstock.config.subscription import Definition
 from penstock.payloads.servers import parse as parse_servers
@@ -64,6 +65,10 @@ HASHES: dict[str, tuple[Callable[[Hash], object], Hash]] = {
     "position": (lambda raw: Position.read(raw, "a"), MOVED),
     "subscription": (lambda raw: subs._known(raw, "a", raw.get(b"held")), DEFINED | MOVED),
     "group": (lambda raw: read_group("j", raw, 1), GROUP),
+    "group of a history": (
+        lambda raw: group_of("d/0/1", raw, None),
+        GROUP | {b"ta": b"1700", b"t0": b"1700", b"t1": b"1800", b"att": b"1"},
+    ),
     "servers": (parse_servers, {b"rev": b"2", b"s:a": pack({"url": "redis://h", "state": "live"})}),
     "workers": (parse_workers, {b"w.1": pack({"name": "w.1", "at": 1.0})}),
     "enrolled": (enrolled, {b"st": b"open", b"m:w": pack({"worker": "w", "url": "http://h", "num_ranks": 1})}),
