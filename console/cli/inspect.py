@@ -1,10 +1,12 @@
 """The commands that look into a whole run: status, why, audit. Each prints words, or --json."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from console.cli import doctor, top
 from console.cli import payloads as payloads_cli
 from console.cli.engines import engines_app
 from console.cli.nouns import lanes
@@ -30,16 +32,25 @@ _NOUNS = {
 
 
 def status(
-    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between two looks.")] = 2.0,
+    as_json: JsonOption = False,
 ) -> None:
     """Queues, workers, trainers, subscriptions and waits of a run."""
+    from console.cli.watch import watch as watch_
     from penstock.protocol.snapshot import snapshot
 
     target = Target(run, redis, directory)
-    state = snapshot(target.client, target.keys)
-    if as_json:
-        print_json(state)
-        return
+    show = print_json if as_json else _show_status
+    if watch:
+        watch_(target, every, lambda: show(snapshot(target.client, target.keys)))
+    show(snapshot(target.client, target.keys))
+
+
+def _show_status(state: Mapping[str, Any]) -> None:
     policy = f"{state['mode']}, bound {state['bound']}" if state["mode"] else "no trainer has joined yet"
     say(f"run {state['run']}: {policy}, version {state['version']}, step {state['step']}")
     lanes = [{"lane": lane, **counts} for lane, counts in state["lanes"].items()]
@@ -139,7 +150,7 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
     app.command()(why)
     app.command()(audit)
-    for verbs in (payloads_cli, lanes):
+    for verbs in (payloads_cli, lanes, doctor, top):
         verbs.register(app)
     for name, noun in _NOUNS.items():
         app.add_typer(noun, name=name)

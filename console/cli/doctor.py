@@ -1,0 +1,84 @@
+"""``penstock doctor``: what could hurt a run, and what to do about it."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from console.cli.asking import many
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.target import Target
+from console.terminal import print_json, say
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from console.read.health import Finding
+    from penstock.config import Config
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file of the run; default: in its folder.")
+]
+
+
+def doctor(
+    run: RunArgument = None,
+    config: ConfigOption = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at Redis, clocks, disks, environments, GPUs, payload servers and weights; exit code 1 on an error."""
+    from console.read.health import Level
+
+    found = []
+    for one in _look(run, config, redis, directory):
+        found.append(one)
+        if not as_json:
+            todo = f": {one.todo}" if one.todo else ""
+            say(f"{one.level:<7}  {one.what}: {one.found}{todo}")
+    if as_json:
+        print_json([asdict(one) for one in found])
+    errors, warnings = (sum(one.level is level for one in found) for level in (Level.ERROR, Level.WARNING))
+    if not as_json:
+        say(f"{many(errors, 'error')}, {many(warnings, 'warning')}", err=True)
+    if errors:
+        raise typer.Exit(1)
+
+
+def _look(run: str | None, path: Path | None, url: str | None, directory: Path) -> "Iterator[Finding]":
+    from console.read.health import Finding, Level, checks_of_machine, checks_of_run, run_checks
+    from penstock.config.load import load_config
+
+    config = load_config(path, []) if path is not None else None
+    if config is not None:
+        run, url, directory = run or config.run, url or config.redis.url, config.run_dir.parent
+    target = None
+    try:
+        target = Target(run, url, directory)
+    except PenstockError as exc:
+        yield Finding("redis", Level.ERROR, str(exc))
+    if target is not None:
+        yield from run_checks(checks_of_run(target.client, target.keys, target.models()))
+        run = target.keys.run
+    folder = directory / run if run else directory
+    try:
+        config = config or _kept_config(folder)
+    except PenstockError as exc:
+        yield Finding("configuration", Level.ERROR, str(exc))
+    yield from run_checks(checks_of_machine(config, folder))
+
+
+def _kept_config(folder: Path) -> "Config | None":
+    """The configuration that parts left in the run's folder; None where none did. Raises ConfigError."""
+    from penstock.config.load import load_config
+    from penstock.redis.saved_config import CONFIG_FILE
+
+    path = folder / CONFIG_FILE
+    return load_config(path, []) if path.is_file() else None
+
+
+def register(app: typer.Typer) -> None:
+    """Hang the command under ``penstock``."""
+    app.command()(doctor)

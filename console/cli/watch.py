@@ -1,0 +1,28 @@
+"""Something shown again and again: on a terminal in the same place, in a pipe one after another."""
+
+import time
+from collections.abc import Callable
+
+from console.cli.target import Target
+from console.terminal import flush, reader_left, say
+
+
+def watch(target: Target, every_s: float, show: Callable[[], None]) -> None:
+    """Call ``show`` every ``every_s`` seconds, until Ctrl-C or until whoever read the output left. Blocks.
+
+    The screen of a terminal is cleared before. A Redis that does not answer is said, and waited for.
+    """
+    from redis.exceptions import RedisError
+    from rich.console import Console
+
+    from penstock.redis.connect import translate
+
+    console = Console()
+    while not reader_left():
+        console.clear()
+        try:
+            show()
+        except RedisError as exc:
+            say(str(translate(exc, target.url)), err=True)
+        flush()
+        time.sleep(every_s)

@@ -1,0 +1,87 @@
+"""How ``penstock top`` looks: a head, the list or what is looked into, and the keys."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from console.terminal import cell
+from console.top.screen import NAMES, Row, Screen
+
+#: Lines of a screen that the list does not have: head, lists, its own head, keys.
+AROUND = 7
+_KEYS = "1-4 tab list   up down move   s sort   r turn round   enter look into   escape back   q end"
+
+
+def draw(
+    screen: Screen, state: Mapping[str, Any], rows: Sequence[Row], about: Any, height: int, trouble: str = ""
+) -> Group:
+    """The whole screen.
+
+    Args:
+        state: of the run (``penstock.protocol.snapshot``).
+        rows: of the list; already those of ``screen``.
+        about: what is known of the row that is looked into; None while none is.
+        height: lines of the terminal.
+        trouble: why all this is not as it is now; '' where it is.
+    """
+    room = max(3, height - AROUND)
+    body = _details(about, room) if screen.opened else _table(screen, rows, room)
+    head = Text(cell(trouble), style="bold red") if trouble else _head(state)
+    return Group(head, _counts(state), _lists(screen), body, Text(_KEYS, style="dim", no_wrap=True))
+
+
+def _head(state: Mapping[str, Any]) -> Text:
+    policy = f"{state['mode']}, bound {state['bound']}" if state["mode"] else "no trainer has joined yet"
+    line = f"  {policy}, version {state['version']}, step {state['step']}"
+    return Text.assemble(("penstock ", "bold"), cell(state["run"]), cell(line), no_wrap=True, overflow="ellipsis")
+
+
+def _counts(state: Mapping[str, Any]) -> Text:
+    lanes = [f"{lane} {one['queued']}+{one['leased']}" for lane, one in state["lanes"].items() if any(one.values())]
+    paused = [f"{lane} paused" for lane in state["paused"]]
+    rest = [f"delayed {state['delayed']}", f"dead {state['dead']}", f"ready {state['ready']}"]
+    speed = f"{sum(one.tokens_per_s for one in state['workers']):,.0f} tokens/s"
+    return Text(cell("  ".join([*lanes, *paused, *rest, speed])), no_wrap=True, overflow="ellipsis")
+
+
+def _lists(screen: Screen) -> Text:
+    parts: list[Any] = []
+    for number, name in enumerate(NAMES, 1):
+        parts += [(f" {number} {name} ", "reverse" if name == screen.name else ""), " "]
+    by = f"by {screen.sort}" if screen.sort else ""
+    return Text.assemble(*parts, (f"{by}{' turned round' if screen.turned else ''}", "dim"), no_wrap=True)
+
+
+def _table(screen: Screen, rows: Sequence[Row], room: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in screen.columns:
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    ordered = screen.order(rows)
+    first = max(0, min(screen.cursor - room // 2, len(ordered) - room))
+    for index, row in enumerate(ordered[first : first + room], first):
+        style = "reverse" if index == screen.cursor else ""
+        table.add_row(*(Text(cell(row.get(column))) for column in screen.columns), style=style)
+    return table
+
+
+def _details(about: Any, room: int) -> Group:
+    lines = list(_lines(about)) if about is not None else ["it is not there any more"]
+    more = [f"... {len(lines) - room + 1} more lines"] if len(lines) > room else []
+    return Group(*(Text(cell(line), overflow="fold") for line in [*lines[: room - len(more)], *more]))
+
+
+def _lines(value: Mapping[str, Any]) -> Iterator[str]:
+    for name, one in value.items():
+        if isinstance(one, list) and one and isinstance(one[0], Mapping):
+            yield f"{name}:"
+            yield from (f"  {_short(entry)}" for entry in one)
+        elif one not in (None, "", [], {}):
+            yield f"{name}: {_short(one)}"
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,129 @@
+"""``penstock doctor``: each thing that hurts a run is an error or a warning that says what to do."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+
+from console.read import health
+from console.read.health import Finding, Level, look_at_clocks, look_at_disk, look_at_redis, run_checks
+from penstock.errors import ConfigError
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.codec import pack
+from penstock.redis.commands import Client
+
+GOOD: dict[str, Any] = {
+    "redis_version": "7.2.4",
+    "aof_enabled": 1,
+    "maxmemory": 0,
+    "used_memory": 10**6,
+    "aof_last_write_status": "ok",
+}
+SETTINGS = {b"appendfsync": b"everysec", b"maxmemory-policy": b"noeviction"}
+
+
+class Server:
+    """A Redis that says what it is told to say."""
+
+    def __init__(self, settings: dict[bytes, bytes] | None = None, ahead_s: float = 0.0, **info: Any) -> None:
+        self._info = GOOD | info
+        self._settings = SETTINGS | (settings or {})
+        self._ahead_s = ahead_s
+        self.workers: dict[bytes, bytes] = {}
+
+    def info(self, _: str | None = None) -> dict[str, Any]:
+        return self._info
+
+    def config_get(self, name: str) -> dict[bytes, bytes]:
+        if not self._settings[name.encode()]:
+            raise redis.ResponseError("unknown command CONFIG")
+        return {name.encode(): self._settings[name.encode()]}
+
+    def time(self) -> tuple[int, int]:
+        return int(time.time() + self._ahead_s), 0
+
+    def hgetall(self, _: str) -> dict[bytes, bytes]:
+        return self.workers
+
+
+def levels(findings: Iterator[Finding]) -> dict[str, str]:
+    return {one.what: one.level.value for one in findings if one.level is not Level.OK}
+
+
+@pytest.mark.parametrize(
+    ("server", "found"),
+    [
+        (Server(), {}),
+        (Server(redis_version="6.0.16"), {"redis version": "error"}),
+        (Server(aof_enabled=0), {"redis appendonly": "error"}),
+        (Server({b"appendfsync": b"no"}), {"redis appendfsync": "warning"}),
+        (Server({b"appendfsync": b"always"}), {}),
+        (Server({b"maxmemory-policy": b"allkeys-lru"}), {"redis maxmemory-policy": "error"}),
+        (Server({b"appendfsync": b""}, maxmemory_policy="noeviction"), {"redis appendfsync": "warning"}),
+        (Server(maxmemory=10**6), {"redis memory": "error"}),
+        (Server(maxmemory=10**9), {}),
+        (Server(aof_last_write_status="err"), {"redis disk": "error"}),
+    ],
+)
+def test_settings_of_redis_by_which_jobs_are_lost_are_told(server: Server, found: dict[str, str]) -> None:
+    told = list(look_at_redis(cast(Client, server)))
+    assert levels(iter(told)) == found
+    assert all(one.todo for one in told if one.level is not Level.OK)
+
+
+@pytest.mark.parametrize(("ahead_s", "found"), [(0.0, {}), (5.0, "warning"), (-60.0, "error")])
+def test_a_clock_that_is_off_is_told(ahead_s: float, found: Any) -> None:
+    told = levels(look_at_clocks(cast(Client, Server(ahead_s=ahead_s)), Keys("r")))
+    assert told == (found and {"clock of redis": found})
+
+
+@pytest.mark.parametrize(
+    ("off_s", "beats", "found"),
+    [
+        (0.0, True, {}),
+        (6.0, True, {"clock of worker w on h": "warning"}),
+        (-8.0, True, {"clock of worker w on h": "warning"}),
+        (-90.0, True, {"clock of worker w on h": "error"}),
+        (-8.0, False, {"worker w": "warning"}),
+    ],
+)
+def test_the_clock_of_a_worker_is_told_from_a_worker_that_is_late(
+    off_s: float, beats: bool, found: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+
+    def shows(at: float) -> None:
+        server.workers = {b"w": pack({"name": "w", "host": "h", "at": at})}
+
+    shows(time.time() + off_s)
+    monkeypatch.setattr(health.time, "sleep", lambda _: shows(time.time() + off_s) if beats else None)
+    assert levels(health._worker_clocks(cast(Client, server), Keys("r"))) == found
+
+
+def test_a_disk_that_is_full_or_not_ours_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Disk:
+        f_blocks, f_frsize, f_bavail = 100, 10**9, 50
+
+    monkeypatch.setattr(health.os, "statvfs", lambda _: Disk)
+    assert look_at_disk("d", tmp_path / "not" / "made").level is Level.OK
+    for left, level in ((8, Level.WARNING), (2, Level.ERROR)):
+        Disk.f_bavail = left
+        assert look_at_disk("d", tmp_path).level is level
+    monkeypatch.setattr(health.os, "access", lambda *_: False)
+    assert "cannot be written" in look_at_disk("d", tmp_path).found
+
+
+def test_a_check_that_fails_is_a_finding_and_the_others_go_on() -> None:
+    def fails() -> Iterator[Finding]:
+        yield Finding("a", Level.OK, "fine")
+        raise ConfigError("No redis://:hush@h.")
+
+    def works() -> list[Finding]:
+        return [Finding("b", Level.OK, "fine")]
+
+    found = list(run_checks([("a", fails), ("b", works)]))
+    assert [(one.what, one.level.value) for one in found] == [("a", "ok"), ("a", "error"), ("b", "ok")]
+    assert "hush" not in found[1].found
