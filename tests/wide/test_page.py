@@ -24,6 +24,8 @@ from tests.integration import play
 from tests.unit.console.web.run_files import lines, make_run, step
 
 VIEWS = ("overview", "curves", "queue", "fleet", "weights", "settings")
+#: What is there of a run that is over, too.
+KEPT = ("overview", "curves", "settings")
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">\x1b[31m\u202eevil\x00"
 SIZES = {"desktop": {"width": 1360, "height": 900}, "phone": {"width": 390, "height": 844}}
 #: Longest wait for something to be seen: the machine may be slow.
@@ -36,6 +38,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("page") / "runs"
     for name, seed in (("over", 1), ("other", 2)):
         course(make_run(directory, name), seed)
+    config = directory / "other" / "config.yaml"
+    config.write_text(config.read_text().replace("0.001", "0.01"))
     course(make_run(directory, "live", state="running"), 3)
     server = RedisServer(directory.parent / "redis")
     server.start()
@@ -149,7 +153,7 @@ class Tab:
         """The view, drawn to its end."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.address}/#/{run}/{view}{f'?with={other}' if other else ''}")
-        for wanted in SHOWN[view if run == "live" or view in ("overview", "curves", "settings") else "none"]:
+        for wanted in SHOWN[view if run == "live" or view in KEPT else "none"]:
             self.page.wait_for_selector(wanted)
         return self.page
 
@@ -171,6 +175,11 @@ def tab(browser: Any, address: str, request: pytest.FixtureRequest) -> Iterator[
     tab = Tab(browser, address, **getattr(request, "param", {}))
     yield tab
     tab.context.close()
+
+
+def holds(rows: Any, count: int) -> None:
+    """Wait until there are so many."""
+    missing.module("playwright.sync_api").expect(rows).to_have_count(count, timeout=PATIENCE_MS)
 
 
 def barriers(page: Any) -> list[str]:
@@ -221,9 +230,9 @@ def test_the_cause_is_marked_and_the_chain_is_told(tab: Tab) -> None:
 def test_pages_follow_one_another(tab: Tab) -> None:
     page = tab.show("live", "queue")
     jobs = page.locator(".pages").last
-    page.wait_for_function("document.querySelectorAll('.pages')[1].querySelectorAll('tbody tr').length === 50")
+    holds(jobs.locator("tbody tr"), 50)
     jobs.get_by_role("button", name="More").click()
-    page.wait_for_function("document.querySelectorAll('.pages')[1].querySelectorAll('tbody tr').length === 100")
+    holds(jobs.locator("tbody tr"), 100)
     names = jobs.locator("tbody tr td:first-child").all_text_contents()
     assert len(set(names)) == 100
 

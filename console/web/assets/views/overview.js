@@ -65,7 +65,7 @@ function partsOf({ parts, edges }) {
   return h("section", { class: "flow", "aria-label": "What flows between the parts" }, line,
     back && h("div", { class: "back" }, h("span", { class: "arrow", "aria-hidden": "true" }, "↺"),
       h("span", {}, "Weights go back from trainer to workers: ", h("b", {}, rate(back.rate, back.what)),
-        back.depth ? `, ${number(back.depth)} ${back.of}` : ", every worker has the newest")));
+        back.depth ? `, ${number(back.depth)} ${back.depth === 1 ? "worker is" : "workers are"} behind` : ", every worker has the newest")));
 }
 
 function box({ id, is, facts, cause }) {
