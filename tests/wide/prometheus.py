@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,16 +87,16 @@ def scraping(folder: Path, targets: Path) -> Iterator[Prometheus]:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         server = Prometheus(port)
-        wait(server.is_ready, "Prometheus")
+        wait(server.is_ready, lambda: (folder / "prometheus.log").read_text())
         yield server
     finally:
         process.kill()
         process.wait()
 
 
-def wait(condition: Any, what: str) -> None:
-    """Poll until it is true; fails the test after ``PATIENCE_S``."""
+def wait(condition: Callable[[], bool], instead: Callable[[], object]) -> None:
+    """Poll until it is true; fails the test after ``PATIENCE_S`` with what there is instead."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"not in {PATIENCE_S} s: {what}"
+        assert time.monotonic() < deadline, f"after {PATIENCE_S} s: {instead()}"
         time.sleep(0.2)

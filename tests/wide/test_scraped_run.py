@@ -13,7 +13,7 @@ from tests.wide.prometheus import Prometheus, scraping, wait
 
 SEEN = Workload(
     "seen",
-    {**WORKLOADS["lanes"].config, "metrics": {"port": 0}},
+    {**WORKLOADS["lanes"].config, "metrics": {"port": 0}, "history": {"enabled": True}},
     trainers=WORKLOADS["lanes"].trainers,
     workers=1,
     buffers=1,
@@ -49,34 +49,37 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     with Cluster(folder / "run", SEEN) as cluster:
         targets = cluster.folder / "runs" / cluster.keys.run / "targets.json"
         with scraping(folder, targets) as prometheus:
-            wait(lambda: prometheus.value("penstock_trainer_batches_total") >= 5, "batches")
-            wait(lambda: prometheus.value("penstock_trainer_published_versions_total") >= 3, "versions")
-            wait(lambda: prometheus.value("penstock_scorer_sequences_total") > 0, "scores")
+            wait(lambda: prometheus.value("penstock_trainer_batches_total") >= 5, lambda: "no batches")
+            wait(lambda: prometheus.value("penstock_trainer_published_versions_total") >= 3, lambda: "no versions")
+            wait(lambda: prometheus.value("penstock_scorer_sequences_total") > 0, lambda: "no scores")
             yield Scraped(cluster, prometheus)
 
 
 def test_every_part_is_found_and_scraped(scraped: Scraped) -> None:
-    found = scraped.prometheus.query("up == 1")
+    def parts() -> set[tuple[str, str]]:
+        found = scraped.prometheus.query("up == 1")
+        return {(one["metric"]["part"], one["metric"]["run"]) for one in found}
 
-    parts = {one["metric"]["part"] for one in found}
-    assert parts == {"launcher", "producer", "buffer", "worker", "trainer", "scorer"}
-    assert {one["metric"]["run"] for one in found} == {scraped.cluster.keys.run}
+    every = {"launcher", "producer", "buffer", "worker", "trainer", "scorer", "recorder"}
+    wait(lambda: parts() == {(part, scraped.cluster.keys.run) for part in every}, parts)
 
 
 def test_every_query_of_the_dashboard_is_answered(scraped: Scraped) -> None:
-    lacking = []
-    for query in dashboard_queries():
-        asked = query.replace("$__rate_interval", "1m").replace("$run", scraped.cluster.keys.run)
-        if not scraped.prometheus.query(asked) and not any(f"{name}{{" in query for name in EMPTY):
-            lacking.append(query)
-    assert lacking == []
+    def unanswered() -> list[str]:
+        run = scraped.cluster.keys.run
+        asked = [query.replace("$__rate_interval", "1m").replace("$run", run) for query in dashboard_queries()]
+        empty = [query for query in asked if not scraped.prometheus.query(query)]
+        return [query for query in empty if not any(f"{name}{{" in query for name in EMPTY)]
+
+    # A rate has no value before the second scrape.
+    wait(lambda: not unanswered(), unanswered)
 
 
 def test_every_rule_is_evaluated_without_an_error(scraped: Scraped) -> None:
     def rules() -> list[dict[str, str]]:
         return [rule for group in scraped.prometheus.ask("rules")["groups"] for rule in group["rules"]]
 
-    wait(lambda: all(rule["health"] == "ok" for rule in rules()), f"rules to be evaluated: {rules()}")
+    wait(lambda: all(rule["health"] == "ok" for rule in rules()), rules)
 
     assert len(rules()) > 5
 
@@ -85,9 +88,9 @@ def test_a_worker_that_is_killed_is_told_of(scraped: Scraped) -> None:
     (worker,) = scraped.cluster.of("worker")
     assert "PenstockWorkerLost" not in scraped.prometheus.firing()
 
-    wait(lambda: _killed_with_a_lease(scraped.cluster, worker), "a lease of the worker")
+    wait(lambda: _killed_with_a_lease(scraped.cluster, worker), lambda: "no lease of the worker")
 
-    wait(lambda: "PenstockWorkerLost" in scraped.prometheus.firing(), "the alert")
+    wait(lambda: "PenstockWorkerLost" in scraped.prometheus.firing(), scraped.prometheus.firing)
 
 
 def _killed_with_a_lease(cluster: Cluster, worker: Part) -> bool:
