@@ -35,6 +35,7 @@ PAUSED = gauge("queue_paused", "1 for each lane that somebody paused.", "lane")
 DELAYED = gauge("queue_delayed_jobs", "Jobs that wait for their next try.")
 DEAD = gauge("queue_dead_letters", "Buried jobs that nobody requeued or cancelled.")
 READY = gauge("queue_ready_groups", "Groups that are complete and not retired.")
+UNRECORDED = gauge("queue_groups_to_record", "Groups that are done with and wait to be recorded before they go.")
 INFLIGHT = gauge("queue_inflight_groups", "Train groups that are leased, or begun and to be resumed.")
 BURIED = counter("queue_buried_jobs", "Jobs that were buried, by what the last try failed of.", "reason")
 FAILED = counter("queue_failed_tries", "Tries of jobs that failed, each retried or buried.", "reason")
@@ -79,6 +80,7 @@ COUNTERS = {
     "retired": counter("queue_retired_groups", "Groups that every subscription had done with."),
     "evicted": counter("queue_evicted_groups", "Groups that went without ever being used."),
     "payload_lost": counter("queue_lost_payloads", "Committed samples whose tokens are gone; trained with mask 0."),
+    "unrecorded": counter("queue_unrecorded_groups", "Groups that went unrecorded, where a history is kept."),
     "duplicated": counter("queue_duplicated_jobs", "Jobs that were finished twice; it should stay 0."),
     "cut": counter("queue_cut_batches", "Batches cut, of all subscriptions."),
     "batches_committed": counter("queue_committed_batches", "Batches committed, of all subscriptions."),
@@ -92,8 +94,9 @@ COUNTERS = {
 BY_REASON = {"buried_as:": BURIED, "failed:": FAILED}
 
 SERIES = (
-    LEADS, JOBS, OLDEST, PAUSED, DELAYED, DEAD, READY, INFLIGHT, BURIED, FAILED, *COUNTERS.values(), WORKERS, RATE,
-    VERSION, STEP, WAITS, CUT, CURSOR, DURABLE, OWNED, BOUND, DROPPED, PLACES, TAKEN, USED, MAX, WRITABLE,
+    LEADS, JOBS, OLDEST, PAUSED, DELAYED, DEAD, READY, INFLIGHT, UNRECORDED, BURIED, FAILED, *COUNTERS.values(),
+    WORKERS, RATE, VERSION, STEP, WAITS, CUT, CURSOR, DURABLE, OWNED, BOUND, DROPPED, PLACES, TAKEN, USED, MAX,
+    WRITABLE,
 )  # fmt: skip
 
 
@@ -140,6 +143,7 @@ def _jobs(client: Client, keys: Keys, state: Mapping[str, Any]) -> Iterator[Metr
     yield PAUSED.each([(lane, 1.0) for lane in state["paused"]])
     for series, name in ((DELAYED, "delayed"), (DEAD, "dead"), (READY, "ready"), (INFLIGHT, "inflight")):
         yield series.of(state[name])
+    yield UNRECORDED.of(client.zcard(keys.unrecorded))
 
 
 def _ages(client: Client, keys: Keys) -> dict[str, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from buffer import metrics as buffer_metrics
 from console.launch import metrics as launcher_metrics
+from consumers.metrics import recorder as recorder_metrics
 from consumers.metrics import scorer as scorer_metrics
 from consumers.metrics import trainer as trainer_metrics
 from penstock.system.metrics import server as server_metrics
@@ -24,14 +25,15 @@ PARTS: dict[str, Sequence[Series]] = {
     "Worker": worker_metrics.SERIES,
     "Trainer, by its rank 0": trainer_metrics.SERIES,
     "Scorer": scorer_metrics.SERIES,
+    "Recorder": recorder_metrics.SERIES,
     "`penstock run`": launcher_metrics.SERIES,
 }
 
 _HEAD = """# Metrics
 
 With `metrics.port: 0` every part serves Prometheus metrics at an address of its own: producer, buffer, workers,
-trainer (its rank 0, one of your own too), scorers and `penstock run`. Each shows its address in Redis, and `penstock
-run` keeps `runs/NAME/targets.json` current, so that Prometheus finds parts that come and go:
+trainer (its rank 0, one of your own too), scorers, recorder and `penstock run`. Each shows its address in Redis, and
+`penstock run` keeps `runs/NAME/targets.json` current, so that Prometheus finds parts that come and go:
 
 ```yaml
 scrape_configs:

@@ -25,6 +25,7 @@ from consumers.history.burials import Burials
 from consumers.history.retired import Retired, read_retired, read_trained
 from consumers.history.rows import Bytes, Trained, row_of, row_of_job, wanted_row
 from consumers.history.texts import Choice, Texts
+from consumers.metrics.recorder import RecorderCollector, RecorderTally
 from penstock.config import Config
 from penstock.errors import ConfigError, DiskFull, QueueUnavailable, RecordingLost
 from penstock.history.row import SampleRow, Use
@@ -38,6 +39,7 @@ from penstock.protocol.scripts import Recording, ensure_lanes
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import Control
 from penstock.system.disk import until_room
+from penstock.system.metrics.server import serve
 from penstock.system.run_folder import RunFolder
 from penstock.system.tokens import new_token
 
@@ -73,7 +75,10 @@ class Recorder:
         self._recording: Recording | None = None
         self._renew_at = 0.0
         self._waiting = Waiting(self._control.client, self._keys, "recorder")
-        self._attendance = Attendance(self._control.client, self._keys, "recorder")
+        self._tally = RecorderTally()
+        self.metrics = serve(config, "recorder", "", RecorderCollector(self._tally))
+        url = self.metrics.url if self.metrics else ""
+        self._attendance = Attendance(self._control.client, self._keys, "recorder", metrics=url)
         self._payloads = PayloadReader(config.redis, self._keys, self._waiting, stopped=self._tick)
         self._texts = Texts(config.model.path)
         self._choice = Choice(config.history)
@@ -100,6 +105,8 @@ class Recorder:
         finally:
             self._payloads.close()
             self._control.close()
+            if self.metrics is not None:
+                self.metrics.close()
 
     def _stand_by(self) -> None:
         """Wait for the right to record, and record for as long as it is ours."""
@@ -169,6 +176,7 @@ class Recorder:
         for piece in _pieces(groups):
             self._write_piece(piece, kept, trained)
         self._control.call(scripts.recorded(self._keys, recording, jobs))
+        self._tally.groups += len(jobs)
         return len(jobs)
 
     def _write_piece(self, piece: _Piece, kept: set[str], trained: Trained) -> None:
@@ -194,7 +202,9 @@ class Recorder:
         if not rows:
             return
         self._renew()
+        began = time.monotonic()
         until_room(partial(self._writer.write, rows, uses), tell=self._waiting.for_, stopped=self._tick)
+        self._tally.wrote(rows, time.monotonic() - began)
         self._renew()
 
     def _tick(self) -> bool:
