@@ -32,6 +32,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import JobState
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
+from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.score_jobs import MAX_SEQUENCES, MAX_TOKENS, Given, make_job
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
@@ -227,7 +228,7 @@ class _Call:
         pipe = client.pipeline(transaction=False)
         for job in jobs:
             pipe.hget(self._keys.group(job), "st")
-        return [state.decode() if state else "" for state in pipe.execute()]
+        return [name_shown(state or b"") for state in pipe.execute()]
 
     def _collect(self, jobs: Sequence[str]) -> None:
         rows = [_row(job, meta) for job in jobs for meta in self._metas(job)]
@@ -285,7 +286,7 @@ class _Call:
             return []
         entries = news[0][1]
         self._event = entries[-1][0]
-        return [fields.get(b"j", b"").decode() for _, fields in entries]
+        return [name_shown(fields.get(b"j", b"")) for _, fields in entries]
 
     def clear(self) -> None:
         """Take back whatever is out: somebody gave up."""

@@ -20,6 +20,7 @@ from penstock.errors import ProtocolError, WaitTimeout
 from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.records.manifest import Row
+from penstock.protocol.records.small_maps import count_shown, name_shown
 from penstock.redis.commands import Client
 
 if TYPE_CHECKING:
@@ -223,12 +224,10 @@ class RedisColumns:
             lambda client: client.zrangebyscore(subscriber.keys.columns(subscriber.name), n, n)
         )
         prefix, suffix = self._key(name, 0).rsplit("0:", 1)[0], f":{name}"
-        gens = [
-            int(key.removeprefix(prefix).removesuffix(suffix))
-            for key in (place.decode().partition("|")[2] for place in listed)
-            if key.startswith(prefix) and key.endswith(suffix)
-        ]
-        return max(gens, default=self._gen)
+        found = [name_shown(place).partition("|")[2] for place in listed]
+        ours = [key for key in found if key.startswith(prefix) and key.endswith(suffix)]
+        gens = [count_shown(key.removeprefix(prefix).removesuffix(suffix).encode()) for key in ours]
+        return max((gen for gen in gens if gen is not None), default=self._gen)
 
     def _key(self, name: str, gen: int) -> str:
         return self._subscriber.keys.column(

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, OwnershipLost, QueueUnavailable, WaitTi
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.position import read_count
+from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING, Control
@@ -154,10 +155,10 @@ class Ownership:
                 lambda client: client.hmget(self._keys.sub(self._name), "owner", "gen", "cursor", "job")
             )
             if held is not None and held == token and not self._is_of_another_job(job):
-                is_mine = bool(self._job) and (job or b"").decode() == self._job
+                is_mine = bool(self._job) and name_shown(job or b"") == self._job
                 renewed = left_ms > FRESH_MS or (held == seen and left_ms > left)
                 if not alive or is_mine or renewed:
-                    self.token = token.decode()
+                    self.token = name_shown(token)
                     self.gen, self.cursor = read_count(gen, "gen", self._name), read_count(cursor, "cursor", self._name)
                     return
                 seen, left = held, left_ms
@@ -172,7 +173,7 @@ class Ownership:
         while True:
             self.follow(deadline)
             asker = self._control.do(lambda client: client.hget(self._keys.sub(self._name), "asker"))
-            if asker is not None and asker.decode() == self.token:
+            if asker is not None and name_shown(asker) == self.token:
                 self.follow(deadline)
                 self._waiting.end()
                 return
@@ -187,7 +188,7 @@ class Ownership:
         if self._seat.leads or not self._seat.drives:
             return
         token = self._control.do(lambda client: client.hget(self._keys.sub(self._name), "owner"))
-        if token is None or token.decode() != self.token:
+        if token is None or name_shown(token) != self.token:
             self.refollow()
         self.bound = True
 
@@ -211,7 +212,7 @@ class Ownership:
 
     def _is_of_another_job(self, job: bytes | None) -> bool:
         """True where both are known and differ: the ranks of that owner were started with another rank of this one."""
-        return bool(self._job and job) and (job or b"").decode() != self._job
+        return bool(self._job and job) and name_shown(job or b"") != self._job
 
     def check(self) -> None:
         """Raise OwnershipLost when another trainer took over."""
@@ -222,7 +223,7 @@ class Ownership:
         """Raise OwnershipLost when the subscription was rewound or taken over since. Blocks for one round trip."""
         self.check()
         token, now = self._control.do(lambda client: client.hmget(self._keys.sub(self._name), "owner", "gen"))
-        if token is None or token.decode() != self.token or read_count(now, "gen", self._name) != gen:
+        if token is None or name_shown(token) != self.token or read_count(now, "gen", self._name) != gen:
             raise self.not_ours()
 
     def not_ours(self) -> OwnershipLost:

@@ -10,6 +10,7 @@ from penstock.errors import PublishError
 from penstock.protocol import transfers
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import Control
@@ -176,7 +177,9 @@ class Transfer:
         deadline = time.monotonic() + self.timeout_s
         while True:
             values = self._control.do(lambda client: client.hmget(key, fields))
-            said = {name: text.decode() for name, text in zip(self._receiving, values, strict=True) if text is not None}
+            said = {
+                name: name_shown(text) for name, text in zip(self._receiving, values, strict=True) if text is not None
+            }
             missing = set(self._receiving) - said.keys()
             if not missing or time.monotonic() > deadline or (stop_at_failure and any(said.values())):
                 break

@@ -24,6 +24,7 @@ from penstock.errors import ConfigError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
+from penstock.protocol.records.small_maps import count_shown, name_shown
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
 from penstock.redis.connect import as_redis, connect, connect_blocking
@@ -154,8 +155,8 @@ class Verifiers:
             return
         states = []
         for name, (state, good, bad) in zip(names, found, strict=True):
-            states.append((state or b"starting").decode())
-            about = {"state": states[-1], "checks": int(good or 0), "killed": int(bad or 0)}
+            states.append(name_shown(state or b"starting"))
+            about = {"state": states[-1], "checks": count_shown(good) or 0, "killed": count_shown(bad) or 0}
             self._show(name, self._record(name, about))
         self._waiting.for_("checks, from the workers" if all(state == "idle" for state in states) else "")
 
