@@ -1,6 +1,6 @@
 """``penstock doctor``: what could hurt a run, and what to do about it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,21 +30,26 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Look at Redis, clocks, disks, environments, GPUs, payload servers and weights; exit code 1 on an error."""
+    if told(_look(run, config, redis, directory), as_json):
+        raise typer.Exit(1)
+
+
+def told(findings: "Iterable[Finding]", as_json: bool) -> int:
+    """Print findings as they come, or as JSON; returns how many are errors. Blocks for as long as they take."""
     from console.read.health import Level
 
     found = []
-    for one in _look(run, config, redis, directory):
+    for one in findings:
         found.append(one)
         if not as_json:
             todo = f": {one.todo}" if one.todo else ""
             say(f"{one.level:<7}  {one.what}: {one.found}{todo}")
+    errors, warnings = (sum(one.level is level for one in found) for level in (Level.ERROR, Level.WARNING))
     if as_json:
         print_json([asdict(one) for one in found])
-    errors, warnings = (sum(one.level is level for one in found) for level in (Level.ERROR, Level.WARNING))
-    if not as_json:
+    else:
         say(f"{many(errors, 'error')}, {many(warnings, 'warning')}", err=True)
-    if errors:
-        raise typer.Exit(1)
+    return errors
 
 
 def _look(run: str | None, path: Path | None, url: str | None, directory: Path) -> "Iterator[Finding]":

@@ -18,7 +18,7 @@ from console.cli import inspect, web
 from console.cli.fleet import fleet_app
 from console.cli.metrics import metrics_app
 from console.cli.nouns.buffer import buffer_app
-from console.cli.options import OVERRIDES, ConfigOption, RedisOption
+from console.cli.options import OVERRIDES, ConfigOption, JsonOption, RedisOption
 from console.cli.part import run_part
 from console.cli.usage import UsageMistake, overrides_of, sentence
 from console.terminal import flush, hush, reader_left, say
@@ -101,6 +101,26 @@ def _show_plan(config: "Config", gpus: tuple[str, ...], without: frozenset[str])
 
     check_parts(without)
     say(as_text(config, place(config, gpus, without), without))
+
+
+@app.command(context_settings=OVERRIDES)
+def check(
+    context: typer.Context,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")],
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="PART", help="Leave out a part, as of `penstock run`.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=0, metavar="N", help="As if this machine had N GPUs.")
+    ] = None,
+    redis: RedisOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check all that can be known before a run; starts and changes nothing. Exit code 2 where something is wrong."""
+    from console.cli.check import check_run
+
+    if check_run(config, overrides_of(context), frozenset(without or ()), gpus, as_json):
+        raise typer.Exit(EXIT_CONFIG)
 
 
 @app.command(context_settings=OVERRIDES)

@@ -3,9 +3,12 @@
 import contextlib
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from console.launch.trainable import check_device, check_groups, check_rollouts
+from penstock.addresses import is_folder, path_of
 from penstock.config import Config
 from penstock.config.load import check_files
 from penstock.config.reading.dataset_path import parse_path
@@ -36,6 +39,43 @@ def check(config: Config, *, trains: bool = True) -> None:
     Args:
         trains: whether the reference trainer is one of the parts; one of the user's own may do what it cannot.
     """
+    for _, step in steps(config, trains=trains):
+        step()
+
+
+def steps(config: Config, *, trains: bool = True, claims: bool = True) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What ``check`` looks at, one by one: what it is, and what raises ConfigError or QueueUnavailable where it fails.
+
+    Args:
+        trains: as of ``check``.
+        claims: whether a folder of payloads is made and marked for the run, as its start does.
+    """
+    yield "parts", lambda: _check_parts(config)
+    yield "packages", lambda: check_extras(config, trains=trains)
+    yield "sampling", lambda: check_rollouts(config)
+    if trains:
+        yield "groups", lambda: check_groups(config)
+        yield "subscription", lambda: definition_of(config)
+        yield "device", lambda: check_device(config)
+    if config.engine.url is None:
+        yield "engine's interpreter", lambda: check_interpreter(config.engine.python)
+    if config.prepare is None:
+        yield "data and policy", lambda: check_data(config)
+    else:
+        script = config.prepare[0]
+        yield "prepare", lambda: _check_prepare(script)
+    if (url := config.redis.url) is not None:
+        yield "redis", lambda: connect(url).close()
+    for name, place in config.redis.payload_servers.items():
+        yield f"payload server {name}", partial(_check_payloads, place, Keys(config.run).prefix if claims else None)
+    if config.prepare is None:
+        yield "code of the run", lambda: check_user_code(config)
+    if config.engine.url is None:
+        yield "engine", lambda: check_engine(config.engine.python)
+        yield "engine.args", lambda: check_engine_arguments(config)
+
+
+def _check_parts(config: Config) -> None:
     if config.debug.load_batches is not None:
         raise ConfigError(
             "debug.load_batches trains a recording, which needs no other part: use `penstock trainer`, or remove "
@@ -43,29 +83,20 @@ def check(config: Config, *, trains: bool = True) -> None:
         )
     for package in PACKAGES:
         check_ours(package)
-    check_extras(config, trains=trains)
-    check_rollouts(config)
-    if trains:
-        check_groups(config)
-        definition_of(config)
-        check_device(config)
-    if config.engine.url is None:
-        check_interpreter(config.engine.python)
-    if config.prepare is None:
-        check_data(config)
-    elif not Path(config.prepare[0]).is_file():
-        raise ConfigError(f"prepare: there is no script {config.prepare[0]}; correct the path, or remove the key.")
-    if config.redis.url is not None:
-        connect(config.redis.url).close()
-    for url in config.redis.payload_servers.values():
-        with contextlib.closing(open_store(url)) as store:
-            store.claim(Keys(config.run).prefix)
-            store.check()
-    if config.prepare is None:
-        check_user_code(config)
-    if config.engine.url is None:
-        check_engine(config.engine.python)
-        check_engine_arguments(config)
+
+
+def _check_prepare(script: str) -> None:
+    if not Path(script).is_file():
+        raise ConfigError(f"prepare: there is no script {script}; correct the path, or remove the key.")
+
+
+def _check_payloads(url: str, prefix: str | None) -> None:
+    if prefix is None and is_folder(url) and not path_of(url).exists():
+        return  # it is made at the start
+    with contextlib.closing(open_store(url)) as store:
+        if prefix is not None:
+            store.claim(prefix)
+        store.check()
 
 
 def check_extras(config: Config, *, trains: bool) -> None:

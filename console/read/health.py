@@ -269,7 +269,7 @@ def look_at_packages(config: Config) -> Iterator[Finding]:
     """Whether the extras that this configuration needs are installed here."""
     from console.launch.preflight import check_extras
 
-    yield _passes("packages", lambda: check_extras(config, trains=True), "all that the configuration needs is there")
+    yield passes("packages", lambda: check_extras(config, trains=True), "all that the configuration needs is there")
 
 
 def look_at_engine(config: Config) -> Iterator[Finding]:
@@ -279,9 +279,9 @@ def look_at_engine(config: Config) -> Iterator[Finding]:
 
     if (url := config.engine.url) is not None:
         health = f"{url.rstrip('/')}/health"
-        yield _passes("engine", lambda: fetch(health, timeout_s=5), f"the one at {redact(url)} answers")
+        yield passes("engine", lambda: fetch(health, timeout_s=5), f"the one at {redact(url)} answers")
     else:
-        yield _passes("engine", lambda: check_engine(config.engine.python), f"{config.engine.python} has sglang")
+        yield passes("engine", lambda: check_engine(config.engine.python), f"{config.engine.python} has sglang")
 
 
 def look_at_gpus(config: Config) -> Iterator[Finding]:
@@ -290,10 +290,11 @@ def look_at_gpus(config: Config) -> Iterator[Finding]:
     from penstock.system.gpus import visible_gpus
 
     found = visible_gpus()
-    yield _passes("gpus", lambda: check_device(config), f"{', '.join(found)} visible" if found else "none, none needed")
+    yield passes("gpus", lambda: check_device(config), f"{', '.join(found)} visible" if found else "none, none needed")
 
 
-def _passes(what: str, check: Callable[[], object], fine: str) -> Finding:
+def passes(what: str, check: Callable[[], object], fine: str) -> Finding:
+    """A finding of a check that says by an error of penstock what is wrong."""
     try:
         check()
     except PenstockError as exc:

@@ -1,0 +1,65 @@
+"""``penstock check``: every mistake of a configuration at once, and nothing started or left behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from console.cli import main as cli
+
+YAML = "run: demo\nmodel: {path: m}\ndata: {train: [{name: t, path: t.jsonl}]}\nstaleness: {mode: one_step}\n"
+#: What is wrong with a configuration -> words of its line.
+WRONG = {
+    "subscription": "mode one_step trains whole cohorts, and the sampler is fifo",
+    "engine's interpreter": "there is no interpreter",
+    "data and policy": "there is no file",
+    "redis": "No Redis answers at redis://:***@127.0.0.1:1/0",
+    "payload server p1": "No Redis answers",
+    "placement": "this machine has no GPU",
+}
+SET = [
+    "--buffer.sampler=fifo",
+    "--engine.python=/nowhere/python",
+    "--redis=redis://:hush@127.0.0.1:1/0",
+    "--redis.payload_servers={p1: redis://127.0.0.1:1/0, p2: file:///PAYLOADS}",
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "run.yaml").write_text(YAML)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return tmp_path
+
+
+def test_every_mistake_is_told_at_once_and_nothing_is_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [one.replace("/PAYLOADS", str(folder / "payloads")) for one in SET]
+
+    assert cli.execute(["check", "run.yaml", *given, "--json"]) == 2
+
+    found = {one["what"]: one for one in json.loads(capsys.readouterr().out)}
+    for what, words in WRONG.items():
+        assert (found[what]["level"], words in found[what]["found"]) == ("error", True), found[what]
+    assert found["payload server p2"]["level"] == "ok", "it is made at the start"
+    assert found["sampling"]["level"] == "ok"
+    assert "hush" not in json.dumps(found)
+    assert [path.name for path in folder.iterdir()] == ["run.yaml"]
+
+
+def test_it_says_in_words_what_a_start_would_do_with_an_earlier_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "runs" / "demo").mkdir(parents=True)
+    (folder / "runs" / "demo" / "run.json").write_text('{"state": "finished", "started_s": 1.0}')
+
+    assert cli.execute(["check", "run.yaml", "--engine.python=/nowhere/python"]) == 2
+
+    out, err = capsys.readouterr()
+    assert "warning  run: demo is finished: a start begins anew, and moves it to .prev\n" in out
+    assert err.endswith(" errors, 1 warning\n")
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["check", "none.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("penstock: There is no configuration none.yaml")
