@@ -13,12 +13,14 @@ import pytest
 import redis
 
 from consumers.history.recorder import Recorder
+from consumers.trainer import Trainer
 from penstock import payloads
 from penstock.config import Config
 from penstock.errors import DiskFull
 from penstock.history.reader import HistoryReader
 from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
+from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.job import Job
@@ -27,6 +29,8 @@ from penstock.protocol.scripts import Judged, Leadership, RawLease, run
 from penstock.protocol.waits import read_waits
 from penstock.redis.server import RedisServer
 from tests.integration import play
+from tests.integration.parts import Player, admit, buffering, make_config, publish, step
+from tests.integration.test_buffer_kills import spawn
 
 PATIENCE_S = 300.0
 
@@ -229,3 +233,32 @@ def test_I8_a_full_disk_is_waited_for_by_name(
         full.clear()
         until_recorded(client, keys)
     assert len(fates(config)) == 4
+
+
+def test_I4_a_leader_killed_after_a_seal_leaves_nothing_unrecorded_or_unswept(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    staleness = {"mode": "async", "bound": 8}
+    config = make_config(redis_server.url, keys.run, tmp_path, staleness=staleness, buffer={"lease_s": 0.5})
+    worker = Player(client, keys)
+    with recording(config), Trainer(config) as trainer:
+        until(lambda: client.exists(keys.recorder), "the recorder to be there")
+        leader = spawn(config, tmp_path, "after", "seal")
+        try:
+            publish(trainer)
+            admit(client, keys, 4)
+            jobs = worker.work(4, 1)
+            for _ in range(2):
+                step(trainer)
+            trainer.state_dict()
+            trainer.checkpointed()
+            assert leader.wait(PATIENCE_S) == -9
+        finally:
+            leader.kill()
+            leader.wait()
+        with buffering(config):
+            groups = [keys.group(job) for job in jobs]
+            until(lambda: not client.exists(*groups, keys.unrecorded, keys.retiring), "all groups to be swept")
+    assert fates(config) == {f"{job}/{k}": "trained" for job in jobs for k in range(2)}
+    assert play.counter(client, keys, "unrecorded") == 0
+    assert audit(client, keys).ok
