@@ -94,10 +94,11 @@ def _state(cluster: "Cluster", client: Any) -> dict[str, Any]:
     pipe.hgetall(keys.clock)
     pipe.zcard(keys.delayed)
     pipe.scard(keys.retiring)
+    pipe.zcard(keys.unrecorded)
     for lane in LANES:
         pipe.xlen(keys.jobs(lane))
-    counters, clock, delayed, retiring, *lanes = pipe.execute()
+    counters, clock, delayed, retiring, unrecorded, *lanes = pipe.execute()
     places = [client.hmget(keys.sub(name), "ask", "cut", "cursor", "ckpt", "gen") for name in cluster.watch.cursors]
     leased = cluster.watch.count_leased(client)
-    moving = {"leased": leased, "delayed": delayed, "retiring": retiring, "lanes": lanes}
+    moving = {"leased": leased, "delayed": delayed, "retiring": retiring + unrecorded, "lanes": lanes}
     return moving | {"counters": counters, "clock": clock, "places": places}
