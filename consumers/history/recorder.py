@@ -175,7 +175,7 @@ class Recorder:
         self._write([row_of_job(group) for group in groups if not group.samples], [])
         for piece in _pieces(groups):
             self._write_piece(piece, kept, trained)
-        self._control.call(scripts.recorded(self._keys, recording, jobs))
+        self._control.call(scripts.recorded(self._keys, recording, raw))
         self._tally.groups += len(jobs)
         return len(jobs)
 

@@ -27,7 +27,7 @@ def record(keys: Keys, token: str, *, lease_ms: int, backlog: int, patience_ms: 
     return Call(script("record"), [keys.recorder, keys.history], args, int)
 
 
-def recorded(keys: Keys, recording: Recording, jobs: Iterable[str]) -> Call[int]:
+def recorded(keys: Keys, recording: Recording, jobs: Iterable[str | bytes]) -> Call[int]:
     """The rows of these groups are safe; how many had waited for that."""
 
     def parse(answer: Any) -> int:
