@@ -96,7 +96,7 @@ def _pause(ground: Ground, rng: Random) -> Facts | None:
 
 
 def _strike_pause(ground: Ground, facts: Facts) -> None:
-    """A lane is paused in Redis by hand: there is no command for it."""
+    """A lane is paused by its key, as `penstock pause` does: two commands would last longer than the pause."""
     client, key = ground.cluster.client(), ground.cluster.keys.paused
     client.sadd(key, facts["lane"])
     try:
