@@ -9,6 +9,9 @@ import typer
 from console.cli import doctor, top
 from console.cli import payloads as payloads_cli
 from console.cli.engines import engines_app
+from console.cli.history.evals import eval_app
+from console.cli.history.export import export
+from console.cli.history.samples import samples_app
 from console.cli.nouns import lanes
 from console.cli.nouns.dead import dead_app
 from console.cli.nouns.jobs import jobs_app
@@ -28,6 +31,8 @@ _NOUNS = {
     "subs": subs_app,
     "weights": weights_app,
     "engines": engines_app,
+    "samples": samples_app,
+    "eval": eval_app,
 }
 
 
@@ -152,5 +157,6 @@ def register(app: typer.Typer) -> None:
     app.command()(audit)
     for verbs in (payloads_cli, lanes, doctor, top):
         verbs.register(app)
+    app.command()(export)
     for name, noun in _NOUNS.items():
         app.add_typer(noun, name=name)

@@ -25,7 +25,7 @@ class Target:
         from penstock.redis.connect import TIMEOUT_S, connect
         from penstock.redis.server import read_address
 
-        name = run or _only_run(directory)
+        name = run or newest_run(directory)
         self.keys = Keys(name)
         given, url = url, url or read_address(directory / name)
         if url is None:
@@ -66,7 +66,8 @@ def _with_its_run(folder: Path) -> QueueUnavailable | None:
     )
 
 
-def _only_run(directory: Path) -> str:
+def newest_run(directory: Path) -> str:
+    """Name of the run that was started last. Raises ConfigError where there is none."""
     found = [path for path in directory.glob("*") if (path / "redis.json").exists() and path.suffix != ".prev"]
     if not found:
         raise ConfigError(f"There is no run under {directory}: name one with --run, and its --redis or --directory.")

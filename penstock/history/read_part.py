@@ -60,6 +60,13 @@ class ReadPart:
             query = Query("samples", query.clauses)
         return int(self._rows(query, "count(*)", more, "")[0][0])
 
+    def scores(self, filters: Filters) -> dict[Key, float | None]:
+        query = counting(self.connection, filters)
+        if query is None:
+            return {}
+        named = Query(f"(SELECT * FROM {query.source}) JOIN groups USING(g)", query.clauses)
+        return {(job, k, part): reward for job, k, part, reward in self._rows(named, "job, k, part, reward", [], "")}
+
     def number_of(self, key: Key) -> int | None:
         found = self.connection.execute(
             "SELECT s FROM groups JOIN samples USING(g) WHERE job = ? AND k = ? AND part = ?", key

@@ -161,6 +161,13 @@ class HistoryReader:
         total = sum(self._ask(part, partial(part.count, filters)) or 0 for part in parts)
         return total - sum(1 for part, key in self._superseded(parts) if self._matches(part, key, filters))
 
+    def scores(self, filters: Filters | None = None) -> dict[Key, float | None]:
+        """Reward of each sample that is asked for, by (job, k, part): much faster than their rows. No phrases."""
+        found: dict[Key, float | None] = {}
+        for part in self._open():
+            found |= self._ask(part, partial(part.scores, filters or Filters())) or {}
+        return found
+
     def extent(self) -> Extent:
         """How much is there, and how much was deleted."""
         parts = [part for part in self._open() if part.name != LIVE]

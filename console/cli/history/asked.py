@@ -1,0 +1,107 @@
+"""Which run, and which of its samples: options that the verbs over a history share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from console.cli.target import Target, newest_run
+from console.terminal import say
+from penstock.errors import ConfigError, QueueUnavailable
+from penstock.names import check_name
+from penstock.system.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from penstock.history.filters import Filters
+    from penstock.history.reader import HistoryReader
+
+JobOption = Annotated[str, typer.Option("--job", metavar="JOB", help="Samples of this job.")]
+PromptOption = Annotated[
+    str, typer.Option("--prompt", metavar="WORDS", help="Whose prompt has these words; or the id of a job.")
+]
+TextOption = Annotated[
+    str,
+    typer.Option("--text", metavar="WORDS", help='Whose answer, or prompt, has these words; begin*, "as it stands".'),
+]
+VersionOption = Annotated[int | None, typer.Option("--version", min=0, help="With tokens of this version.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", min=0, help="That were in this batch.")]
+SubOption = Annotated[str, typer.Option("--sub", metavar="NAME", help="That were in batches of this subscription.")]
+LeastOption = Annotated[float | None, typer.Option("--min-reward", help="With a reward of at least so much.")]
+MostOption = Annotated[float | None, typer.Option("--max-reward", help="With a reward of at most so much.")]
+FateOption = Annotated[
+    str, typer.Option("--fate", help="trained, masked, filtered, dropped, evicted, payload_lost, buried or cancelled.")
+]
+DatasetOption = Annotated[str, typer.Option("--dataset", metavar="NAME", help="Of this dataset.")]
+LaneOption = Annotated[str, typer.Option("--lane", help="train, eval or score.")]
+StatusOption = Annotated[str, typer.Option("--status", help="completed, truncated, aborted or given.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run whose samples are looked at."""
+
+    folder: Path
+    samples: "HistoryReader"
+
+    def tell_problems(self) -> None:
+        """Say what was left out, and where nothing is kept."""
+        for problem in self.samples.problems:
+            say(problem, err=True)
+        if not self.samples.is_there:
+            say(f"Run {self.folder.name} has no history in {self.folder}: a recorder writes one.", err=True)
+
+
+def open_run(run: str | None, url: str | None, directory: Path) -> Run:
+    """The run and its samples: those of its history, and those in its Redis, where that answers. Blocks.
+
+    Raises:
+        ConfigError: there is no such run.
+        QueueUnavailable: it has no history, and its Redis does not answer.
+    """
+    from console.read.samples import open_samples
+
+    folder = directory / check_name("--run", run or newest_run(directory))
+    there = RunFolder(folder).history.is_dir()
+    if there and url is None and _is_over(folder):
+        return Run(folder, open_samples(folder))
+    try:
+        target = Target(folder.name, url, directory)
+    except (ConfigError, QueueUnavailable) as exc:
+        if not there or url is not None:
+            raise
+        say(f"Only what is in the history is shown: {exc}", err=True)
+        return Run(folder, open_samples(folder))
+    return Run(folder, open_samples(folder, (target.client, target.keys)))
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether ``penstock run`` ended it, and its Redis with it."""
+    kept = RunFolder(folder)
+    record = kept.record()
+    return record is not None and not kept.is_held() and kept.redis.is_dir()
+
+
+def filters_of(
+    job: str,
+    prompt: str,
+    text: str,
+    version: int | None,
+    batch: int | None,
+    sub: str,
+    least: float | None,
+    most: float | None,
+    fate: str,
+    dataset: str,
+    lane: str,
+    status: str,
+) -> "Filters":
+    """What the options ask for. Raises ConfigError."""
+    from penstock.history.filters import Filters
+    from penstock.history.row import Fate, place_of
+
+    if fate and fate not in list(Fate):
+        raise ConfigError(f"--fate {fate!r} is none: write {', '.join(Fate)}.")
+    if prompt and not job and place_of(prompt)[2] >= 0:
+        job, prompt = prompt, ""
+    return Filters(job, prompt, text, version, batch, sub, least, most, fate, dataset, lane, status)

@@ -1,0 +1,72 @@
+"""``penstock eval``: how held-out prompts were answered, version by version."""
+
+from typing import Annotated, Any
+
+import typer
+
+from console.cli.history.asked import DatasetOption, open_run
+from console.cli.history.samples import excerpt
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.terminal import print_json, say, table
+from penstock.errors import ConfigError
+
+eval_app = typer.Typer(help="Evaluation: scores and answers of held-out prompts over versions.")
+
+
+@eval_app.command("ls")
+def eval_ls(
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+    dataset: DatasetOption = "",
+) -> None:
+    """Per dataset and version: prompts, answers, and their rewards."""
+    from console.read.evals import list_evals
+
+    found = open_run(run, redis, directory)
+    rows = list_evals(found.samples, dataset)
+    if as_json:
+        print_json(rows)
+    else:
+        table(
+            rows, ["dataset", "version", "prompts", "answers", "reward_mean", "reward_min", "reward_max"], "evaluation"
+        )
+    found.tell_problems()
+
+
+@eval_app.command("show")
+def eval_show(
+    prompt: Annotated[str, typer.Argument(metavar="DATASET/LINE", help="A prompt: its dataset, and its line there.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """One held-out prompt, and how each version answered it."""
+    from console.read.evals import answers_to
+
+    name, slash, line = prompt.rpartition("/")
+    if not slash or not (line.isascii() and line.isdecimal() and len(line) < 19):
+        raise ConfigError(f"{prompt!r} names no prompt: write DATASET/LINE, as in heldout/3.")
+    found = open_run(run, redis, directory)
+    rows = answers_to(found.samples, name, int(line))
+    if not rows:
+        found.tell_problems()
+        raise ConfigError(
+            f"Run {found.folder.name} has no answer to line {int(line)} of an evaluation on {name!r}; "
+            "`penstock eval ls` lists what was evaluated."
+        )
+    if as_json:
+        print_json(rows)
+    else:
+        _show(rows)
+    found.tell_problems()
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    say(rows[-1]["prompt"] or "(its prompt is not kept)")
+    if rows[-1]["label"]:
+        say(f"label: {rows[-1]['label']}")
+    shown = [{**row, "answer": excerpt(row["answer"])} for row in rows]
+    table(shown, ["version", "reward", "num_generated", "status", "id", "answer"], "answers")

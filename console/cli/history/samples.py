@@ -1,0 +1,189 @@
+"""``penstock samples``: what the policy answered, what it got for it, and what became of it."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from console.cli.history.asked import (
+    BatchOption,
+    DatasetOption,
+    FateOption,
+    JobOption,
+    LaneOption,
+    LeastOption,
+    MostOption,
+    PromptOption,
+    StatusOption,
+    SubOption,
+    TextOption,
+    VersionOption,
+    filters_of,
+    open_run,
+)
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.terminal import print_json, say, table
+from penstock.errors import ConfigError
+
+samples_app = typer.Typer(help="Samples: prompts, answers, rewards, and what became of them.")
+
+#: Rows shown where nobody says how many, and characters of a text in a list.
+SHOWN, EXCERPT = 20, 60
+COLUMNS = ("id", "reward", "version", "tokens", "fate", "prompt", "answer")
+SORTS = ("recorded", "reward", "version", "length")
+
+SortOption = Annotated[
+    str, typer.Option("--sort", metavar="FIELD", help=f"By {', '.join(SORTS)}; -FIELD: the greatest first.")
+]
+
+
+@samples_app.command("ls")
+def samples_ls(
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+    job: JobOption = "",
+    prompt: PromptOption = "",
+    text: TextOption = "",
+    version: VersionOption = None,
+    batch: BatchOption = None,
+    sub: SubOption = "",
+    least: LeastOption = None,
+    most: MostOption = None,
+    fate: FateOption = "",
+    dataset: DatasetOption = "",
+    lane: LaneOption = "",
+    status: StatusOption = "",
+    sort: SortOption = "-recorded",
+    best: Annotated[bool, typer.Option("--best", help="The highest rewards first.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="The lowest rewards first.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most rows shown.")] = SHOWN,
+    after: Annotated[str, typer.Option("--after", metavar="PLACE", help="Go on behind what a list ended with.")] = "",
+    count: Annotated[bool, typer.Option("--count", help="Say how many there are, and show none.")] = False,
+) -> None:
+    """Samples with prompt, answer, reward, version and fate; the latest first."""
+    from console.read.samples import listed
+    from penstock.history.filters import Sort
+
+    filters = filters_of(job, prompt, text, version, batch, sub, least, most, fate, dataset, lane, status)
+    if best or worst:
+        if best and worst:
+            raise ConfigError("--best shows the highest rewards first and --worst the lowest: give one of them.")
+        sort = "-reward" if best else "reward"
+    if sort.removeprefix("-") not in SORTS:
+        raise ConfigError(f"--sort {sort!r} is none: write {', '.join(SORTS)}, or one of them with a - before it.")
+    found = open_run(run, redis, directory)
+    if count:
+        number = found.samples.count(filters)
+        print_json(number) if as_json else say(f"{number} samples")
+        found.tell_problems()
+        return
+    ascending = not sort.startswith("-")
+    page = found.samples.rows(filters, Sort(sort.removeprefix("-")), limit, after, ascending=ascending)
+    if as_json:
+        print_json([listed(row) for row in page.rows])
+    else:
+        table([_in_words(listed(row)) for row in page.rows], COLUMNS, "samples")
+    if page.next:
+        say(f"more: --sort={sort} --after={page.next}", err=True)
+    found.tell_problems()
+
+
+@samples_app.command("show")
+def samples_show(
+    sample: Annotated[str, typer.Argument(help="Its id, DATASET/EPOCH/LINE/K.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+    tokens: Annotated[bool, typer.Option(help="With a line per token that was drawn.")] = True,
+) -> None:
+    """One sample: texts, reward and its entries, times, batches, and its tokens with logprob, version and loss mask."""
+    from console.read.samples import shown, token_rows
+    from penstock.history.row import key_of
+
+    key_of(sample)
+    found = open_run(run, redis, directory)
+    row = found.samples.row(sample)
+    if row is None:
+        found.tell_problems()
+        raise ConfigError(
+            f"Run {found.folder.name} has no sample {sample!r}; `penstock samples ls` lists those that it has."
+        )
+    whole = shown(row, found.samples.uses(sample))
+    if as_json:
+        print_json(whole)
+    else:
+        _show(whole)
+        if tokens:
+            table(token_rows(row), ["at", "token", "logprob", "version", "loss"], "tokens that were drawn")
+    found.tell_problems()
+
+
+def _show(whole: dict[str, Any]) -> None:
+    fate = _fate(whole)
+    say(f"sample {whole['id']}: reward {_number(whole['reward'])}, {fate}, {whole['status'] or 'no status'}")
+    versions = _versions(whole)
+    say(
+        f"lane {whole['lane']}, versions {versions}, {whole['prompt_length']} prompt tokens, "
+        f"{whole['num_generated']} drawn, {whole['num_turns']} turns, ended by {whole['finish_reason'] or 'nothing'}"
+    )
+    say(f"worker {whole['worker'] or '-'}, {whole['attempts']} failed tries, {whole['crashes']} crashes")
+    for name in ("prompt", "answer", "label"):
+        say(f"\n{name}:")
+        say(whole[name] or "(not kept)")
+    say("")
+    table([{"name": name, "value": value} for name, value in whole["reward_info"].items()], ["name", "value"], "reward")
+    table(_times(whole), ["event", "at", "after_s"], "times")
+    table(whole["uses"], ["subscription", "batch", "version", "staleness", "loss_tokens"], "batches")
+
+
+def _times(whole: dict[str, Any]) -> list[dict[str, Any]]:
+    from penstock.history.row import TIMES
+
+    known = [(name.removesuffix("_s"), whole[name]) for name in TIMES if whole[name] > 0]
+    first = min((at for _, at in known), default=0.0)
+    return [{"event": name, "at": clock(at), "after_s": round(at - first, 3)} for name, at in known]
+
+
+def clock(at: float) -> str:
+    """Unix seconds as a time of day in UTC; the number itself where it is none."""
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+    except (OverflowError, ValueError, OSError):
+        return str(at)
+
+
+def _in_words(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "reward": row["reward"],
+        "version": _versions(row),
+        "tokens": row["num_generated"],
+        "fate": _fate(row),
+        "prompt": excerpt(row["prompt"]),
+        "answer": excerpt(row["answer"]),
+    }
+
+
+def _versions(row: dict[str, Any]) -> str:
+    return str(row["newest"]) if row["oldest"] == row["newest"] else f"{row['oldest']}-{row['newest']}"
+
+
+def _fate(row: dict[str, Any]) -> str:
+    if not row["fate"]:
+        return f"({row['reason'] or 'open'})"
+    return f"{row['fate']} ({row['reason']})" if row["reason"] else str(row["fate"])
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a text, on one line, nothing in it that a terminal would obey."""
+    from penstock.words import printable
+
+    line = printable(" ".join(text[: 4 * EXCERPT].split()))
+    return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"

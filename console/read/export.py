@@ -1,0 +1,131 @@
+"""Samples as files: JSON lines, parquet, and a folder as Hugging Face ``datasets`` reads it.
+
+A file gets its name once it is whole: whoever finds it finds all of it.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from console.read.samples import shown
+from penstock.history.filters import Filters
+from penstock.history.reader import HistoryReader
+from penstock.history.row import TIMES
+
+#: Rows that are held at once.
+CHUNK = 512
+
+_TEXTS = ("id", "job", "lane", "dataset", "prompt", "answer", "label", "status", "finish_reason", "fate", "reason")
+_NUMBERS = (
+    *("k", "part", "epoch", "line", "oldest", "newest", "prompt_length", "num_generated", "attempts", "crashes"),
+    *("num_turns", "num_aborts", "cached_tokens"),
+)
+_ARRAYS = {"tokens": "int32", "logprobs": "float32", "versions": "int32", "generated": "uint8", "loss_mask": "uint8"}
+
+
+def write_jsonl(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool) -> int:
+    """A map a line; how many. Blocks; raises OSError."""
+    with _whole(path) as unfinished, unfinished.open("wb") as file:
+        count = 0
+        for row in _rows(samples, filters, arrays):
+            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+            count += 1
+    return count
+
+
+def write_parquet(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool) -> int:
+    """One file; how many rows. ``reward_info`` and ``uses`` are JSON, for their keys differ. Blocks; raises OSError."""
+    with _whole(path) as unfinished, contextlib.closing(_Parquet(unfinished, arrays)) as file:
+        return file.write(_rows(samples, filters, arrays))
+
+
+def write_datasets(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool) -> int:
+    """A folder with ``data/LANE.parquet`` for each lane, and a card that names these splits. Blocks; raises OSError."""
+    with _whole(path) as folder, contextlib.ExitStack() as stack:
+        (folder / "data").mkdir(parents=True)
+        files: dict[str, _Parquet] = {}
+        count = 0
+        for row in _rows(samples, filters, arrays):
+            lane = row["lane"] if row["lane"].isalnum() else "other"
+            if lane not in files:
+                files[lane] = stack.enter_context(
+                    contextlib.closing(_Parquet(folder / "data" / f"{lane}.parquet", arrays))
+                )
+            count += files[lane].write([row])
+        (folder / "README.md").write_text(_card(sorted(files)), encoding="utf-8")
+    return count
+
+
+def _rows(samples: HistoryReader, filters: Filters, arrays: bool) -> Iterator[dict[str, Any]]:
+    for row in samples.each(filters, arrays=arrays):
+        values = shown(row, samples.uses(row.id))
+        yield values if arrays else {name: value for name, value in values.items() if name not in _ARRAYS}
+
+
+def _card(lanes: Iterable[str]) -> str:
+    splits = "".join(f"  - split: {lane}\n    path: data/{lane}.parquet\n" for lane in lanes)
+    return f"---\nconfigs:\n- config_name: default\n  data_files:\n{splits}---\n"
+
+
+class _Parquet:
+    """A parquet file that rows are added to."""
+
+    def __init__(self, path: Path, arrays: bool) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        fields = [(name, pyarrow.string()) for name in (*_TEXTS, "worker", "reward_info", "uses")]
+        fields += [(name, pyarrow.int64()) for name in _NUMBERS]
+        fields += [(name, pyarrow.float64()) for name in ("reward", "generate_s", "reward_s", *TIMES)]
+        if arrays:
+            fields += [(name, pyarrow.list_(getattr(pyarrow, kind)())) for name, kind in _ARRAYS.items()]
+        self._schema = pyarrow.schema(fields)
+        self._table: Callable[..., Any] = pyarrow.Table.from_pylist
+        self._file = pyarrow.parquet.ParquetWriter(path, self._schema, compression="zstd")
+        self._held: list[dict[str, Any]] = []
+
+    def write(self, rows: Iterable[dict[str, Any]]) -> int:
+        count, left = 0, iter(rows)
+        while some := list(islice(left, CHUNK)):
+            self._held += [
+                row | {name: orjson.dumps(row[name]).decode() for name in ("reward_info", "uses")} for row in some
+            ]
+            count += len(some)
+            if len(self._held) >= CHUNK:
+                self._flush()
+        return count
+
+    def _flush(self) -> None:
+        if self._held:
+            self._file.write_table(self._table(self._held, schema=self._schema))
+        self._held = []
+
+    def close(self) -> None:
+        self._flush()
+        self._file.close()
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Where to write what becomes ``path`` when all went well, and is removed when not."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove(unfinished)
+    try:
+        yield unfinished
+        unfinished.rename(path)
+    except BaseException:
+        _remove(unfinished)
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

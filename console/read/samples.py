@@ -1,0 +1,90 @@
+"""Samples of a run: those of its history, and those that are still in Redis, each once.
+
+Command line and page both read them here, so that they say the same.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from console.read.live_samples import read_live
+from penstock.errors import QueueUnavailable
+from penstock.history.reader import HistoryReader
+from penstock.history.row import TIMES, SampleRow, Use
+from penstock.protocol.keys import Keys
+from penstock.redis.commands import Client
+from penstock.system.run_folder import RunFolder
+
+#: What a list has of a sample, beside its id; texts whole.
+LISTED = (
+    *("job", "k", "part", "lane", "dataset", "epoch", "line", "prompt", "answer", "label", "reward", "status"),
+    *("finish_reason", "fate", "reason", "oldest", "newest", "prompt_length", "num_generated"),
+)
+#: What there is of one sample beside that.
+SHOWN = (
+    *("reward_info", "worker", "attempts", "crashes", "num_turns", "num_aborts", "cached_tokens"),
+    *("generate_s", "reward_s"),
+)
+#: One value a token.
+ARRAYS = ("tokens", "logprobs", "versions", "generated", "loss_mask")
+
+
+def open_samples(folder: Path, live: tuple[Client, Keys] | None = None) -> HistoryReader:
+    """What reads the samples of the run in ``folder``. Blocks for the disk, and for Redis where ``live`` is given.
+
+    Args:
+        live: the run's Redis, where it answers. One that stops answering meanwhile is done without.
+    """
+    reader = HistoryReader(RunFolder(folder).history)
+    if live is not None:
+        try:
+            reader.show_too(*read_live(*live))
+        except QueueUnavailable:
+            return reader
+    return reader
+
+
+def listed(row: SampleRow) -> dict[str, Any]:
+    """A sample as lists have it, by plain values."""
+    return {"id": row.id, **{name: getattr(row, name) for name in LISTED}}
+
+
+def shown(row: SampleRow, uses: list[Use]) -> dict[str, Any]:
+    """All that is known of a sample, by plain values: arrays as lists, or None where they are not kept."""
+    arrays = {name: None if (array := getattr(row, name)) is None else array.tolist() for name in ARRAYS}
+    return {
+        **listed(row),
+        **{name: getattr(row, name) for name in (*SHOWN, *TIMES)},
+        "uses": [_use(use) for use in uses],
+        **arrays,
+    }
+
+
+def token_rows(row: SampleRow) -> list[dict[str, Any]]:
+    """A row per token that the policy drew: its place, id, logprob, version, and whether it bears loss."""
+    if row.tokens is None or row.generated is None:
+        return []
+    return [
+        {
+            "at": at,
+            "token": int(row.tokens[at]),
+            "logprob": _at(row.logprobs, at),
+            "version": _at(row.versions, at),
+            "loss": _at(row.loss_mask, at),
+        }
+        for at in row.generated.nonzero()[0].tolist()
+    ]
+
+
+def _at(array: Any, at: int) -> Any:
+    return None if array is None else array[at].item()
+
+
+def _use(use: Use) -> Mapping[str, Any]:
+    return {
+        "subscription": use.subscription,
+        "batch": use.batch,
+        "version": use.version,
+        "staleness": use.staleness,
+        "loss_tokens": use.loss_tokens,
+    }
