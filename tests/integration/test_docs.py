@@ -44,6 +44,7 @@ LISTED = {
     "docs/concepts.md: dataset ──> producer": "a diagram",
     "docs/consumers.md: name   state   share": "what a command printed",
     "docs/operations.md: trainer:actor has waited": "what a command printed",
+    "docs/history.md: penstock samples ls": "needs what a run leaves: test_samples.py, and tests/unit of the commands",
     "docs/chaos.md: make chaos": "minutes, whole runs under faults: CI runs the first, tests/chaos the rest",
     "docs/metrics.md: scrape_configs:": "settings of Prometheus: tests/wide has such",
     "docs/truth.md: staleness =": "a formula",
