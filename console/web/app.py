@@ -8,6 +8,8 @@
     /api/runs/RUN/lanes            its lanes
     /api/runs/RUN/lists/NOUN       jobs, dead, groups, workers, weights, page by page (lists.py)
     /api/runs/RUN/job?id=JOB       one job
+    /api/runs/RUN/samples          samples page by page (samples.py); .../sample?id=SAMPLE: one of them
+    /api/runs/RUN/evals            scores of held-out prompts; .../answers?dataset=D&line=L: one prompt over versions
     POST /api/runs/RUN/dead        {"do": "requeue" | "purge", "jobs": [...]}
     POST /api/runs/RUN/lane        {"lane": "eval", "closed": true}
 
@@ -18,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Query, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
@@ -36,6 +38,7 @@ from console.web.looks import Looks
 from console.web.overview import overview, overview_of_files
 from console.web.replies import Json, NotThere, explain_errors, refusal
 from console.web.runs import Runs, sizes, state_of, summary_of
+from console.web.samples import Samples
 from console.web.settings import differences, setting, settings
 from penstock.errors import PenstockError
 from penstock.redaction import redact
@@ -84,6 +87,7 @@ class _Paths:
         self._runs = Runs(directory)
         self._looks = Looks(directory)
         self._lists = Lists()
+        self._samples = Samples(self._looks)
         self._streams = Streams()
 
     def reading(self) -> dict[str, Any]:
@@ -98,6 +102,10 @@ class _Paths:
             "/api/runs/{run}/lanes": self.lanes,
             "/api/runs/{run}/lists/{noun}": self.rows,
             "/api/runs/{run}/job": self.job,
+            "/api/runs/{run}/samples": self.samples,
+            "/api/runs/{run}/sample": self.sample,
+            "/api/runs/{run}/evals": self.evals,
+            "/api/runs/{run}/answers": self.answers,
         }
 
     def acting(self) -> dict[str, Any]:
@@ -156,6 +164,19 @@ class _Paths:
         if found is None:
             raise NotThere(f"Run {run} holds no job {shown(id)}: it never did, or is done with it.")
         return Json(found)
+
+    def samples(self, run: str, request: Request, sort: str = "", limit: int = 50, after: str = "") -> Response:
+        asked = {name: text for name, text in request.query_params.items() if name not in ("sort", "limit", "after")}
+        return Json(self._samples.page(self._runs.folder(run), asked, sort=sort, limit=limit, after=after))
+
+    def sample(self, run: str, id: str) -> Response:
+        return Json(self._samples.sample(self._runs.folder(run), id))
+
+    def evals(self, run: str) -> Response:
+        return Json(self._samples.evals(self._runs.folder(run)))
+
+    def answers(self, run: str, dataset: str, line: int) -> Response:
+        return Json(self._samples.answers(self._runs.folder(run), dataset, line))
 
     def dead(self, run: str, wish: DeadWish) -> Response:
         target = self._looks.target(self._name(run))

@@ -66,7 +66,6 @@ LISTED = {
 #: Synopses: with alternatives or places for names, so that no shell could run them. Commands and options are checked.
 SYNOPSES = (
     "docs/fleet.md: penstock fleet plan",
-    "docs/history.md: penstock samples ls",
     "docs/operations.md: penstock run run.yaml [--resume",
     "docs/operations.md: penstock payloads add",
     "docs/web.md: penstock web",

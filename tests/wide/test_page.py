@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import redis
 
+from penstock.history.row import Use
+from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
@@ -22,10 +24,11 @@ from penstock.redis.server import RedisServer, write_address
 from tests import missing
 from tests.integration import play
 from tests.unit.console.web.run_files import lines, make_run, step
+from tests.unit.penstock.history.rows import row
 
-VIEWS = ("overview", "curves", "queue", "fleet", "weights", "settings")
+VIEWS = ("overview", "curves", "queue", "samples", "evals", "fleet", "weights", "settings")
 #: What is there of a run that is over, too.
-KEPT = ("overview", "curves", "settings")
+KEPT = ("overview", "curves", "samples", "evals", "settings")
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">\x1b[31m\u202eevil\x00"
 SIZES = {"desktop": {"width": 1360, "height": 900}, "phone": {"width": 390, "height": 844}}
 #: Longest wait for something to be seen: the machine may be slow.
@@ -38,9 +41,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("page") / "runs"
     for name, seed in (("over", 1), ("other", 2)):
         course(make_run(directory, name), seed)
+        history(directory / name)
     config = directory / "other" / "config.yaml"
     config.write_text(config.read_text().replace("0.001", "0.01"))
     course(make_run(directory, "live", state="running"), 3)
+    history(directory / "live")
     server = RedisServer(directory.parent / "redis")
     server.start()
     try:
@@ -50,6 +55,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield directory
     finally:
         server.stop()
+
+
+def history(folder: Path) -> None:
+    """Samples of a few prompts, and an evaluation of some versions."""
+    writer = HistoryWriter(folder / "history", 1, max_bytes=2**30)
+    drawn = [row(f"math/0/{line}", k, reward=k / 4, answer=f"It is {k}.") for line in range(20) for k in range(4)]
+    writer.write(drawn, [Use(one.job, one.k, "actor", 7, version=5, staleness=2, loss_tokens=2) for one in drawn])
+    writer.write([row("math/1/0", answer=HOSTILE, reward=-1.0, fate="filtered", reason="zero_std")])
+    held = [row(f"heldout/{v}/{line}", lane="eval", reward=v / 5, answer=f"{v}") for v in range(5) for line in range(3)]
+    writer.write(held)
+    writer.close()
 
 
 def course(folder: Path, seed: int) -> None:
@@ -163,6 +179,8 @@ SHOWN = {
     "overview": (".figures div", ".chart path"),
     "curves": (".chart path",),
     "queue": (".scroll table", "text=Dead letters"),
+    "samples": (".scroll table",),
+    "evals": (".scroll table", ".chart path"),
     "fleet": (".scroll table",),
     "weights": (".scroll table",),
     "settings": (".scroll table",),
@@ -217,6 +235,20 @@ def test_words_of_others_are_shown_and_do_nothing(tab: Tab) -> None:
     page.locator(".detail bdi", has_text="<img src=x").first.wait_for()
     assert page.title() == "live · penstock"
     assert page.locator("main img").count() == 0
+
+
+def test_a_sample_is_found_and_looked_into(tab: Tab) -> None:
+    page = tab.show("over", "samples")
+    page.get_by_label("Fate").select_option("filtered")
+    page.get_by_role("button", name="math/1/0/0").click()
+    page.locator(".detail .text bdi", has_text="<img src=x").wait_for()
+    assert page.locator(".token").count() > 0
+    page.get_by_role("button", name="Version").click()
+    assert page.locator(".token.v0").count() > 0
+    page.locator(".detail").get_by_role("link", name="All samples of its group").click()
+    holds(page.locator("section > div tbody tr"), 1)
+    assert page.get_by_label("Group").input_value() == "math/1/0"
+    assert tab.trouble == []
 
 
 def test_the_cause_is_marked_and_the_chain_is_told(tab: Tab) -> None:

@@ -8,6 +8,8 @@ import { duration } from "./words.js";
 import { overview } from "./views/overview.js";
 import { curves } from "./views/curves.js";
 import { queue } from "./views/queue.js";
+import { samples } from "./views/samples.js";
+import { evals } from "./views/evals.js";
 import { fleet } from "./views/fleet.js";
 import { weights } from "./views/weights.js";
 import { settings } from "./views/settings.js";
@@ -17,6 +19,8 @@ const VIEWS = {
   overview: ["Overview", overview],
   curves: ["Curves", curves],
   queue: ["Queue", queue],
+  samples: ["Samples", samples],
+  evals: ["Evaluation", evals],
   fleet: ["Fleet", fleet],
   weights: ["Weights", weights],
   settings: ["Configuration", settings],
@@ -64,7 +68,7 @@ function head(here) {
       h("span", { id: "badge", class: "badge", role: "status" }),
       h("button", { class: "theme", type: "button", onclick: () => window.switchTheme(), "aria-label": "Switch between dark and light" }, "◐")),
     here.run && h("nav", { "aria-label": "Views" }, Object.entries(VIEWS).map(([view, [name]]) =>
-      h("a", { href: address({ ...here, view }), "aria-current": view === here.view ? "page" : undefined }, name))));
+      h("a", { href: address({ ...here, view, asked: {} }), "aria-current": view === here.view ? "page" : undefined }, name))));
 }
 
 function picker(name, values, chosen, onChoice) {

@@ -1,13 +1,15 @@
-// Where the page stands: #/RUN/VIEW?with=OTHER.
+// Where the page stands: #/RUN/VIEW?with=OTHER, and what a view is asked for beside that.
 
 export function place(views) {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [run = "", view = ""] = path.split("/").map(decoded);
-  return { run, view: Object.hasOwn(views, view) ? view : "overview", other: new URLSearchParams(query).get("with") ?? "" };
+  const { with: other = "", ...asked } = Object.fromEntries(new URLSearchParams(query));
+  return { run, view: Object.hasOwn(views, view) ? view : "overview", other, asked };
 }
 
-export function address({ run, view, other }) {
-  return `#/${encodeURIComponent(run)}/${view}${other ? `?with=${encodeURIComponent(other)}` : ""}`;
+export function address({ run, view, other, asked = {} }) {
+  const query = new URLSearchParams({ ...asked, ...(other ? { with: other } : {}) }).toString();
+  return `#/${encodeURIComponent(run)}/${view}${query ? `?${query}` : ""}`;
 }
 
 function decoded(part) {

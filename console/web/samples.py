@@ -1,0 +1,110 @@
+"""What the policy answered, by the history of a run and its Redis: samples page by page, one of them, evaluations."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, get_type_hints
+
+from console.read.evals import answers_to, list_evals
+from console.read.samples import listed, open_samples, shown, token_rows
+from console.web.looks import Looks
+from console.web.replies import NotThere
+from penstock.errors import ConfigError, PenstockError
+from penstock.history.filters import Filters, Sort
+from penstock.history.reader import HistoryReader
+from penstock.system.run_folder import RunFolder
+from penstock.words import shown as in_short
+
+#: Samples of a page at most; characters of a text in it; tokens of one sample that are shown.
+MAX_LIMIT = 200
+MAX_TEXT = 2000
+MAX_TOKENS = 8192
+#: Versions that answer one prompt side by side.
+MAX_ANSWERS = 200
+
+
+class Samples:
+    """Of the runs of one folder."""
+
+    def __init__(self, looks: Looks) -> None:
+        self._looks = looks
+
+    def page(self, folder: RunFolder, asked: Mapping[str, str], *, sort: str, limit: int, after: str) -> dict[str, Any]:
+        """Samples that are asked for, the greatest first. Blocks for the disk and for Redis.
+
+        Args:
+            asked: fields of ``Filters``, as text.
+            sort: a ``Sort``; ``-SORT``: the smallest first.
+            after: ``next`` of the page before; '' for the first.
+
+        Raises:
+            ConfigError: a filter, an order or ``after`` cannot be read.
+        """
+        with self._open(folder) as samples:
+            order, limit = _order(sort), max(1, min(limit, MAX_LIMIT))
+            found = samples.rows(filters_of(asked), order, limit, after, ascending=sort.startswith("-"))
+            rows = [_cut(listed(row)) for row in found.rows]
+            there = samples.is_there or bool(rows)
+            return {"rows": rows, "next": found.next or None, "there": there, "problems": samples.problems}
+
+    def sample(self, folder: RunFolder, sample: str) -> dict[str, Any]:
+        """One sample with all that is known of it. Raises NotThere, or ConfigError where ``sample`` is no id."""
+        with self._open(folder) as samples:
+            row = samples.row(sample)
+            if row is None:
+                raise NotThere(f"Run {folder.path.name} keeps no sample {in_short(sample)}.")
+            about = {name: value for name, value in shown(row, samples.uses(sample)).items() if name not in _ARRAYS}
+            drawn = token_rows(row)
+            return {**about, "drawn": drawn[:MAX_TOKENS], "num_left": max(0, len(drawn) - MAX_TOKENS)}
+
+    def evals(self, folder: RunFolder) -> dict[str, Any]:
+        """Scores of held-out prompts by dataset and version."""
+        with self._open(folder) as samples:
+            return {"rows": list_evals(samples), "there": samples.is_there, "problems": samples.problems}
+
+    def answers(self, folder: RunFolder, dataset: str, line: int) -> dict[str, Any]:
+        """How the newest versions answered one held-out prompt."""
+        with self._open(folder) as samples:
+            return {"rows": [_cut(row) for row in answers_to(samples, dataset, line)[-MAX_ANSWERS:]]}
+
+    @contextmanager
+    def _open(self, folder: RunFolder) -> Iterator[HistoryReader]:
+        try:
+            target = self._looks.target(folder.path.name)
+            live = target.client, target.keys
+        except PenstockError:
+            live = None
+        with closing(open_samples(folder.path, live)) as samples:
+            yield samples
+
+
+_ARRAYS = ("tokens", "logprobs", "versions", "generated", "loss_mask")
+
+
+def filters_of(asked: Mapping[str, str]) -> Filters:
+    """Raises ConfigError where a field is none, or its value none that it can have."""
+    types = get_type_hints(Filters)
+    values: dict[str, Any] = {}
+    for name, text in asked.items():
+        if name not in types:
+            raise ConfigError(f"Samples are not looked for by {in_short(name)}, but by {', '.join(types)}.")
+        if text:
+            values[name] = text if types[name] is str else _number(name, text, whole=types[name] == int | None)
+    return Filters(**values)
+
+
+def _number(name: str, text: str, *, whole: bool) -> float:
+    try:
+        return int(text) if whole else float(text)
+    except ValueError:
+        raise ConfigError(f"{name} {in_short(text)} is no {'whole ' if whole else ''}number.") from None
+
+
+def _order(sort: str) -> Sort:
+    name = sort.removeprefix("-") or Sort.RECORDED
+    if name not in set(Sort):
+        raise ConfigError(f"Samples are not sorted by {in_short(sort)}, but by {', '.join(Sort)}.")
+    return Sort(name)
+
+
+def _cut(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[:MAX_TEXT] if isinstance(value, str) else value for name, value in row.items()}
