@@ -98,6 +98,16 @@ def kinds() -> dict[str, Kind]:
         "trainers": ("trainer",),
         "buffers": ("buffer",),
         "all": ("producer", "worker", "engine", "buffer", "trainer"),
-        "everything": ("redis", "producer", "worker", "engine", "buffer", "trainer", "payload"),
+        "everything": (
+            "launcher",
+            "redis",
+            "producer",
+            "worker",
+            "engine",
+            "verifier",
+            "buffer",
+            "trainer",
+            "payload",
+        ),
     }
     return made | {f"kill:{name}": Kind(partial(_all, kinds), _kill, weight=0.5) for name, kinds in together.items()}

@@ -12,6 +12,8 @@ from tests.chaos.night.targets import NET, NET_SHARE, TARGETS, net_share, target
 
 #: Kinds of one run.
 KINDS_OF_A_RUN = 6
+#: Target -> workloads that can be struck so. Of kinds as far from their targets those of few workloads come first.
+REACHING = Counter(target_of(one.name, kind) for one in WORKLOADS.values() for kind in reach(one))
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,20 @@ def choose(
     reached = {name: reach(WORKLOADS[name]) for name in workloads}
     is_full = net_share(counted) >= NET_SHARE
 
-    def share(workload: str, kind: str) -> float:
+    def rank(workload: str, kind: str) -> tuple[float, int]:
         """How much of its target a kind has; the network's wait while they are more than their share."""
         target = target_of(workload, kind)
         waits = 1.0 if is_full and kind.partition(":")[0] == NET else 0.0
-        return waits + counted.get(target, 0) / TARGETS[target]
+        return waits + counted.get(target, 0) / TARGETS[target], REACHING[target]
 
     def least(workload: str) -> list[str]:
         kinds = sorted(reached[workload])
         rng.shuffle(kinds)
-        return sorted(kinds, key=lambda kind: share(workload, kind))
+        return sorted(kinds, key=lambda kind: rank(workload, kind))
 
     order = {name: least(name) for name in sorted(workloads)}
-    lowest = min(share(name, kinds[0]) for name, kinds in order.items())
-    candidates = [name for name, kinds in order.items() if share(name, kinds[0]) == lowest]
+    lowest = min(rank(name, kinds[0]) for name, kinds in order.items())
+    candidates = [name for name, kinds in order.items() if rank(name, kinds[0]) == lowest]
     workload = min(rng.sample(candidates, len(candidates)), key=lambda name: runs.get(name, 0))
     return workload, tuple(_together(order[workload]))
 
