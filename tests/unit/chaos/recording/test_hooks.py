@@ -168,7 +168,10 @@ batch = Some(manifest=Some(sub="actor"), n=3, digest="dg", all_rows=rows, rows=r
 Stream.hand_out(Some(_subscriber=subscriber, _ahead=Some(depth=0)), batch)
 progress = Some(commit=lambda n, digest: None)
 Session.commit(
-    Some(subscriber=subscriber, name="actor", progress=progress, publishes=False, clock=Some(see=print)), batch
+    Some(
+        subscriber=subscriber, name="actor", progress=progress, publishes=False, clock=Some(see=print), _exporter=None
+    ),
+    batch,
 )
 Progress.go_back(Some(_subscriber=subscriber), 2)
 """
