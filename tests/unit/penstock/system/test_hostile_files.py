@@ -44,7 +44,7 @@ FILES: dict[str, tuple[Callable[[Path], object], Any]] = {
     "run.json": (lambda folder: RunFolder(folder).record(), RUN),
     ADDRESS_FILE: (read_addresses, {"url": "redis://h", "payload_servers": {"a": "redis://h"}}),
     "config.json": (model_of, MODEL),
-    "steps.jsonl": (lambda folder: read_rows(folder / "steps.jsonl", ("step",)), {"step": 1}),
+    "steps.jsonl": (lambda folder: read_rows(folder / "steps.jsonl", {"step": (int, float)}), {"step": 1}),
     "eval.jsonl": (lambda folder: read_evaluations(folder / "eval.jsonl"), {"step": 1}),
     "d.jsonl": (lines_of, {"prompt": "a", "label": [1, {"x": None}]}),
 }
