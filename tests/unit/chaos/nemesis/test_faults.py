@@ -154,6 +154,21 @@ def test_what_is_not_there_is_not_chosen(ground: Ground) -> None:
     assert clock.kinds()["clock:redis"].choose(ground, Random(0)) is None, "there is no faketime"
 
 
+def test_the_clock_of_a_server_that_hangs_under_the_library_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "START_S", 0.1)
+    binaries = {"good": "exit 0", "bad": "exit 1", "hangs": "exec sleep 60"}
+    for name, script in binaries.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    assert not clock.starts_under(Path(), tmp_path / "hangs")
+    monkeypatch.setattr(clock, "START_S", 60.0)
+    assert clock.starts_under(Path(), tmp_path / "good")
+    assert not clock.starts_under(Path(), tmp_path / "bad")
+
+
 def test_a_python_part_has_a_clock_that_jumps_and_sleeps_as_long_as_ever(tmp_path: Path) -> None:
     told = tmp_path / "told"
     code = """
