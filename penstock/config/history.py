@@ -11,7 +11,7 @@ class HistoryConfig(Section):
     """The rows of the history, in the folder ``history`` of the run; the recorder (`penstock recorder`) writes them."""
 
     #: Whether `penstock run` starts a recorder.
-    enabled: bool = False
+    enabled: bool = True
     #: Answers and tokens are kept of every so manieth group, in the order of admission; 1: of all. The samples of the
     #: others have a row without them.
     keep_every: Positive = 1

@@ -52,6 +52,7 @@ class Desk:
             "data": {"train": [{"name": "t", "path": "train.jsonl"}]},
             "engine": {"url": "http://127.0.0.1:1"},
             "worker": {"count": 2},
+            "history": {"enabled": False},
         }
         self.started: list[subprocess.Popen[str]] = []
 

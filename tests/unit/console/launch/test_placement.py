@@ -152,6 +152,7 @@ def test_each_worker_sees_its_gpus_alone_and_the_trainer_all() -> None:
 
     assert {part.name: part.environment for part in parts} == {
         "buffer": {},
+        "recorder": {},
         "trainer": {},
         "producer": {},
         "worker-0": {"CUDA_VISIBLE_DEVICES": "1"},
@@ -171,7 +172,7 @@ def test_a_fleet_is_started_in_place_of_workers_with_the_gpus_that_the_trainer_l
     assert laid_out.fleet is not None
     assert [engine.environment["CUDA_VISIBLE_DEVICES"] for engine in laid_out.fleet.engines] == ["4,5", "6,7"]
     assert laid_out.free == ()
-    assert parts.keys() == {"buffer", "trainer", "producer", "fleet"}
+    assert parts.keys() == {"buffer", "recorder", "trainer", "producer", "fleet"}
     assert parts["fleet"].command == ("fleet", "up")
     assert parts["fleet"].environment == {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
 
@@ -227,6 +228,7 @@ def test_the_plan_names_every_process_and_what_is_left() -> None:
         "run demo, 8 GPUs on this machine",
         "  redis       no GPU          a server of its own",
         "  buffer      no GPU",
+        "  recorder    no GPU",
         "  producer    no GPU",
         "  trainer     GPUs 0,1        2 ranks on cuda, weights by disk",
         "  worker-0    GPUs 2,3,4,5    an engine (tp-size 4)",
