@@ -493,6 +493,10 @@ def test_the_plan_of_the_readme_for_eight_gpus(place: Place) -> None:
     assert "(free)" not in said
 
 
+#: Verbs that want to be told which, want a terminal, or say what the machine is like.
+NOT_ALONE = (["dead", "requeue"], ["dead", "purge"], ["top"], ["doctor"])
+
+
 def test_the_verbs_that_look_into_a_run(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(running.folder)
     page = block("README.md: penstock status")
@@ -505,7 +509,7 @@ def test_the_verbs_that_look_into_a_run(running: Place, monkeypatch: pytest.Monk
     for words in found:
         command = command_of(words)
         assert command is not None, words
-        if not [one for one in command.params if one.required] and words != ["dead", "requeue"]:
+        if not [one for one in command.params if one.required] and words not in NOT_ALONE:
             assert place_says(running, words) == (0, "")
             assert place_says(running, [*words, "--json"]) == (0, "")
 
