@@ -1,18 +1,50 @@
-"""Logging of a process: plain lines on stderr, ``2026-01-31 12:00:00.123 worker-0 INFO text``, without passwords."""
+"""Logging of a process: entries on stderr, as lines for people or as JSON, without passwords.
 
+    2026-01-31 12:00:00.123+01:00 digits worker-0 INFO text
+    2026-01-31 12:00:00.123+01:00 digits worker-0 WARNING [job train/0/12] text
+    {"time": "2026-01-31T12:00:00.123+01:00", "run": "digits", "part": "worker-0", "level": "INFO", ...}
+
+Time with its zone, run, part, level, and the job that the entry came about at, where there is one.
+"""
+
+import contextlib
+import json
 import logging
 import sys
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from datetime import datetime
+from enum import StrEnum
+from types import TracebackType
 from typing import Any, TextIO
 
 from penstock.redaction import redact
 from penstock.system.disk import is_full
 from penstock.words import printable, trace_of, writable
 
-FORMAT = "%(asctime)s.%(msecs)03d {part} %(levelname)s %(message)s"
-
-
 #: Most characters of one entry: a user's code may raise with a text of any length.
 MAX_ENTRY = 128_000
+
+#: Id of the job that is being worked on; '' at other times. Tasks and threads begun meanwhile take it along.
+_job: ContextVar[str] = ContextVar("job", default="")
+
+
+class LogFormat(StrEnum):
+    """How entries are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@contextlib.contextmanager
+def of_job(job: str) -> Iterator[None]:
+    """Have entries say that they came about at this job, for as long as the context lasts."""
+    token = _job.set(job)
+    try:
+        yield
+    finally:
+        _job.reset(token)
 
 
 class Plain(logging.Formatter):
@@ -23,6 +55,53 @@ class Plain(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:
         return trace_of(ei[1])
+
+
+class Lines(Plain):
+    """A line an entry, tracebacks below it."""
+
+    def __init__(self, part: str, run: str) -> None:
+        who = " ".join(filter(None, (run, part))).replace("%", "%%")
+        super().__init__(f"%(asctime)s {who} %(levelname)s %(about)s%(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        job = _job.get()
+        record.about = f"[job {job}] " if job else ""
+        return super().format(record)
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _time(record, " ")
+
+
+class Objects(Plain):
+    """An object an entry, on one line of ASCII: nothing in it is obeyed by a terminal or ends the line."""
+
+    def __init__(self, part: str, run: str) -> None:
+        super().__init__()
+        self._part = part
+        self._run = run
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": _time(record, "T"),
+            "run": self._run,
+            "part": self._part,
+            "level": record.levelname,
+            "logger": record.name,
+            "job": _job.get(),
+            "message": _bounded(record.getMessage()),
+        }
+        if record.exc_info:
+            entry["traceback"] = _bounded(self.formatException(record.exc_info))
+        return json.dumps({key: value for key, value in entry.items() if value})
+
+
+def _bounded(text: str) -> str:
+    return redact(writable(text, MAX_ENTRY))
+
+
+def _time(record: logging.LogRecord, between: str) -> str:
+    return datetime.fromtimestamp(record.created).astimezone().isoformat(between, "milliseconds")
 
 
 class _Lossy(logging.StreamHandler[TextIO]):
@@ -41,12 +120,18 @@ class _Lossy(logging.StreamHandler[TextIO]):
         super().emit(record)
         if before and self._lost == before:
             self._lost = 0
-            self.stream.write(f"(up to {before} lines are missing here: there was no room for the log)\n")
+            self.stream.write(self._missing(record, before))
+
+    def _missing(self, record: logging.LogRecord, lost: int) -> str:
+        text = f"up to {lost} lines are missing here: there was no room for the log"
+        if not isinstance(self.formatter, Objects):
+            return f"({text})\n"
+        return self.format(logging.makeLogRecord({**record.__dict__, "msg": text, "args": (), "exc_info": None})) + "\n"
 
 
-def formatter(part: str) -> Plain:
+def formatter(part: str, run: str = "", form: LogFormat = LogFormat.TEXT) -> Plain:
     """How entries of a part are written."""
-    return Plain(FORMAT.format(part=part.replace("%", "%%")), datefmt="%Y-%m-%d %H:%M:%S")
+    return Objects(part, run) if form is LogFormat.JSON else Lines(part, run)
 
 
 def without_a_log() -> None:
@@ -55,10 +140,47 @@ def without_a_log() -> None:
         logging.lastResort.setFormatter(Plain("%(message)s"))
 
 
-def set_up(part: str, level: int = logging.INFO) -> None:
-    """Send the log of this process to stderr; the launcher keeps it in ``runs/NAME/logs/PART.log``."""
+def set_up(part: str, run: str = "", form: LogFormat = LogFormat.TEXT, level: int = logging.INFO) -> None:
+    """Send the log of this process to stderr; the launcher keeps it in ``runs/NAME/logs/PART.log``.
+
+    Args:
+        run: name of the run; '' where there is none, or none is known.
+    """
     handler = _Lossy(sys.stderr)
-    handler.setFormatter(formatter(part))
+    handler.setFormatter(formatter(part, run, form))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Warnings of libraries belong there too.
     logging.captureWarnings(True)
+    if form is LogFormat.JSON:
+        # What nobody caught would be written as lines of text between the objects.
+        sys.excepthook = _say_uncaught
+        threading.excepthook = lambda args: _say_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def say_end(text: str) -> None:
+    """Say on stderr why this process ends: ``penstock: text``, or as an entry where its log is JSON."""
+    if any(isinstance(handler.formatter, Objects) for handler in logging.root.handlers):
+        logging.getLogger("penstock").error("%s", text)
+    else:
+        print(printable(redact(f"penstock: {text}")), file=sys.stderr)
+
+
+def _say_uncaught(kind: type[BaseException], exc: BaseException | None, trace: TracebackType | None) -> None:
+    if exc is not None and not issubclass(kind, SystemExit):
+        logging.getLogger("penstock").critical("nobody caught %s", kind.__name__, exc_info=(kind, exc, trace))
+
+
+def as_text(lines: str) -> str:
+    """Lines of a log for people: an entry of JSON as its line of text, whatever else is among them as it is."""
+    return "\n".join(map(_as_text, lines.splitlines()))
+
+
+def _as_text(line: str) -> str:
+    try:
+        entry = json.loads(line) if line.startswith('{"time"') else None
+    except (ValueError, RecursionError):
+        return line
+    if not isinstance(entry, dict):
+        return line
+    said = [str(entry[key]) for key in ("time", "run", "part", "level", "message", "traceback") if key in entry]
+    return printable(" ".join(said))

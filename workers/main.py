@@ -10,6 +10,7 @@
 | members | the list of a router's engines | `penstock fleet` |
 | checks | verdicts of the verifier pool, with reward.pool.kind rq | see rewards/pool/client.py |
 | presence | time | - |
+| logs | time | - (the engine's log begins anew when it is too long) |
 
 The first task to die takes the process down with its reason. SIGTERM drains: no new lease, running samples may end for
 ``worker.drain_timeout_s``. Either way prefixes are kept then and jobs handed back without a charge; only a process that
@@ -32,6 +33,7 @@ from penstock.protocol.scripts import ensure_lanes
 from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
+from penstock.system.log_files import keep_bounded
 from penstock.system.metrics.server import serve
 from penstock.system.tokens import new_token
 from penstock.system.user_code import run_through, staying_alive
@@ -51,6 +53,7 @@ from workers.rewards.score import Rewards
 from workers.router.choose import make_engine
 from workers.router.members import follow_members
 from workers.services import Services
+from workers.sglang.server import engine_logs
 from workers.weights.updates import Updates
 
 if TYPE_CHECKING:
@@ -86,6 +89,7 @@ class Worker:
         self._waker = AsyncControl(config.redis.url, block_s=2.0)
         log_dir = config.run_dir / "logs"
         log_dir.mkdir(parents=True, exist_ok=True)
+        self._engine_logs = engine_logs(log_dir, name)
         self.services = Services(
             config=config,
             keys=self.keys,
@@ -157,7 +161,13 @@ class Worker:
 
     async def run(self) -> None:
         """Work until ``drain``. Blocks."""
-        parts = (("presence", self.presence.run()), ("heartbeat", self.heartbeat.run()), ("serve", self._serve()))
+        limits = self.config.logs
+        parts = (
+            ("presence", self.presence.run()),
+            ("heartbeat", self.heartbeat.run()),
+            ("serve", self._serve()),
+            ("logs", keep_bounded(self._engine_logs, limits.max_bytes, limits.keep)),
+        )
         tasks = [asyncio.create_task(work, name=name) for name, work in parts]
         stop = asyncio.create_task(self._draining.wait(), name="stop")
         try:

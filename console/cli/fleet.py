@@ -11,6 +11,7 @@ from console.cli.options import (
     ConfigOption,
     FolderOption,
     JsonOption,
+    LogFormatOption,
     RedisOption,
     RunArgument,
     UrlOption,
@@ -43,7 +44,9 @@ def plan(context: typer.Context, config: ConfigOption, redis: RedisOption = None
 
 
 @fleet_app.command(context_settings=OVERRIDES)
-def up(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+def up(
+    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
+) -> None:
     """Start the engines and workers of the fleet and keep them up, until SIGTERM or Ctrl-C: workers drain then."""
     from console.cli.part import run_part
 

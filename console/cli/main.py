@@ -18,12 +18,12 @@ from console.cli import inspect, web
 from console.cli.fleet import fleet_app
 from console.cli.metrics import metrics_app
 from console.cli.nouns.buffer import buffer_app
-from console.cli.options import OVERRIDES, ConfigOption, JsonOption, RedisOption
+from console.cli.options import OVERRIDES, ConfigOption, JsonOption, LogFormatOption, RedisOption
 from console.cli.part import run_part
 from console.cli.usage import UsageMistake, overrides_of, sentence
 from console.terminal import flush, hush, reader_left, say
 from penstock.errors import ConfigError, PenstockError, QueueUnavailable
-from penstock.logs import without_a_log
+from penstock.logs import say_end, without_a_log
 from penstock.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE
 from penstock.system.extras import is_extra, needed
 
@@ -76,6 +76,7 @@ def run(
         int | None, typer.Option("--gpus", min=0, metavar="N", help="Plan as if this machine had N GPUs.")
     ] = None,
     redis: RedisOption = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Start everything that a run needs on this machine, show it, and end when the trainer is done."""
     from penstock.config.load import load_config
@@ -133,21 +134,25 @@ def prepare(context: typer.Context, config: ConfigOption, redis: RedisOption = N
 
 
 @app.command(context_settings=OVERRIDES)
-def redis(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+def redis(
+    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
+) -> None:
     """Run the Redis server of a run in the foreground, until SIGTERM or Ctrl-C."""
     from console.launch.own_redis import serve_redis
     from penstock.config.load import load_config
     from penstock.logs import set_up
     from penstock.redis.saved_config import keep_config
 
-    set_up("redis")
     loaded = load_config(config, overrides_of(context))
+    set_up("redis", loaded.run, loaded.logs.format)
     keep_config(loaded, config, replace=True)
     raise typer.Exit(serve_redis(loaded))
 
 
 @app.command(context_settings=OVERRIDES)
-def producer(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+def producer(
+    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
+) -> None:
     """Admit prompts as jobs, as far as the gate allows."""
     run_part("producer", "producer", config, overrides_of(context))
 
@@ -158,6 +163,7 @@ def worker(
     config: ConfigOption,
     name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
     redis: RedisOption = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Generate and reward: one engine, any number of samples at once. May join and leave at any moment."""
     from penstock.names import check_name
@@ -167,7 +173,9 @@ def worker(
 
 
 @app.command(context_settings=OVERRIDES)
-def recorder(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+def recorder(
+    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
+) -> None:
     """Keep what becomes of samples in files of the run's folder. From its first start on groups wait for it to go."""
     run_part("consumers", "recorder", config, overrides_of(context), module="consumers.history.main")
 
@@ -178,6 +186,7 @@ def verifiers(
     config: ConfigOption,
     name: Annotated[str | None, typer.Option("--name", help="Its name in the run; default: host and pid.")] = None,
     redis: RedisOption = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Compute rewards for the workers (reward.pool.kind: rq). Any number of these may join and leave."""
     from penstock.names import check_name
@@ -187,7 +196,9 @@ def verifiers(
 
 
 @app.command(context_settings=OVERRIDES)
-def trainer(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+def trainer(
+    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
+) -> None:
     """Run the reference GRPO trainer."""
     run_part("consumers", "trainer", config, overrides_of(context), module="consumers.grpo.main")
 
@@ -257,10 +268,8 @@ def _forbidden(exc: OSError) -> str:
 
 
 def _fail(exc: Exception, code: int, text: str | None = None) -> int:
-    from penstock.redaction import redact
-
     logging.getLogger(__name__).debug("traceback", exc_info=exc)
-    say(f"penstock: {redact(text or str(exc))}", err=True)
+    say_end(text or str(exc))
     return code
 
 

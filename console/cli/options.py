@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.logs import LogFormat
+
 UrlOption = Annotated[
     str | None, typer.Option("--redis", "--redis.url", help="Redis URL; default: what the run's folder says.")
 ]
@@ -17,6 +19,10 @@ DIRECTORY = Path("runs")
 
 #: Arguments that are no options of a command are overrides of the configuration.
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+#: Sets logs.format, by ``overrides_of``.
+LogFormatOption = Annotated[
+    LogFormat | None, typer.Option("--log-format", help="How the log is written; default: what the file says.")
+]
 ConfigOption = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="YAML file of the run.")]
 #: Sets redis.url, by ``overrides_of``: the same option under the same names as of the commands that look into a run.
 RedisOption = Annotated[

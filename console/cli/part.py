@@ -27,8 +27,8 @@ def run_part(
     from penstock.redis.saved_config import keep_config
     from penstock.system.long_lived import settle
 
-    set_up(part)
     config = load_config(path, overrides)
+    set_up(part, config.run, config.logs.format)
     check_ours(package)
     if package == "producer":
         check_rollouts(config)

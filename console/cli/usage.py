@@ -22,7 +22,8 @@ def sentence(mistake: Exception) -> str:
     """What is wrong with the command line and what to write; ``mistake`` is a ``UsageMistake``."""
     context: Any = getattr(mistake, "ctx", None)
     path = _path(context) if context is not None else "penstock"
-    said = " ".join(mistake.format_message().split())  # type: ignore[attr-defined]
+    # A choice that is none comes with the name of Python's error.
+    said = " ".join(mistake.format_message().split()).replace(": Value error, ", ": ")  # type: ignore[attr-defined]
     if said == "Missing command.":
         names = context.command.list_commands(context)
         return f"Give a command: {_or(names)}; `{path} --help` describes them."
@@ -37,14 +38,15 @@ def sentence(mistake: Exception) -> str:
 
 
 def overrides_of(context: typer.Context) -> list[str]:
-    """Arguments that are no options of the command: overrides of the configuration, ``--a.b=c``, and ``--redis``.
+    """Arguments that are no options of the command: overrides of the configuration, ``--a.b=c``, ``--redis`` and
+    ``--log-format``.
 
     Raises:
         ConfigError: one of them sets nothing; says which option was meant, or how to write it.
     """
     names = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
-    url = context.params.get("redis")
-    given = [*context.args, *([f"--redis.url={url}"] if url is not None else [])]
+    keys = {"redis.url": context.params.get("redis"), "logs.format": context.params.get("log_format")}
+    given = [*context.args, *(f"--{key}={value}" for key, value in keys.items() if value is not None)]
     for index, argument in enumerate(given):
         name, equals, _ = argument.partition("=")
         near = next(iter(difflib.get_close_matches(name, [*names, "--help"], n=1, cutoff=0.7)), None)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from console.launch.live import Live
+from penstock.config import Config
 from penstock.logs import formatter
 from penstock.system.run_folder import RunFolder
 
@@ -14,10 +15,10 @@ LOGGERS = ("console", "penstock")
 
 
 @contextlib.contextmanager
-def launcher_log(folder: RunFolder, live: Live) -> Iterator[None]:
+def launcher_log(folder: RunFolder, live: Live, config: Config) -> Iterator[None]:
     """Write it for as long as the context lasts."""
     file = logging.FileHandler(folder.logs / "launcher.log")
-    file.setFormatter(formatter("launcher"))
+    file.setFormatter(formatter("launcher", config.run, config.logs.format))
     handlers, loggers = [file, _Events(live)], [logging.getLogger(name) for name in LOGGERS]
     for logger, handler in product(loggers, handlers):
         logger.setLevel(logging.INFO)

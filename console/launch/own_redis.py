@@ -6,8 +6,9 @@ import time
 from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.redis.server import RedisServer, kept_password, write_address
+from penstock.system import log_files
 from penstock.system.disk import has_room
-from penstock.system.processes import MAX_DEATHS, last_lines
+from penstock.system.processes import MAX_DEATHS
 from penstock.system.run_folder import RunFolder
 from penstock.system.stop import Stop
 
@@ -82,7 +83,7 @@ def serve_redis(config: Config) -> int:
     """
     if config.redis.url is not None:
         raise ConfigError("redis.url names a Redis that runs elsewhere: remove the key to run one here.")
-    stop, server = Stop(), _server(config, RunFolder(config.run_dir))
+    stop, server, next_look = Stop(), _server(config, RunFolder(config.run_dir)), 0.0
     with stop.installed():
         try:
             write_address(config.run_dir, server.start(stopped=lambda: bool(stop)))
@@ -90,8 +91,11 @@ def serve_redis(config: Config) -> int:
             while not stop:
                 if not server.alive():
                     raise QueueUnavailable(
-                        f"The Redis server died; its log {server.log_path} ends with:\n{last_lines(server.log_path, 5)}"
+                        f"The Redis server died; its log {server.log_path} ends with:\n{server.last_words(5)}"
                     )
+                if time.monotonic() >= next_look:
+                    next_look = time.monotonic() + log_files.LOOK_EVERY_S
+                    log_files.bound([server.log_path], config.logs.max_bytes, config.logs.keep)
                 time.sleep(TICK_S)
         finally:
             server.stop()

@@ -43,6 +43,7 @@ from penstock.protocol.scripts import check_schema, run, span
 from penstock.redaction import redact
 from penstock.redis.saved_config import CONFIG_FILE
 from penstock.redis.server import with_url, write_address
+from penstock.system import log_files
 from penstock.system.disk import until_room
 from penstock.system.gpus import visible_gpus
 from penstock.system.processes import Child, python_command, python_environment
@@ -101,7 +102,7 @@ def launch(
 
 
 def _launch(run: "_Run", *, clear: bool, resume: bool) -> int:
-    with launcher_log(run.folder, run.live):
+    with launcher_log(run.folder, run.live, run.config):
         try:
             run.start(clear=clear, resume=resume)
         except _Stopped:
@@ -153,7 +154,7 @@ class _Run:
         self.children: list[Child] = []
         self.record = RunRecord("running", time.time())
         self.started = time.monotonic()
-        self.next_look = 0.0
+        self.next_look = self.next_log_look = 0.0
 
     def start(self, *, clear: bool, resume: bool) -> None:
         """Bring everything up; returns when all children are started. See ``launch`` for what it raises."""
@@ -278,8 +279,15 @@ class _Run:
                     self.metrics.look(observer.client)
                 if burned := observer.too_many_died():
                     return burned
+            self._bound_logs()
             time.sleep(TICK_S)
         return None
+
+    def _bound_logs(self) -> None:
+        if time.monotonic() >= self.next_log_look:
+            self.next_log_look = time.monotonic() + log_files.LOOK_EVERY_S
+            limits = self.config.logs
+            log_files.bound(self.folder.log_files(), limits.max_bytes, limits.keep)
 
     def _keep_redis(self) -> str | None:
         return None if self.server is None else self.server.keep_up()

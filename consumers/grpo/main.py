@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def _rank_main(rank: int, config: Config, store: str) -> None:
     die_with_parent()
-    set_up(f"trainer/{rank}")
+    set_up(f"trainer/{rank}", config.run, config.logs.format)
     size = config.trainer.dp_size
     backend = "gloo" if config.trainer.device == "cpu" else "nccl"
     if config.trainer.device == "cuda":

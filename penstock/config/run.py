@@ -19,7 +19,17 @@ from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
 from penstock.config.watching import MetricsConfig, NotifyConfig
 from penstock.config.worker import WorkerConfig
+from penstock.logs import LogFormat
 from penstock.weights.transport import TRANSPORTS, transport
+
+
+class LogsConfig(Section):
+    #: text: a line an entry, for people; json: an object an entry, one a line. Engines and routers write as they do.
+    format: LogFormat = LogFormat.TEXT
+    #: A log in the run's folder that is longer (bytes) begins anew, and what it held becomes ``PART.log.1``.
+    max_bytes: Annotated[int, Field(ge=64 * 1024)] = 64 * 1024**2
+    #: So many of these are kept of each log; the oldest goes.
+    keep: Annotated[int, Field(ge=1, le=100)] = 3
 
 
 class DebugConfig(Section):
@@ -62,6 +72,7 @@ class Config(Section):
     buffer: BufferConfig = BufferConfig()
     history: HistoryConfig = HistoryConfig()
     trainer: TrainerConfig = TrainerConfig()
+    logs: LogsConfig = LogsConfig()
     debug: DebugConfig = DebugConfig()
     faults: FaultsConfig = FaultsConfig()
     fleet: FleetConfig = FleetConfig()

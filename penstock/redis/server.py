@@ -23,8 +23,9 @@ from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
 from penstock.redis.connect import MIN_VERSION, connect
 from penstock.system.disk import put
+from penstock.system.log_files import mark
 from penstock.system.ports import free_port
-from penstock.system.processes import die_with, last_lines
+from penstock.system.processes import die_with
 
 #: Written into the run's folder, so that commands find the server of a run.
 ADDRESS_FILE = "redis.json"
@@ -171,6 +172,7 @@ class RedisServer:
         self.binary = binary or find_binary()
         self.process: subprocess.Popen[bytes] | None = None
         self._keeper_password = secrets.token_urlsafe(24)
+        self._mark = mark(self.log_path)
 
     @property
     def url(self) -> str:
@@ -238,6 +240,10 @@ class RedisServer:
             self.process.kill()
             self.process.wait()
 
+    def last_words(self, count: int) -> str:
+        """The last lines that it wrote since its latest start."""
+        return self._mark.last_lines(count)
+
     def restart(self, timeout_s: float = 60.0) -> str:
         """Stop if it runs, and start on the same port with the same data."""
         self.stop()
@@ -249,7 +255,7 @@ class RedisServer:
         with os.fdopen(os.open(conf, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(self._conf())
         with self._only_server() as lock, self.log_path.open("ab") as out:
-            self._log_start = out.tell()
+            self._mark = mark(self.log_path)
             # TERM rather than KILL: it writes its buffer before it goes.
             self.process = subprocess.Popen(
                 [str(self.binary), "redis.conf"],
@@ -308,7 +314,7 @@ class RedisServer:
             if self._answers():
                 return
             if self.process.poll() is not None:
-                said = last_lines(self.log_path, 5, start=self._log_start)
+                said = self.last_words(5)
                 if "already in use" in said:
                     raise _in_use(self.port)
                 raise QueueUnavailable(
@@ -326,7 +332,7 @@ class RedisServer:
         that it acknowledged since: it is lost. A file that is written anew has no such beginning.
         """
         with self.log_path.open("rb") as file:
-            file.seek(self._log_start)
+            file.seek(self._mark.start)
             if b"aof-load-truncated" not in file.read():
                 return
         log.warning("the append-only file was cut, as by a power loss; it is written anew")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from penstock.system.backoff import pause_s
 from penstock.system.exit_codes import EXIT_CONFIG
+from penstock.system.log_files import mark
 
 #: More deaths than this of one child within the window stop the run.
 MAX_DEATHS = 5
@@ -75,18 +76,6 @@ def python_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
-def last_lines(path: Path, count: int, start: int = 0) -> str:
-    """The last lines of a log, from byte ``start`` on; empty when there is none."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(start, size - 64 * 1024))
-            text = file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-    return "\n".join(text.rstrip().splitlines()[-count:])
-
-
 class Child:
     """One named process that is kept running.
 
@@ -115,7 +104,7 @@ class Child:
         self._deaths: deque[float] = deque()
         self._config_deaths = 0
         self._restart_at: float | None = None
-        self._log_start = 0
+        self._mark = mark(log_path)
 
     @property
     def pid(self) -> int | None:
@@ -134,8 +123,8 @@ class Child:
         self._restart_at = None
         self.num_starts += 1
         self._started_at = time.monotonic()
+        self._mark = mark(self.log_path)
         with self.log_path.open("ab") as out:
-            self._log_start = out.tell()
             self.process = subprocess.Popen(
                 self.argv,
                 env=self.env,
@@ -187,7 +176,7 @@ class Child:
 
     def last_words(self, count: int = 12) -> str:
         """The last lines that its latest process wrote."""
-        return last_lines(self.log_path, count, start=self._log_start)
+        return self._mark.last_lines(count)
 
     def terminate(self) -> None:
         """SIGTERM, and no restart."""

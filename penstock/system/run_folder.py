@@ -72,6 +72,10 @@ class RunFolder:
         """What became of each sample: ``penstock.history``."""
         return self.path / "history"
 
+    def log_files(self) -> list[Path]:
+        """Logs of the run's processes that are there, that of its own Redis too; not those that were rotated."""
+        return [*self.logs.glob("*.log"), *self.redis.glob("*.log")]
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Hold the run's name against another launcher on this machine; ConfigError when one has it."""

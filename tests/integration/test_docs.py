@@ -45,6 +45,7 @@ LISTED = {
     "docs/consumers.md: name   state   share": "what a command printed",
     "docs/operations.md: trainer:actor has waited": "what a command printed",
     "docs/history.md: penstock samples ls": "needs what a run leaves: test_samples.py, and tests/unit of the commands",
+    "docs/operations.md: 2026-01-31 12:00:00.123+01:00": "an entry of a log",
     "docs/chaos.md: make chaos": "minutes, whole runs under faults: CI runs the first, tests/chaos the rest",
     "docs/metrics.md: scrape_configs:": "settings of Prometheus: tests/wide has such",
     "docs/truth.md: staleness =": "a formula",

@@ -18,8 +18,9 @@ import aiohttp
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.fleet import RouterConfig
+from penstock.config.run import LogsConfig
 from penstock.errors import ConfigError, EngineError, PenstockError
-from penstock.words import printable
+from penstock.system.log_files import keep_bounded
 from workers.router.process import Router
 from workers.sglang import server as servers
 from workers.sglang.args import check_arguments
@@ -31,22 +32,23 @@ LOOK_S = 1.0
 log = logging.getLogger(__name__)
 
 
-def engine_spec(name: str, engine: EngineConfig, model: ModelConfig, log_dir: Path, *, serves: bool, kind: str) -> str:
+def engine_spec(
+    name: str, engine: EngineConfig, model: ModelConfig, logs: dict[str, Any], *, serves: bool, kind: str
+) -> str:
     """Value of the variable for an engine.
 
     Args:
+        logs: ``run``, ``log_dir`` and the section ``logs`` of the configuration.
         serves: False on the further nodes of an engine, which answer nobody.
         kind: its worker_type; encoders know fewer questions.
     """
     values = {"engine": engine.model_dump(mode="json"), "model": model.model_dump(mode="json")}
-    return json.dumps(values | {"name": name, "log_dir": str(log_dir), "serves": serves, "kind": kind})
+    return json.dumps(values | logs | {"name": name, "serves": serves, "kind": kind})
 
 
-def router_spec(name: str, router: RouterConfig, python: str, log_dir: Path) -> str:
-    """Value of the variable for a router."""
-    return json.dumps(
-        {"name": name, "router": router.model_dump(mode="json"), "python": python, "log_dir": str(log_dir)}
-    )
+def router_spec(name: str, router: RouterConfig, python: str, logs: dict[str, Any]) -> str:
+    """Value of the variable for a router; ``logs`` as of ``engine_spec``."""
+    return json.dumps(logs | {"name": name, "router": router.model_dump(mode="json"), "python": python})
 
 
 async def keep_engine(spec: dict[str, Any]) -> str:
@@ -137,7 +139,9 @@ async def _keep(spec: dict[str, Any]) -> int:
         loop.add_signal_handler(number, stop.set)
     kept = asyncio.create_task(keep_router(spec) if "router" in spec else keep_engine(spec))
     stopped = asyncio.create_task(stop.wait())
+    logs = asyncio.create_task(_bound_logs(spec))
     await asyncio.wait({kept, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    logs.cancel()
     if not kept.done():
         kept.cancel()
         await asyncio.gather(kept, return_exceptions=True)
@@ -146,18 +150,24 @@ async def _keep(spec: dict[str, Any]) -> int:
     raise EngineError(kept.result())
 
 
+async def _bound_logs(spec: dict[str, Any]) -> None:
+    limits = LogsConfig.model_validate(spec["logs"])
+    await keep_bounded(servers.engine_logs(Path(spec["log_dir"]), str(spec["name"])), limits.max_bytes, limits.keep)
+
+
 def main() -> int:
     """Exit codes: 0 asked to end, 1 what it kept was lost, 2 it cannot be configured so."""
-    from penstock.logs import set_up
+    from penstock.logs import say_end, set_up
 
-    set_up("keeper")
+    spec = json.loads(os.environ.pop(VARIABLE))
+    set_up(f"keeper-{spec['name']}", spec["run"], LogsConfig.model_validate(spec["logs"]).format)
     try:
-        return asyncio.run(_keep(json.loads(os.environ.pop(VARIABLE))))
+        return asyncio.run(_keep(spec))
     except ConfigError as exc:
-        print(printable(f"penstock: {exc}"), file=sys.stderr)
+        say_end(str(exc))
         return 2
     except PenstockError as exc:
-        print(printable(f"penstock: {exc}"), file=sys.stderr)
+        say_end(str(exc))
         return 1
 
 

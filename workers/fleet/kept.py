@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.config.load import without_settings
+from penstock.system.log_files import LOOK_EVERY_S, bound
 from penstock.system.processes import Child, python_command, python_environment
 
 #: A process that died too often is tried again so much later.
@@ -29,6 +30,9 @@ class Spec:
     log_path: str
     #: Processes of one engine over several nodes end and begin together.
     tie: str = ""
+    #: As ``logs.max_bytes`` and ``logs.keep``.
+    max_log_bytes: int = 64 * 1024**2
+    keep_logs: int = 3
 
 
 class ProcessState(StrEnum):
@@ -66,7 +70,7 @@ class Kept:
         path.parent.mkdir(parents=True, exist_ok=True)
         environment = python_environment(without_settings(os.environ)) | spec.environment
         self._child = Child(spec.name, python_command(*spec.arguments), environment, path)
-        self._retry_at = 0.0
+        self._retry_at = self._look_at_log = 0.0
         self._looping = False
         self._ended = False
         self._why = ""
@@ -90,6 +94,7 @@ class Kept:
         elif self._retry_at and time.monotonic() >= self._retry_at:
             self.start()
         child.restart_if_due()
+        self._bound_log()
         if child.alive():
             # It counts as out of its loop when it has lived longer than the wait for another try.
             if self._looping and not self._retry_at and child.age_s > LOOP_RETRY_S:
@@ -97,6 +102,11 @@ class Kept:
             state = ProcessState.CRASH_LOOP if self._looping else ProcessState.RUNNING
             return Status(state, child.pid or 0, child.num_starts, self._why)
         return Status(self._down(), 0, child.num_starts, self._why)
+
+    def _bound_log(self) -> None:
+        if time.monotonic() >= self._look_at_log:
+            self._look_at_log = time.monotonic() + LOOK_EVERY_S
+            bound([self._child.log_path], self.spec.max_log_bytes, self.spec.keep_logs)
 
     def _down(self) -> ProcessState:
         """The state of a process that does not run."""

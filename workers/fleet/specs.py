@@ -1,6 +1,8 @@
 """From a plan to what is run: arguments, configurations and environments of every process."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from penstock.config import Config, ModelConfig
 from penstock.config.fleet import FleetConfig
@@ -19,18 +21,24 @@ def specs_of(config: Config, plan: Plan) -> dict[str, Spec]:
     found = [_engine(config, plan, engine) for engine in plan.engines if engine.started_by == "fleet"]
     found += [_router(config, router) for router in plan.routers if router.started_by == "fleet"]
     found += [_worker(config, worker) for worker in plan.workers]
-    return {spec.name: spec for spec in found}
+    logs = config.logs
+    return {spec.name: replace(spec, max_log_bytes=logs.max_bytes, keep_logs=logs.keep) for spec in found}
 
 
 def _logs(config: Config) -> Path:
     return config.run_dir / "logs"
 
 
+def _log(config: Config) -> dict[str, Any]:
+    """What a keeper is told of logs."""
+    return {"run": config.run, "log_dir": str(_logs(config)), "logs": config.logs.model_dump(mode="json")}
+
+
 def _engine(config: Config, plan: Plan, engine: EngineProcess) -> Spec:
     assert engine.engine is not None
     model = ModelConfig(name=engine.model, path=plan.paths[engine.model], dtype=config.model.dtype)
     value = engine_spec(
-        engine.name, engine.engine, model, _logs(config), serves=engine.rank == 0, kind=engine.worker_type
+        engine.name, engine.engine, model, _log(config), serves=engine.rank == 0, kind=engine.worker_type
     )
     return Spec(
         name=engine_process(engine),
@@ -56,7 +64,7 @@ def _router(config: Config, router: RouterProcess) -> Spec:
         host=router.host,
         gpus=(),
         arguments=("workers.fleet.keeper",),
-        environment={VARIABLE: router_spec(router.name, router.router, config.engine.python, _logs(config))},
+        environment={VARIABLE: router_spec(router.name, router.router, config.engine.python, _log(config))},
         log_path=str(_logs(config) / f"keeper-{router.name}.log"),
     )
 

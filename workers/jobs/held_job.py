@@ -27,6 +27,7 @@ from penstock.errors import (
     ProtocolError,
     QueueFull,
 )
+from penstock.logs import of_job
 from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.records.job import Job
@@ -144,6 +145,10 @@ class HeldJob:
 
     async def run(self) -> None:
         """Work until the job is committed, failed, crashed, released or lost."""
+        with of_job(self.job):
+            await self._run()
+
+    async def _run(self) -> None:
         failure: Exception | None = None
         try:
             await self._work()

@@ -12,6 +12,7 @@ import aiohttp
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import ConfigError, EngineDied, EngineError
+from penstock.system.log_files import Mark, mark
 from penstock.system.out_of_memory import engine_advice
 from penstock.system.ports import free_port
 from workers.sglang.command import build_command, build_environment, check_python
@@ -20,30 +21,19 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 #: Longest wait for the processes of a killed server to be gone.
 _KILL_TIMEOUT_S = 30.0
-_LOG_LINES = 12
+_LOG_LINES = 48
 _PORT_TAKEN = ("address already in use", "is not available")
-
-
-def read_tail(log: Path, start: int = 0, num_lines: int = _LOG_LINES) -> str:
-    """Last lines of a log, from byte ``start`` on."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(start, log.stat().st_size - 65536))
-            text = file.read().decode(errors="replace")
-    except OSError as exc:
-        return f"(cannot read {log}: {exc})"
-    return "\n".join(line for line in text.splitlines()[-num_lines * 4 :] if line.strip()) or "(empty)"
 
 
 class Server:
     """An SGLang server process under its supervisor. Made by :func:`spawn`."""
 
-    def __init__(self, *, url: str, log: Path, log_start: int, lifeline: int, status: int) -> None:
+    def __init__(self, *, url: str, log: Mark, lifeline: int, status: int) -> None:
         self.url = url
-        self.log = log
+        self.log = log.path
         #: Pid of launch_server; 0 until the supervisor has reported it.
         self.pid = 0
-        self._log_start = log_start
+        self._mark = log
         self._lifeline = lifeline
         self._status = status
         self._heard = b""
@@ -96,7 +86,12 @@ class Server:
                 waiter.set_result(None)
 
     def log_tail(self) -> str:
-        return read_tail(self.log, self._log_start)
+        """The last lines that this process wrote."""
+        try:
+            text = self._mark.last_lines(_LOG_LINES)
+        except OSError as exc:
+            return f"(cannot read {self.log}: {exc})"
+        return "\n".join(line for line in text.splitlines() if line.strip()) or "(empty)"
 
     async def ready(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
         """Wait until the server answers.
@@ -176,6 +171,11 @@ class Server:
         return True
 
 
+def engine_logs(log_dir: Path, name: str) -> tuple[Path, ...]:
+    """Logs that servers write which are started under this name: an engine's, and a router's."""
+    return tuple((log_dir / f"{kind}-{name}.log").absolute() for kind in ("engine", "router"))
+
+
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
     try:
         async with session.get(url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
@@ -212,7 +212,7 @@ def supervise(command: list[str], environment: dict[str, str], log: Path, *, url
         url: where it will answer.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    log_start = log.stat().st_size if log.exists() else 0
+    begins = mark(log)
     with log.open("a") as file:
         file.write(f"$ {' '.join(command)}\n")
 
@@ -234,7 +234,7 @@ def supervise(command: list[str], environment: dict[str, str], log: Path, *, url
         os.close(lifeline)
         os.close(status)
     os.set_blocking(our_status, False)
-    return Server(url=url, log=log, log_start=log_start, lifeline=our_lifeline, status=our_status)
+    return Server(url=url, log=begins, lifeline=our_lifeline, status=our_status)
 
 
 async def start(

@@ -13,6 +13,7 @@ from console.cli.options import (
     ConfigOption,
     FolderOption,
     JsonOption,
+    LogFormatOption,
     RedisOption,
     RunArgument,
     UrlOption,
@@ -43,7 +44,9 @@ _COLUMNS: Sequence[str] = (
 
 
 @buffer_app.command(SERVE, context_settings=OVERRIDES, hidden=True)
-def serve(context: typer.Context, config: ConfigOption, redis: RedisOption = None) -> None:
+def serve(
+    context: typer.Context, config: ConfigOption, redis: RedisOption = None, log_format: LogFormatOption = None
+) -> None:
     """Cut finished groups into batches for the trainers. `penstock buffer ls` lists the groups that are ready."""
     from console.cli.part import run_part
     from console.cli.usage import overrides_of

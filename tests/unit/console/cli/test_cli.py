@@ -89,6 +89,21 @@ def test_exit_codes(
     assert said.count("\n") == (0 if code == 130 else 1)
 
 
+@pytest.mark.parametrize(
+    "part", ["producer", "worker", "buffer", "verifiers", "recorder", "trainer", "fleet up", "worker --redis redis://h"]
+)
+def test_every_part_takes_the_format_of_its_log(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    def run_part(package: str, name: str, path: Path, overrides: list[str], *_: object, **__: object) -> None:
+        given.extend(overrides)
+
+    monkeypatch.setattr(cli, "run_part", run_part)
+    monkeypatch.setattr("console.cli.part.run_part", run_part)
+    assert cli.execute([*part.split(), "--config", "run.yaml", "--log-format", "json"]) == 0
+    assert given[-1] == "--logs.format=json"
+
+
 def test_resume_and_fresh_exclude_each_other(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(YAML)
 
@@ -120,6 +135,7 @@ USAGE = [
     ("worker", "Missing option '--config' / '-c'; `penstock worker --help` says what there is."),
     ("worker --config", "requires an argument"),
     ("worker --config run.yaml --name a/b", "--name"),
+    ("buffer --config run.yaml --log-format xml", "Invalid value for '--log-format': 'xml' is not one of"),
     ("status --runn x", "No such option: --runn: did you mean --run?"),
     ("status extra", "extra argument"),
     ("jobs ls --limit 0", "Invalid value for '--limit': "),
