@@ -62,7 +62,7 @@ def _row(run: Run, folder: Path) -> dict[str, Any]:
         "commit": commit(), "began": round(began), "wall_s": round(time.time() - began, 1),
     }  # fmt: skip
     if not out:  # it could not even be judged
-        words = err.splitlines()[-KEPT_LINES:]
+        words = err.replace(f"{ROOT}/", "").splitlines()[-KEPT_LINES:]
         return row | {"faults": {}, "counted": {}, "recovery_s": {}, "violations": {"run": 1}, "words": words}
     result = json.loads(out)
     return row | {key: result[key] for key in OF_RESULT} | {"words": result["words"][:KEPT_LINES]}
