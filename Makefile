@@ -75,11 +75,14 @@ test: setup
 test-wide: venv prometheus browser
 	@.venv/bin/pytest tests/wide -q $(ARGS)
 
+# Lists of packages may be older than the packages; where there is no right to renew them, the old ones are tried.
+APT_UPDATE = apt-get -qq update > /dev/null 2>&1 || true
+
 # Debian's package, unpacked: nothing is installed or started, no right is needed. Elsewhere the tests say what they lack.
 prometheus: .prometheus/.ready
 .prometheus/.ready:
 	@mkdir -p .prometheus
-	@command -v promtool > /dev/null || (cd .prometheus && apt-get -o APT::Sandbox::User=root download -q prometheus > /dev/null && \
+	@command -v promtool > /dev/null || ($(APT_UPDATE); cd .prometheus && apt-get -o APT::Sandbox::User=root download -q prometheus > /dev/null && \
 		dpkg -x prometheus_*.deb . && rm prometheus_*.deb) || echo "prometheus could not be had from Debian's packages"
 	@if command -v promtool > /dev/null || test -x .prometheus/usr/bin/promtool; then touch $@; fi
 
@@ -87,7 +90,7 @@ prometheus: .prometheus/.ready
 browser: .venv/.browser
 .venv/.browser: tests/wide/requirements.txt .venv/.ready
 	@$(PIP) -r $< 2> >(grep -v WARNING >&2)
-	@command -v chromium > /dev/null || apt-get install -qq -y --no-install-recommends chromium > /dev/null 2>&1 || \
+	@command -v chromium > /dev/null || ($(APT_UPDATE); apt-get install -qq -y --no-install-recommends chromium > /dev/null 2>&1) || \
 		echo "chromium could not be had from Debian's packages"
 	@if command -v chromium > /dev/null; then touch $@; fi
 
