@@ -21,7 +21,7 @@ help:
 	@echo "make chaos      runs under kills, stops and cuts, minutes (SOURCE=DIR: those of another checkout)"
 	@echo "make chaos-defects  each seeded defect hunted until it is found; a quarter of an hour or more"
 	@echo "make chaos-night  the same for hours, each run kept as it ends"
-	@echo "make test-wide  tests with programs of others: a real Prometheus scrapes a run, a real browser shows it"
+	@echo "make test-wide  tests with programs of others: Prometheus, a browser, trackers, Ray, verl and TRL"
 	@echo "make adapters   the environment of verl and TRL, for the tests of their adapters"
 	@echo "make bench      benchmarks (ARGS=NAME)"
 	@echo "make reference  docs/configuration.md and docs/metrics.md, from the code"
@@ -71,8 +71,8 @@ test: setup
 	@.venv/bin/pytest tests --ignore tests/release --ignore tests/wide --ignore tests/chaos/test_defects.py \
 		-n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
-# Tests with programs of others, two minutes.
-test-wide: venv prometheus browser
+# Tests with programs of others, minutes.
+test-wide: setup adapters prometheus browser
 	@.venv/bin/pytest tests/wide -q $(ARGS)
 
 # Lists of packages may be older than the packages; where there is no right to renew them, the old ones are tried.
@@ -86,7 +86,7 @@ prometheus: .prometheus/.ready
 		dpkg -x prometheus_*.deb . && rm prometheus_*.deb) || echo "prometheus could not be had from Debian's packages"
 	@if command -v promtool > /dev/null || test -x .prometheus/usr/bin/promtool; then touch $@; fi
 
-# What drives Debian's chromium, for the tests of the page; a machine that lacks it says so.
+# What drives Debian's chromium, for the tests of the page, and trackers; a machine that lacks the browser says so.
 browser: .venv/.browser
 .venv/.browser: tests/wide/requirements.txt .venv/.ready
 	@$(PIP) -r $< 2> >(grep -v WARNING >&2)

@@ -20,6 +20,8 @@ SIZES: dict[str, list[str]] = {
     "modes": ["--accuracy", "0.5"],
     "on_expiry": ["--steps", "8"],
     "balance": [],
+    "history": ["--samples", "50000"],
+    "page": ["--no-browser"],
 }
 
 

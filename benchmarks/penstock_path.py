@@ -152,7 +152,8 @@ def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, buffer
                 trainer.state_dict()
                 trainer.checkpointed()
         after = cpu_s_of_all(client, buffer)
-    return Part(ended_s, {name: after[name] - before[name] for name in before}, seen)
+        recorded = groups_recorded(client, Keys(config.run))
+    return Part(ended_s, {name: after[name] - before[name] for name in before}, seen, recorded)
 
 
 def load(config_file: str) -> Config:
@@ -179,6 +180,8 @@ class Part:
     cpu_s: dict[str, float]
     #: Tags of the samples that came.
     seen: list[int] = field(default_factory=list)
+    #: Groups that a recorder had recorded by then; without one, those that were done with.
+    recorded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +195,8 @@ class Round:
     #: Process -> CPU time it took, in us per sample; writers together, and readers. What limits when there are fewer
     #: cores than processes.
     cpu_us: dict[str, float]
+    #: Groups that a recorder had recorded at the end; without one, those that were done with.
+    recorded: int
 
 
 def run(
@@ -282,15 +287,26 @@ def _round(parts: "dict[str, Part]", samples: int) -> Round:
         max(one.at_s for one in readers) - min(one.at_s for one in writers),
         [one.seen for one in readers],
         {name: 1e6 * value / samples for name, value in cpu_s.items()},
+        parts["reader0"].recorded,
     )
+
+
+def groups_recorded(client: Client, keys: Keys) -> int:
+    """Groups that a checkpoint covers and that wait for no recorder."""
+    return int(client.hget(keys.counters, "retired") or 0) - client.zcard(keys.unrecorded)
 
 
 def cpu_s_of_all(client: Client, buffer: int) -> dict[str, float]:
     """CPU seconds so far of Redis, of the buffer (a pid), and of this process, the reader."""
-    cpu: Any = client.info("cpu")
     fields = Path(f"/proc/{buffer}/stat").read_text().rpartition(")")[2].split()
     return {
-        "redis": float(cpu["used_cpu_user"] + cpu["used_cpu_sys"]),
+        "redis": cpu_s_of_redis(client),
         "buffer": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         "reader": time.process_time(),
     }
+
+
+def cpu_s_of_redis(client: Any) -> float:
+    """CPU seconds so far of a server, by its own account."""
+    cpu = client.info("cpu")
+    return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])

@@ -4,14 +4,16 @@ One writer process and one reader process, then more of both; groups of 8 sample
 logprobs, a uint8 mask, versions as spans. Legs, alternated over several rounds in one run on one machine; the median
 counts, of ratios that of the rounds' own:
 
-    bare            XADD of one group's packed arrays per entry; XREADGROUP, decode to torch tensors, XACK and XDEL
+    bare            XADD of one group's packed arrays per entry; XREADGROUP, decode to torch tensors, XACK and XDEL.
+                    No ceiling: the writer waits for each answer before it sends on
+    pipelined       the same, with the answers to 8 entries waited for at once, as penstock's writer leases and commits
     transferqueue   put, get_meta, get_data, clear_samples at batches of 1, 8 and 64 samples (peer_transfer_queue.py)
     penstock        fenced commit by a worker's lease -> buffer process -> Trainer batches of 64 groups, commits
                     (penstock_path.py)
     penstock, folder  the same with payloads as files of a shared folder (redis.payload_servers: file:///...), in
                     memory unless --folder names another: they outlive every process, but not the machine
-    penstock, history  beside a recorder, which keeps a row of each sample, tokens included: it takes what CPU the
-                    others leave, and what is then in its backlog is in no way of theirs
+    penstock, history  beside a recorder, which keeps a row of each sample, tokens included. It leaves CPU to the
+                    others (nice), and goes on when the clock has stopped: how many groups it had recorded is told
     penstock W x S  the same with W writers and S subscriptions that read everything each, of --writers and
                     --subscriptions; samples/s counts a sample once, however many read it
 
@@ -81,22 +83,29 @@ def make_group(tokens: int) -> dict[str, Any]:
     }
 
 
-def bare_writer(barrier: Barrier, *, url: str, groups: int, tokens: int) -> float:
-    """XADD of ``groups`` entries, one after the other; returns when it began."""
+def bare_writer(barrier: Barrier, *, url: str, groups: int, tokens: int, at_once: int) -> tuple[float, float]:
+    """XADD of ``groups`` entries, ``at_once`` before their answers are waited for; when it began, and CPU seconds."""
     client = redis.Redis.from_url(url)
     client.ping()
     arrays = make_group(tokens)
     ids = arrays["ids"]
     barrier.wait()
-    began_s = time.monotonic()
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    pipe = client.pipeline(transaction=False)
+    sender = client if at_once == 1 else pipe
     for index in range(groups):
         ids[:, 0] = np.arange(index * GROUP, (index + 1) * GROUP)
-        client.xadd(STREAM, {"data": b"".join(array.tobytes() for array in arrays.values())})
-    return began_s
+        sender.xadd(STREAM, {"data": b"".join(array.tobytes() for array in arrays.values())})
+        if len(pipe) == at_once:
+            pipe.execute()
+    pipe.execute()
+    return began_s, time.process_time() - cpu_s
 
 
-def bare_reader(barrier: Barrier, *, url: str, groups: int, tokens: int, count: int) -> tuple[float, list[int]]:
-    """Read ``count`` entries at a time, decode, acknowledge, delete; returns when the last was there, and which."""
+def bare_reader(
+    barrier: Barrier, *, url: str, groups: int, tokens: int, count: int
+) -> tuple[float, list[int], dict[str, float]]:
+    """Read ``count`` entries at a time, decode, acknowledge, delete; when the last was there, which, CPU seconds."""
     import torch
 
     torch.set_num_threads(1)
@@ -106,6 +115,7 @@ def bare_reader(barrier: Barrier, *, url: str, groups: int, tokens: int, count: 
     seen: list[int] = []
     tensors: list[torch.Tensor] = []
     barrier.wait()
+    reader_s, redis_s = time.process_time(), penstock_path.cpu_s_of_redis(client)
     while len(seen) < groups * GROUP:
         answer: Any = client.xreadgroup(READERS, "me", {STREAM: ">"}, count=count, block=10_000)
         entries = answer[0][1]
@@ -117,7 +127,9 @@ def bare_reader(barrier: Barrier, *, url: str, groups: int, tokens: int, count: 
             pipe.xack(STREAM, READERS, *names)
             pipe.xdel(STREAM, *names)
             pipe.execute()
-    return time.monotonic(), seen
+    ended_s = time.monotonic()
+    used = {"reader": time.process_time() - reader_s, "redis": penstock_path.cpu_s_of_redis(client) - redis_s}
+    return ended_s, seen, used
 
 
 def decode_group(data: bytes, tokens: int) -> "list[torch.Tensor]":
@@ -154,20 +166,27 @@ class Figure:
     subscriptions: int = 1
     #: Process -> CPU time, in us per sample, where it was taken.
     cpu_us: dict[str, float] = field(default_factory=dict)
+    #: Groups that a recorder had recorded when the clock stopped.
+    recorded: int = 0
 
 
-def bare(url: str, groups: int, tokens: int, count: int = 8) -> list[Figure]:
-    """One round of the bare loop; the reader takes up to ``count`` entries at once."""
+def bare(url: str, groups: int, tokens: int, at_once: int = 1) -> list[Figure]:
+    """One round of the bare loop; the writer sends ``at_once`` entries, the reader takes up to 8 at once."""
     penstock_path.empty(url)
     arguments = {"url": url, "groups": groups, "tokens": tokens}
     done = run_together(
-        {"writer": (bare_writer, arguments), "reader": (bare_reader, {**arguments, "count": count})},
+        {
+            "writer": (bare_writer, {**arguments, "at_once": at_once}),
+            "reader": (bare_reader, {**arguments, "count": penstock_path.LEASED}),
+        },
     )
-    began_s: float = done["writer"]
-    ended_s, seen = done["reader"]
+    began_s, writer_s = done["writer"]
+    ended_s, seen, used = done["reader"]
     samples = groups * GROUP
     check_all(seen, samples, "The bare loop")
-    return [Figure("bare", GROUP, samples, samples / (ended_s - began_s))]
+    cpu_us = {name: 1e6 * value / samples for name, value in ({"writer": writer_s} | used).items()}
+    leg = "bare" if at_once == 1 else "bare, pipelined"
+    return [Figure(leg, GROUP, samples, samples / (ended_s - began_s), cpu_us=cpu_us)]
 
 
 def transfer_queue(tokens: int, peers: dict[str, str]) -> list[Figure]:
@@ -217,7 +236,8 @@ def through_penstock(
         check_all(seen, samples, "penstock")
     beside = "folder" if folder else "history" if history else ""
     leg = f"penstock, {beside}" if beside else "penstock" if source == "arrays" else f"penstock from {source}"
-    return [Figure(leg, GROUP, samples, samples / done.seconds, writers, subscriptions, done.cpu_us)]
+    rate = samples / done.seconds
+    return [Figure(leg, GROUP, samples, rate, writers, subscriptions, done.cpu_us, done.recorded)]
 
 
 def main(
@@ -230,7 +250,7 @@ def main(
     more_rounds: Annotated[int, typer.Option(help="Rounds that have the legs several and lists.")] = 2,
     legs: Annotated[
         str, typer.Option(help="Which legs to run.")
-    ] = "bare,penstock,history,folder,several,lists,transferqueue",
+    ] = "bare,pipelined,penstock,history,folder,several,lists,transferqueue",
     folder: Annotated[Path, typer.Option(help="Where the leg folder keeps payloads.")] = Path("/dev/shm"),
     writers: Annotated[str, typer.Option(help="Numbers of writers of the leg several.")] = "1,2,4",
     subscriptions: Annotated[str, typer.Option(help="Numbers of subscriptions of the leg several.")] = "1,2",
@@ -245,6 +265,8 @@ def main(
             # Those whose ratios are told stand side by side: the machine's own speed drifts.
             if "bare" in chosen:
                 figures += bare(url, groups, tokens)
+            if "pipelined" in chosen:
+                figures += bare(url, groups, tokens, penstock_path.LEASED)
             if "penstock" in chosen:
                 figures += through_penstock(url, groups, tokens, "arrays")
             if "history" in chosen:
@@ -275,6 +297,7 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
     best = [max(of_round) for of_round in zip(*peers, strict=True)]
     files, plain = rates.get(("penstock, folder", GROUP, 1, 1), []), rates.get(("bare", GROUP, 1, 1), [])
     mine, kept = rates.get(("penstock", GROUP, 1, 1), []), rates.get(("penstock, history", GROUP, 1, 1), [])
+    ahead = rates.get(("bare, pipelined", GROUP, 1, 1), [])
     rows = [
         {
             "leg": leg[0],
@@ -304,14 +327,28 @@ def report(figures: list[Figure], tokens: int, seen_versions: dict[str, str]) ->
         keys={
             "samples_per_s": median(mine) if mine else None,
             "ratio_bare": ratio_of_rounds(mine, plain),
+            "ratio_bare_pipelined": ratio_of_rounds(mine, ahead),
             "ratio_transferqueue_best": ratio_of_rounds(mine, best),
             "ratio_history": ratio_of_rounds(kept, mine),
             "ratio_bare_folder": ratio_of_rounds(files, plain),
             "ratio_transferqueue_best_folder": ratio_of_rounds(files, best),
         },
         versions=seen_versions,
-        notes=[*notes, "TransferQueue's best is that of batches 1, 8 and 64; 512 is shown beside them."],
+        notes=[
+            *notes,
+            *recorded_of(figures),
+            "TransferQueue's best is that of batches 1, 8 and 64; 512 is shown beside them.",
+        ],
     )
+
+
+def recorded_of(figures: list[Figure]) -> list[str]:
+    """How far the recorder had come when the clock stopped, in a sentence; none where there was no recorder."""
+    kept = [figure for figure in figures if figure.leg == "penstock, history"]
+    if not kept:
+        return []
+    done = median([figure.recorded for figure in kept])
+    return [f"Of {kept[0].samples // GROUP:,} groups {done:,.0f} were recorded when the clock stopped."]
 
 
 def ratio_of_rounds(rates: list[float], others: list[float]) -> float | None:

@@ -9,11 +9,12 @@ A batch is cut when it is asked for, not before: what is cut late is fresh.
 """
 
 import logging
+import time
 
 from buffer import in_flight, limits
 from buffer.decision import Conclude, Cut, Dispose, KeepRejects, Look, Owe, Skip, Wait, decide
 from buffer.group import Group
-from buffer.manifest import make_manifest, why_no_loss
+from buffer.manifest import bearing_of, make_manifest, why_no_loss
 from buffer.state import State
 from buffer.subscription import Subscription
 from buffer.view import InFlight, View
@@ -28,6 +29,7 @@ from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.scripts import Leadership, run
 from penstock.redis.commands import Client
 from penstock.system.collecting import collecting_later
+from penstock.system.telemetry import NoSpans, Spans
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +42,12 @@ _AGAIN = "another look at what has just moved"
 class Cutter:
     """Cuts batches for the subscriptions of a state."""
 
-    def __init__(self, client: Client, keys: Keys, lead: Leadership, state: State) -> None:
+    def __init__(self, client: Client, keys: Keys, lead: Leadership, state: State, spans: Spans | None = None) -> None:
         self._client = client
         self._keys = keys
         self._lead = lead
         self._state = state
+        self._spans = spans or NoSpans()
 
     def try_cut(self, sub: Subscription) -> str:
         """Cut the batch that ``sub`` asks for. Returns '' when it was cut, else what it waits for. Blocks shortly.
@@ -171,6 +174,7 @@ class Cutter:
         data = manifest.to_bytes()
         if len(data) > MAX_RECORD_BYTES:
             return f"a smaller batch: the record of these {len(decided.groups)} groups has {len(data):,} bytes"
+        jobs = [group.job for group in decided.groups]
         answer = run(
             self._client,
             scripts.cut(
@@ -185,9 +189,10 @@ class Cutter:
                 model=sub.definition.model,
                 version=decided.clock,
                 oldest_allowed=decided.policy.oldest_allowed(decided.floor),
-                jobs=[group.job for group in decided.groups],
+                jobs=jobs,
                 gb=_consumed_per_version(sub, decided),
                 of_use=use.note(manifest, clocked=bool(sub.definition.model)),
+                bearing=bearing_of(manifest, jobs),
             ),
         )
         return self._take_answer(sub, decided, manifest.n, answer)
@@ -211,6 +216,7 @@ class Cutter:
                 sub.position.cum += decided.consumes
                 self._state.use(sub, decided.groups, n)
                 self._state.drop_rejects(sub)
+                self._tell(sub, decided.groups, n)
                 return ""
             case "group":
                 # It was cancelled, or used by a leader before us: look at it anew.
@@ -222,6 +228,12 @@ class Cutter:
             case _:
                 self._state.refresh()
                 return f"the {answer.outcome} moved while batch {n} was cut"
+
+    def _tell(self, sub: Subscription, groups: list[Group], n: int) -> None:
+        now_s, now = time.time(), time.monotonic()
+        for group in groups:
+            begin_s = now_s - (now - group.since_s)
+            self._spans.add(group.job, "cut", begin_s, now_s, of=f"{sub.name}:{n}", subscription=sub.name, batch=n)
 
 
 def _consumed_per_version(sub: Subscription, decided: Cut) -> int | None:

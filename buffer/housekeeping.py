@@ -3,6 +3,7 @@
 | | brings about |
 |---|---|
 | retire | retries that are due are queued; what nobody needs is given up, sealed and swept; held groups are told |
+| look through | payloads whose commits Redis has forgotten get a time to live |
 | reclaim | jobs whose worker is gone come back |
 | late | groups that take too long are shortened, dropped or told |
 | tidy | what dead processes left is removed |
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from buffer import limits
+from buffer.chores.forgotten_payloads import ForgottenPayloads
 from buffer.chores.holdings import HeldForHistory, Holdings
 from buffer.chores.partial_groups import PartialGroups
 from buffer.chores.scores import UnreadScores
@@ -73,6 +75,7 @@ class Housekeeping:
         )
         self._partial = PartialGroups(client, keys, lead, config.rollout, waiting("buffer:late"))
         self._scores = UnreadScores(client, keys, state, config.buffer.score_ttl_s)
+        self._forgotten = ForgottenPayloads(client, keys, servers, config.buffer.payload_ttl_s)
         self._holdings = Holdings(client, keys)
         self._history = HeldForHistory(client, keys, lead)
         self._retire = _Interval(RETIRE_S)
@@ -113,6 +116,7 @@ class Housekeeping:
         self._history.tend()
         self._retirement.sweep()
         self._retirement.trim(last_event)
+        self._forgotten.tend()
         self._holdings.tell(state)
         self._scores.retire_unread()
 

@@ -39,6 +39,7 @@ from penstock.redaction import redact
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import PASSING, Control
+from penstock.system import telemetry
 from penstock.system.metrics.server import serve
 from penstock.system.tokens import new_token
 
@@ -78,10 +79,11 @@ class Buffer:
         self._waits: dict[str, Waiting] = {}
         #: When (monotonic) a batch was last cut for a subscription.
         self._served: dict[str, float] = {}
-        #: The counters as this process saw them last.
+        #: The counters as this process has seen them, leading or not.
         self.rollback = Rollback(self._control.client, self._keys)
         self._leads = False
         self.metrics = serve(config, "buffer", "", BufferCollector(config, lambda: self._leads))
+        self._spans = telemetry.open_spans(config, "buffer")
         url = self.metrics.url if self.metrics else ""
         self._attendance = Attendance(self._control.client, self._keys, "buffer", metrics=url)
 
@@ -109,6 +111,7 @@ class Buffer:
         self._control.close()
         self._events.close()
         self._servers.close()
+        self._spans.close()
         if self.metrics is not None:
             self.metrics.close()
 
@@ -120,6 +123,8 @@ class Buffer:
             epoch = scripts.run(self.client, scripts.lead(self._keys, self._token, self._lease_ms))
             if not epoch:
                 waiting.for_("the lease of the leading buffer to end")
+                # Who leads may be gone when Redis is back, and what it had seen with it.
+                self.rollback.look()
                 self._stopping.wait(min(1.0, self._lease_ms / 3000))
                 return
             waiting.end()
@@ -153,7 +158,7 @@ class Buffer:
             self._attendance.confirm()
 
         state = State(self.client, self._keys, self._servers, lead, alive, self._filters)
-        cutter = Cutter(self.client, self._keys, lead, state)
+        cutter = Cutter(self.client, self._keys, lead, state, self._spans)
         # Before the load: what completes meanwhile is seen twice rather than never.
         last = self._last_event()
         self._renew_at = 0.0
@@ -187,7 +192,7 @@ class Buffer:
             raise LeadershipLost("The leadership went to another buffer, or ran out; starting over.")
         if self._run_id() != started:
             raise LeadershipLost("Redis was restarted; reading everything again.")
-        self.rollback.remember()
+        self.rollback.look()
         self._renew_at = time.monotonic() + self._lease_ms / 3000
 
     def _run_id(self) -> str:

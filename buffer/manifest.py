@@ -1,7 +1,7 @@
 """The manifest of a batch: its rows, the denominators of the loss, and how old its tokens are."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -13,6 +13,7 @@ from buffer.subscription import Subscription
 from penstock.protocol.partition import batch_seed
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest, Row
+from penstock.protocol.records.sample import SampleStatus
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.staleness import Lineage
 
@@ -105,6 +106,15 @@ def make_manifest(state: State, sub: Subscription, cut: Cut) -> Manifest:
         num_partial_groups=sum(1 for group in cut.groups if group.wanted > group.n),
         num_missing_samples=sum(group.wanted - group.n for group in cut.groups),
     )
+
+
+def bearing_of(manifest: Manifest, jobs: Iterable[str]) -> list[str]:
+    """Of each of ``jobs`` the drawn tokens that bear loss, ``K:TOKENS,...``; those of given answers are not drawn."""
+    by_job: dict[str, list[str]] = {}
+    for row in manifest.rows:
+        if row.num_loss and row.status != SampleStatus.GIVEN:
+            by_job.setdefault(row.job, []).append(f"{row.k}:{row.num_loss}")
+    return [",".join(by_job.get(job, ())) for job in jobs]
 
 
 def _ledger(sub: Subscription, timed_out: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from penstock.protocol.gate import read_gates, read_rooms
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import FRESH_S, WorkerPresence
 from penstock.protocol.snapshot import snapshot
+from penstock.protocol.tokens import LaneTokens, ledgers_of, of_training
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect
 from penstock.system.metrics.series import Series, counter, gauge
@@ -39,11 +40,20 @@ UNRECORDED = gauge("queue_groups_to_record", "Groups that are done with and wait
 INFLIGHT = gauge("queue_inflight_groups", "Train groups that are leased, or begun and to be resumed.")
 BURIED = counter("queue_buried_jobs", "Jobs that were buried, by what the last try failed of.", "reason")
 FAILED = counter("queue_failed_tries", "Tries of jobs that failed, each retried or buried.", "reason")
+PASSED = counter("queue_passed_lines", "Lines of training data that were passed over in place of a job.", "dataset")
 WORKERS = gauge("queue_workers", "Workers by what they do; silent: not heard of for 10 s.", "state")
 RATE = gauge("queue_tokens_per_second", "Tokens that all workers draw, smoothed over some seconds.")
 VERSION = gauge("queue_model_version", "Newest published version.", "model")
 STEP = gauge("queue_trainer_step", "Optimizer step of the last publication.")
 WAITS = gauge("queue_wait_seconds", "How long a part has waited for what `penstock why` names.", "who")
+
+TOKENS = gauge(
+    "rollout_tokens",
+    "Tokens drawn for jobs of each lane, by what became of them; held: by live groups. They add up to all told of.",
+    "lane",
+    "account",
+)
+GOODPUT = gauge("rollout_goodput", "Share of the tokens drawn for training that were trained on.")
 
 CUT = gauge("subscription_cut_batches", "Batches cut.", "subscription")
 CURSOR = gauge("subscription_committed_batches", "Batches that its trainer has committed.", "subscription")
@@ -78,7 +88,9 @@ COUNTERS = {
     "shortened": counter("queue_shortened_groups", "Groups closed without all their samples."),
     "missing": counter("queue_missing_samples", "Samples that those lack."),
     "retired": counter("queue_retired_groups", "Groups that every subscription had done with."),
-    "evicted": counter("queue_evicted_groups", "Groups that went without ever being used."),
+    "evicted": counter(
+        "queue_evicted_groups", "Groups that were in batches, and went before any of these was durable."
+    ),
     "payload_lost": counter("queue_lost_payloads", "Committed samples whose tokens are gone; trained with mask 0."),
     "unrecorded": counter("queue_unrecorded_groups", "Groups that went unrecorded, where a history is kept."),
     "duplicated": counter("queue_duplicated_jobs", "Jobs that were finished twice; it should stay 0."),
@@ -91,12 +103,12 @@ COUNTERS = {
     "rolled_back": counter("queue_rollbacks", "Times that Redis had lost acknowledged writes."),
 }
 #: What begins fields of the hash ``counters`` that end in a reason.
-BY_REASON = {"buried_as:": BURIED, "failed:": FAILED}
+BY_REASON = {"buried_as:": BURIED, "failed:": FAILED, "passed_lines:": PASSED}
 
 SERIES = (
-    LEADS, JOBS, OLDEST, PAUSED, DELAYED, DEAD, READY, INFLIGHT, UNRECORDED, BURIED, FAILED, *COUNTERS.values(),
-    WORKERS, RATE, VERSION, STEP, WAITS, CUT, CURSOR, DURABLE, OWNED, BOUND, DROPPED, PLACES, TAKEN, USED, MAX,
-    WRITABLE,
+    LEADS, JOBS, OLDEST, PAUSED, DELAYED, DEAD, READY, INFLIGHT, UNRECORDED, BURIED, FAILED, PASSED, *COUNTERS.values(),
+    TOKENS, GOODPUT, WORKERS, RATE, VERSION, STEP, WAITS, CUT, CURSOR, DURABLE, OWNED, BOUND, DROPPED, PLACES, TAKEN,
+    USED, MAX, WRITABLE,
 )  # fmt: skip
 
 
@@ -126,6 +138,7 @@ def queue(client: Client, keys: Keys) -> Iterator[Metric]:
     state = snapshot(client, keys)
     yield from _jobs(client, keys, state)
     yield from _sums(state["counters"])
+    yield from _tokens(ledgers_of(state))
     yield WORKERS.each(Counter(map(_doing, state["workers"])))
     yield RATE.of(sum(worker.tokens_per_s for worker in state["workers"]))
     yield VERSION.each(state["versions"])
@@ -162,6 +175,13 @@ def _sums(counters: Mapping[str, int]) -> Iterator[Metric]:
         yield series.of(counters.get(field, 0))
     for begin, series in BY_REASON.items():
         yield series.each({name[len(begin) :]: n for name, n in counters.items() if name.startswith(begin)})
+
+
+def _tokens(ledgers: Mapping[str, LaneTokens]) -> Iterator[Metric]:
+    accounts = {lane: {**ledger.accounts, "held": ledger.held} for lane, ledger in ledgers.items()}
+    yield TOKENS.each([((lane, name), float(n)) for lane, found in accounts.items() for name, n in found.items()])
+    if (goodput := of_training(ledgers).goodput) is not None:
+        yield GOODPUT.of(goodput)
 
 
 def _doing(worker: WorkerPresence) -> str:

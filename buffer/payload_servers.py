@@ -6,16 +6,17 @@ it answers, when a person calls it lost (``penstock payloads lose``), or after `
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 from penstock.config import RedisConfig
 from penstock.errors import QueueUnavailable
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.redis_store import PayloadRedis
-from penstock.payloads.servers import Directory, read
+from penstock.payloads.servers import Directory, ServerState, read
 from penstock.payloads.store import PayloadStore, open_store
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.sample_meta import SampleMeta, stored
@@ -110,7 +111,7 @@ class PayloadServers:
         for server, away in list(self._away.items()):
             if server in self._directory.servers and time.monotonic() - away.since >= patience_s:
                 log.warning("payload server %s has not answered for %g s: it counts as lost", server, patience_s)
-                payload_servers.set_state(self._control, self._keys, server, payload_servers.ServerState.LOST)
+                payload_servers.set_state(self._control, self._keys, server, ServerState.LOST)
         self._read_directory()
 
     def is_away(self, server: str) -> bool:
@@ -180,6 +181,29 @@ class PayloadServers:
 
     def _unlink(self, server: str, names: list[str]) -> bool:
         self._store(server).unlink(names)
+        return True
+
+    @property
+    def in_use(self) -> frozenset[str]:
+        """Servers beside the control Redis that this process knows to be there, and that are not lost."""
+        draining = {one.name for one in self._directory.servers.values() if one.state is ServerState.DRAINING}
+        return frozenset(self._in_use | draining) - self._lost - {CONTROL}
+
+    def names(self, server: str) -> Iterator[tuple[str, bool]]:
+        """(key, is it permanent) of all that lies there of the run; nothing is asked before :meth:`some_of`."""
+        assert self._keys is not None
+        yield from self._store(server).names(self._keys.prefix)
+
+    def some_of(self, server: str, listed: Iterator[T], most: int) -> list[T] | None:
+        """The next of what is listed; None where the server does not answer, and the list has to begin anew. Blocks."""
+        return self._try(server, lambda: list(islice(listed, most)))
+
+    def unkeep(self, server: str, names: Sequence[str], ttl_s: float) -> bool:
+        """Give permanent payloads a time to live again; False where their server does not answer. Blocks."""
+        return self._try(server, partial(self._unkeep, server, names, ttl_s)) is not None
+
+    def _unkeep(self, server: str, names: Sequence[str], ttl_s: float) -> bool:
+        self._store(server).unkeep(names, ttl_s)
         return True
 
     def expire(self, prefix: str, ttl_s: float) -> int:

@@ -1,8 +1,8 @@
 """Notices that Redis forgot what it had acknowledged: a failover to a replica that lagged, or a power loss.
 
-Counters only grow. The leader remembers them as of its last look; when it takes the lead again and finds smaller
-ones, the difference is lost for good, and is counted and reported. What was lost in the moment before the last look
-does not show: the figures are at least.
+Counters only grow. Every buffer process, one that stands by too, remembers the most that it has seen of them; when it
+finds less, the difference is lost for good, and whoever finds it first counts and reports it. What was lost in the
+moment before the last look does not show, nor what was made anew before the next: the figures are at least.
 """
 
 import logging
@@ -31,29 +31,32 @@ class Rollback:
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client
         self._keys = keys
-        #: Counter -> its value at the last look.
+        #: Counter -> the most that was seen of it: its value, and by how much it had gone back before.
         self.seen: dict[str, int] = {}
 
-    def remember(self) -> None:
-        """Look at the counters. Blocks for one round trip."""
-        self.seen = self._read()
-
     def look(self) -> dict[str, int]:
-        """What was lost since the last look, by counter; it is counted in Redis and logged. Blocks for a round trip."""
+        """What was lost since the last look, by counter, and nobody has reported; it is counted in Redis and logged.
+
+        Blocks for a round trip, two where anything was lost.
+        """
         now = self._read()
-        lost = {name: self.seen[name] - count for name, count in now.items() if self.seen.get(name, count) > count}
-        self.seen = now
+        self.seen = {name: max(count, self.seen.get(name, count)) for name, count in now.items()}
+        if self.seen == now:
+            return {}
+        lost = scripts.run(self._client, scripts.rolled_back(self._keys, self.seen))
         if lost:
             words = ", ".join(f"{count} {WATCHED[name]}" for name, count in lost.items())
             log.error("Redis lost acknowledged writes, as after a failover or a power loss: at least %s", words)
-            scripts.run(self._client, scripts.rolled_back(self._keys, lost))
         return lost
 
     def _read(self) -> dict[str, int]:
-        """The counters, but for one that no verb wrote so, which is said once."""
-        values = self._client.hmget(self._keys.counters, list(WATCHED))
-        found = {name.encode(): b"0" if value is None else value for name, value in zip(WATCHED, values, strict=True)}
-        return dict(readable(found, _counter))
+        """The counters, each with what was reported of it; without those that no verb wrote so, which is said once."""
+        fields = [name for counter in WATCHED for name in (counter, f"rolled_back:{counter}")]
+        values = self._client.hmget(self._keys.counters, fields)
+        found = {name.encode(): b"0" if value is None else value for name, value in zip(fields, values, strict=True)}
+        counts = dict(readable(found, _counter))
+        told = {name: f"rolled_back:{name}" for name in WATCHED}
+        return {name: counts[name] + counts[told[name]] for name in WATCHED if {name, told[name]} <= counts.keys()}
 
 
 def _counter(field: bytes, value: bytes) -> tuple[str, int]:

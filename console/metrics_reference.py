@@ -16,6 +16,8 @@ from penstock.system.metrics import server as server_metrics
 from penstock.system.metrics.series import Series
 from producer import metrics as producer_metrics
 from workers import metrics as worker_metrics
+from workers.fleet import metrics as fleet_metrics
+from workers.rewards.pool import metrics as pool_metrics
 
 #: Head of each section -> the series of it.
 PARTS: dict[str, Sequence[Series]] = {
@@ -25,6 +27,8 @@ PARTS: dict[str, Sequence[Series]] = {
     "Worker": worker_metrics.SERIES,
     "Trainer, by its rank 0": trainer_metrics.SERIES,
     "Scorer": scorer_metrics.SERIES,
+    "Pool of verifiers": pool_metrics.SERIES,
+    "Fleet": fleet_metrics.SERIES,
     "Recorder": recorder_metrics.SERIES,
     "`penstock run`": launcher_metrics.SERIES,
 }
@@ -32,8 +36,9 @@ PARTS: dict[str, Sequence[Series]] = {
 _HEAD = """# Metrics
 
 With `metrics.port: 0` every part serves Prometheus metrics at an address of its own: producer, buffer, workers,
-trainer (its rank 0, one of your own too), scorers, recorder and `penstock run`. Each shows its address in Redis, and
-`penstock run` keeps `runs/NAME/targets.json` current, so that Prometheus finds parts that come and go:
+trainer (its rank 0, one of your own too), scorers, pools of verifiers, fleets, recorder and `penstock run`. Each shows
+its address in Redis, and `penstock run` keeps `runs/NAME/targets.json` current, so that Prometheus finds parts that
+come and go:
 
 ```yaml
 scrape_configs:
@@ -47,7 +52,10 @@ Parts that were started by hand are listed by `penstock metrics discovery --run 
 Targets have the labels `run`, `part` and `name`. Parts listen on loopback unless `metrics.host` says otherwise, and
 ask for no password; on several machines set `metrics.host: 0.0.0.0` behind a firewall, and `metrics.reached_at` where
 the machine's own name is not the one that Prometheus reaches it by. With a fixed `metrics.port` a part has to be
-alone on its machine.
+alone on its machine, and a fleet serves none: the port is its worker's.
+
+A worker tells use and memory of its GPUs where it starts the engine itself and nvidia-ml-py is installed (`pip install
+'penstock[gpu]'`); where there is nothing to tell, a series is absent and never 0.
 
 Figures are read when they are scraped, from what is counted anyway; those of the queue come from the buffer that
 leads, in a few round trips of a connection of its own. Sums of a process begin at 0 with it; those of the queue live

@@ -4,6 +4,7 @@
 |---|---|
 | a pipe or a file | one line per row, columns aligned by blanks, as wide as it needs |
 | a terminal that it fits | a table with lines |
+| one that it fits without lines | as in a pipe |
 | a narrower terminal | per row its first cell and then ``name value`` of all others, wrapped between them |
 """
 
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from console.json_text import json_bytes
 from penstock.words import printable
 
 
@@ -71,12 +73,12 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], title: str, co
         return
     cells = [[cell(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
-    if not console.is_terminal:
+    is_narrow = console.width < sum(widths) + 3 * len(widths) + 1
+    if not console.is_terminal or (is_narrow and sum(widths) + 2 * (len(widths) - 1) <= console.width):
         _line(console, title)
         for row in [list(columns), *cells]:
-            padded = (text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True))
-            _line(console, "  ".join(padded).rstrip())
-    elif sum(widths) + 3 * len(widths) + 1 <= console.width:
+            _line(console, _aligned(row, widths))
+    elif not is_narrow:
         drawn = Table(*columns, title=Text(title, "table.title"), title_justify="left")
         for row in cells:
             drawn.add_row(*map(Text, row))
@@ -86,6 +88,12 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], title: str, co
         for first, *others in cells:
             said = [f"{name} {text}" for name, text in zip(columns[1:], others, strict=True) if text]
             _line(console, _records(first, said, console.width))
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Cells under those of other rows; an empty one is a dash, since a program that splits the line would see none."""
+    shown = [text or "-" for text in row]
+    return "  ".join(text + " " * (width - cell_len(text)) for text, width in zip(shown, widths, strict=True)).rstrip()
 
 
 def _records(first: str, said: Sequence[str], width: int) -> str:
@@ -125,5 +133,5 @@ def flush() -> None:
 
 def print_json(value: Any) -> None:
     """As JSON; what is not printed is escaped, which says the same."""
-    text = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
+    text = json_bytes(value, orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode()
     typer.echo("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text))

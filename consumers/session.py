@@ -33,6 +33,7 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
 from penstock.system.metrics.exporter import Exporter
+from penstock.system.telemetry import NoSpans, Spans, open_spans
 
 
 class Session:
@@ -78,6 +79,9 @@ class Session:
         self.publications = Publications(config, self.subscriber, self.clock, self.progress, self.tally)
         self.engines = Engines(self.subscriber, model)
         self._exporter: Exporter | None = None
+        #: When batches were handed out that are not committed (Unix seconds).
+        self.handed_s: dict[int, float] = {}
+        self._spans: Spans = NoSpans()
 
     def join(self) -> None:
         """Take the subscription; rank 0 serves metrics from then on. Blocks, and raises as ``Progress.join``.
@@ -87,10 +91,12 @@ class Session:
         self.progress.join()
         if self.seat.leads:
             self._exporter = Exporter.of(self.config, "trainer", self.name, TrainerCollector(self.tally))
+            self._spans = open_spans(self.config, "trainer", self.name)
 
     def close(self) -> None:
         """Give the subscription back, whatever else of the end fails. Blocks shortly."""
         with ExitStack() as ends:  # from the last one to the first
+            ends.callback(self._spans.close)
             ends.callback(self.reader.close)
             ends.callback(self.subscriber.leave)
             ends.callback(self.publications.close)
@@ -124,6 +130,15 @@ class Session:
         self.clock.see(batch.train_version if self.publishes else 0)
         if self._exporter is not None:
             self.tally.commit(batch.manifest)
+        self._tell(batch)
+
+    def _tell(self, batch: Batch) -> None:
+        """A span for each job that was trained."""
+        begun = [at for n, at in self.handed_s.items() if n == batch.n]
+        self.handed_s = {n: at for n, at in self.handed_s.items() if n > batch.n}
+        about: dict[str, Any] = {"subscription": self.name, "batch": batch.n, "version": batch.train_version}
+        for job in dict.fromkeys(row.job for row in batch.manifest.rows) if begun else ():
+            self._spans.add(job, "train", begun[0], time.time(), of=f"{self.name}:{batch.n}", **about)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this rank, see ``Trainer.state_dict``."""

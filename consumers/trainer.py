@@ -202,6 +202,7 @@ class Trainer:
             self.wait_s += time.monotonic() - began
         self.session.check_clock(batch)
         self.stream.hand_out(batch)
+        self.session.handed_s[batch.n] = time.time()
         return batch
 
     def next_nowait(self) -> Batch | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from consumers.adapters.trl import TrlRollouts as TrlRollouts
     from consumers.adapters.verl import VerlRollout as VerlRollout
     from consumers.batch.batch import Batch as Batch
+    from consumers.grpo.trackers.trackers import Trackers as Trackers
     from consumers.scorer import Score as Score
     from consumers.scorer import Scorer as Scorer
     from consumers.scorer import score as score
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.protocol.groups import CompletedGroup as CompletedGroup
     from penstock.protocol.records.job import Job as Job
     from penstock.protocol.records.sample import Sample as Sample
+    from producer.sources.row_source import RowSource as RowSource
     from workers.jobs.environments import Environment as Environment
     from workers.jobs.environments import Observation as Observation
     from workers.weights.receive.receiver import Receiver as Receiver
@@ -59,11 +61,13 @@ _LAZY = {
     "RolesApart": "penstock.errors",
     "RolloutDataset": "consumers.adapters.iterable",
     "RolloutManager": "consumers.adapters.rollout_manager",
+    "RowSource": "producer.sources.row_source",
     "Sample": "penstock.protocol.records.sample",
     "Score": "consumers.scorer",
     "Scorer": "consumers.scorer",
     "Sender": "consumers.weights.transports.sender",
     "Shards": "consumers.weights.sources",
+    "Trackers": "consumers.grpo.trackers.trackers",
     "Trainer": "consumers.trainer",
     "TrlRollouts": "consumers.adapters.trl",
     "VerlRollout": "consumers.adapters.verl",
@@ -91,11 +95,13 @@ __all__ = [
     "RolesApart",
     "RolloutDataset",
     "RolloutManager",
+    "RowSource",
     "Sample",
     "Score",
     "Scorer",
     "Sender",
     "Shards",
+    "Trackers",
     "Trainer",
     "TrlRollouts",
     "WaitTimeout",

@@ -4,6 +4,7 @@ What a user's exception says may hold lone surrogates, which no record, stream o
 Such texts are made writable where they enter.
 """
 
+import re
 import reprlib
 import traceback
 import unicodedata
@@ -52,6 +53,12 @@ def shown(value: object, most: int = 80) -> str:
         return writable(_SHORT.repr(head)[:most])
     except BaseException:
         return f"<{name_of(value)} that cannot be shown>"
+
+
+def should_be(message: str) -> str:
+    """What pydantic says that a value should be, without what it tried to make of it."""
+    said = message.removeprefix("Input should be ").removeprefix("Value should ")
+    return re.split(", (?:unable to|got) ", said)[0]
 
 
 def name_of(value: object) -> str:

@@ -14,6 +14,7 @@ The position of the source and the queue move in one verb, so a producer that is
 prompt nor admits it twice. Evaluation jobs go past the gate into a lane of their own (T18).
 """
 
+import hashlib
 import logging
 import signal
 import threading
@@ -38,10 +39,17 @@ from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
 from penstock.redis.control import Control
 from penstock.redis.memory import is_full
+from penstock.system import telemetry
+from penstock.system.extras import check_installed
 from penstock.system.metrics.server import serve
 from penstock.weights.tokenizer import read_tokenizer
-from producer.dataset import Dataset, Mixture, Template, check_overlap
+from producer.dataset import Dataset
+from producer.fingerprint import fingerprint, fingerprint_of_prompts, is_of_content
+from producer.held_out import HeldOut, check_overlap, is_small
 from producer.metrics import ProducerCollector, Tally
+from producer.offers import Offer, Offers, record_of
+from producer.prompt import Template
+from producer.weighted import mixture_of
 
 log = logging.getLogger(__name__)
 
@@ -59,18 +67,22 @@ class Producer:
             raise ConfigError("The producer needs redis.url: the address of the run's Redis.")
         self._config = config
         self._keys = Keys(config.run)
-        template = _template(config)
+        template = chat_template(config)
         train = [Dataset(one, template) for one in config.data.train]
         self._evals = [Dataset(one, template) for one in config.data.eval]
         _check_names([*train, *self._evals])
-        check_overlap(train, self._evals)
-        self.source = Mixture(train, config.seed)
+        if is_small(train):
+            check_overlap(train, self._evals)
+        self._held_out = HeldOut(self._evals)
+        self.source = mixture_of(train, config.seed)
+        self._offers = Offers(config, self.source, self._held_out)
         self._stop = threading.Event()
         self._control = Control(config.redis.url, stopped=self._stop.is_set)
         self._gate: Client = connect_blocking(config.redis.url, GATE_S)
         self._waiting = Waiting(self._control.client, self._keys, "producer")
         self._tally = Tally(len(self.source))
         self.metrics = serve(config, "producer", "", ProducerCollector(self._tally))
+        self._spans = telemetry.open_spans(config, "producer")
         url = self.metrics.url if self.metrics else ""
         self._attendance = Attendance(self._control.client, self._keys, "producer", metrics=url)
         epochs = config.data.epochs
@@ -103,6 +115,7 @@ class Producer:
             log.warning("stopped while Redis did not answer: %s", exc)
         self._control.close()
         self._gate.close()
+        self._spans.close()
         if self.metrics is not None:
             self.metrics.close()
 
@@ -154,8 +167,9 @@ class Producer:
             return self._admit_train()
         if end is not None and position >= end:
             return self._why_ended(position)
-        jobs = [self._job_at(position + i) for i in range(CHUNK)]
+        jobs = [self._offers.at(position + i) for i in range(CHUNK)]
         answer = self._admit(jobs, lane=Lane.TRAIN, source="train", position=position, gate=gate)
+        self._offers.took(jobs[: answer.admitted])
         if answer.outcome == "closed":
             return self._why_closed(answer.sub, gate[1])
         return self._why_ended(position) if answer.outcome == "ended" else ""
@@ -176,10 +190,6 @@ class Producer:
             f"the gate: trainer:{sub} has to publish a version that consumes what was admitted "
             f"({room.taken} of {room.places} places are taken)"
         )
-
-    def _job_at(self, position: int) -> Job:
-        dataset, epoch, prompt = self.source.at(position)
-        return dataset.job(prompt, epoch, n=self._config.rollout.n, lane=Lane.TRAIN, sampling={})
 
     # --- evaluation -----------------------------------------------------------------------------------------------
 
@@ -214,33 +224,33 @@ class Producer:
         return bool(self._control.do(lambda client: client.zcard(self._keys.unfinished(Lane.EVAL))))
 
     def _admit_eval(self, version: int) -> None:
-        jobs = [
-            dataset.job(prompt, version, n=1, lane=Lane.EVAL, sampling=dict(self._config.rollout.eval_sampling))
-            for dataset in self._evals
-            for prompt in dataset.prompts
-        ]
-        source = f"eval@{version}"
-        while (position := self._position(source)) < len(jobs):
-            self._admit(jobs[position : position + CHUNK], lane=Lane.EVAL, source=source, position=position, gate=None)
-        log.info("version %d is being evaluated on %d prompts", version, len(jobs))
+        source, lines = f"eval@{version}", self._held_out.lines
+        while (position := self._position(source)) < len(lines):
+            jobs = [self._eval_job(version, *line) for line in lines[position : position + CHUNK]]
+            self._admit(jobs, lane=Lane.EVAL, source=source, position=position, gate=None)
+        log.info("version %d is being evaluated on %d prompts", version, len(lines))
+
+    def _eval_job(self, version: int, dataset: Dataset, line: int) -> Job:
+        sampling = dict(self._config.rollout.eval_sampling)
+        return dataset.job(dataset[line], version, n=1, lane=Lane.EVAL, sampling=sampling)
 
     # --- both -----------------------------------------------------------------------------------------------------
 
     def _admit(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[Offer],
         *,
         lane: str,
         source: str,
         position: int,
         gate: tuple[int, Sequence[Sequence[str]]] | None,
     ) -> Admission:
-        config = self._config
+        config, began_s = self._config, time.time()
         in_order = config.staleness.mode is not Mode.ASYNC or config.buffer.sampler == "cohort"
         answer = self._control.call(
             scripts.admit(
                 self._keys,
-                [(job, job.to_bytes()) for job in jobs],
+                [record_of(job) for job in jobs],
                 lane=lane,
                 source=source,
                 position=position,
@@ -249,7 +259,10 @@ class Producer:
                 cohorts=lane == Lane.EVAL or in_order,
             )
         )
-        self._tally.admitted[lane] += answer.admitted
+        taken = [job for job in jobs[: answer.admitted] if isinstance(job, Job)]
+        self._tally.admitted[lane] += len(taken)
+        for job in taken:
+            self._spans.add(job.id, telemetry.ROOT, began_s, time.time(), lane=lane, samples=job.n)
         return answer
 
     def _position(self, source: str) -> int:
@@ -275,15 +288,21 @@ class Producer:
 
     def _check_source(self) -> None:
         """The prompts must be those that the position was counted in."""
-        mine = self.source.fingerprint(self._evals)
-        sizes = {"epoch_lines": len(self.source), "eval_jobs": sum(map(len, self._evals))}
-        if self._control.call(scripts.identify(self._keys, mine, sizes)) != mine:
+        mine = fingerprint(self.source, self._evals)
+        sizes = {"epoch_lines": len(self.source), "eval_jobs": len(self._held_out.lines)}
+        first = self._control.call(scripts.identify(self._keys, mine, sizes))
+        if not is_of_content(first):
+            mine = fingerprint_of_prompts(self.source, self._evals)
+            first = self._control.call(scripts.identify(self._keys, mine, sizes))
+        if first != mine:
             raise ConfigError(
                 f"Run {self._config.run!r} was started with other prompts (or another seed or order): its position "
                 "would mean other jobs. Bring the files back, or start a run with another name."
             )
         lengths = ",".join(f"{d.config.name}:{len(d)}" for d in self.source.datasets)
         log.info("prompts: %s (%d per epoch)", lengths, len(self.source))
+        for name, count in self._held_out.passed.items():
+            log.warning("%d lines of held-out dataset %s are passed over", count, name)
 
     def _is_full(self) -> bool:
         return is_full(self._control.do(lambda client: client.info("memory")))
@@ -300,12 +319,24 @@ def _check_names(datasets: Sequence[Dataset]) -> None:
             raise ConfigError(f"Two datasets are named {name!r}; job ids need names that differ.")
 
 
-def _template(config: Config) -> Template | None:
-    """The chat template of the model, where a dataset wants one."""
-    if not any(one.apply_chat_template for one in (*config.data.train, *config.data.eval)):
+def chat_template(config: Config) -> Template | None:
+    """What renders chat messages and counts tokens, where a dataset wants one of these. Imports for seconds."""
+    datasets = [*config.data.train, *config.data.eval]
+    renders = any(one.apply_chat_template for one in datasets)
+    if not renders and not any(one.max_prompt_tokens for one in datasets):
         return None
+    check_installed("transformers", "A chat template, and max_prompt_tokens of a dataset,")
     tokenizer: Any = read_tokenizer(config.model.path)
-    return lambda messages: str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def render(messages: list[dict[str, Any]], **keywords: Any) -> str:
+        keywords = {"add_generation_prompt": True, **keywords, "tokenize": False}
+        return str(tokenizer.apply_chat_template(messages, **keywords))
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    digest = hashlib.blake2b(repr(getattr(tokenizer, "chat_template", None)).encode(), digest_size=12).hexdigest()
+    return Template(render if renders else None, digest, count)
 
 
 def main(config: Config) -> int:

@@ -12,11 +12,11 @@ ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz=+-<>?."
 SPREAD = 0.12
 
 
-def make_tiny_model(folder: Path, seed: int = 0) -> Path:
+def make_tiny_model(folder: Path, seed: int = 0, **shape: Any) -> Path:
     """Write config, tokenizer and float32 weights to ``folder``; the same bytes for the same seed. Takes 0.1 s."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    return _write(folder, seed, Qwen2ForCausalLM, Qwen2Config(**_SHAPE, num_hidden_layers=2))
+    return _write(folder, seed, Qwen2ForCausalLM, Qwen2Config(**_SHAPE | shape, num_hidden_layers=2))
 
 
 def make_tiny_mixture(folder: Path, seed: int = 0) -> Path:

@@ -28,6 +28,8 @@ SETTLED_S = 60.0
 PROOF_TOKENS = 32
 #: Longest first token of an engine that was lost before.
 PROOF_S = 60.0
+#: Between two looks at how far a start is.
+PHASE_S = 1.0
 
 
 class Caretaker:
@@ -51,16 +53,26 @@ class Caretaker:
         Raises:
             ConfigError: its configuration cannot work.
         """
-        self._waiting.for_("its engine to start")
+        telling = asyncio.create_task(self._tell_phases(), name="phases")
         try:
             await self._start()
         except EngineError as exc:
             log.error("the engine did not start: %s", exc)
             self._restarts.note_failure()
             self._services.lose_engine(self._services.births)
+            telling.cancel()
             await self._bring_back(str(exc))
             self._services.regain_engine()
+        finally:
+            telling.cancel()
         self._waiting.end()
+
+    async def _tell_phases(self) -> None:
+        """Name the wait for the first start, and how far that is, until it is cancelled."""
+        while True:
+            phase = await asyncio.to_thread(self._services.engine.phase)
+            self._waiting.for_(f"its engine to start{phase and f': it is {phase}'}")
+            await asyncio.sleep(PHASE_S)
 
     async def run(self) -> None:
         """Bring the engine back whenever it is lost, for ever."""

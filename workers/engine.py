@@ -7,7 +7,7 @@ together. Jobs, weights and the worker itself know no more than this.
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
@@ -25,6 +25,16 @@ ROUTED_EXPERTS = "routed_experts"
 Rows = NDArray[Any]
 #: Called with tokens while they are drawn: version at the sending of the request, ids, logprobs.
 Heard = Callable[[int, list[int], list[float]], None]
+
+
+class Drafts(NamedTuple):
+    """What speculative decoding came to in one answer."""
+
+    #: Times that the model looked at a draft.
+    checks: int
+    #: Tokens that were drafted, and those of them that it kept.
+    drafted: int
+    right: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,8 @@ class Segment:
     experts: Rows | None = field(default=None, compare=False)
     #: [T] True on tokens that a newer version than theirs may have drawn; empty: none is such a token.
     unproven: list[bool] = field(default_factory=list)
+    #: None where it was drawn without drafts.
+    drafts: Drafts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,9 @@ class Engine(Protocol):
 
     def set_members(self, members: Sequence[MemberConfig]) -> None:
         """Say which servers it stands for, where it is several (``engine.router``). Returns at once."""
+
+    def phase(self) -> str:
+        """What it does while it is being started, where that is known; else ''. Blocks for a look into its log."""
 
     async def start(self, publication: Publication | None = None) -> None:
         """Bring it up, and wait until it serves.

@@ -34,11 +34,14 @@ from penstock.protocol.waits import Waiting
 from penstock.redis.connect import connect
 from penstock.redis.control import AsyncControl, Control
 from penstock.system.log_files import keep_bounded
+from penstock.system.metrics.gpu_load import GpuWatch, visible_to
 from penstock.system.metrics.server import serve
+from penstock.system.telemetry import open_spans
 from penstock.system.tokens import new_token
 from penstock.system.user_code import run_through, staying_alive
 from penstock.weights.tokenizer import load_tokenizer
 from workers.caretaker import Caretaker
+from workers.engine import Engine
 from workers.jobs.commits import Commits
 from workers.jobs.endings import Endings
 from workers.jobs.environments import Environments, allowed_environments
@@ -90,33 +93,16 @@ class Worker:
         log_dir = config.run_dir / "logs"
         log_dir.mkdir(parents=True, exist_ok=True)
         self._engine_logs = engine_logs(log_dir, name)
-        self.services = Services(
-            config=config,
-            keys=self.keys,
-            worker=self.name,
-            control=self.control,
-            engine=make_engine(config, name, log_dir),
-            valves=Valves(),
-            # Before anything starts: what cannot be imported would fail every job of its dataset.
-            rewards=Rewards(config.reward, self._checks(), allowed_rewards(config)),
-            environments=Environments(allowed_environments(config)),
-            tokenizer=load_tokenizer(config.model.path),
-            commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),
-            endings=Endings(config),
-            slots=asyncio.Semaphore(config.worker.slots),
-        )
+        self.services = self._shared(make_engine(config, name, log_dir))
+        # An engine of somebody else's, or several behind a router, are on GPUs that this process does not know.
+        mine = config.engine.url is None and config.engine.router is None
+        self._gpus = GpuWatch(visible_to(config.engine)) if mine else None
+        if self._gpus is not None:
+            self.services.gpus = self._gpus.loads
         self.updates = Updates(self.services, self._reader, self._waiting("weights"))
         self.metrics = serve(config, "worker", name, WorkerCollector(self.services))
         self.held = HeldJobs(self.services)
-        self.heartbeat = Heartbeat(
-            config.redis.url,
-            self.keys,
-            self.name,
-            leases=self.held.leases,
-            lost=self.held.lose,
-            every_s=config.worker.heartbeat_s,
-            stuck_s=config.worker.stuck_s,
-        )
+        self.heartbeat = self._beating(config.redis.url)
         self.caretaker = Caretaker(self.services, self.updates, self._waiting("engine"), self.held)
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -136,6 +122,37 @@ class Worker:
             draining=self._draining,
             metrics_url=self.metrics.url if self.metrics else "",
             requests=self._waiting("requests"),
+        )
+
+    def _shared(self, engine: Engine) -> Services:
+        """What the tasks share."""
+        config = self.config
+        return Services(
+            config=config,
+            keys=self.keys,
+            worker=self.name,
+            control=self.control,
+            engine=engine,
+            valves=Valves(),
+            # Before anything starts: what cannot be imported would fail every job of its dataset.
+            rewards=Rewards(config.reward, self._checks(), allowed_rewards(config)),
+            environments=Environments(allowed_environments(config)),
+            tokenizer=load_tokenizer(config.model.path),
+            commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),
+            endings=Endings(config),
+            slots=asyncio.Semaphore(config.worker.slots),
+            spans=open_spans(config, "worker", self.name),
+        )
+
+    def _beating(self, url: str) -> Heartbeat:
+        return Heartbeat(
+            url,
+            self.keys,
+            self.name,
+            leases=self.held.leases,
+            lost=self.held.lose,
+            every_s=self.config.worker.heartbeat_s,
+            stuck_s=self.config.worker.stuck_s,
         )
 
     def _checks(self) -> "Checks | None":
@@ -236,12 +253,15 @@ class Worker:
         await self.services.engine.stop()
         await self.services.rewards.close()
         await self.services.commits.close()
+        await asyncio.to_thread(self.services.spans.close)
         for waiting in self._waits.values():
             waiting.end()
         await self.presence.end()
         for control in (self.control, self._reader, self._waker):
             await control.close()
         self._notes.close()
+        if self._gpus is not None:
+            self._gpus.close()
         if self.metrics is not None:
             self.metrics.close()
 

@@ -13,6 +13,7 @@ from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.records.codec import pack
 from penstock.protocol.waits import Waiting
 from penstock.redaction import redact
+from penstock.system.health.asked import ASKED, Responder
 from workers.capacity import Capacity
 from workers.jobs.held_job import HeldJob
 from workers.services import Services
@@ -21,6 +22,8 @@ from workers.weights.updates import Updates
 log = logging.getLogger(__name__)
 
 PRESENCE_S = 0.5
+#: Between two looks at whether somebody asks what this worker reaches.
+ASKED_S = 2.0
 #: Longest try to take the record away at the end; the leader tidies up what is left.
 END_S = 2.0
 
@@ -49,6 +52,8 @@ class Presence:
         self._tokens_per_s = 0.0
         self._capacity = Capacity()
         self._was_full = False
+        self._responder = Responder(services.config, services.worker)
+        self._next_question = 0.0
 
     async def run(self) -> None:
         """Show the worker twice a second, for ever."""
@@ -59,6 +64,7 @@ class Presence:
             await self._note(pack(self.presence().to_record()))
             await self._services.tell_endings()
             self._tell_silence()
+            await self._answer()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PRESENCE_S):
                     await self._services.show.wait()
@@ -88,6 +94,14 @@ class Presence:
             f"the engine, which was asked for sample {rid} of job {rid.rpartition('/')[0]}{more}, "
             f"and sent nothing for {seconds:.0f} s"
         )
+
+    async def _answer(self) -> None:
+        """Tell what this worker reaches, where somebody asks (``penstock doctor``)."""
+        if time.monotonic() < self._next_question:
+            return
+        self._next_question = time.monotonic() + ASKED_S
+        key = self._services.keys.looks
+        self._responder.heard(await self._services.control.do(lambda client: client.hget(key, ASKED)))
 
     async def end(self) -> None:
         """Take the record away; a Redis that is gone is not an error here."""
@@ -153,4 +167,5 @@ class Presence:
             revived_at=self._updates.memory.revived_at,
             metrics=self._metrics_url,
             engines=engine.describe(),
+            gpus=list(services.gpus()),
         )

@@ -2,21 +2,26 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from penstock.config import Config
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.presence import GpuLoad
 from penstock.protocol.records.job import JobState
 from penstock.protocol.records.publication import publication_id
+from penstock.protocol.records.sample import Sample
 from penstock.redis.control import AsyncControl
+from penstock.system.telemetry import NoSpans, Spans
 from penstock.weights.tokenizer import Tokenizer
-from workers.engine import Engine
+from workers.engine import Engine, Segment
 from workers.jobs.commits import Commits
 from workers.jobs.endings import Endings
 from workers.jobs.environments import Environments
 from workers.jobs.repeats import Repeats
+from workers.jobs.repetition import is_repetitive
 from workers.jobs.valves import Valves
 from workers.rewards.score import Rewards
 
@@ -31,6 +36,19 @@ class Tally:
     #: Of committed samples: generated tokens, and those that the engine had cached.
     committed_tokens: int = 0
     cached_tokens: int = 0
+    #: Of committed samples: time of their requests to the engine, and for their rewards, summed over samples.
+    generate_s: float = 0.0
+    reward_s: float = 0.0
+    #: Committed samples whose text repeats itself (``jobs/repetition.py``).
+    repetitive_samples: int = 0
+    #: Of all answers of the engine: tokens of their prompts, and those that it had cached.
+    prompt_tokens: int = 0
+    prompt_cached_tokens: int = 0
+    #: Of answers that were drawn with drafts: tokens drawn, looks at drafts, tokens drafted, those that were right.
+    draft_answer_tokens: int = 0
+    draft_checks: int = 0
+    drafted_tokens: int = 0
+    right_draft_tokens: int = 0
     #: Tries that failed, by reason; crashes of the engine and lost leases are not among them.
     failures: Counter[str] = field(default_factory=Counter)
     #: Jobs that were charged with a death of the engine, by what became of them: resume, suspect, dead.
@@ -45,6 +63,26 @@ class Tally:
     #: Prefixes kept while they were drawn, and the bytes written for them.
     checkpoints: int = 0
     checkpoint_bytes: int = 0
+
+    def answered(self, segment: Segment) -> None:
+        """Count an answer of the engine, whatever becomes of its sample."""
+        self.prompt_tokens += segment.prompt_tokens
+        self.prompt_cached_tokens += segment.cached_tokens
+        if (drafts := segment.drafts) is not None:
+            self.draft_answer_tokens += len(segment.output_ids)
+            self.draft_checks += drafts.checks
+            self.drafted_tokens += drafts.drafted
+            self.right_draft_tokens += drafts.right
+
+    def committed(self, sample: Sample | None) -> None:
+        """Count a committed sample; None: it is not at hand any more."""
+        self.committed_samples += 1
+        if sample is not None:
+            self.committed_tokens += sum(sample.generated)
+            self.cached_tokens += sample.cached_tokens
+            self.generate_s += sample.generate_s
+            self.reward_s += sample.reward_s
+            self.repetitive_samples += is_repetitive(sample.text)
 
     @property
     def failed_jobs(self) -> int:
@@ -96,8 +134,12 @@ class Services:
     repeats: Repeats = field(default_factory=Repeats)
     #: Set where others wait for what presence shows.
     show: asyncio.Event = field(default_factory=asyncio.Event)
+    #: What it tells of its jobs, for OpenTelemetry.
+    spans: Spans = field(default_factory=NoSpans)
     #: Samples that hold a slot now.
     num_running: int = 0
+    #: GPUs of the engine as they stood last; () where it is somebody else's, or there is nobody to ask.
+    gpus: Callable[[], Sequence[GpuLoad]] = tuple
 
     #: Keeps requests back while the engine is being restarted, and for good when that is given up.
     _shut: ExitStack = field(default_factory=ExitStack)

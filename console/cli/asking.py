@@ -9,11 +9,11 @@
 import getpass
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from console.terminal import say
+from console.terminal import print_json, say
 from penstock.errors import ConfigError
 from penstock.words import printable
 
@@ -37,6 +37,24 @@ def agree(what: str, *, yes: bool, must_say: bool = False) -> None:
     if not typer.confirm(printable(f"{what[0].upper()}{what[1:]}?"), err=True):
         say("nothing was changed", err=True)
         raise typer.Exit(1)
+
+
+def goes_on(what: str, record: Any, *, yes: bool, dry_run: bool, as_json: bool) -> bool:
+    """Whether ``what`` is to be done, as ``agree`` has it; with ``dry_run`` it is told and not done.
+
+    Args:
+        record: what would be done, as JSON.
+    """
+    if dry_run:
+        told(f"would {what}", record, as_json)
+        return False
+    agree(what, yes=yes)
+    return True
+
+
+def told(text: str, record: Any, as_json: bool) -> None:
+    """Print what was done in words, or the record of it."""
+    print_json(record) if as_json else say(text)
 
 
 def many(count: int, noun: str) -> str:

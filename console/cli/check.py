@@ -1,26 +1,95 @@
 """``penstock check``: all that can be known before a run, each thing by itself, where a start stops at the first."""
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from console.cli.doctor import told
+from console.cli.asking import many
+from console.cli.doctor import tell
+from console.cli.history.samples import excerpt
 from console.launch.placement import place
 from console.launch.preflight import steps
 from console.launch.run_parts import check_parts
-from console.read.health import Check, Finding, Level, look_at_disk, passes, run_checks
+from console.progress import Steps
+from console.terminal import print_json, say, table
 from penstock.config import Config
 from penstock.config.load import load_config
+from penstock.errors import ConfigError
 from penstock.system.gpus import numbered, visible_gpus
+from penstock.system.health.finding import Check, Finding, Level, passes, run_checks
+from penstock.system.health.look import look_at_disk
 from penstock.system.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from console.launch.trial import Trial
 
-def check_run(path: Path, overrides: list[str], without: frozenset[str], gpus: int | None, as_json: bool) -> int:
-    """Print what was found; how many errors. Blocks for seconds. Raises ConfigError where the file cannot be read."""
+_COLUMNS = ("prompt", "answer", "reward", "entries", "tokens", "finish", "seconds", "reward s")
+
+
+def check_run(
+    path: Path, overrides: list[str], without: frozenset[str], gpus: int | None, as_json: bool, num_tries: int = 0
+) -> int:
+    """Print what was found, and what came of ``num_tries`` prompts; how many errors.
+
+    Blocks for seconds, and for the engine where prompts are tried. Raises ConfigError where the file cannot be read.
+    """
     check_parts(without)
     config = load_config(path, overrides)
     names = visible_gpus() if gpus is None else numbered(gpus)
-    return told(_once(run_checks(_checks(config, without, names))), as_json)
+    findings = _once(run_checks(_checks(config, without, names)))
+    if not num_tries:
+        return tell(findings, as_json)
+    found = list(findings) if as_json else []
+    errors = sum(one.level is Level.ERROR for one in found) if as_json else tell(findings, as_json)
+    rows = [] if errors else _try(path, config, place(config, names, without).workers, num_tries, as_json)
+    if as_json:
+        print_json({"findings": [asdict(one) for one in found], "samples": [asdict(row) for row in rows]})
+    elif errors:
+        say(f"No prompt is tried before {'this is' if errors == 1 else 'these are'} mended.", err=True)
+    else:
+        _show(rows)
+    return errors + sum(bool(row.error) for row in rows)
+
+
+def _try(path: Path, config: Config, gpus: Sequence[tuple[str, ...]], count: int, as_json: bool) -> "list[Trial]":
+    """What came of the first prompts. Raises ConfigError, EngineError."""
+    from console.launch.preflight import check_data
+    from console.launch.trial import try_prompts
+
+    try:
+        check_data(config)
+    except ConfigError as exc:
+        if config.prepare is None:
+            raise
+        raise ConfigError(f"{exc} `penstock prepare --config {path}` runs what the key prepare names.") from exc
+    # What rewards and environments print is no part of what is told.
+    with Steps("trying prompts", count, hidden=as_json) as steps, redirect_stdout(sys.stderr):
+        return try_prompts(config, count, next(iter(gpus), ()), steps.at)
+
+
+def _show(rows: "Sequence[Trial]") -> None:
+    table([_in_words(row) for row in rows], _COLUMNS, "tried")
+    for error in dict.fromkeys(row.error for row in rows if row.error):
+        say(error, err=True)
+    if failed := sum(bool(row.error) for row in rows):
+        say(f"{failed} of {many(len(rows), 'prompt')} failed", err=True)
+
+
+def _in_words(row: "Trial") -> dict[str, Any]:
+    return {
+        "prompt": excerpt(row.prompt),
+        "answer": excerpt(row.answer),
+        "reward": row.reward,
+        "entries": excerpt(", ".join(f"{name} {value}" for name, value in row.reward_info.items())),
+        "tokens": row.num_generated,
+        "finish": row.finish_reason,
+        "seconds": row.generate_s,
+        "reward s": row.reward_s,
+    }
 
 
 def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> Iterator[tuple[str, Check]]:

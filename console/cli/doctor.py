@@ -9,13 +9,13 @@ import typer
 
 from console.cli.asking import many
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
-from console.cli.target import Target
+from console.cli.target import RunIsOver, Target, newest_run
 from console.terminal import print_json, say
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from console.read.health import Finding
     from penstock.config import Config
+    from penstock.system.health.finding import Finding
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML file of the run; default: in its folder.")
@@ -30,13 +30,13 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Look at Redis, clocks, disks, environments, GPUs, payload servers and weights; exit code 1 on an error."""
-    if told(_look(run, config, redis, directory), as_json):
+    if tell(_look(run, config, redis, directory), as_json):
         raise typer.Exit(1)
 
 
-def told(findings: "Iterable[Finding]", as_json: bool) -> int:
+def tell(findings: "Iterable[Finding]", as_json: bool) -> int:
     """Print findings as they come, or as JSON; returns how many are errors. Blocks for as long as they take."""
-    from console.read.health import Level
+    from penstock.system.health.finding import Level
 
     found = []
     for one in findings:
@@ -53,20 +53,23 @@ def told(findings: "Iterable[Finding]", as_json: bool) -> int:
 
 
 def _look(run: str | None, path: Path | None, url: str | None, directory: Path) -> "Iterator[Finding]":
-    from console.read.health import Finding, Level, checks_of_machine, checks_of_run, run_checks
+    from console.read.health import checks_of_machine, checks_of_run
     from penstock.config.load import load_config
+    from penstock.system.health.finding import Finding, Level, run_checks
 
     config = load_config(path, []) if path is not None else None
     if config is not None:
         run, url, directory = run or config.run, url or config.redis.url, config.run_dir.parent
     target = None
     try:
+        run = run or newest_run(directory)
         target = Target(run, url, directory)
+    except RunIsOver as exc:
+        yield Finding("redis", Level.WARNING, str(exc))
     except PenstockError as exc:
         yield Finding("redis", Level.ERROR, str(exc))
     if target is not None:
         yield from run_checks(checks_of_run(target.client, target.keys, target.models()))
-        run = target.keys.run
     folder = directory / run if run else directory
     try:
         config = config or _kept_config(folder)
@@ -77,11 +80,9 @@ def _look(run: str | None, path: Path | None, url: str | None, directory: Path) 
 
 def _kept_config(folder: Path) -> "Config | None":
     """The configuration that parts left in the run's folder; None where none did. Raises ConfigError."""
-    from penstock.config.load import load_config
-    from penstock.redis.saved_config import CONFIG_FILE
+    from penstock.redis.saved_config import CONFIG_FILE, load_saved
 
-    path = folder / CONFIG_FILE
-    return load_config(path, []) if path.is_file() else None
+    return load_saved(folder) if (folder / CONFIG_FILE).is_file() else None
 
 
 def register(app: typer.Typer) -> None:

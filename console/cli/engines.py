@@ -1,7 +1,6 @@
 """``penstock engines``: give up and take back GPU memory, and compare the weights that engines serve."""
 
 import contextlib
-import getpass
 import json
 import time
 from collections.abc import Callable
@@ -10,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli.options import FolderOption, JsonOption, UrlOption
+from console.cli.asking import DryRunOption, YesOption, goes_on, operator, told
+from console.cli.options import FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
 from console.terminal import print_json, say, table
 from penstock.errors import EngineError
 
 engines_app = typer.Typer(help="Engines: their GPU memory and their weights.")
 
-RunOption = Annotated[str | None, typer.Option("--run", help="The run; default: the newest in the folder.")]
 TagsOption = Annotated[str, typer.Option("--tags", help="Any of weights, cuda_graph, kv_cache, separated by commas.")]
 ModelOption = Annotated[str, typer.Option("--model", help="Name of the weights.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Longest wait for the workers, seconds.")]
@@ -31,43 +30,57 @@ _REASON_CHARS = 200
 
 @engines_app.command()
 def offload(
-    run: RunOption = None,
+    run: RunArgument = None,
     tags: TagsOption = ALL,
     model: ModelOption = "policy",
     timeout: TimeoutOption = 120.0,
     url: UrlOption = None,
     directory: FolderOption = Path("runs"),
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Have every engine give up GPU memory, and wait until all have. Restarted workers obey too."""
-    given = set(tags.split(","))
-    _change(Target(run, url, directory), model, lambda offloaded: offloaded | given, timeout)
+    from penstock.protocol.memory_control import check_tags
+
+    given, target = set(tags.split(",")), Target(run, url, directory)
+    what = f"have every engine of model {model} give up {', '.join(check_tags(given))}, and draw nothing meanwhile"
+    if goes_on(what, {"would_offload": check_tags(given)}, yes=yes, dry_run=dry_run, as_json=as_json):
+        _change(target, model, lambda offloaded: offloaded | given, timeout, as_json)
 
 
 @engines_app.command()
 def onload(
-    run: RunOption = None,
+    run: RunArgument = None,
     tags: TagsOption = ALL,
     model: ModelOption = "policy",
     timeout: TimeoutOption = 120.0,
     url: UrlOption = None,
     directory: FolderOption = Path("runs"),
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Let engines have their memory again; weights are loaded again before they go on."""
-    given = set(tags.split(","))
-    _change(Target(run, url, directory), model, lambda offloaded: offloaded - given, timeout)
+    from penstock.protocol.memory_control import check_tags
+
+    given, target = set(tags.split(",")), Target(run, url, directory)
+    what = f"let every engine of model {model} have {', '.join(check_tags(given))} again"
+    if goes_on(what, {"would_onload": check_tags(given)}, yes=True, dry_run=dry_run, as_json=as_json):
+        _change(target, model, lambda offloaded: offloaded - given, timeout, as_json)
 
 
-def _change(target: Target, model: str, change_tags: Callable[[set[str]], set[str]], timeout: float) -> None:
+def _change(
+    target: Target, model: str, change_tags: Callable[[set[str]], set[str]], timeout: float, as_json: bool
+) -> None:
     from penstock.protocol.memory_control import change
     from penstock.redis.control import Control
 
     control = Control(target.url)
     try:
-        by = f"operator {getpass.getuser()}"
-        left = change(control, target.keys, model, change_tags, by=by, timeout_s=timeout, tell=_Teller())
+        left = change(control, target.keys, model, change_tags, by=operator(), timeout_s=timeout, tell=_Teller())
     finally:
         control.close()
-    say(f"offloaded: {', '.join(left) or 'nothing'}")
+    told(f"offloaded: {', '.join(left) or 'nothing'}", {"offloaded": left}, as_json)
 
 
 class _Teller:
@@ -85,7 +98,7 @@ class _Teller:
 
 @engines_app.command()
 def check(
-    run: RunOption = None,
+    run: RunArgument = None,
     url: UrlOption = None,
     directory: FolderOption = Path("runs"),
     as_json: JsonOption = False,

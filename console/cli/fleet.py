@@ -1,10 +1,15 @@
 """``penstock fleet``: plan a fleet of engines, run it, look at it, grow and shrink it."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from console.cli import completion
+from console.cli.asking import DryRunOption, YesOption, goes_on, many, told
+from console.cli.history.samples import clock
+from console.cli.lists import Choice, list_of_run, page, select, show
 from console.cli.options import (
     DIRECTORY,
     OVERRIDES,
@@ -20,6 +25,12 @@ from console.cli.target import Target
 from console.cli.usage import overrides_of
 from console.terminal import print_json, say, table
 from penstock.errors import ConfigError
+
+#: Fields of a process; filters and order are of these.
+_PROCESS = ("name", "kind", "host", "state", "pid", "starts", "why")
+
+#: Changes that the autoscaler made, as many as are told in words; --json has all that are kept.
+DECISIONS = 10
 
 fleet_app = typer.Typer(help="Engines in groups: plan, run, scale.")
 
@@ -54,26 +65,38 @@ def up(
 
 
 @fleet_app.command("ls")
-def list_(
-    run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
-) -> None:
+@list_of_run
+def list_(target: Target, choice: Choice) -> None:
     """Groups and processes of the fleet that runs, and where its models answer."""
+    from console.read.fleet import decisions_of
     from workers.fleet.state import read_state
 
-    target = Target(run, redis, directory)
     state = read_state(target.client, target.keys)
-    if as_json:
-        print_json(state)
+    if choice.as_json:
+        print_json({**state, "processes": page(select(state["processes"], _PROCESS, choice), choice)})
         return
     groups = [{"group": name, **group} for name, group in state["groups"].items()]
     table(groups, ["group", "worker_type", "engines", "leaving", "refused"], f"fleet on {state['host']}")
-    table(state["processes"], ["name", "kind", "host", "state", "pid", "starts", "why"], "processes")
+    show(state["processes"], _PROCESS, _PROCESS, "processes", choice)
     if auto := state.get("autoscale"):
         each = auto["capacity_tokens_per_s"]
         of_one = f"; a worker with full slots draws {each:.0f} tokens/s" if each else ""
         say(f"autoscaler: {auto['engines']} of {auto['group']}; wanted {auto['wanted']}, {auto['binds']} binds{of_one}")
+        decided = decisions_of(auto)[:DECISIONS]
+        table([_decision(one) for one in decided], ("at", "engines", "wanted", "binds", "terms"), "decisions")
     for model, url in state["endpoints"].items():
         say(f"model {model} answers at {url}")
+
+
+def _decision(one: Mapping[str, Any]) -> dict[str, Any]:
+    at, terms = one["at"], one["terms"]
+    return {
+        "at": clock(at) if isinstance(at, int | float) else at,
+        "engines": f"{one['before']} -> {one['engines']}",
+        "wanted": one["wanted"],
+        "binds": one["binds"],
+        "terms": ", ".join(f"{name} {count}" for name, count in terms.items()) if isinstance(terms, dict) else terms,
+    }
 
 
 @fleet_app.command()
@@ -85,6 +108,9 @@ def scale(
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Grow or shrink a group of the fleet that runs. What is taken away drains first, oldest weights first."""
     from workers.fleet.state import read_state, write_wanted
@@ -96,18 +122,29 @@ def scale(
         group = able[0]
     if group is None or group not in able:
         raise ConfigError(f"Name one of the fleet's groups with --group: {', '.join(able) or 'none can be scaled'}.")
+    there = groups[group]["engines"]
+    record = {"group": group, "engines": there, "wanted": count}
+    what = f"have {group} grow from {many(there, 'engine')} to {count}"
+    if count < there:
+        what = f"have {group} drain {many(there - count, 'engine')} of {there}"
+    if not goes_on(what, record, yes=yes or count >= there, dry_run=dry_run, as_json=as_json):
+        return
     write_wanted(target.client, target.keys, group, count)
-    say(f"{group}: {groups[group]['engines']} engines there, {count} wanted")
+    told(f"{group}: {many(there, 'engine')} there, {count} wanted", record, as_json)
 
 
 @fleet_app.command()
 def engines(
-    worker: Annotated[str, typer.Argument(help="Name that the worker was started with.")],
+    worker: Annotated[
+        str, typer.Argument(help="Name that the worker was started with.", autocompletion=completion.workers)
+    ],
     add: Annotated[list[str] | None, typer.Option("--add", metavar="URL", help="Put an engine behind it.")] = None,
     remove: Annotated[list[str] | None, typer.Option("--remove", metavar="URL", help="Take one out.")] = None,
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show or change the engines behind a worker's router while it runs."""
@@ -119,7 +156,7 @@ def engines(
     mine = next((one for one in present if one.started_as == worker), None)
     if mine is None or not mine.engines:
         raise ConfigError(
-            f"There is no worker {worker} with a router; `penstock workers ls` lists those that are there."
+            f"There is no worker {worker!r} with a router; `penstock workers ls` lists those that are there."
         )
     members = read_members(target.client, target.keys, worker) or [
         member_of(
@@ -137,10 +174,14 @@ def engines(
             raise ConfigError(f"--add {url} is not the address of a server; write http://HOST:PORT.")
         others = [member for member in members if member.url != url.rstrip("/")]
         members = [*others, member_of({"url": url}, f"--add {url}")]
+    wanted = {"engines": mine.engines, "wanted": [member.model_dump() for member in members]}
     if add or remove:
+        what = f"have worker {worker} draw with {', '.join(member.url for member in members) or 'no engine'}"
+        if not goes_on(what, wanted, yes=yes or not remove, dry_run=dry_run, as_json=as_json):
+            return
         write_members(target.client, target.keys, worker, members)
     if as_json:
-        print_json({"engines": mine.engines, "wanted": [member.model_dump() for member in members]})
+        print_json(wanted)
         return
     rows = [asdict(engine) for engine in mine.engines]
     table(rows, ["url", "worker_type", "state", "version", "why"], f"engines of {worker}")

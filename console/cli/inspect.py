@@ -12,6 +12,7 @@ from console.cli.engines import engines_app
 from console.cli.history.evals import eval_app
 from console.cli.history.export import export
 from console.cli.history.samples import samples_app
+from console.cli.history.trace import trace
 from console.cli.nouns import lanes
 from console.cli.nouns.dead import dead_app
 from console.cli.nouns.jobs import jobs_app
@@ -21,6 +22,7 @@ from console.cli.nouns.workers import show_workers, workers_app
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.subs import subs_app
 from console.cli.target import Target
+from console.read.tokens import goodput_line
 from console.terminal import print_json, say, table
 
 _NOUNS = {
@@ -61,8 +63,9 @@ def _show_status(state: Mapping[str, Any]) -> None:
     lanes = [{"lane": lane, **counts} for lane, counts in state["lanes"].items()]
     table(lanes, ["lane", "queued", "leased"], "queues")
     say(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")
-    if line := rollback_line(state["counters"]):
-        say(line)
+    for line in (passed_line(state["counters"]), rollback_line(state["counters"]), goodput_line(state)):
+        if line:
+            say(line)
     columns = ["name", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "age_s"]
     show_workers(state["workers"], columns)
     if state["verifiers"] or state["checks"]:
@@ -117,6 +120,13 @@ def ledger_lines(subs: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def passed_line(counters: dict[str, int]) -> str:
+    """Lines of training data that the producers passed over, by dataset; '' where there are none."""
+    passed = {name.partition(":")[2]: count for name, count in counters.items() if name.startswith("passed_lines:")}
+    words = ", ".join(f"{name} {count}" for name, count in sorted(passed.items()))
+    return f"lines passed over, by dataset: {words}" if words else ""
+
+
 def rollback_line(counters: dict[str, int]) -> str:
     """What Redis forgot after it had acknowledged it, as far as is known; '' where it forgot nothing."""
     lost = {name.partition(":")[2]: count for name, count in counters.items() if name.startswith("rolled_back:")}
@@ -131,11 +141,13 @@ def audit(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
 ) -> None:
     """Recount every job and group from the keys; exit code 1 on a difference."""
+    from console.progress import Steps
     from penstock.protocol.audit import audit as recount
     from penstock.protocol.snapshot import snapshot
 
     target = Target(run, redis, directory)
-    report = recount(target.client, target.keys)
+    with Steps("recounting groups", hidden=as_json) as steps:
+        report = recount(target.client, target.keys, lambda done, total: steps.at(done, total=total))
     if as_json:
         print_json({**asdict(report), "ok": report.ok})
     else:
@@ -143,8 +155,10 @@ def audit(
         say(f"{counts}; {report.groups} live groups")
         for difference in report.differences:
             say(f"  {difference}")
-        if line := rollback_line(snapshot(target.client, target.keys)["counters"]):
-            say(line)
+        state = snapshot(target.client, target.keys)
+        for line in (goodput_line(state), rollback_line(state["counters"])):
+            if line:
+                say(line)
         say("ok" if report.ok else f"not ok: lost {report.lost}, duplicated {report.duplicated}")
     if not report.ok:
         raise typer.Exit(1)
@@ -158,5 +172,6 @@ def register(app: typer.Typer) -> None:
     for verbs in (payloads_cli, lanes, doctor, top):
         verbs.register(app)
     app.command()(export)
+    app.command()(trace)
     for name, noun in _NOUNS.items():
         app.add_typer(noun, name=name)

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.target import Target
 from console.terminal import print_json, say, table
 from penstock.errors import ConfigError
 
@@ -23,6 +25,10 @@ SortOption = Annotated[
 ]
 LimitOption = Annotated[
     int | None, typer.Option("--limit", min=1, help="Most rows shown; default: 50, and all with --json.")
+]
+
+AfterOption = Annotated[
+    int, typer.Option("--after", min=0, metavar="N", help="Go on behind the first N rows, as a list says that was cut.")
 ]
 
 #: Rows shown in words, where nobody says how many.
@@ -43,12 +49,33 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which rows are shown, in which order, and how: what ``--where``, ``--sort``, ``--limit`` and ``--json`` say."""
+    """Which rows are shown, in which order, and how: what the options of every list say."""
 
     where: Sequence[str] = ()
     sort: str | None = None
     limit: int | None = None
     as_json: bool = False
+    #: Rows that were shown already.
+    after: int = 0
+
+
+def list_of_run(verb: Callable[[Target, Choice], None]) -> Callable[..., None]:
+    """The command of a verb that lists what a run has: it takes the options of all lists; its help is the verb's."""
+
+    def command(
+        run: RunArgument = None,
+        redis: UrlOption = None,
+        directory: FolderOption = DIRECTORY,
+        where: WhereOption = None,
+        sort: SortOption = None,
+        limit: LimitOption = None,
+        after: AfterOption = 0,
+        as_json: JsonOption = False,
+    ) -> None:
+        verb(Target(run, redis, directory), Choice(where or (), sort, limit, as_json, after))
+
+    command.__doc__ = verb.__doc__
+    return command
 
 
 def show(
@@ -70,14 +97,21 @@ def show(
         ConfigError: a filter or an order names another field, or cannot be read.
     """
     chosen = select(rows, fields, choice)
-    shown = chosen[: choice.limit or (None if choice.as_json else SHOWN)]
+    shown = page(chosen, choice)
     if choice.as_json:
         print_json([dict(row) for row in shown])
         return shown
     table([in_words(row) for row in shown], columns, title)
-    if left := len(chosen) - len(shown):
-        say(f"{left} more: --limit {len(chosen)} shows all", err=True)
+    end = choice.after + len(shown)
+    if (left := len(chosen) - end) > 0:
+        say(f"{left} more: --after {end} goes on, --limit {len(chosen)} shows all", err=True)
     return shown
+
+
+def page(chosen: Sequence[Row], choice: Choice) -> Sequence[Row]:
+    """Those of the chosen rows that are shown."""
+    count = choice.limit or (len(chosen) if choice.as_json else SHOWN)
+    return chosen[choice.after : choice.after + count]
 
 
 def select(rows: Sequence[Row], fields: Sequence[str], choice: Choice) -> list[Row]:
@@ -102,12 +136,17 @@ def order_of(value: Any) -> tuple[Any, ...]:
 
 
 def _condition(text: str, fields: Sequence[str]) -> Callable[[Row], bool]:
+    name, relation, wanted = parts_of(text)
+    _check_field("--where", text, name, fields)
+    return lambda row: _holds(row.get(name), relation, wanted)
+
+
+def parts_of(text: str) -> tuple[str, str, str]:
+    """Field, relation and value of a condition. Raises ConfigError."""
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise ConfigError(f"--where {text!r} says nothing of a field: write FIELD=VALUE, FIELD!=VALUE or FIELD~PART.")
-    name, relation, wanted = found.groups()
-    _check_field("--where", text, name, fields)
-    return lambda row: _holds(row.get(name), relation, wanted)
+    return found[1], found[2], found[3]
 
 
 def _check_field(option: str, given: str, name: str, fields: Sequence[str]) -> None:

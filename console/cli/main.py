@@ -114,13 +114,22 @@ def check(
     gpus: Annotated[
         int | None, typer.Option("--gpus", min=0, metavar="N", help="As if this machine had N GPUs.")
     ] = None,
+    try_: Annotated[
+        int,
+        typer.Option(
+            "--try", min=0, max=10_000, metavar="N", help="Send N prompts through engine, environment and reward."
+        ),
+    ] = 0,
     redis: RedisOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check all that can be known before a run; starts and changes nothing. Exit code 2 where something is wrong."""
+    """Check all that can be known before a run; starts and changes nothing. Exit code 2 where something is wrong.
+
+    With --try it starts the run's engine as well, shows what comes of a few prompts, and ends it again.
+    """
     from console.cli.check import check_run
 
-    if check_run(config, overrides_of(context), frozenset(without or ()), gpus, as_json):
+    if check_run(config, overrides_of(context), frozenset(without or ()), gpus, as_json, try_):
         raise typer.Exit(EXIT_CONFIG)
 
 

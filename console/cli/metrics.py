@@ -40,7 +40,7 @@ def discovery(
     if every is not None and out is None:
         raise ConfigError("--every keeps a file current: name it with --out FILE.")
     if out is not None and out.suffix not in (".json", ".yml", ".yaml"):
-        raise ConfigError(f"--out {out}: Prometheus reads files that end in .json, .yml or .yaml; name it so.")
+        raise ConfigError(f"--out {str(out)!r}: Prometheus reads files that end in .json, .yml or .yaml; name it so.")
     target = Target(run, redis, directory)
     if out is None:
         print_json(targets(target.client, target.keys))

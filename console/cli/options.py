@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from console.cli import completion
 from penstock.logs import LogFormat
 
 UrlOption = Annotated[
@@ -13,7 +14,10 @@ UrlOption = Annotated[
 FolderOption = Annotated[Path, typer.Option("--directory", help="Folder of the runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunArgument = Annotated[
-    str | None, typer.Option("--run", help="Name of the run; default: the newest under --directory.")
+    str | None,
+    typer.Option(
+        "--run", help="Name of the run; default: the newest under --directory.", autocompletion=completion.runs
+    ),
 ]
 DIRECTORY = Path("runs")
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli.asking import DryRunOption, YesOption, agree
-from console.cli.lists import Choice, LimitOption, SortOption, WhereOption, show
+from console.cli import completion
+from console.cli.asking import DryRunOption, YesOption, goes_on, told
+from console.cli.lists import Choice, list_of_run, show
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
 from console.terminal import say
@@ -22,23 +23,15 @@ LOOK_S = 0.5
 
 
 @app.command("ls")
-def ls(
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    where: WhereOption = None,
-    sort: SortOption = None,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@list_of_run
+def ls(target: Target, choice: Choice) -> None:
     """Servers with their state, memory, and whether they answer."""
     from penstock.payloads.servers import read
 
-    target = Target(run, redis, directory)
     there = read(target.client, target.keys)
     rows = [_row(server) for _, server in sorted(there.servers.items())]
-    show(rows, _COLUMNS, _COLUMNS, "payload servers", Choice(where or (), sort, limit, as_json))
-    if not as_json and not there.live:
+    show(rows, _COLUMNS, _COLUMNS, "payload servers", choice)
+    if not choice.as_json and not there.live:
         say("Payloads go to the control Redis.")
 
 
@@ -66,6 +59,7 @@ def add(
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
 ) -> None:
     """Let workers write to one more server; one that was drained is taken back."""
     from penstock.config.redis import check_store_url
@@ -79,31 +73,32 @@ def add(
         raise ConfigError(f"The URL {exc}.") from exc
     target = Target(run, redis, directory)
     payload_servers.add(target.client, target.keys, name, url)
-    say(f"Payload server {name} is live; workers write to it within a second.")
+    record = {"name": name, "state": payload_servers.ServerState.LIVE}
+    told(f"Payload server {name} is live; workers write to it within a second.", record, as_json)
 
 
 @app.command("drain")
 def drain(
-    name: Annotated[str, typer.Argument(help="Its name.")],
+    name: Annotated[str, typer.Argument(help="Its name.", autocompletion=completion.payload_servers)],
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
     wait: Annotated[bool, typer.Option(help="Wait until it is empty; otherwise only begin.")] = True,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write to a server no more, and wait until all that lies there is trained and freed. It may be stopped then."""
     from penstock.payloads import servers as payload_servers
     from penstock.payloads.store import open_store
 
     target = Target(run, redis, directory)
-    what = f"drain {_about(target, name)}"
-    if dry_run:
-        say(f"would {what}")
+    if not goes_on(f"drain {_about(target, name)}", {"would_drain": name}, yes=yes, dry_run=dry_run, as_json=as_json):
         return
-    agree(what, yes=yes)
     server = payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.DRAINING)
-    say(f"Payload server {name} is draining; what lies there is still read.")
+    draining = {"name": name, "state": payload_servers.ServerState.DRAINING}
+    if not wait or not as_json:
+        told(f"Payload server {name} is draining; what lies there is still read.", draining, as_json)
     said = ""
     with contextlib.closing(open_store(server.url)) as store:
         store.check()
@@ -111,9 +106,10 @@ def drain(
             state = payload_servers.drain(target.client, store, target.keys, server)
             if state.done:
                 payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.DRAINED)
-                say(f"Payload server {name} is empty and may be stopped.")
+                done = {"name": name, "state": payload_servers.ServerState.DRAINED}
+                told(f"Payload server {name} is empty and may be stopped.", done, as_json)
                 return
-            if state.words() != said:
+            if state.words() != said and not as_json:
                 said = state.words()
                 say(f"waiting for {said}")
             time.sleep(LOOK_S)
@@ -121,24 +117,24 @@ def drain(
 
 @app.command("lose")
 def lose(
-    name: Annotated[str, typer.Argument(help="Its name.")],
+    name: Annotated[str, typer.Argument(help="Its name.", autocompletion=completion.payload_servers)],
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Give a server up that will not come back: samples that lie there become rows with mask 0, and are counted."""
     from penstock.payloads import servers as payload_servers
 
     target = Target(run, redis, directory)
     what = f"give {_about(target, name)} up for good, with all that lies there"
-    if dry_run:
-        say(f"would {what}")
+    if not goes_on(what, {"would_lose": name}, yes=yes, dry_run=dry_run, as_json=as_json):
         return
-    agree(what, yes=yes)
     payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.LOST)
-    say(f"Payload server {name} is lost: its samples are trained with mask 0, and nobody waits for it any more.")
+    lost = f"Payload server {name} is lost: its samples are trained with mask 0, and nobody waits for it any more."
+    told(lost, {"name": name, "state": payload_servers.ServerState.LOST}, as_json)
 
 
 def _about(target: Target, name: str) -> str:

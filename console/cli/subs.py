@@ -5,11 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli.asking import DryRunOption, YesOption, agree, many
-from console.cli.lists import Choice, LimitOption, SortOption, WhereOption, show
+from console.cli import completion
+from console.cli.asking import DryRunOption, YesOption, goes_on, many, told
+from console.cli.lists import Choice, list_of_run, show
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
-from console.terminal import print_json, say
+from console.terminal import say
 from penstock.errors import ConfigError
 
 subs_app = typer.Typer(help="Subscriptions of trainers.")
@@ -19,23 +20,15 @@ COLUMNS = ("name", "state", "share", "batch", "sampler", "cut", "cursor", "ckpt"
 
 
 @subs_app.command("ls")
-def subs_ls(
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    where: WhereOption = None,
-    sort: SortOption = None,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@list_of_run
+def subs_ls(target: Target, choice: Choice) -> None:
     """Subscriptions with their definition, position, what is held for them and what they gave up, by reason."""
     from penstock.protocol.subs import LISTED, list_subscriptions
 
-    target = Target(run, redis, directory)
     rows = [{**row, "state": _state(row)} for row in list_subscriptions(target.client, target.keys)]
-    shown = show(rows, ("state", *LISTED), COLUMNS, "subscriptions", Choice(where or (), sort, limit, as_json), _shown)
+    shown = show(rows, ("state", *LISTED), COLUMNS, "subscriptions", choice, _shown)
     for row in shown:
-        if not as_json and (why := row.get("unreadable")):
+        if not choice.as_json and (why := row.get("unreadable")):
             say(why)
 
 
@@ -59,7 +52,7 @@ def _state(row: Mapping[str, Any]) -> str:
 
 @subs_app.command("set")
 def subs_set(
-    name: Annotated[str, typer.Argument(help="The subscription.")],
+    name: Annotated[str, typer.Argument(help="The subscription.", autocompletion=completion.subscriptions)],
     fields: Annotated[list[str], typer.Argument(metavar="FIELD=VALUE...", help="As under trainer.subscription.")],
     run: RunArgument = None,
     redis: UrlOption = None,
@@ -77,15 +70,13 @@ def subs_set(
         changes[field] = value
     target = Target(run, redis, directory)
     definition = set_subscription(target.client, target.keys, name, changes)
-    if as_json:
-        print_json({"name": name, **definition})
-    else:
-        say(f"{name}: " + ", ".join(f"{field} {value}" for field, value in sorted(definition.items())))
+    fields_now = ", ".join(f"{field} {value}" for field, value in sorted(definition.items()))
+    told(f"{name}: {fields_now}", {"name": name, **definition}, as_json)
 
 
 @subs_app.command("drop")
 def subs_drop(
-    name: Annotated[str, typer.Argument(help="The subscription.")],
+    name: Annotated[str, typer.Argument(help="The subscription.", autocompletion=completion.subscriptions)],
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
@@ -98,15 +89,10 @@ def subs_drop(
 
     target = Target(run, redis, directory)
     what = _would_drop(target, name)
-    if dry_run:
-        _say_dry(what, {"would_drop": name}, as_json)
+    if not goes_on(what, {"would_drop": name}, yes=yes, dry_run=dry_run, as_json=as_json):
         return
-    agree(what, yes=yes)
     drop_subscription(target.client, target.keys, name)
-    if as_json:
-        print_json({"dropped": name})
-    else:
-        say(f"subscription {name} is dropped")
+    told(f"subscription {name} is dropped", {"dropped": name}, as_json)
 
 
 def _would_drop(target: Target, name: str) -> str:
@@ -120,10 +106,3 @@ def _would_drop(target: Target, name: str) -> str:
     there = ", whose trainer is there" if row["owned"] else ""
     held = f", with {many(row['held_groups'], 'group')} held for it" if "held_groups" in row else ""
     return f"drop subscription {name}{there}{held} for good"
-
-
-def _say_dry(what: str, record: dict[str, str], as_json: bool) -> None:
-    if as_json:
-        print_json(record)
-    else:
-        say(f"would {what}")

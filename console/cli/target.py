@@ -9,6 +9,14 @@ from penstock.protocol.records.small_maps import name_shown
 from penstock.words import said
 
 
+class RunIsOver(QueueUnavailable):
+    """The Redis of ``penstock run`` ended with the run."""
+
+
+class RunUnknown(ConfigError):
+    """Its Redis answers, and has nothing of such a run."""
+
+
 class Target:
     """The run that a command looks into. Raises ConfigError when it cannot be found, or is of another schema.
 
@@ -36,7 +44,7 @@ class Target:
         except QueueUnavailable as exc:
             raise (_with_its_run(directory / name) if given is None else None) or exc from None
         if not self.client.exists(self.keys.jobs(Lane.TRAIN), self.keys.subs, self.keys.source, self.keys.clock):
-            raise ConfigError(f"Redis at {redact(url)} knows no run {name!r}: correct --run, --redis or --directory.")
+            raise RunUnknown(f"Redis at {redact(url)} knows no run {name!r}: correct --run, --redis or --directory.")
         try:
             scripts.run(self.client, scripts.check_schema(self.keys))
         except ResponseError as exc:
@@ -50,7 +58,7 @@ class Target:
         return sorted(name_shown(field[4:]) for field in fields if field.startswith(b"sub:"))
 
 
-def _with_its_run(folder: Path) -> QueueUnavailable | None:
+def _with_its_run(folder: Path) -> RunIsOver | None:
     """That the Redis of ``penstock run`` ended with the run, and how to look into what it left; else None."""
     from penstock.redis.saved_config import CONFIG_FILE
     from penstock.system.run_folder import RunFolder
@@ -60,7 +68,7 @@ def _with_its_run(folder: Path) -> QueueUnavailable | None:
     if record is None or run.is_held() or not run.redis.is_dir():
         return None
     config = shlex.quote(str(folder / CONFIG_FILE))
-    return QueueUnavailable(
+    return RunIsOver(
         f"Run {folder.name} is over ({record.state}), and its Redis ended with it: `penstock redis --config {config} "
         f"--redis.url=null` serves what it left; the files of the run are in {folder}."
     )
@@ -68,7 +76,27 @@ def _with_its_run(folder: Path) -> QueueUnavailable | None:
 
 def newest_run(directory: Path) -> str:
     """Name of the run that was started last. Raises ConfigError where there is none."""
-    found = [path for path in directory.glob("*") if (path / "redis.json").exists() and path.suffix != ".prev"]
+    found = run_folders(directory, "redis.json")
     if not found:
         raise ConfigError(f"There is no run under {directory}: name one with --run, and its --redis or --directory.")
-    return max(found, key=lambda path: (path / "redis.json").stat().st_mtime).name
+    return found[0].name
+
+
+def run_folders(directory: Path, *marks: str) -> list[Path]:
+    """Folders of runs, by one of these files in each, the newest first; those of others that cannot be read are not.
+
+    Blocks for the disk.
+    """
+    found = []
+    for path in directory.glob("*"):
+        times = [time for mark in marks if (time := _written_s(path / mark)) is not None]
+        if times and path.suffix != ".prev":
+            found.append((-max(times), path.name))
+    return [directory / name for _, name in sorted(found)]
+
+
+def _written_s(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

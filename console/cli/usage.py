@@ -11,6 +11,7 @@ from typing import Any, Final
 import typer
 
 from penstock.errors import ConfigError
+from penstock.words import should_be
 
 #: What click raises for a mistake of the user.
 UsageMistake: Final[type[Exception]] = next(
@@ -27,6 +28,7 @@ def sentence(mistake: Exception) -> str:
     if said == "Missing command.":
         names = context.command.list_commands(context)
         return f"Give a command: {_or(names)}; `{path} --help` describes them."
+    said = re.sub("Input should be (.*)", lambda found: f"it should be {should_be(found[1])}", said)
     said, _, near = said.partition(" Did you mean ")
     said = said.rstrip(".")
     if not near:

@@ -1,6 +1,7 @@
 """What a running run looks like: a table that renews itself on a terminal, else a plain line every few seconds."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -10,6 +11,7 @@ from rich.live import Live as RichLive
 from rich.table import Table
 from rich.text import Text
 
+from console.progress import left_text
 from console.terminal import Terminal
 from penstock.config import Config
 from penstock.redaction import redact
@@ -20,6 +22,8 @@ LINE_EVERY_S = 5.0
 SAME_EVERY_S = 60.0
 #: Waits shorter than this are no news.
 WAIT_SHOWN_S = 1.0
+#: Seconds of steps that the time left is reckoned by.
+PACE_S = 120.0
 #: Waits shown in a plain line, longest first.
 WAITS_SHOWN = 2
 
@@ -45,6 +49,9 @@ class Live:
         self._on_closed = on_closed
         self._clock = clock
         self._started = clock()
+        self._step: Any = None
+        #: When which step was reached, for ``PACE_S``.
+        self._steps: deque[tuple[float, int]] = deque()
         self._last_line = float("-inf")
         self._last_news = ""
         # Drawn by update() alone: no second thread beside the one that starts children.
@@ -67,6 +74,7 @@ class Live:
 
     def update(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> None:
         """Show the newest state; ``evaluation`` is the last row of ``eval.jsonl``. Returns at once."""
+        self._note_step(snapshot)
         if self._live is not None:
             self._live.update(self.render(snapshot, evaluation), refresh=True)
             return
@@ -87,6 +95,7 @@ class Live:
     def line(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> str:
         """One line of what matters most."""
         parts = [f"{name} {value}" for name, value in self._figures(snapshot, evaluation)]
+        parts += [f"left {left}"] if (left := self._left()) else []
         return f"[{_clock_text(self._clock() - self._started)}] " + "  ".join(parts) + _waits_line(snapshot)
 
     def render(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None = None) -> Group:
@@ -95,6 +104,7 @@ class Live:
             ("penstock ", "bold"),
             f"{self.config.run}  {self.config.staleness.mode}, bound {self.config.staleness.bound}  "
             f"{_clock_text(self._clock() - self._started)}",
+            f"  about {left} left" if (left := self._left()) else "",
         )
         figures = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
         row = []
@@ -103,6 +113,26 @@ class Live:
             row.append(value)
         figures.add_row(*row)
         return Group(head, figures, _parts_table(snapshot))
+
+    def _note_step(self, snapshot: dict[str, Any]) -> None:
+        trainer: dict[str, Any] = next(iter(snapshot.get("trainers") or []), {})
+        step = trainer.get("step", snapshot.get("step"))
+        before, self._step = self._step, step
+        if not isinstance(step, int) or not isinstance(before, int) or step == before:
+            return
+        if step < before:
+            self._steps.clear()  # it went back to a checkpoint
+        self._steps.append((self._clock(), step))
+        while len(self._steps) > 2 and self._steps[-1][0] - self._steps[0][0] > PACE_S:
+            self._steps.popleft()
+
+    def _left(self) -> str:
+        """How long the steps that are left take at the pace of the last ones; '' where that is not known."""
+        if len(self._steps) < 2:
+            return ""
+        (began, first), (ended, last) = self._steps[0], self._steps[-1]
+        left = max(0, self.config.trainer.steps - last)
+        return left_text(left * (ended - began) / (last - first)) if left else ""
 
     def _figures(self, snapshot: dict[str, Any], evaluation: dict[str, Any] | None) -> list[tuple[str, str]]:
         trainer: dict[str, Any] = next(iter(snapshot.get("trainers") or []), {})
@@ -120,6 +150,9 @@ class Live:
             ("ready", _number(snapshot.get("ready"))),
             ("tokens/s", _number(sum(worker.tokens_per_s for worker in workers))),
         ]
+        evaluated = (snapshot.get("lanes") or {}).get("eval") or {}
+        if left := evaluated.get("queued", 0) + evaluated.get("leased", 0):
+            figures.append(("evaluating", f"{_number(left)} left"))
         if snapshot.get("dead"):
             figures.append(("dead", _number(snapshot["dead"])))
         return figures

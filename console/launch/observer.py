@@ -4,18 +4,21 @@ import json
 import logging
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import redis
 
 from console.launch.live import Live
 from console.launch.preflight import engine_version
-from console.launch.report import Rows, draw, read_rows, setup_versions, summarize, write_summary
+from console.launch.report import draw, setup_versions, summarize, write_summary
+from consumers.grpo.rows import Rows, read_rows
 from penstock.config import Config
 from penstock.errors import DiskFull, ProtocolError
 from penstock.protocol import user_failures
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import read_workers
+from penstock.protocol.tokens import ledgers_of, of_training
 from penstock.redis.connect import connect, translate
 from penstock.system.disk import append, is_full
 from penstock.system.extras import is_installed, needed
@@ -119,8 +122,7 @@ class Observer:
         self.summary = summary
         write_summary(summary, self.folder.path / "summary.json")
         picture = self._draw(rows)
-        shown = {key: value for key, value in summary.items() if key not in ("run", "setup", "engine")}
-        self.live.event("  ".join(f"{key} {value}" for key, value in shown.items()))
+        self.live.event(summary_line(summary))
         self.live.event(f"summary.json, {picture}config.yaml and logs are in {self.folder.path}")
 
     def _draw(self, rows: Rows) -> str:
@@ -140,9 +142,25 @@ class Observer:
         return self._evaluation
 
 
+def summary_line(summary: Mapping[str, Any]) -> str:
+    """The figures of a summary; of those by name, the ones that are not 0."""
+    shown = {key: value for key, value in summary.items() if key not in ("run", "setup", "engine")}
+    return "  ".join(f"{key} {_in_words(value)}" for key, value in shown.items())
+
+
+def _in_words(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return str(value)
+    return ", ".join(f"{name} {count}" for name, count in value.items() if count) or "none"
+
+
 def queue_row(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """A row of ``queue.jsonl``: groups per state, samples running, tokens/s, at ``time_s`` since 1970."""
+    """A row of ``queue.jsonl``: groups per state, samples running, tokens/s, tokens told of and trained on so far.
+
+    ``time_s`` is since 1970.
+    """
     lanes = (snapshot.get("lanes") or {}).values()
+    drawn = of_training(ledgers_of(snapshot))
     workers = snapshot.get("workers") or []
     return {
         "time_s": round(time.time(), 3),
@@ -151,4 +169,6 @@ def queue_row(snapshot: dict[str, Any]) -> dict[str, Any]:
         "leased": sum(lane.get("leased", 0) for lane in lanes),
         "tokens_per_s": sum(worker.tokens_per_s for worker in workers),
         "running": sum(worker.running for worker in workers),
+        "tokens_heard": drawn.heard,
+        "tokens_trained": drawn.trained,
     }

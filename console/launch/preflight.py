@@ -11,7 +11,7 @@ from console.launch.trainable import check_device, check_groups, check_rollouts
 from penstock.addresses import is_folder, path_of
 from penstock.config import Config
 from penstock.config.load import check_files
-from penstock.config.reading.dataset_path import parse_path
+from penstock.config.reading.dataset_path import is_file, parse_path
 from penstock.errors import ConfigError, EngineError
 from penstock.payloads.store import open_store
 from penstock.protocol.keys import Keys
@@ -23,10 +23,11 @@ from penstock.system.own_packages import check_ours
 from penstock.system.user_imports import check_user_code
 from penstock.weights.transport import transport
 from workers.rewards.allowed import allowed_rewards
+from workers.rewards.kinds.registry import check_packages
 
 _BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"
-#: Files of prompts that are read twice for the sake of an early sentence.
-_READ_BYTES = 64 * 1024 * 1024
+#: Most lines of prompts that are read twice for the sake of an early sentence.
+_READ_LINES = 100_000
 
 PACKAGES = ("producer", "workers", "buffer", "consumers")
 
@@ -106,26 +107,35 @@ def check_extras(config: Config, *, trains: bool) -> None:
         for package in ("torch", "safetensors"):
             check_installed(package, "the reference trainer")
         transport(config.trainer.transport).check_package(config.trainer.transport)
+        for name in config.trainer.report_to:
+            check_installed(name, f"trainer.report_to {name}")
     if config.reward.pool.kind == "rq":
         check_installed("rq", "reward.pool.kind rq")
-    if "math_verify" in allowed_rewards(config):
-        check_installed("math_verify", "reward math_verify")
+    check_packages(sorted(allowed_rewards(config)))
 
 
 def check_data(config: Config) -> None:
     """Refuse prompts and a policy that are not there, and files of prompts with a line that cannot be read.
 
-    Files of more than ``_READ_BYTES`` together are read by the producer alone, which says the same.
+    Files of more than 64 MiB or ``_READ_LINES`` together are read by the producer alone, which says the same; what
+    is no file too.
     """
-    from producer.dataset import Dataset, check_overlap
+    from producer.dataset import Dataset
+    from producer.held_out import MAX_EARLY_BYTES, check_overlap, is_small
+    from producer.prompt import Template
 
     check_files(config)
     train, held_out = config.data.train, config.data.eval
-    if sum(parse_path(one.path)[0].stat().st_size for one in (*train, *held_out)) > _READ_BYTES:
+    if not all(is_file(one.path) for one in (*train, *held_out)):
+        return  # it may be downloaded first, or run code of the user's
+    if sum(parse_path(one.path)[0].stat().st_size for one in (*train, *held_out)) > MAX_EARLY_BYTES:
         return
     # Rendering needs the model's tokenizer, which takes seconds to import; the producer has it.
-    template = str if any(one.apply_chat_template for one in (*train, *held_out)) else None
-    check_overlap([Dataset(one, template) for one in train], [Dataset(one, template) for one in held_out])
+    renders = any(one.apply_chat_template for one in (*train, *held_out))
+    template = Template(lambda messages, **_: str(messages)) if renders else None
+    sets = [[Dataset(one, template) for one in some] for some in (train, held_out)]
+    if is_small([*sets[0], *sets[1]], _READ_LINES):
+        check_overlap(*sets)
 
 
 def check_interpreter(python: str) -> None:

@@ -1,74 +1,21 @@
-"""What a run leaves behind: ``summary.json`` and ``run.png``, from the rows that its parts wrote.
-
-``steps.jsonl`` and ``eval.jsonl`` are the trainer's; after a rewind rows repeat, and the last one counts.
-``queue.jsonl`` is the launcher's, a row per second.
-"""
+"""What a run leaves behind: ``summary.json`` and ``run.png``, from the rows that its parts wrote."""
 
 import json
-import logging
 import platform
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from consumers.grpo.rows import Row, Rows, headline, of_steps, ratio
 from penstock import __version__
 from penstock.config import Config
+from penstock.protocol.tokens import ledgers_of, of_training
 
-Row = dict[str, Any]
 #: A run that wrote no row for so long was down: the queue's come every second.
 DOWN_S = 30.0
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """All rows of a run."""
-
-    #: By step, ascending, each step once.
-    steps: list[Row]
-    #: By version, ascending, each (dataset, version) once.
-    evals: list[Row]
-    #: By time.
-    queue: list[Row]
-
-
-def read_rows(run_dir: Path) -> Rows:
-    """Read the three files; an absent one has no rows."""
-    steps = {row["step"]: row for row in _read(run_dir / "steps.jsonl", {"step": _NUMBER})}
-    needed = {"version": _NUMBER, "dataset": (str,), "accuracy": _NUMBER}
-    evals = {(row["version"], row["dataset"]): row for row in _read(run_dir / "eval.jsonl", needed)}
-    return Rows(
-        steps=[steps[step] for step in sorted(steps)],
-        evals=[evals[key] for key in sorted(evals)],
-        queue=_read(run_dir / "queue.jsonl", {"time_s": _NUMBER}),
-    )
-
-
-#: Types that a field must be of for its row to count.
-_NUMBER = (int, float)
-
-
-def _read(path: Path, needed: Mapping[str, tuple[type, ...]]) -> list[Row]:
-    if not path.exists():
-        return []
-    rows, torn = [], 0
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and all(isinstance(row.get(key), types) for key, types in needed.items()):
-            rows.append(row)
-        else:
-            torn += 1
-    if torn:
-        log.warning("%s: %d lines are torn (a writer was killed) and left out", path, torn)
-    return rows
 
 
 def summarize(
@@ -84,6 +31,9 @@ def summarize(
 
     ``samples`` and ``tokens`` (generated ones) are those trained on, ``tokens_per_s`` is tokens over all seconds of
     the run, ``staleness_mean`` the mean over samples, accuracies those of the first dataset under ``data.eval``.
+    ``tokens_drawn`` are those that workers told of for training, ``tokens_by_account`` what became of them (I10), and
+    ``goodput`` the share of them that was trained on; ``tokens_unheard_most`` bounds what was drawn beside, by requests
+    whose engine or worker was lost before it told.
 
     Args:
         snapshot: the last one (``penstock.protocol.snapshot``).
@@ -91,42 +41,31 @@ def summarize(
         seconds: time that the run was being worked on.
         setup: versions, among them ``sglang``.
     """
-    steps = rows.steps
-    samples = _sum(steps, "samples")
-    tokens = _sum(steps, "generated_tokens")
+    trained = of_steps(config, rows)
     counters = snapshot.get("counters") or {}
     updates = int(counters.get("weight_updates") or 0)
-    busy_s = sum(_sum(steps, key) for key in ("wait_s", "step_s", "publish_s"))
-    accuracies = headline(config, rows.evals)
+    drawn = of_training(ledgers_of(snapshot))
     return {
         "run": config.run,
         "engine": {"name": "sglang", "version": setup.get("sglang", "unknown")},
         "mode": config.staleness.mode,
         "bound": config.staleness.bound,
-        "steps": int(steps[-1]["step"]) if steps else 0,
-        "samples": int(samples),
-        "tokens": int(tokens),
+        **{key: trained[key] for key in ("steps", "samples", "tokens")},
         "seconds": round(seconds, 3),
-        "tokens_per_s": round(tokens / seconds, 3) if seconds > 0 else 0.0,
-        "accuracy_first": accuracies[0]["accuracy"] if accuracies else None,
-        "accuracy_last": accuracies[-1]["accuracy"] if accuracies else None,
-        "staleness_max": max((int(row.get("staleness_max") or 0) for row in steps), default=0),
-        "staleness_mean": _mean(steps, "staleness_mean", samples),
+        "tokens_per_s": round(trained["tokens"] / seconds, 3) if seconds > 0 else 0.0,
+        **{key: trained[key] for key in ("accuracy_first", "accuracy_last", "staleness_max", "staleness_mean")},
         "lost": int(audit.lost),
         "duplicated": int(audit.duplicated),
         "audit": "ok" if audit.ok else "; ".join(audit.differences),
         "weight_updates": updates,
-        "weight_update_pause_s_mean": _ratio(float(counters.get("weight_pause_us") or 0) / 1e6, updates),
-        "skipped_steps": int(_sum(steps, "skipped_steps")),
-        "trainer_wait_share": _ratio(_sum(steps, "wait_s"), busy_s),
+        "weight_update_pause_s_mean": ratio(float(counters.get("weight_pause_us") or 0) / 1e6, updates),
+        **{key: trained[key] for key in ("skipped_steps", "trainer_wait_share")},
+        "goodput": ratio(drawn.trained, drawn.heard),
+        "tokens_drawn": drawn.heard,
+        "tokens_unheard_most": drawn.unheard * config.rollout.max_context_tokens,
+        "tokens_by_account": {**drawn.accounts, "held": drawn.held},
         "setup": setup,
     }
-
-
-def headline(config: Config, evals: list[Row]) -> list[Row]:
-    """Rows of the first dataset under ``data.eval``, or of whichever there is."""
-    first = config.data.eval[0].name if config.data.eval else (evals[0]["dataset"] if evals else None)
-    return [row for row in evals if row["dataset"] == first]
 
 
 def setup_versions(redis_version: str, engine_version: str) -> dict[str, str]:
@@ -218,15 +157,3 @@ def _line(axes: Any, rows: list[Row], key: str, up: Uptime, **style: Any) -> Non
     points = [(up.at(row["time_s"]), row[key]) for row in rows if row.get("time_s") and row.get(key) is not None]
     if points:
         axes.plot(*zip(*sorted(points), strict=True), linewidth=1.5, markersize=4, **style)
-
-
-def _sum(rows: Iterable[Row], key: str) -> float:
-    return sum(float(row.get(key) or 0) for row in rows)
-
-
-def _mean(rows: Iterable[Row], key: str, weight: float) -> float:
-    return _ratio(sum(float(row.get(key) or 0) * float(row.get("samples") or 0) for row in rows), weight)
-
-
-def _ratio(value: float, over: float) -> float:
-    return round(value / over, 6) if over else 0.0

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from console.read.jobs import number
 from penstock.protocol import burials
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.small_maps import name_shown
+from penstock.protocol.records.small_maps import count_shown, name_shown
 from penstock.redis.commands import Client, Entry
 
 _LENGTHS = ("prompt_length", "prompt_unit", "max_new_tokens", "drawn")
@@ -28,11 +27,10 @@ def list_dead(client: Client, keys: Keys) -> list[dict[str, Any]]:
 def letter(entry: Entry) -> dict[str, Any]:
     """A dead letter; what it lacks is '' or None, for the others are to be listed all the same."""
     texts = {name: name_shown(entry[1].get(name.encode(), b"")) for name in ("id", "reason", "worker", "detail")}
-    counts = {name: number(name_shown(entry[1].get(name.encode(), b""))) for name in ("attempts", "crashes")}
     return {
         "job": texts["id"],
         "reason": texts["reason"],
-        **{name: count if isinstance(count, int) else None for name, count in counts.items()},
+        **{name: count_shown(entry[1].get(name.encode())) for name in ("attempts", "crashes")},
         "worker": texts["worker"],
         "buried_ms": int(entry[0].split(b"-")[0]),
         "detail": texts["detail"],

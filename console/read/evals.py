@@ -1,12 +1,23 @@
 """Evaluation: scores of held-out prompts over versions. The epoch of a job of lane ``eval`` is the version it is of."""
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from console.read.samples import listed
+from penstock.errors import ConfigError
 from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
 from penstock.history.row import id_of, place_of
 from penstock.names import Lane
+from penstock.words import shown as in_short
+
+#: Versions that are laid side by side, and prompts of a page.
+MAX_VERSIONS = 32
+PAGE = 40
+
+#: What a row has of an evaluation.
+FIELDS = ("dataset", "version", "prompts", "answers", "reward_mean", "reward_min", "reward_max")
 
 
 def list_evals(samples: HistoryReader, dataset: str = "") -> list[dict[str, Any]]:
@@ -24,6 +35,79 @@ def answers_to(samples: HistoryReader, dataset: str, line: int) -> list[dict[str
     wanted = sorted((place_of(job)[1], k, part, job) for job, k, part in scores if place_of(job)[2] == line)
     rows = [samples.row(id_of(job, k, part)) for _, k, part, job in wanted]
     return [{"version": row.epoch, **listed(row)} for row in rows if row is not None]
+
+
+def prompts_over_versions(
+    samples: HistoryReader, dataset: str, *, order: str = "", after: int = 0, limit: int = PAGE
+) -> dict[str, Any]:
+    """How each held-out prompt was rewarded over the newest versions. Blocks for the disk.
+
+    Args:
+        order: one of ``ORDERS``; '' for the first.
+        after: prompts to pass over: ``next`` of the page before.
+
+    Returns:
+        ``versions``, ascending; ``rows``: ``line``, ``prompt`` and ``rewards``, a mean per version or None where it
+        was not asked; ``total`` prompts; ``next``, None at the end.
+
+    Raises:
+        ConfigError: there is no such order.
+    """
+    judge = ORDERS.get(order or next(iter(ORDERS)))
+    if judge is None:
+        raise ConfigError(f"Prompts are not put in order by {in_short(order)}, but by {', '.join(ORDERS)}.")
+    found, jobs = _by_prompt(samples, dataset)
+    versions = sorted({version for rewards in found.values() for version in rewards})[-MAX_VERSIONS:]
+    lines = {line: [rewards.get(version) for version in versions] for line, rewards in found.items()}
+    ordered = sorted(lines, key=lambda line: (judge(lines[line]), line))
+    begin = max(0, after)
+    shown = ordered[begin : begin + limit]
+    rows = [{"line": line, "prompt": _prompt(samples, jobs[line]), "rewards": lines[line]} for line in shown]
+    more = begin + len(shown) < len(ordered)
+    return {"versions": versions, "rows": rows, "total": len(ordered), "next": begin + len(shown) if more else None}
+
+
+def _by_prompt(
+    samples: HistoryReader, dataset: str
+) -> tuple[dict[int, dict[int, float | None]], dict[int, tuple[int, str]]]:
+    """Mean rewards by line and version; and of each line a sample of its newest version."""
+    held: dict[int, dict[int, list[float]]] = {}
+    jobs: dict[int, tuple[int, str]] = {}
+    for (job, k, part), reward in samples.scores(Filters(lane=Lane.EVAL, dataset=dataset)).items():
+        _, version, line = place_of(job)
+        rewards = held.setdefault(line, {}).setdefault(version, [])
+        if reward is not None:
+            rewards.append(reward)
+        jobs[line] = max(jobs.get(line, (-1, "")), (version, id_of(job, k, part)))
+    means = {
+        line: {version: sum(some) / len(some) if some else None for version, some in versions.items()}
+        for line, versions in held.items()
+    }
+    return means, jobs
+
+
+def _prompt(samples: HistoryReader, newest: tuple[int, str]) -> str:
+    row = samples.row(newest[1])
+    return row.prompt if row is not None else ""
+
+
+def _known(rewards: Sequence[float | None]) -> list[float]:
+    return [reward for reward in rewards if reward is not None]
+
+
+def _fall(rewards: Sequence[float | None]) -> float:
+    """How far the last reward lies under the best one before, negative."""
+    known = _known(rewards)
+    return known[-1] - max(known) if known else 0.0
+
+
+#: What prompts are put in order by: the smallest first.
+ORDERS: Mapping[str, Callable[[Sequence[float | None]], float]] = {
+    "worst": lambda rewards: _known(rewards)[-1] if _known(rewards) else math.inf,
+    "hardest": lambda rewards: sum(_known(rewards)) / len(_known(rewards)) if _known(rewards) else math.inf,
+    "unlearned": _fall,
+    "line": lambda rewards: 0.0,
+}
 
 
 def _row(dataset: str, version: int, answers: list[tuple[int, float | None]]) -> dict[str, Any]:

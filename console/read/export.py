@@ -17,40 +17,48 @@ from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
 from penstock.history.row import TIMES
 
-#: Rows that are held at once.
-CHUNK = 512
+#: Rows that are held at once, and whose batches are asked for at once.
+CHUNK, USES = 512, 128
 
 _TEXTS = ("id", "job", "lane", "dataset", "prompt", "answer", "label", "status", "finish_reason", "fate", "reason")
 _NUMBERS = (
     *("k", "part", "epoch", "line", "oldest", "newest", "prompt_length", "num_generated", "attempts", "crashes"),
     *("num_turns", "num_aborts", "cached_tokens"),
 )
+#: Called with how many rows were written.
+At = Callable[[int], None]
+
+
+def _unseen(_done: int) -> None:
+    """Nobody looks."""
+
+
 _ARRAYS = {"tokens": "int32", "logprobs": "float32", "versions": "int32", "generated": "uint8", "loss_mask": "uint8"}
 
 
-def write_jsonl(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool) -> int:
+def write_jsonl(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At = _unseen) -> int:
     """A map a line; how many. Blocks; raises OSError."""
     with _whole(path) as unfinished, unfinished.open("wb") as file:
         count = 0
-        for row in _rows(samples, filters, arrays):
+        for row in _rows(samples, filters, arrays, at):
             file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
             count += 1
     return count
 
 
-def write_parquet(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool) -> int:
+def write_parquet(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At = _unseen) -> int:
     """One file; how many rows. ``reward_info`` and ``uses`` are JSON, for their keys differ. Blocks; raises OSError."""
     with _whole(path) as unfinished, contextlib.closing(_Parquet(unfinished, arrays)) as file:
-        return file.write(_rows(samples, filters, arrays))
+        return file.write(_rows(samples, filters, arrays, at))
 
 
-def write_datasets(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool) -> int:
+def write_datasets(samples: HistoryReader, filters: Filters, path: Path, *, arrays: bool, at: At = _unseen) -> int:
     """A folder with ``data/LANE.parquet`` for each lane, and a card that names these splits. Blocks; raises OSError."""
     with _whole(path) as folder, contextlib.ExitStack() as stack:
         (folder / "data").mkdir(parents=True)
         files: dict[str, _Parquet] = {}
         count = 0
-        for row in _rows(samples, filters, arrays):
+        for row in _rows(samples, filters, arrays, at):
             lane = row["lane"] if row["lane"].isalnum() else "other"
             if lane not in files:
                 files[lane] = stack.enter_context(
@@ -61,10 +69,14 @@ def write_datasets(samples: HistoryReader, filters: Filters, path: Path, *, arra
     return count
 
 
-def _rows(samples: HistoryReader, filters: Filters, arrays: bool) -> Iterator[dict[str, Any]]:
-    for row in samples.each(filters, arrays=arrays):
-        values = shown(row, samples.uses(row.id))
-        yield values if arrays else {name: value for name, value in values.items() if name not in _ARRAYS}
+def _rows(samples: HistoryReader, filters: Filters, arrays: bool, at: At) -> Iterator[dict[str, Any]]:
+    left, done = samples.each(filters, arrays=arrays), 0
+    while some := list(islice(left, USES)):
+        at(done)
+        done += len(some)
+        for row, uses in zip(some, samples.uses_of(some), strict=True):
+            values = shown(row, uses)
+            yield values if arrays else {name: value for name, value in values.items() if name not in _ARRAYS}
 
 
 def _card(lanes: Iterable[str]) -> str:

@@ -95,7 +95,7 @@ def _group(job: str, raw: Mapping[bytes, bytes], meta: bytes, place: int) -> tup
     except ProtocolError as exc:
         return None, about | {"state": "unreadable", "why": str(exc)}
     group.versions = tuple(sorted({v for one in records for v in _versions(one)}))
-    done_s = max((one.started_s + one.generate_s + one.reward_s for one in records), default=0.0)
+    done_s = max((one.drawn_s + one.reward_s for one in records), default=0.0)
     about |= {"seq": group.seq, "samples": group.n, "wanted": group.wanted, "kept": group.kept}
     about |= {"oldest": group.oldest, "newest": group.newest, "tokens": sum(one.length for one in records)}
     about |= {"num_bytes": sum(one.num_bytes for one in records)}

@@ -12,7 +12,7 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.job import Job, JobState
 from penstock.protocol.records.sample_meta import iter_metas
-from penstock.protocol.records.small_maps import name_shown
+from penstock.protocol.records.small_maps import name_shown, value_shown
 from penstock.redis.commands import Client
 
 #: Field of the hash ``group:JOB`` -> what a row calls it.
@@ -60,15 +60,13 @@ def _row(job: str, values: Iterable[bytes | None]) -> dict[str, Any]:
 
 
 def _value(name: str, raw: bytes | None) -> Any:
-    text = name_shown(raw if raw is not None else b"0" if name in _COUNTS else b"")
-    return text if name in _TEXTS else number(text)
+    value = raw if raw is not None else b"0" if name in _COUNTS else b""
+    return name_shown(value) if name in _TEXTS else _set(value)
 
 
-def number(text: str) -> int | str | None:
-    """A number where it is one, None where it is nothing; what no verb wrote is shown as it is."""
-    if re.fullmatch(r"-?[0-9]{1,18}", text):
-        return int(text)
-    return text or None
+def _set(raw: bytes) -> int | str | None:
+    """A value; None where it is nothing."""
+    return value_shown(raw) if raw else None
 
 
 def read_job(client: Client, keys: Keys, job: str) -> dict[str, Any] | None:
@@ -84,7 +82,7 @@ def read_job(client: Client, keys: Keys, job: str) -> dict[str, Any] | None:
     row = _row(job, [raw.get(field.encode()) for field in _NAMES])
     return {
         **row,
-        "first_lease_ms": number(name_shown(raw.get(b"t0", b""))),
+        "first_lease_ms": _set(raw.get(b"t0", b"")),
         "retired_as": name_shown(raw.get(b"r", b"")),
         "record": _record(client, keys, job, raw),
         "samples": _samples(client, keys, job),
@@ -135,7 +133,7 @@ def _uses(raw: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for field, value in raw.items():
         kind, _, name = name_shown(field).partition(":")
-        count = number(name_shown(value))
+        count = _set(value)
         if kind == "u":
             given_up = reason_of(count)
             found.setdefault(name, {}).update(uses=0 if given_up else count, given_up=given_up)

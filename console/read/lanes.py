@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from console.read.jobs import number, show_record
+from console.read.jobs import show_record
 from penstock.names import LANES, Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import live_workers
 from penstock.protocol.records.job import JobState
-from penstock.protocol.records.small_maps import name_shown
+from penstock.protocol.records.small_maps import name_shown, value_shown
 from penstock.redis.commands import Client, Entry
 
 LANE_FIELDS = ("lane", "queued", "leased", "paused", "oldest_s")
@@ -112,7 +112,7 @@ def _groups(client: Client, keys: Keys, entries: Sequence[Entry]) -> list[list[b
 
 def _row(entry: Entry, group: Sequence[bytes | None]) -> dict[str, Any]:
     job = name_shown(entry[1].get(b"id", b""))
-    counts = [number(name_shown(value or b"0")) for value in group[2:]]
+    counts = [value_shown(value or b"0") for value in group[2:]]
     record = show_record(entry[1].get(b"body", b""), job)
     known = record if isinstance(record, dict) else {"n": None, "prompt": record}
     return {

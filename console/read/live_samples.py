@@ -1,12 +1,13 @@
 """Samples that are still in Redis, as rows of a history: their records, without text and tokens."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from penstock.errors import ProtocolError
+from consumers.history.retired import Retired, group_of, read_trained
+from consumers.history.rows import Trained, row_of, row_of_job
 from penstock.history.row import SampleRow, Use
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
-from penstock.protocol.records.small_maps import count_of, name_shown
+from penstock.protocol.records.small_maps import count_shown, name_shown
 from penstock.redis.commands import Client
 
 #: Groups that are read, the latest ones.
@@ -15,25 +16,56 @@ MOST_GROUPS = 4096
 CHUNK = 256
 
 
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """A job as it stands in Redis."""
+
+    #: A ``JobState``.
+    state: str
+    #: One without a sample where none is committed; ``fate`` is '', for it is open, and ``reason`` the state.
+    rows: Sequence[SampleRow]
+    uses: Sequence[Use]
+    #: (subscription, batch) -> when it was cut, and when all its ranks had committed it (Unix seconds).
+    cut_s: Mapping[tuple[str, int], float]
+    trained_s: Trained
+    #: What of it is not as penstock writes it; '' where all is.
+    broken: str
+
+
 def read_live(client: Client, keys: Keys) -> tuple[list[SampleRow], list[Use]]:
     """Committed samples of jobs that are begun, ready or retiring. Blocks for a round trip per ``CHUNK`` groups.
 
-    ``fate`` is '', for it is open; ``reason`` is the state of the job. Groups that cannot be read are left out: the
-    commands that look into groups tell of them.
+    Groups that cannot be read are left out: the commands that look into groups tell of them.
     """
     jobs = _jobs(client, keys)
     rows: list[SampleRow] = []
     uses: list[Use] = []
     for start in range(0, len(jobs), CHUNK):
         for job, raw, meta in _groups(client, keys, jobs[start : start + CHUNK]):
-            try:
-                found = [_row(job, raw, one) for one in iter_metas(meta, f"metadata of group {job}")]
-                used = list(_uses(job, raw, found))
-            except ProtocolError:
-                continue
-            rows += found
-            uses += used
+            found = _live(job, raw, meta, {})
+            if not found.broken:
+                rows += found.rows
+                uses += found.uses
     return rows, uses
+
+
+def read_live_job(client: Client, keys: Keys, job: str) -> LiveJob | None:
+    """One job, in whatever state it is; None where it has no group. Blocks for a few round trips."""
+    raw = client.hgetall(keys.group(job))
+    if not raw:
+        return None
+    meta = client.get(keys.meta(job))
+    group = group_of(job, raw, meta)
+    return _live(job, raw, meta, read_trained(client, keys, [group]))
+
+
+def _live(job: str, raw: Mapping[bytes, bytes], meta: bytes | None, trained: Trained) -> LiveJob:
+    group, state = group_of(job, raw, meta), name_shown(raw.get(b"st", b""))[:200]
+    made = [row_of(group, one, None, None, trained) for one in group.samples]
+    rows = [replace(row, fate="", reason=state) for row, _ in made or [(row_of_job(group), [])]]
+    uses = [use for _, used in made for use in used] or list(_last_uses(group, raw))
+    cut = {(sub, use.batch): use.cut_s for sub, found in group.uses.items() for use in found}
+    return LiveJob(state, rows, uses, cut, trained, group.broken)
 
 
 def _jobs(client: Client, keys: Keys) -> list[str]:
@@ -57,42 +89,10 @@ def _groups(client: Client, keys: Keys, jobs: Sequence[str]) -> Iterator[tuple[s
             yield job, raw, meta
 
 
-def _row(job: str, raw: Mapping[bytes, bytes], meta: SampleMeta) -> SampleRow:
-    drawn_s = meta.started_s + meta.generate_s
-    return SampleRow(
-        job,
-        meta.k,
-        lane=name_shown(raw.get(b"ln", b"")),
-        prompt_length=meta.prompt_length,
-        num_generated=meta.num_generated,
-        reward=meta.reward,
-        reward_info=meta.reward_info,
-        status=meta.status,
-        finish_reason=meta.finish_reason,
-        oldest=meta.oldest,
-        newest=meta.newest,
-        worker=meta.worker,
-        attempts=_count(raw, b"att"),
-        crashes=_count(raw, b"cr"),
-        num_turns=meta.num_turns,
-        num_aborts=meta.num_aborts,
-        cached_tokens=meta.cached_tokens,
-        leased_s=_count(raw, b"t0") / 1000,
-        drawn_s=drawn_s,
-        rewarded_s=drawn_s + meta.reward_s,
-        generate_s=meta.generate_s,
-        reward_s=meta.reward_s,
-        reason=name_shown(raw.get(b"st", b""))[:200],
-    )
-
-
-def _count(raw: Mapping[bytes, bytes], field: bytes) -> int:
-    return count_of(raw.get(field), f"field {name_shown(field)} of a group")
-
-
-def _uses(job: str, raw: Mapping[bytes, bytes], rows: Iterable[SampleRow]) -> Iterator[Use]:
-    """The last batch of each subscription, which is what a group knows."""
-    for field, value in raw.items():
-        if field.startswith(b"b:"):
-            batch, name = count_of(value, f"The batch of group {job}"), name_shown(field[2:])[:200]
-            yield from (Use(job, row.k, name, batch, version=-1) for row in rows)
+def _last_uses(group: Retired, raw: Mapping[bytes, bytes]) -> Iterator[Use]:
+    """The last batch of each subscription, which is what a group knows in a run without a history."""
+    for name, value in raw.items():
+        batch = count_shown(value) if name.startswith(b"b:") else None
+        if batch is not None:
+            sub = name_shown(name[2:])[:200]
+            yield from (Use(group.job, meta.k, sub, batch, version=-1) for meta in group.samples)

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from console.read.live_samples import read_live
+from console.read.token_texts import texts_of_row
 from penstock.errors import QueueUnavailable
+from penstock.history.filters import Filters, Sort
 from penstock.history.reader import HistoryReader
-from penstock.history.row import TIMES, SampleRow, Use
+from penstock.history.row import TIMES, Fate, SampleRow, Use
+from penstock.names import Lane
 from penstock.protocol.keys import Keys
 from penstock.redis.commands import Client
 from penstock.system.run_folder import RunFolder
@@ -44,35 +47,57 @@ def open_samples(folder: Path, live: tuple[Client, Keys] | None = None) -> Histo
     return reader
 
 
+def open_live(folder: Path, live: tuple[Client, Keys] | None) -> HistoryReader:
+    """What reads those that are still in Redis alone; none where it is not given. Blocks for Redis."""
+    reader = HistoryReader(RunFolder(folder).history / "none")
+    if live is not None:
+        reader.show_too(*read_live(*live))
+    return reader
+
+
+def newest_batch(samples: HistoryReader) -> Use | None:
+    """A use in the batch that was trained last, as far as it is recorded; None where none is. Blocks for the disk."""
+    newest = samples.rows(Filters(fate=Fate.TRAINED, lane=Lane.TRAIN), Sort.RECORDED, limit=1).rows
+    uses = samples.uses(newest[0].id) if newest else []
+    return max(uses, key=lambda use: use.batch, default=None)
+
+
 def listed(row: SampleRow) -> dict[str, Any]:
     """A sample as lists have it, by plain values."""
     return {"id": row.id, **{name: getattr(row, name) for name in LISTED}}
 
 
 def shown(row: SampleRow, uses: list[Use]) -> dict[str, Any]:
-    """All that is known of a sample, by plain values: arrays as lists, or None where they are not kept."""
+    """All that is known of a sample, by plain values: arrays as lists; None: they are not kept, or a time not told."""
     arrays = {name: None if (array := getattr(row, name)) is None else array.tolist() for name in ARRAYS}
     return {
         **listed(row),
-        **{name: getattr(row, name) for name in (*SHOWN, *TIMES)},
+        **{name: getattr(row, name) for name in SHOWN},
+        **{name: at if (at := getattr(row, name)) > 0 else None for name in TIMES},
         "uses": [_use(use) for use in uses],
         **arrays,
     }
 
 
-def token_rows(row: SampleRow) -> list[dict[str, Any]]:
-    """A row per token that the policy drew: its place, id, logprob, version, and whether it bears loss."""
+def token_rows(folder: Path, row: SampleRow, most: int | None = None) -> list[dict[str, Any]]:
+    """A row per token that the policy drew, ``most`` of them: place, id, text, logprob, version, whether it bears loss.
+
+    The text is None where neither the history nor a tokenizer of the run in ``folder`` knows it.
+    """
     if row.tokens is None or row.generated is None:
         return []
+    places = row.generated.nonzero()[0].tolist()[:most]
+    texts = texts_of_row(folder, row, row.tokens[places].tolist())
     return [
         {
             "at": at,
             "token": int(row.tokens[at]),
+            "text": text,
             "logprob": _at(row.logprobs, at),
             "version": _at(row.versions, at),
             "loss": _at(row.loss_mask, at),
         }
-        for at in row.generated.nonzero()[0].tolist()
+        for at, text in zip(places, texts, strict=True)
     ]
 
 

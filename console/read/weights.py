@@ -16,7 +16,7 @@ from penstock.protocol.records.small_maps import count_of, name_shown, unpack_ma
 from penstock.redis.commands import Client, Entry
 
 FIELDS = (
-    *("id", "model", "version", "step", "through", "transport", "path", "folder", "num_bytes", "age_s"),
+    *("id", "model", "version", "step", "through", "transport", "path", "folder", "num_bytes", "write_s", "age_s"),
     *("workers", "loading", "pinned_by", "state"),
 )
 #: Publications read per round trip, and most files of a folder that are looked at.
@@ -43,7 +43,8 @@ def list_weights(client: Client, keys: Keys, models: Iterable[str]) -> list[dict
     """Publications that Redis remembers, newest first. Blocks for a few round trips, and to look at their folders.
 
     Returns:
-        ``folder``: here, or not seen from this machine; ``num_bytes``: of its files, None where it is not here.
+        ``folder``: here, or not seen from this machine; ``num_bytes``: of its files where it is here, else of its
+        tensors; ``write_s``: how long writing them took. None where nobody says.
     """
     workers = [one for one in read_workers(client, keys) if one.age_s < GONE_S]
     return [row for model in models for row in _of_model(client, keys, model, workers)]
@@ -80,7 +81,8 @@ def _row(entry: Entry, model: str, holders: _Holders, aside: Mapping[bytes, byte
         return row | {"state": str(exc)}
     size = _size(told.path)
     row |= {field: getattr(told, field) for field in ("version", "step", "through", "transport", "path")}
-    row |= {"folder": "not seen from here" if size is None else "here", "num_bytes": size}
+    row |= {"folder": "not seen from here" if size is None else "here"}
+    row |= {"num_bytes": size or told.num_bytes or None, "write_s": told.write_s or None}
     row |= {"age_s": max(0.0, time.time() - told.published_s)}
     return row | holders.of(told.version) | {"state": _state(aside.get(entry[0]), newest)}
 

@@ -7,9 +7,14 @@
     /api/runs/RUN/settings         its configuration; ?other=RUN: what that run has otherwise
     /api/runs/RUN/lanes            its lanes
     /api/runs/RUN/lists/NOUN       jobs, dead, groups, workers, weights, page by page (lists.py)
+    /api/runs/RUN/fleet            groups, processes and autoscaler of `penstock fleet`, null where it does not run
+    /api/runs/RUN/published        what publishing took, by the steps of the trainer
     /api/runs/RUN/job?id=JOB       one job
+    /api/runs/RUN/trace?of=THING   a job, sample, prompt or batch from its prompt to its step
     /api/runs/RUN/samples          samples page by page (samples.py); .../sample?id=SAMPLE: one of them
-    /api/runs/RUN/evals            scores of held-out prompts; .../answers?dataset=D&line=L: one prompt over versions
+    /api/runs/RUN/newest           the best and the worst rewarded answers of the batch that was trained last
+    /api/runs/RUN/evals            scores of held-out prompts; .../prompts?dataset=D: each over versions, page by page;
+                                   .../answers?dataset=D&line=L: how versions answered one of them
     POST /api/runs/RUN/dead        {"do": "requeue" | "purge", "jobs": [...]}
     POST /api/runs/RUN/lane        {"lane": "eval", "closed": true}
 
@@ -26,8 +31,10 @@ from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
+from console.read.fleet import read_fleet
 from console.read.jobs import read_job
 from console.read.lanes import list_lanes
+from console.read.published import list_published
 from console.web import actions
 from console.web.assets import asset
 from console.web.curves import curves
@@ -40,6 +47,7 @@ from console.web.replies import Json, NotThere, explain_errors, refusal
 from console.web.runs import Runs, sizes, state_of, summary_of
 from console.web.samples import Samples
 from console.web.settings import differences, setting, settings
+from console.web.traces import Traces
 from penstock.errors import PenstockError
 from penstock.redaction import redact
 from penstock.words import shown
@@ -88,6 +96,7 @@ class _Paths:
         self._looks = Looks(directory)
         self._lists = Lists()
         self._samples = Samples(self._looks)
+        self._traces = Traces(self._looks)
         self._streams = Streams()
 
     def reading(self) -> dict[str, Any]:
@@ -101,10 +110,15 @@ class _Paths:
             "/api/runs/{run}/settings": self.settings,
             "/api/runs/{run}/lanes": self.lanes,
             "/api/runs/{run}/lists/{noun}": self.rows,
+            "/api/runs/{run}/fleet": self.fleet,
+            "/api/runs/{run}/published": self.published,
             "/api/runs/{run}/job": self.job,
+            "/api/runs/{run}/trace": self.trace,
             "/api/runs/{run}/samples": self.samples,
             "/api/runs/{run}/sample": self.sample,
+            "/api/runs/{run}/newest": self.newest,
             "/api/runs/{run}/evals": self.evals,
+            "/api/runs/{run}/prompts": self.prompts,
             "/api/runs/{run}/answers": self.answers,
         }
 
@@ -158,12 +172,22 @@ class _Paths:
         page = self._lists.page(target, noun, where=where or (), sort=sort, limit=limit, after=after)
         return Json({"run": run, **asdict(page)})
 
+    def fleet(self, run: str) -> Response:
+        target = self._looks.target(self._name(run))
+        return Json({"run": run, "fleet": read_fleet(target.client, target.keys)})
+
+    def published(self, run: str) -> Response:
+        return Json({"run": run, "rows": list_published(self._runs.rows(run).steps)})
+
     def job(self, run: str, id: str) -> Response:
         target = self._looks.target(self._name(run))
         found = read_job(target.client, target.keys, id)
         if found is None:
             raise NotThere(f"Run {run} holds no job {shown(id)}: it never did, or is done with it.")
         return Json(found)
+
+    def trace(self, run: str, of: str) -> Response:
+        return Json(self._traces.trace(self._runs.folder(run), of))
 
     def samples(self, run: str, request: Request, sort: str = "", limit: int = 50, after: str = "") -> Response:
         asked = {name: text for name, text in request.query_params.items() if name not in ("sort", "limit", "after")}
@@ -172,8 +196,14 @@ class _Paths:
     def sample(self, run: str, id: str) -> Response:
         return Json(self._samples.sample(self._runs.folder(run), id))
 
+    def newest(self, run: str) -> Response:
+        return Json(self._samples.newest(self._runs.folder(run)))
+
     def evals(self, run: str) -> Response:
         return Json(self._samples.evals(self._runs.folder(run)))
+
+    def prompts(self, run: str, dataset: str, order: str = "", after: int = 0) -> Response:
+        return Json(self._samples.prompts(self._runs.folder(run), dataset, order=order, after=after))
 
     def answers(self, run: str, dataset: str, line: int) -> Response:
         return Json(self._samples.answers(self._runs.folder(run), dataset, line))

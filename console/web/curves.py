@@ -1,12 +1,13 @@
 """The curves of a run: what a step, an evaluation and a second of it wrote down, thinned out to what a screen shows."""
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from console.launch.report import Row, Rows, Uptime
+from console.launch.report import Uptime
+from consumers.grpo.rows import Row, Rows
 
 #: Points of a line at most: of each stretch of a longer one the least and the greatest are kept.
 MAX_POINTS = 600
@@ -50,6 +51,13 @@ def _over(part: str, whole: str) -> Value:
     return lambda row: row[part] / row[whole]
 
 
+def _alike(row: Row) -> float | None:
+    """Groups of a batch from which nothing is learned: all of their samples have one reward."""
+    counts = [count for name, count in row.items() if name.startswith("rollout/zero_std/count_")]
+    # Rows of a batch have no such count where no group was alike.
+    return math.fsum(counts) if counts or "rollout/truncated_ratio" in row else None
+
+
 CHARTS = (
     Chart("reward", "Reward", "mean of a batch", "steps", (Line("reward", "reward_mean"),), zero=False),
     Chart("held-out", "Held-out accuracy", "share", "evals", ()),
@@ -60,8 +68,20 @@ CHARTS = (
         "steps",
         (Line("mean", "staleness_mean"), Line("max", "staleness_max")),
     ),
-    Chart("length", "Answer length", "tokens", "steps", (Line("mean", _over("generated_tokens", "samples")),)),
+    Chart(
+        "length",
+        "Answer length",
+        "tokens",
+        "steps",
+        (
+            Line("mean", _over("generated_tokens", "samples")),
+            Line("median", "rollout/response_len/median"),
+            Line("max", "rollout/response_len/max"),
+        ),
+    ),
+    Chart("cut-off", "Truncated answers", "share", "steps", (Line("truncated", "rollout/truncated_ratio"),)),
     Chart("truncated", "Truncated held-out answers", "share", "evals", ()),
+    Chart("alike", "Groups rewarded alike", "of a batch", "steps", (Line("groups", _alike),)),
     Chart("entropy", "Entropy", "nats", "steps", (Line("entropy", "entropy"),)),
     Chart("loss", "Loss", "", "steps", (Line("loss", "loss"),), zero=False),
     Chart(
@@ -87,6 +107,13 @@ CHARTS = (
         "share",
         "steps",
         (Line("share", _over("loss_tokens", "generated_tokens")),),
+    ),
+    Chart(
+        "goodput",
+        "Goodput",
+        "tokens trained on, share of those drawn",
+        "queue",
+        (Line("so far", _over("tokens_trained", "tokens_heard")),),
     ),
     Chart("tokens", "Throughput", "tokens/s", "queue", (Line("generated", "tokens_per_s"),)),
     Chart(
@@ -129,12 +156,43 @@ def curves(rows: Rows, bound: int | None) -> list[dict[str, Any]]:
     """
     kept = {name: [row for row in getattr(rows, name) if _number(row.get("time_s"))] for name in _SOURCES}
     up = Uptime([row["time_s"] for name in _SOURCES for row in kept[name]])
-    steps = [(float(row["time_s"]), _number(row["step"]) or 0.0) for row in kept["steps"]]
+    steps = _steps_of(kept["steps"])
     made = [_chart(chart, kept[chart.rows], up, steps) for chart in CHARTS]
     return [{**chart, "bound": bound if chart["id"] == "staleness" else None} for chart in made if chart["lines"]]
 
 
-def _chart(chart: Chart, rows: Sequence[Row], up: Uptime, steps: Sequence[tuple[float, float]]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Numbers of all steps, when each had ended, and the version it was begun with ([] where that is not told)."""
+
+    numbers: Sequence[float]
+    times: Sequence[float]
+    versions: Sequence[float]
+
+    def at(self, row: Mapping[str, Any]) -> float:
+        """The row's own step; of an evaluation the one that made its version; else the last that had ended by then.
+
+        A batch that comes again after a rewind keeps the version it was begun with, though others are made after it: so
+        no evaluation stands later than it was read.
+        """
+        own = _number(row.get("step"))
+        if own is not None:
+            return own
+        end = bisect_right(self.times, row["time_s"])
+        version = _number(row.get("version"))
+        if "dataset" in row and version is not None and self.versions:
+            end = min(end, bisect_left(self.versions, version))
+        return self.numbers[end - 1] if end else 0.0
+
+
+def _steps_of(rows: Sequence[Row]) -> _Steps:
+    versions = [version for row in rows if (version := _number(row.get("version"))) is not None]
+    told = len(versions) == len(rows) and versions == sorted(versions)
+    numbers = [_number(row["step"]) or 0.0 for row in rows]
+    return _Steps(numbers, [float(row["time_s"]) for row in rows], versions if told else [])
+
+
+def _chart(chart: Chart, rows: Sequence[Row], up: Uptime, steps: _Steps) -> dict[str, Any]:
     lines = dict(_by_dataset(_OF_EVALS[chart.id], rows) if chart.rows == "evals" else _by_line(chart.lines, rows))
     drawn = [{"name": name, **_drawn(points, up, steps)} for name, points in lines.items() if points]
     return {
@@ -163,23 +221,13 @@ def _by_dataset(field: str, rows: Sequence[Row]) -> Iterator[tuple[str, Points]]
     yield from found.items()
 
 
-def _drawn(points: Points, up: Uptime, steps: Sequence[tuple[float, float]]) -> dict[str, list[float]]:
-    times = [time for time, _ in steps]
+def _drawn(points: Points, up: Uptime, steps: _Steps) -> dict[str, list[float]]:
     kept = thinned(points)
     return {
-        "step": [_step_of(row, times, steps) for row, _ in kept],
+        "step": [steps.at(row) for row, _ in kept],
         "up_s": [round(up.at(row["time_s"]), 1) for row, _ in kept],
         "value": [float(f"{value:.6g}") for _, value in kept],
     }
-
-
-def _step_of(row: Mapping[str, Any], times: Sequence[float], steps: Sequence[tuple[float, float]]) -> float:
-    """The step that had last ended when a row was written, or the row's own."""
-    own = _number(row.get("step"))
-    if own is not None:
-        return own
-    at = bisect_right(times, row["time_s"])
-    return steps[at - 1][1] if at else 0.0
 
 
 def thinned(points: Points, most: int = MAX_POINTS) -> Points:

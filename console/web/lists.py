@@ -14,9 +14,11 @@ from console.read import dead, groups, jobs, weights, workers
 from console.web.replies import NotThere
 from penstock.errors import ConfigError
 
-#: Rows of a page, and for how long a list is not read again: a page further on is of the same list.
+#: Rows of a page, and for how long a list is not read again: a page further on is of the list that the first is of,
+#: unless whoever looks took their time.
 MAX_LIMIT = 1000
 KEPT_S = 2.0
+KEPT_FURTHER_S = 60.0
 #: Lists that are kept, each for one run and choice.
 MAX_KEPT = 16
 #: Most characters of a text in a row: details show more.
@@ -78,19 +80,22 @@ class Lists:
         """
         if noun not in NOUNS:
             raise NotThere(f"There is no list of {noun!r}: there are {', '.join(NOUNS)}.")
-        rows = self._rows(target, noun, tuple(where), sort)
+        rows = self._rows(target, noun, tuple(where), sort, KEPT_FURTHER_S if after else KEPT_S)
         begin = _begin(rows, after, down=sort.startswith("-"))
         shown = rows[begin : begin + max(1, min(limit, MAX_LIMIT))]
         more = begin + len(shown) < len(rows)
         return Page([_cut(row) for _, row in shown], len(rows), _told(shown[-1][1], noun, sort) if more else None)
 
-    def _rows(self, target: Target, noun: str, where: tuple[str, ...], sort: str) -> list[tuple[Key, Row]]:
+    def _rows(
+        self, target: Target, noun: str, where: tuple[str, ...], sort: str, kept_s: float
+    ) -> list[tuple[Key, Row]]:
         name = (target.keys.run, noun, where, sort)
         with self._lock:
             read_at, rows = self._kept.get(name, (0.0, []))
-        if not read_at or self._clock() - read_at >= KEPT_S:
+        if not read_at or self._clock() - read_at >= kept_s:
             rows = _read(target, noun, where, sort)
             with self._lock:
+                self._kept.pop(name, None)
                 while len(self._kept) >= MAX_KEPT:
                     del self._kept[next(iter(self._kept))]
                 self._kept[name] = (self._clock(), rows)

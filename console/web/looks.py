@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
-from console.cli.target import Target
-from penstock.errors import PenstockError, ProtocolError, QueueUnavailable
+from console.cli.target import RunUnknown, Target
+from console.web.replies import trouble_of
+from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
 from penstock.protocol.gate import Room, read_gates, read_rooms
 from penstock.protocol.snapshot import snapshot
+from penstock.redis.server import ADDRESS_FILE, read_address
 
 #: Between two looks at a run, and between two tries to reach a Redis that did not answer.
 EVERY_S = 0.9
@@ -84,11 +86,22 @@ class Looks:
         if seen.failed is not None and self._clock() - seen.failed_at < RETRY_S:
             raise seen.failed
         try:
-            seen.target = Target(run, None, self._directory, timeout_s=TIMEOUT_S)
+            seen.target = self._connected(run)
         except PenstockError as exc:
             seen.failed, seen.failed_at = exc, self._clock()
             raise
         return seen.target
+
+    def _connected(self, run: str) -> Target:
+        folder = self._directory / run
+        if read_address(folder) is None:
+            raise ConfigError(f"No Redis is known for run {run!r}: its folder {folder} has no {ADDRESS_FILE} any more.")
+        try:
+            return Target(run, None, self._directory, timeout_s=TIMEOUT_S)
+        except RunUnknown:
+            raise ConfigError(
+                f"The Redis of run {run!r} has nothing of it: no part of it has begun yet, or its keys were deleted."
+            ) from None
 
     def _look(self, seen: _Seen, run: str) -> Look:
         target = self._target(seen, run)
@@ -98,7 +111,7 @@ class Looks:
             target.client.close()
             seen.target = seen.look = None
             seen.counters.clear()
-            raise QueueUnavailable(f"The Redis of run {run} no longer answers: {exc}.") from exc
+            raise (ProtocolError if isinstance(exc, ResponseError) else QueueUnavailable)(trouble_of(exc)) from exc
         return Look(state, self._rates(seen, state["counters"]), rooms)
 
     def _rates(self, seen: _Seen, counters: dict[str, int]) -> dict[str, float]:

@@ -5,9 +5,10 @@ from typing import Any
 
 from console.cli.inspect import ledger_lines, rollback_line
 from console.cli.why import chains
-from console.launch.report import Row, Rows
 from console.web.looks import Look
 from console.web.parts import edges_of, parts_of, place_of
+from consumers.grpo.rows import Row, Rows
+from penstock.protocol.tokens import ledgers_of, of_training
 
 #: Chains that are shown.
 MAX_CHAINS = 20
@@ -33,8 +34,14 @@ def overview(look: Look, rows: Rows, steps: int | None) -> dict[str, Any]:
 def overview_of_files(rows: Rows, summary: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
     """Of a run that is over: what its files say."""
     last = rows.steps[-1] if rows.steps else {}
-    shown = {**_step_figures(last, rows, steps), "version": summary.get("version", last.get("version"))}
-    shown |= {"tokens_per_s": summary.get("tokens_per_s"), "trainer_wait": summary.get("trainer_wait_share")}
+    # A step has the version that it was trained at; its end publishes the next one, which the last evaluation names.
+    versions = [row["version"] for row in (last, *rows.evals[-1:]) if isinstance(row.get("version"), int)]
+    shown = {**_step_figures(last, rows, steps), "version": max(versions, default=None)}
+    shown |= {
+        "tokens_per_s": summary.get("tokens_per_s"),
+        "goodput": summary.get("goodput"),
+        "trainer_wait": summary.get("trainer_wait_share"),
+    }
     shown |= {name: summary.get(name) for name in ("samples", "tokens", "weight_updates", "audit")}
     return {"figures": shown, "parts": [], "edges": [], "chains": [], "notes": []}
 
@@ -48,6 +55,7 @@ def _live_figures(state: Mapping[str, Any], rows: Rows, steps: int | None) -> di
         "version": state["version"],
         "tokens_per_s": sum(one.tokens_per_s for one in state["workers"]),
         "trainer_wait": trainer.get("wait_share"),
+        "goodput": of_training(ledgers_of(state)).goodput,
         "ready": state["ready"],
         "dead": state["dead"],
     }

@@ -5,14 +5,13 @@ from typing import Any
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
-from penstock.errors import ConfigError, PenstockError, QueueUnavailable
+from console.json_text import json_bytes
+from penstock.errors import ConfigError, PenstockError, ProtocolError, QueueUnavailable
 from penstock.redaction import redact
-from penstock.words import plain, said
+from penstock.words import said
 
-#: Most values and characters of an answer some of whose texts are not UTF-8.
-MOST = 2**24
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -30,11 +29,8 @@ class Json(Response):
 
 
 def to_json(value: Any) -> bytes:
-    """``value`` as JSON on one line. Texts of others may hold lone surrogates, which are escaped."""
-    try:
-        return orjson.dumps(value, option=_OPTIONS)
-    except TypeError:
-        return orjson.dumps(plain(value, MOST), option=_OPTIONS)
+    """``value`` as JSON on one line."""
+    return json_bytes(value, _OPTIONS)
 
 
 def explain_errors(app: FastAPI) -> None:
@@ -50,12 +46,19 @@ def refusal(status: int, sentence: str) -> Json:
 
 
 def _ours(_: Request, exc: Exception) -> Response:
-    status = {NotThere: 404, ConfigError: 400, QueueUnavailable: 503}
+    status = {NotThere: 404, ConfigError: 400, ProtocolError: 502, QueueUnavailable: 503}
     return refusal(next((code for kind, code in status.items() if isinstance(exc, kind)), 500), str(exc))
 
 
 def _of_redis(_: Request, exc: Exception) -> Response:
-    return refusal(503, f"The run's Redis does not answer: {said(exc)}.")
+    return refusal(502 if isinstance(exc, ResponseError) else 503, trouble_of(exc))
+
+
+def trouble_of(exc: Exception) -> str:
+    """What redis-py raised, as a sentence: one that answers with an error is there all the same."""
+    if isinstance(exc, ResponseError):
+        return f"The run's Redis answers, but not with what penstock keeps there: {said(exc)}."
+    return f"The run's Redis does not answer: {said(exc)}."
 
 
 def _not_taken(_: Request, exc: Exception) -> Response:

@@ -1,16 +1,20 @@
 """What the policy answered, by the history of a run and its Redis: samples page by page, one of them, evaluations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from itertools import islice
 from typing import Any, get_type_hints
 
-from console.read.evals import answers_to, list_evals
-from console.read.samples import listed, open_samples, shown, token_rows
+from console.read.evals import answers_to, list_evals, prompts_over_versions
+from console.read.samples import listed, newest_batch, open_live, open_samples, shown, token_rows
 from console.web.looks import Looks
 from console.web.replies import NotThere
 from penstock.errors import ConfigError, PenstockError
 from penstock.history.filters import Filters, Sort
 from penstock.history.reader import HistoryReader
+from penstock.history.row import SampleRow
+from penstock.protocol.keys import Keys
+from penstock.redis.commands import Client
 from penstock.system.run_folder import RunFolder
 from penstock.words import shown as in_short
 
@@ -20,6 +24,10 @@ MAX_TEXT = 2000
 MAX_TOKENS = 8192
 #: Versions that answer one prompt side by side.
 MAX_ANSWERS = 200
+#: What is asked for as a fate to see samples whose fate is open; they have no text before they leave Redis.
+OPEN = "open"
+#: Answers of the newest batch at either end of its rewards.
+NUM_ENDS = 4
 
 
 class Samples:
@@ -39,12 +47,30 @@ class Samples:
         Raises:
             ConfigError: a filter, an order or ``after`` cannot be read.
         """
-        with self._open(folder) as samples:
+        with self._settled(folder, asked) as samples:
+            filters = filters_of({name: text for name, text in asked.items() if (name, text) != ("fate", OPEN)})
             order, limit = _order(sort), max(1, min(limit, MAX_LIMIT))
-            found = samples.rows(filters_of(asked), order, limit, after, ascending=sort.startswith("-"))
+            found = samples.rows(filters, order, limit, after, ascending=sort.startswith("-"))
             rows = [_cut(listed(row)) for row in found.rows]
-            there = samples.is_there or bool(rows)
+            there = samples.is_there or bool(rows) or asked.get("fate") == OPEN
             return {"rows": rows, "next": found.next or None, "there": there, "problems": samples.problems}
+
+    def newest(self, folder: RunFolder) -> dict[str, Any]:
+        """The ends of the newest batch that was trained: its best and its worst rewarded answers, one of a group.
+
+        ``batch`` is None where there is none; ``worst`` is empty where all were rewarded alike. Blocks for the disk.
+        """
+        with closing(open_samples(folder.path)) as samples:
+            used = newest_batch(samples)
+            if used is None:
+                about = {"there": samples.is_there, "problems": samples.problems}
+                return {"batch": None, "best": [], "worst": [], **about}
+            filters = Filters(batch=used.batch, subscription=used.subscription)
+            best, worst = (samples.rows(filters, Sort.REWARD, MAX_LIMIT, ascending=up).rows for up in (False, True))
+            if best and best[0].reward == worst[0].reward:
+                worst = []
+            about = {"batch": used.batch, "subscription": used.subscription, "version": used.version, "there": True}
+            return about | {"best": _ends(best), "worst": _ends(worst)}
 
     def sample(self, folder: RunFolder, sample: str) -> dict[str, Any]:
         """One sample with all that is known of it. Raises NotThere, or ConfigError where ``sample`` is no id."""
@@ -53,8 +79,9 @@ class Samples:
             if row is None:
                 raise NotThere(f"Run {folder.path.name} keeps no sample {in_short(sample)}.")
             about = {name: value for name, value in shown(row, samples.uses(sample)).items() if name not in _ARRAYS}
-            drawn = token_rows(row)
-            return {**about, "drawn": drawn[:MAX_TOKENS], "num_left": max(0, len(drawn) - MAX_TOKENS)}
+            drawn = token_rows(folder.path, row, MAX_TOKENS)
+            num_drawn = 0 if row.generated is None else int(row.generated.sum())
+            return {**about, "drawn": drawn, "num_left": max(0, num_drawn - len(drawn))}
 
     def evals(self, folder: RunFolder) -> dict[str, Any]:
         """Scores of held-out prompts by dataset and version."""
@@ -66,15 +93,33 @@ class Samples:
         with self._open(folder) as samples:
             return {"rows": [_cut(row) for row in answers_to(samples, dataset, line)[-MAX_ANSWERS:]]}
 
+    def prompts(self, folder: RunFolder, dataset: str, *, order: str, after: int) -> dict[str, Any]:
+        """Rewards of held-out prompts by version, page by page. Raises ConfigError for an order that is none."""
+        with self._open(folder) as samples:
+            page = prompts_over_versions(samples, dataset, order=order, after=after)
+        return {**page, "rows": [_cut(row) for row in page["rows"]]}
+
+    @contextmanager
+    def _settled(self, folder: RunFolder, asked: Mapping[str, str]) -> Iterator[HistoryReader]:
+        """The history where there is one, for what is in Redis has no text; that, else or where it is asked for."""
+        with closing(open_samples(folder.path)) as samples:
+            if samples.is_there and asked.get("fate") != OPEN:
+                yield samples
+                return
+        with closing(open_live(folder.path, self._live(folder))) as samples:
+            yield samples
+
     @contextmanager
     def _open(self, folder: RunFolder) -> Iterator[HistoryReader]:
+        with closing(open_samples(folder.path, self._live(folder))) as samples:
+            yield samples
+
+    def _live(self, folder: RunFolder) -> tuple[Client, Keys] | None:
         try:
             target = self._looks.target(folder.path.name)
-            live = target.client, target.keys
         except PenstockError:
-            live = None
-        with closing(open_samples(folder.path, live)) as samples:
-            yield samples
+            return None
+        return target.client, target.keys
 
 
 _ARRAYS = ("tokens", "logprobs", "versions", "generated", "loss_mask")
@@ -97,6 +142,14 @@ def _number(name: str, text: str, *, whole: bool) -> float:
         return int(text) if whole else float(text)
     except ValueError:
         raise ConfigError(f"{name} {in_short(text)} is no {'whole ' if whole else ''}number.") from None
+
+
+def _ends(rows: Iterable[SampleRow]) -> list[dict[str, Any]]:
+    """The first of each group, for as many groups as are shown."""
+    firsts: dict[str, SampleRow] = {}
+    for row in rows:
+        firsts.setdefault(row.job, row)
+    return [_cut(listed(row)) for row in islice(firsts.values(), NUM_ENDS)]
 
 
 def _order(sort: str) -> Sort:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,7 @@ def summarize(manifest: Manifest, asked: int) -> Iterator[dict[str, Any]]:
     share of the tokens proven to be of the asked one, of all whose version is known (a filter may have masked others);
     weights that change in place, or between two prompts, make them differ. ``accuracy`` is the mean reward over the
     ``num`` samples of ``prompts`` prompts of this dataset; ``asked`` are the prompts that the whole evaluation has.
+    ``pass@K`` are as ``pass_rates``.
     """
     by_set: dict[tuple[str, int], list[Row]] = {}
     for row in manifest.samples():
@@ -229,8 +231,24 @@ def summarize(manifest: Manifest, asked: int) -> Iterator[dict[str, Any]]:
             "newest": max(row.newest for row in rows),
             "asked_share": sum(_drawn_by(version, row) for row in rows) / max(1, sum(row.num_loss for row in rows)),
             "truncated_ratio": sum(row.status == SampleStatus.TRUNCATED for row in rows) / len(rows),
+            **{f"pass@{k}": rate for k, rate in pass_rates(rows).items()},
             "time_s": time.time(),
         }
+
+
+def pass_rates(rows: Iterable[Row]) -> dict[int, float]:
+    """k -> chance that one of k samples of a prompt has reward 1, mean over prompts; {} where prompts have one sample.
+
+    k are 1, 2, 4, ..., up to the samples that each prompt has. Of n samples, c with reward 1, the unbiased estimate is
+    1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
+    """
+    prompts: dict[str, list[bool]] = {}
+    for row in rows:
+        prompts.setdefault(row.job, []).append(row.reward == 1)
+    counts = [(len(one), sum(one)) for one in prompts.values()]
+    most = min((n for n, _ in counts), default=0)
+    sizes = [2**power for power in range(most.bit_length())] if most > 1 else []
+    return {k: sum(1 - comb(n - c, k) / comb(n, k) for n, c in counts) / len(counts) for k in sizes}
 
 
 def _drawn_by(version: int, row: Row) -> int:

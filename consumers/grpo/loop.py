@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,10 @@ from consumers.batch.ledger import Ledger
 from consumers.batch.replay import RecordingOver, Replay
 from consumers.grpo import checkpoint
 from consumers.grpo.evaluate import Evaluation
+from consumers.grpo.rows import of_steps, read_rows
 from consumers.grpo.step import GRPO
+from consumers.grpo.trackers.names import of_batch, of_manifest
+from consumers.grpo.trackers.trackers import HURRY_S, Trackers
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import ConfigError, DataEnded, PenstockError, WaitTimeout
@@ -63,6 +66,7 @@ class TrainingLoop:
         self._stopping = False
         #: True once the data has ended.
         self._over = False
+        self._trackers = Trackers(config, None if rank == 0 else ())
 
     def stop(self) -> None:
         """Leave after the present step; safe in a signal handler."""
@@ -70,7 +74,7 @@ class TrainingLoop:
 
     def run(self) -> int:
         """Train all steps. Returns 0 when they are done or the data has ended, 130 when stopped before. Blocks."""
-        with self.trainer:
+        with self.trainer, self._trackers:
             self._restore()
             over = self._is_over()
             if not over:
@@ -91,6 +95,10 @@ class TrainingLoop:
             finally:
                 if self.evaluation is not None:
                     self.evaluation.stop()
+                if self._stopping:
+                    self._trackers.close(HURRY_S)
+            if done and self.rank == 0:
+                self._trackers.summary(of_steps(self.config, read_rows(self.config.run_dir)))
         return 0 if done else 130
 
     def _next(self) -> Batch | None:
@@ -163,27 +171,21 @@ class TrainingLoop:
         self.published_at = step
 
     def _report(self, batch: Batch, metrics: dict[str, float], step_s: float, publish_s: float) -> None:
-        manifest, rows = batch.manifest, batch.all_rows
         row: dict[str, Any] = {
             "step": self.step,
-            "version": manifest.train_version,
-            "batch": batch.n,
-            "reward_mean": sum(one.reward for one in rows) / len(rows) if rows else 0.0,
-            "staleness_max": manifest.staleness_max,
-            "staleness_mean": manifest.staleness_mean,
-            "samples": manifest.num_samples,
-            "tokens": sum(one.length for one in rows),
-            "generated_tokens": sum(one.num_generated for one in rows),
-            "loss_tokens": manifest.num_loss_tokens,
+            **metrics,
+            # Behind those of the learner, which counts tokens that bear loss, as loss_tokens does here.
+            **of_manifest(batch),
             "wait_s": self.trainer.take_wait_s(),
             "step_s": step_s,
             "publish_s": publish_s,
             "time_s": time.time(),
-            **metrics,
-            **self._ledger.metrics(manifest),
+            **of_batch(batch),
+            **self._ledger.metrics(batch.manifest),
         }
         text = json.dumps({key: finite_or_none(value) for key, value in row.items()}) + "\n"
         self._until_room(partial(append, self._file("steps.jsonl"), text))
+        self._trackers.row(row)
         shown = {name: row[name] for name in ("step", "version", "reward_mean", "staleness_max", "staleness_mean")}
         total = row["wait_s"] + step_s + publish_s
         self.trainer.report(**shown, wait_share=row["wait_s"] / total if total else 0.0)
@@ -232,7 +234,13 @@ class TrainingLoop:
         if self.rank or not self.config.data.eval or self.config.debug.load_batches is not None:
             return
         assert isinstance(self.trainer, Trainer)
-        self.evaluation = Evaluation(self.config, self._file("eval.jsonl"), self.trainer.session.tally.evaluate)
+        tally = self.trainer.session.tally
+
+        def tell(rows: Iterable[dict[str, Any]]) -> None:
+            tally.evaluate(rows)
+            self._trackers.evaluation_rows(rows)
+
+        self.evaluation = Evaluation(self.config, self._file("eval.jsonl"), tell)
         self.evaluation.start()
 
     def _last_evaluation(self) -> bool:

@@ -5,6 +5,7 @@ from penstock.history.row import WHOLE_JOB, Fate, SampleRow
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.small_maps import count_shown, name_shown
+from penstock.protocol.records.tries import tries_of
 from penstock.redis.commands import Client, Entry
 
 #: Dead letters per look.
@@ -22,18 +23,33 @@ class Burials:
         self._after = "-"
 
     def take(self) -> list[SampleRow]:
-        """Rows of the jobs that were buried since. Blocks for a round trip."""
+        """Rows of the jobs that were buried since. Blocks for two round trips."""
         entries = self._client.xrange(self._keys.dead, self._after, "+", count=CHUNK)
         if entries:
             self._after = f"({entries[-1][0].decode()}"
-        return [_row_of(entry) for entry in entries]
+        jobs = [name_shown(fields.get(b"id", b"")) for _, fields in entries]
+        pipe = self._client.pipeline(transaction=False)
+        for job in jobs:
+            pipe.hget(self._keys.group(job), "tr")
+        tries = pipe.execute(raise_on_error=False) if jobs else []
+        return [_row_of(entry, job, _tries(raw)) for entry, job, raw in zip(entries, jobs, tries, strict=True)]
 
 
-def _row_of(entry: Entry) -> SampleRow:
+def _tries(raw: object) -> str:
+    """'' where the group is gone, or nobody wrote it so: a dead letter is told all the same."""
+    try:
+        text = raw.decode() if isinstance(raw, bytes) else ""
+        tries_of(text, "a group")
+    except (ProtocolError, UnicodeDecodeError):
+        return ""
+    return text
+
+
+def _row_of(entry: Entry, name: str, tries: str) -> SampleRow:
     _, fields = entry
     job = _job_of(fields.get(b"body", b""))
     return SampleRow(
-        name_shown(fields.get(b"id", b"")),
+        name,
         WHOLE_JOB,
         lane=job.lane if job else "",
         prompt=(job.prompt or "")[:MAX_TEXT] if job else "",
@@ -41,6 +57,7 @@ def _row_of(entry: Entry) -> SampleRow:
         worker=name_shown(fields.get(b"worker", b"")),
         attempts=count_shown(fields.get(b"attempts")) or 0,
         crashes=count_shown(fields.get(b"crashes")) or 0,
+        tries=tries,
         fate=Fate.BURIED,
         reason=name_shown(fields.get(b"reason", b""))[:200],
     )

@@ -4,8 +4,7 @@ Where subscriptions differ the first of these counts: payload lost, trained, mas
 """
 
 from consumers.history.retired import Retired
-from penstock.history.row import Fate, Use
-from penstock.names import Lane
+from penstock.history.row import SCORES, Fate, Use
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.sample_meta import SampleMeta
 
@@ -37,8 +36,8 @@ def fate_of(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[F
         return Fate.PAYLOAD_LOST, ""
     if group.reason in _ENDS and not (group.reason == "cancelled" and uses):
         return _ENDS[group.reason]
-    if group.lane != Lane.TRAIN:
-        return Fate.MASKED, group.lane
+    if group.lane in SCORES:
+        return SCORES[group.lane], ""
     if uses or any(count > 0 for count in group.accounts.values()):
         return _used(meta, uses)
     return _unused(group)

@@ -28,6 +28,7 @@ from consumers.history.texts import Choice, Texts
 from consumers.metrics.recorder import RecorderCollector, RecorderTally
 from penstock.config import Config
 from penstock.errors import ConfigError, DiskFull, QueueUnavailable, RecordingLost
+from penstock.history.part import newest_epoch
 from penstock.history.row import SampleRow, Use
 from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
@@ -67,6 +68,7 @@ class Recorder:
             raise ConfigError("The recorder needs redis.url: the address of the run's Redis.")
         self._config = config
         self._keys = Keys(config.run)
+        self._folder = RunFolder(config.run_dir).history
         self._stopping = threading.Event()
         #: When (monotonic) it gives up what still waits; None before it is asked to end.
         self._end_at: float | None = None
@@ -133,6 +135,8 @@ class Recorder:
                 lease_ms=int(1000 * LEASE_S),
                 backlog=history.backlog,
                 patience_ms=int(1000 * history.patience_s),
+                # Who renews its right writes to files of its own.
+                newest=newest_epoch(self._folder) if self._recording is None else 0,
             )
         )
 
@@ -140,11 +144,12 @@ class Recorder:
         """Record until the right is lost, or ``stop`` and nothing waits any more."""
         self._recording = recording
         self._renew_at = time.monotonic() + LEASE_S / 3
-        folder = RunFolder(self._config.run_dir).history
-        self._writer = HistoryWriter(folder, recording.epoch, max_bytes=self._config.history.max_bytes)
+        self._writer = HistoryWriter(
+            self._folder, recording.epoch, max_bytes=self._config.history.max_bytes, look_up=self._texts.pieces
+        )
         # Its files are new: what an earlier one knew of the dead is written again.
         self._burials = Burials(self._control.client, self._keys)
-        log.info("recording in epoch %d to %s", recording.epoch, folder)
+        log.info("recording in epoch %d to %s", recording.epoch, self._folder)
         try:
             while not self._is_over():
                 self._renew()

@@ -7,6 +7,7 @@ from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.records.small_maps import count_of, count_shown, name_shown
+from penstock.protocol.records.tries import tries_of
 from penstock.protocol.records.use import BatchUse, uses_of
 from penstock.redis.commands import Client
 
@@ -23,6 +24,8 @@ class Retired:
     reason: str = ""
     attempts: int = 0
     crashes: int = 0
+    #: Its leases, as ``penstock.protocol.records.tries`` reads them.
+    tries: str = ""
     #: Unix seconds; 0: unknown or never.
     admitted_s: float = 0.0
     leased_s: float = 0.0
@@ -73,6 +76,7 @@ def _group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retir
         reason=name_shown(raw.get(b"r", b"")),
         attempts=count_of(raw.get(b"att"), number),
         crashes=count_of(raw.get(b"cr"), number),
+        tries=_tries(raw.get(b"tr", b""), what),
         admitted_s=count_of(raw.get(b"ta", first_entry), number) / 1000,
         leased_s=count_of(raw.get(b"t0"), number) / 1000,
         ready_s=count_of(raw.get(b"t1"), number) / 1000,
@@ -83,6 +87,13 @@ def _group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retir
         samples=samples,
         label=next((one.label for one in samples if one.label), ""),
     )
+
+
+def _tries(raw: bytes, what: str) -> str:
+    """Raises ProtocolError where no verb wrote that."""
+    tries = raw.decode("utf-8")
+    tries_of(tries, what)
+    return tries
 
 
 def _under(raw: Mapping[bytes, bytes], prefix: bytes) -> list[tuple[str, bytes]]:

@@ -35,7 +35,7 @@ def row_of_job(group: Retired) -> SampleRow:
     """The row of a job that ended without a sample."""
     fate, reason = fate_of(group, None, [])
     return SampleRow(
-        group.job, WHOLE_JOB, lane=group.lane, attempts=group.attempts, crashes=group.crashes,
+        group.job, WHOLE_JOB, lane=group.lane, attempts=group.attempts, crashes=group.crashes, tries=group.tries,
         admitted_s=group.admitted_s, leased_s=group.leased_s, fate=fate, reason=reason,
     )  # fmt: skip
 
@@ -61,7 +61,7 @@ def row_of(
             prompt_length=meta.prompt_length, num_generated=meta.num_generated, reward=meta.reward,
             reward_info=meta.reward_info, status=meta.status, finish_reason=meta.finish_reason, oldest=meta.oldest,
             newest=meta.newest, worker=meta.worker, attempts=group.attempts, crashes=group.crashes,
-            num_turns=meta.num_turns, num_aborts=meta.num_aborts, cached_tokens=meta.cached_tokens,
+            tries=group.tries, num_turns=meta.num_turns, num_aborts=meta.num_aborts, cached_tokens=meta.cached_tokens,
             **_times(group, meta, uses, trained), generate_s=meta.generate_s, reward_s=meta.reward_s,
             fate=fate, reason=reason,
         ),
@@ -84,8 +84,9 @@ def _kept(payload: Payload | None, texts: Texts | None) -> dict[str, Any]:
         return {}
     tokens, split = payload.tokens.tolist(), payload.prompt_length
     return {
-        "prompt": texts.of(tokens[:split], special=True),
-        "answer": texts.of(tokens[split:], special=False),
+        "prompt": texts.prompt(tokens[:split]),
+        "answer": texts.answer(tokens[split:]),
+        "is_spelled": texts.is_spelled,
         "tokens": payload.tokens,
         "logprobs": payload.logprobs,
         "versions": payload.versions,
@@ -98,14 +99,20 @@ def _times(group: Retired, meta: SampleMeta, uses: Sequence[Use], trained: Train
     """Seconds since 1970; the first batch that held it is the one that counts."""
     cuts = [use.cut_s for batches in group.uses.values() for use in batches]
     steps = [trained[use.subscription, use.batch] for use in uses if (use.subscription, use.batch) in trained]
-    drawn = meta.started_s + meta.generate_s if meta.started_s else 0.0
     return {
         "admitted_s": group.admitted_s,
         "leased_s": group.leased_s,
-        "drawn_s": drawn,
-        "rewarded_s": drawn + meta.reward_s if drawn else 0.0,
+        "started_s": meta.started_s,
+        "first_token_s": meta.first_token_s,
+        "drawn_s": meta.drawn_s,
+        "pauses": [[_after(meta, begin), _after(meta, begin + length)] for begin, length in meta.pauses],
+        "rewarded_s": meta.drawn_s + meta.reward_s if meta.drawn_s else 0.0,
         "committed_s": meta.packed_s,
         "ready_s": group.ready_s,
         "cut_s": min(cuts, default=0.0),
         "trained_s": min(steps, default=0.0),
     }
+
+
+def _after(meta: SampleMeta, ms: int) -> float:
+    return meta.started_s + ms / 1000

@@ -2,12 +2,13 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from consumers.history.retired import Retired
 from penstock.config import HistoryConfig
 from penstock.errors import ConfigError
-from penstock.weights.tokenizer import TextOf, load_text_of
+from penstock.history.pieces import Piece, Spelling
+from penstock.weights.tokenizer import TokenTexts, load_token_texts
 
 log = logging.getLogger(__name__)
 
@@ -44,21 +45,47 @@ class Texts:
 
     def __init__(self, model_path: str) -> None:
         self._path = model_path
-        self._text_of: TextOf | None = None
         self._looked = False
+        self._found: TokenTexts | None = None
+        self._spelling = Spelling(self.pieces)
+        #: The last prompt and its text: the samples of a group have the same.
+        self._prompt: tuple[list[int], str] = [], ""
 
-    def of(self, tokens: Sequence[int], *, special: bool) -> str:
-        """Text of tokens. ``special``: with those that stand for no text, such as the end of a turn."""
+    @property
+    def is_spelled(self) -> bool:
+        """Whether texts are what ``pieces`` spell."""
+        found = self._tokenizer()
+        return found is not None and found.is_spelled
+
+    def pieces(self, tokens: Collection[int]) -> Mapping[int, Piece]:
+        """What each of these stands for; of those that there are not: nothing."""
+        found = self._tokenizer()
+        return {} if found is None else {one: Piece(*found.piece_of(one)) for one in tokens}
+
+    def prompt(self, tokens: list[int]) -> str:
+        """Text of a prompt, with tokens that stand for no text, such as the end of a turn."""
+        if tokens != self._prompt[0]:
+            self._prompt = tokens, self._of(tokens, special=True)
+        return self._prompt[1]
+
+    def answer(self, tokens: list[int]) -> str:
+        """Text of drawn tokens, without those that stand for no text."""
+        return self._of(tokens, special=False)
+
+    def _of(self, tokens: Sequence[int], *, special: bool) -> str:
+        found = self._tokenizer()
+        if found is None or not tokens:
+            return ""
+        if found.is_spelled:
+            # Each piece is asked for once: much faster than the tokenizer.
+            return self._spelling.text(tokens, special=special) or ""
+        return found.text_of(tokens, special)
+
+    def _tokenizer(self) -> TokenTexts | None:
         if not self._looked:
             self._looked = True
-            self._text_of = self._load()
-        if self._text_of is None or not len(tokens):
-            return ""
-        return self._text_of(tokens, special)
-
-    def _load(self) -> TextOf | None:
-        try:
-            return load_text_of(self._path)
-        except ConfigError as exc:
-            log.warning("rows of the history have tokens and no text: %s", exc)
-            return None
+            try:
+                self._found = load_token_texts(self._path)
+            except ConfigError as exc:
+                log.warning("rows of the history have tokens and no text: %s", exc)
+        return self._found

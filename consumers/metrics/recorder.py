@@ -8,6 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.history.row import SampleRow
+from penstock.protocol.records.sample import SampleStatus
 from penstock.system.metrics.series import counter
 
 GROUPS = counter("recorder_groups", "Groups that were recorded, so that they may be swept.")
@@ -30,7 +31,7 @@ class RecorderTally:
     def wrote(self, rows: Sequence[SampleRow], seconds: float) -> None:
         for row in rows:
             self.rows[row.fate] += 1
-            self.tokens[row.fate] += row.num_generated
+            self.tokens[row.fate] += 0 if row.status == SampleStatus.GIVEN else row.num_generated
         self.write_s += seconds
 
 

@@ -61,7 +61,7 @@ class Tally:
             batches=1,
             groups=manifest.num_groups,
             samples=manifest.num_samples,
-            generated_tokens=sum(row.num_generated for row in rows),
+            generated_tokens=sum(row.num_generated for row in rows if row.status != SampleStatus.GIVEN),
             loss_tokens=manifest.num_loss_tokens,
             partial_groups=manifest.num_partial_groups,
             missing_samples=manifest.num_missing_samples,

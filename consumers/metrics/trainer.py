@@ -65,11 +65,15 @@ TRAIN_WAIT = slime("perf/train_wait_time", "Seconds of it in which the trainer w
 WAIT_RATIO = slime("perf/wait_time_ratio", "The second over the first.")
 SCORE = slime("eval/{dataset}", "Mean reward on the dataset at its last evaluation.")
 EVAL_TRUNCATED = slime("eval/{dataset}-truncated_ratio", "Share of its answers that ended at a limit.")
+EVAL_PASS = slime(
+    "eval/{dataset}-pass@{k}",
+    "Chance that one of k of its answers to a prompt has reward 1, mean over prompts; where each prompt has several.",
+)
 
 SERIES = (
     *SUMS.values(), LENGTH, STALENESS, STALENESS_MAX, STALENESS_MEAN, BOUND, BATCH, TRAIN_VERSION, WAIT,
     *PUBLISHED.values(), REPORTED, EVALUATED, *LENGTHS.values(), TRUNCATED, REWARD, SAME, FILTERED, DROPPED, UPDATE,
-    STEP, TRAIN_WAIT, WAIT_RATIO, SCORE, EVAL_TRUNCATED,
+    STEP, TRAIN_WAIT, WAIT_RATIO, SCORE, EVAL_TRUNCATED, EVAL_PASS,
 )  # fmt: skip
 
 #: Evaluated row's field -> its series.
@@ -100,6 +104,8 @@ class TrainerCollector(Collector):
         rows = list(tally.evaluations.items())
         for field, series in _EVALUATION:
             yield series.each([(name, row[field]) for name, row in rows if field in row])
+        passed = [(name, key, rate) for name, row in rows for key, rate in row.items() if key.startswith("pass@")]
+        yield EVAL_PASS.each([((name, key.removeprefix("pass@")), rate) for name, key, rate in passed])
 
     def _steps(self) -> Iterator[Metric]:
         step_s, wait_s = self._tally.step_s, self._tally.step_wait_s

@@ -16,8 +16,8 @@ from penstock.protocol.waits import Waiting
 LOOK_S, LONGEST_LOOK_S = 0.001, 0.02
 #: Between two looks at whether the subscription is still ours.
 CHECK_S = 0.5
-#: What was said is forgotten after so long.
-TTL_S = 86400
+#: What was said is forgotten after so long; a clock that is set ahead by a day must not make anybody forget.
+TTL_S = 7 * 86400
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,8 @@ class Publications:
                 step=step,
                 through=through,
                 published_s=time.time(),
+                num_bytes=written.num_bytes,
+                write_s=written_at - began,
                 abandoned=abandoned,
             )
             self.publisher.open(publication)

@@ -37,8 +37,9 @@ class BufferConfig(Section):
     retention_s: Seconds | None = None
     #: oldest_version | fifo | cohort; None: by mode (cohort for sync and one_step).
     sampler: Literal["oldest_version", "fifo", "cohort"] | None = None
-    #: Payloads that nobody commits vanish after so long.
-    payload_ttl_s: Positive = 86400
+    #: Payloads that nobody commits vanish after so long. So do those of groups that are not complete yet where their
+    #: server's clock is set ahead by as much: three days, since clocks are set wrong by one, this way and that.
+    payload_ttl_s: Positive = 259_200
     #: Results of scoring jobs that nobody collects are deleted after so long.
     score_ttl_s: Seconds = 3600.0
     #: Filters (module:function) that subscriptions may name beside those of ``trainer.filter``.

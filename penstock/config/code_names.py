@@ -12,14 +12,20 @@ from pydantic import AfterValidator
 from penstock.weights.transport import TRANSPORTS
 
 #: Rewards and filters of penstock's own. All environments are the user's.
-REWARDS = ("exact_match", "math_verify")
+REWARDS = ("exact_match", "math_verify", "math", "deepscaler", "dapo", "f1", "gpqa", "random", "remote_rm")
+#: The one that a service of the user's computes.
+REMOTE = "remote_rm"
+#: Before any of them: what is in the last box of an answer is judged.
+BOXED = "boxed_"
 FILTERS = ("nonzero_std",)
 
 
-def _named(kind: str, own: tuple[str, ...] = (), like: str = "module:function") -> Callable[[str], str]:
+def _named(
+    kind: str, own: tuple[str, ...] = (), like: str = "module:function", prefix: str = ""
+) -> Callable[[str], str]:
     def check(name: str) -> str:
         module, colon, attribute = name.partition(":")
-        if name in own or (colon and module and attribute):
+        if name.removeprefix(prefix) in own or (colon and module and attribute):
             return name
         near = difflib.get_close_matches(name, own, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"use {', '.join((*own, like))}"
@@ -29,7 +35,7 @@ def _named(kind: str, own: tuple[str, ...] = (), like: str = "module:function") 
 
 
 #: What the keys of the configuration hold.
-RewardName = Annotated[str, AfterValidator(_named("reward", REWARDS))]
+RewardName = Annotated[str, AfterValidator(_named("reward", REWARDS, prefix=BOXED))]
 FilterName = Annotated[str, AfterValidator(_named("filter", FILTERS))]
 TransportName = Annotated[str, AfterValidator(_named("transport", tuple(TRANSPORTS), like="module:Class"))]
 EnvironmentName = Annotated[str, AfterValidator(_named("environment", like="module:Class"))]

@@ -5,19 +5,25 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config.code_names import EnvironmentName, RewardName
-from penstock.config.reading.dataset_path import parse_path
+from penstock.config.reading.dataset_path import code_name, hub_name, parse_path
+from penstock.config.reading.shares import shares_of
 from penstock.config.sampling_names import check_sampling
 from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.names import MAX_ANSWERS
 
 
 class DatasetConfig(Section):
-    """Prompts from one file."""
+    """Prompts from one source."""
 
     #: Name in job ids.
     name: str
-    #: JSONL (``.jsonl``, ``.jsonl.gz``) or parquet file; ``path@[a:b]`` takes a slice of its lines.
+    #: JSONL (``.jsonl``, ``.jsonl.gz``) or parquet file; ``hf:FOLDER_OR_NAME`` for what Hugging Face datasets reads;
+    #: ``python:module:Class`` for a class of one's own. ``path@[a:b]`` takes a slice of its lines.
     path: str
+    #: Split of ``hf:``; None: the only one.
+    split: str | None = None
+    #: Handed to the class of ``python:`` when it is made, by name.
+    source_args: dict[str, Any] = Field(default_factory=dict)
     #: Column of the prompt: text, or a list of chat messages.
     input_key: str = "prompt"
     #: Column of what the reward compares with, any JSON value; None: there is none.
@@ -28,6 +34,22 @@ class DatasetConfig(Section):
     metadata_key: str | None = None
     #: Render chat messages with the model's chat template.
     apply_chat_template: bool = False
+    #: Comes before the messages of each prompt that do not begin with a system message; None: nothing does.
+    system_prompt: str | None = None
+    #: Handed to the chat template, as ``enable_thinking: false``.
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    #: Column of the tools that the chat template is told of: a list of maps, or that as JSON text; None: none.
+    tools_key: str | None = None
+    #: Most tokens of a prompt, counted with the model's tokenizer where the prompts are read; None: the engine says.
+    max_prompt_tokens: Positive | None = None
+    #: A longer one ends the producer with the number of its line, or is passed over and counted.
+    on_long_prompt: Literal["error", "skip"] = "error"
+    #: A line that has no prompt, or one that is held out, ends the producer with its number, or is passed over and
+    #: counted.
+    on_bad_line: Literal["error", "skip"] = "error"
+    #: Share of the training prompts that are of this dataset, beside the weights of the others: 3 and 1, or 0.75 and
+    #: 0.25. All have one, and each then has epochs of its own, or none has, and an epoch is once through all of them.
+    weight: Annotated[float, Field(gt=0)] | None = None
     #: In another order in each epoch, which follows from ``seed``.
     shuffle: bool = True
     #: Overrides of ``rollout.sampling`` for this dataset.
@@ -48,7 +70,34 @@ class DatasetConfig(Section):
     @classmethod
     def _slice_holds_lines(cls, path: str) -> str:
         parse_path(path)
+        name = code_name(path)
+        if name is not None and not all(name.partition(":")):
+            raise ValueError(f"{path!r} names no class: write python:module:Class")
+        if hub_name(path) == "":
+            raise ValueError(f"{path!r} names no folder: write hf:FOLDER, or hf:NAME")
         return path
+
+    @model_validator(mode="after")
+    def _source_takes_them(self) -> Self:
+        if self.split is not None and hub_name(self.path) is None:
+            raise ValueError("split is of what Hugging Face datasets reads (path hf:FOLDER_OR_NAME): remove it")
+        if self.source_args and code_name(self.path) is None:
+            raise ValueError("source_args are handed to a class of one's own (path python:module:Class): remove them")
+        return self
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _template_is_handed_the_rest(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        if ours := sorted({"conversation", "tools", "tokenize", "return_dict", "return_tensors"} & kwargs.keys()):
+            raise ValueError(f"{', '.join(ours)} is given by penstock itself: remove it (tools come by tools_key)")
+        return kwargs
+
+    @model_validator(mode="after")
+    def _template_is_applied(self) -> Self:
+        given = [key for key in ("system_prompt", "chat_template_kwargs", "tools_key") if getattr(self, key)]
+        if given and not self.apply_chat_template:
+            raise ValueError(f"{', '.join(given)} needs a chat template: set apply_chat_template: true, or remove it")
+        return self
 
     @field_validator("sampling")
     @classmethod
@@ -61,6 +110,7 @@ class DataConfig(Section):
     train: list[DatasetConfig] = Field(min_length=1)
     eval: list[DatasetConfig] = Field(default_factory=list)
     #: Passes over the train data, after which the run ends; null: prompts come again for as long as somebody trains.
+    #: With weights: as many prompts as so many passes have, in the shares of the weights.
     #: May be raised from one start to the next, and lowered to what was not admitted yet.
     epochs: Positive | None = None
     #: What becomes of the groups that are left at the end of the data and are fewer than a batch: ``drop`` leaves
@@ -75,6 +125,18 @@ class DataConfig(Section):
     #: Longest wait for the last evaluation; the trainer then ends with exit code 1, and one that is started again waits
     #: for the same evaluation. None: it waits, and `penstock why` says for what.
     eval_timeout_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _weights_are_shares(self) -> Self:
+        if held := [one.name for one in self.eval if one.weight is not None]:
+            raise ValueError(f"dataset {held[0]!r} is held out, where a weight means nothing: remove its weight")
+        weights = [one.weight for one in self.train if one.weight is not None]
+        if weights and len(weights) < len(self.train):
+            without = next(one.name for one in self.train if one.weight is None)
+            raise ValueError(f"dataset {without!r} has no weight, and others have: give it one, or remove all")
+        if weights:
+            shares_of(weights)
+        return self
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

@@ -23,4 +23,4 @@ class HistoryConfig(Section):
     #: Groups wait so long for a recorder that is not there; then they go without rows, and are counted.
     patience_s: Seconds = 60.0
     #: Most bytes of the files; the oldest go first.
-    max_bytes: Positive = 16 * 2**30
+    max_bytes: Annotated[int, Field(ge=16 * 2**20)] = 16 * 2**30

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from penstock.config import Config
-from penstock.config.reading.dataset_path import parse_path
+from penstock.config.reading.dataset_path import is_file, parse_path
 from penstock.config.reading.mistakes import sentences
 from penstock.config.reading.nested import leaves, put
 from penstock.config.reading.paths import absolute, anchor
@@ -91,7 +91,7 @@ def check_files(config: Config, *, data: bool = True, model: bool = True) -> Non
         for name, sets in (("train", config.data.train), ("eval", config.data.eval)):
             for index, dataset in enumerate(sets):
                 file, _, _ = parse_path(dataset.path)
-                if not file.is_file():
+                if is_file(dataset.path) and not file.is_file():
                     raise ConfigError(f"data.{name}.{index}.path: there is no file {file}; {_make_it(config)}.")
     if model and not Path(config.model.path, "config.json").is_file():
         raise ConfigError(

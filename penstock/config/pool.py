@@ -11,9 +11,10 @@ from penstock.config.section import Positive, Section
 class PoolConfig(Section):
     """Processes that compute rewards."""
 
-    #: process: in the worker (async functions in its loop, others in a thread, math_verify in processes of its own).
+    #: process: in the worker (async functions in its loop, others in a thread, slow ones by name in
+    #: processes of their own).
     #: rq: by ``penstock verifiers``, on this machine or others, a process for each check; rewards of
-    #: penstock's own that take a moment (exact_match) stay in the worker.
+    #: penstock's own that take a moment (exact_match, f1) stay in the worker.
     kind: Literal["process", "rq"] = "process"
     #: rq: checks that one ``penstock verifiers`` makes at once; `penstock run` starts one.
     workers: Positive = 2
@@ -21,5 +22,5 @@ class PoolConfig(Section):
     functions: list[RewardName] = Field(default_factory=list)
     #: rq: most bytes of a sample on its way to a verifier, and of the answer, as JSON.
     max_bytes: Annotated[int, Field(ge=1024, le=32 * 1024**2)] = 4 * 1024**2
-    #: rq: address space of a check in bytes; None: no limit but math_verify's own.
+    #: rq: address space of a check in bytes; None: no limit but that of math_verify.
     memory_bytes: Positive | None = None

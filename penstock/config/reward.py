@@ -1,25 +1,73 @@
 """Section ``reward``: what scores a sample."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from penstock.config.code_names import RewardName
+from penstock.config.code_names import BOXED, REMOTE, RewardName
 from penstock.config.pool import PoolConfig
 from penstock.config.section import Positive, Seconds, Section
+
+
+class RemoteConfig(Section):
+    """A service that scores: reward ``remote_rm``."""
+
+    #: Where ``{prompt, response, label}`` is sent as JSON (POST); it answers with a number, or a map with ``key``.
+    #: Redirects are refused. null: there is no service.
+    url: Annotated[str, Field(pattern=r"^https?://[^\s/]")] | None = None
+    #: Longest try.
+    timeout_s: Seconds = 120.0
+    #: Tries of a sample.
+    max_attempts: Positive = 10
+    #: Longest pause between two; it doubles from 1 s.
+    max_pause_s: Seconds = 30.0
+    #: Requests of a worker at once.
+    concurrency: Positive = 64
+    #: Most bytes of a request, and of an answer.
+    max_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
+
+
+class OverlongConfig(Section):
+    """What long answers lose: nothing up to ``max_tokens - buffer_tokens``, then more with each token."""
+
+    #: Drawn tokens from which all of ``factor`` is lost (DAPO's L_max); null: nothing is ever lost.
+    max_tokens: Positive | None = None
+    #: Drawn tokens before that over which the loss grows from 0 (DAPO's L_cache).
+    buffer_tokens: Positive = 4096
+    #: The most that is lost.
+    factor: Annotated[float, Field(gt=0)] = 1.0
+
+    @model_validator(mode="after")
+    def _buffer_is_within(self) -> Self:
+        if self.max_tokens is not None and self.buffer_tokens > self.max_tokens:
+            raise ValueError(
+                f"buffer_tokens {self.buffer_tokens} is more than max_tokens {self.max_tokens}: an empty answer would "
+                "lose something; lower it"
+            )
+        return self
 
 
 class RewardConfig(Section):
     #: One of penstock's own (docs/rewards.md has the table), or ``module:function``: sync or async; gives a number,
     #: or a dict with ``key``.
     function: RewardName = "exact_match"
+    #: In place of ``function``, reward -> weight: the reward is the weighted sum.
+    parts: dict[RewardName, float] = Field(default_factory=dict)
+    #: The entry ``rm_type`` of a prompt's metadata names one of penstock's own rewards, which goes before a
+    #: ``function`` of penstock's own.
+    by_metadata: bool = False
+    #: What long answers lose, in training.
+    overlong: OverlongConfig = OverlongConfig()
+    #: The service that ``remote_rm`` asks.
+    remote: RemoteConfig = RemoteConfig()
     #: Where a reward returns a dict, the entry that is the number.
     key: str = "score"
     #: Longest run of the reward on one sample.
     timeout_s: Seconds = 30.0
     #: Tries of a reward that raises.
     max_attempts: Positive = 2
-    #: CPU time of one math_verify check; an answer that needs more is worth 0 (docs/truth.md, T11).
+    #: CPU time of one check of a slow reward by name (math_verify, math); an answer that needs more is worth 0
+    #: (docs/truth.md, T11).
     check_cpu_s: Positive = 5
     #: Admission stops when more than this share of a dataset's jobs died of the user's code (reward, environment), of
     #: the last ``died_window`` that ended, from ``died_from`` on; 1: never.
@@ -28,7 +76,24 @@ class RewardConfig(Section):
     died_window: Annotated[int, Field(ge=1, le=10_000)] = 100
     #: See ``max_died_share``.
     died_from: Positive = 20
-    #: Verifier processes of math_verify per worker, with pool.kind process.
+    #: Processes of slow rewards by name per worker, with pool.kind process.
     processes: Positive = 2
     #: Where rewards are computed.
     pool: PoolConfig = PoolConfig()
+
+    @model_validator(mode="after")
+    def _parts_stand_alone(self) -> Self:
+        if self.parts and self.function != type(self).model_fields["function"].default:
+            raise ValueError(f"parts take the place of function {self.function}: name it among them, or remove one")
+        return self
+
+    @model_validator(mode="after")
+    def _remote_has_an_address(self) -> Self:
+        if self.remote.url is None and any(name.removeprefix(BOXED) == REMOTE for name in self.names):
+            raise ValueError(f"{REMOTE} needs remote.url: the address of the service that scores")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The rewards of a sample whose job names none."""
+        return tuple(self.parts) or (self.function,)

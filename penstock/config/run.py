@@ -17,7 +17,7 @@ from penstock.config.rollout import RolloutConfig
 from penstock.config.section import Section, checked_name
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
-from penstock.config.watching import MetricsConfig, NotifyConfig
+from penstock.config.watching import MetricsConfig, NotifyConfig, TelemetryConfig
 from penstock.config.worker import WorkerConfig
 from penstock.logs import LogFormat
 from penstock.weights.transport import TRANSPORTS, transport
@@ -77,6 +77,7 @@ class Config(Section):
     faults: FaultsConfig = FaultsConfig()
     fleet: FleetConfig = FleetConfig()
     metrics: MetricsConfig = MetricsConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     notify: NotifyConfig = NotifyConfig()
 
     @field_validator("run")

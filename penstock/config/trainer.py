@@ -1,6 +1,6 @@
 """Section ``trainer``: batches, loss, optimizer, publication."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -29,6 +29,10 @@ LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
     "cispo": {"clip_low": 1.0, "clip_high": 4.0, "aggregation": "token", "dual_clip": None},
     "reinforce": {"clip_low": None, "clip_high": None, "dual_clip": None, "correction": "truncated"},
 }
+
+
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
 
 
 class TrainerConfig(Section):
@@ -96,6 +100,8 @@ class TrainerConfig(Section):
     rank_timeout_s: Seconds = 600.0
     #: A checkpoint every so many steps, and at the end.
     checkpoint_every: Positive = 5
+    #: Trackers that its figures are shown at (docs/consumers.md); each needs the extra of its name.
+    report_to: list[TrackerName] = Field(default_factory=list)
     #: Weight folders kept.
     keep_versions: Annotated[int, Field(ge=2)] = 3
     #: Folder of published weights; None: runs/NAME/weights.

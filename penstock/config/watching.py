@@ -1,5 +1,6 @@
-"""Sections ``metrics`` and ``notify``: how a run is watched from outside."""
+"""Sections ``metrics``, ``telemetry`` and ``notify``: how a run is watched from outside."""
 
+import re
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
@@ -7,6 +8,9 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.config.section import Positive, Section
 from penstock.redaction import MASK
+
+#: An address that lacks its ``http://``; a file of such a name is written ``./NAME``.
+_HOST_AND_PORT = re.compile(r"[^/.][^/]*:[0-9]{1,5}(/|\Z)")
 
 
 class MetricsConfig(Section):
@@ -26,6 +30,37 @@ class MetricsConfig(Section):
         if host is not None and (not host or len(host) > 255 or set(host) & set(" /@[]\"'\\{}")):
             raise ValueError(f"{host!r} is no host: give a name or an address, without port, brackets or scheme")
         return host
+
+
+class TelemetryConfig(Section):
+    """OpenTelemetry: a trace per job over all parts (docs/tracing.md). Needs the extra ``telemetry``."""
+
+    #: Where spans go: the http:// or https:// address of a collector that takes OTLP (``http://localhost:4318``), or
+    #: the path of a file that gets a span a line. Passwords of a collector stand in the environment
+    #: (OTEL_EXPORTER_OTLP_HEADERS). None: nowhere.
+    traces: str | None = None
+    #: Share of the jobs that are traced; all parts choose the same ones.
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    @field_validator("traces")
+    @classmethod
+    def _can_be_sent_to(cls, traces: str | None) -> str | None:
+        if traces == "":
+            raise ValueError("telemetry.traces is empty: give an address, the path of a file, or null")
+        if traces is None or ("://" not in traces and not _HOST_AND_PORT.match(traces)):
+            return traces
+        try:
+            url = urlsplit(traces)
+            fits = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and "@" not in url.netloc
+        except ValueError:
+            fits = False
+        if not fits:
+            # It may hold a secret: it is not repeated.
+            raise ValueError(
+                "telemetry.traces is no address that spans can be sent to: give http://HOST:PORT or "
+                "https://HOST:PORT, and a password of the collector in OTEL_EXPORTER_OTLP_HEADERS"
+            )
+        return traces
 
 
 class NotifyConfig(Section):

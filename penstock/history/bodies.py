@@ -1,19 +1,14 @@
-"""What of a row nobody looks for: packed into one value, and taken out again.
+"""What of a row nobody looks for, as values: what the samples of a job share (``Group``), and the rest (``Body``)."""
 
-The prompt, its tokens and the label stand once for all samples of a job (``Group``); a sample has its own where they
-differ.
-"""
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from penstock.errors import ProtocolError
-from penstock.history.packing import pack_numbers, pack_runs, pack_text, unpack_numbers, unpack_runs, unpack_text
+from penstock.history.packing import pack_integers, squeeze, unpack_integers, unsqueeze
+from penstock.history.pieces import Spelling
 from penstock.history.row import TIMES, SampleRow
 from penstock.payloads.format import Array
-from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.codec import MAX_RECORD_BYTES, pack, unpack
 from penstock.protocol.records.field_checks import checks_of
 from penstock.protocol.records.record import Record, defaults_of, values_of
 from penstock.words import writable
@@ -22,24 +17,53 @@ from penstock.words import writable
 MAX_LENGTH, MAX_CHARS = 4 * 1024 * 1024, 1024 * 1024
 
 #: What an error calls a value that cannot be read.
-_WHAT = "A row of the history"
+WHAT = "A row of the history"
 _MICRO = 1_000_000
+#: Later ones are none: the year 5138.
+_MAX_TIME_S = 1e11
 
 
-@dataclass(frozen=True, slots=True)
-class Group(Record):
-    """What the samples of a job share. It travels as the list of its values, as ``Body`` does."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """What the samples of a job share."""
 
-    #: ``pack_text``
-    prompt: bytes
+    #: None: it is what ``tokens`` spell.
+    prompt: str | None
     label: str
-    #: Token ids of the prompt (``pack_numbers``), or None.
-    tokens: list[Any] | None = None
+    #: [P] int32, those of the prompt; None: not kept.
+    tokens: Array | None
+
+    def text(self, spelling: Spelling) -> str:
+        """Its prompt. Raises ProtocolError where its tokens are to spell it, and cannot."""
+        if self.prompt is not None:
+            return self.prompt
+        if self.tokens is None:
+            raise ProtocolError(f"{WHAT} has a prompt without words and tokens.")
+        return spelled(spelling, self.tokens, special=True)
+
+    def to_bytes(self) -> bytes:
+        tokens = None if self.tokens is None else [len(self.tokens), pack_integers(self.tokens)]
+        return squeeze(pack([self.prompt, self.label, tokens]))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Group":
+        """Raises ProtocolError where ``data`` is none."""
+        values = unpack(unsqueeze(data, MAX_RECORD_BYTES), WHAT)
+        if not isinstance(values, list) or len(values) != 3:
+            raise ProtocolError(f"{WHAT} is not what this version of penstock writes.")
+        prompt, label, tokens = values
+        if not (isinstance(prompt, str | None) and isinstance(label, str)):
+            raise ProtocolError(f"{WHAT} has values that no row has.")
+        if tokens is None:
+            return cls(prompt, label, None)
+        if not isinstance(tokens, list) or len(tokens) != 2 or type(tokens[0]) is not int:
+            raise ProtocolError(f"{WHAT} has values that no row has.")
+        return cls(prompt, label, unpack_integers(tokens[1], tokens[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class Body(Record):
-    """A field that is new goes to the end."""
+    """The rest of a sample; it travels as the list of its values. A field that is new goes to the end."""
 
     finish_reason: str
     worker: str
@@ -54,96 +78,100 @@ class Body(Record):
     reward_info: dict[str, Any]
     #: Microseconds: the first one that is known since 1970, then between it and each of ``TIMES``; None: not known.
     times: list[Any]
-    #: ``pack_text`` near the prompt.
-    answer: bytes
+    #: None: what the tokens behind the prompt spell.
+    answer: str | None
     #: Where they are not those of the group.
-    prompt: bytes | None = None
+    prompt: str | None = None
     label: str | None = None
-    #: True: ``tokens`` goes on where the group's prompt ends.
+    #: Tokens of its own; None: no arrays are kept.
+    num_tokens: int | None = None
+    #: True: these go on where the tokens of the group end.
     shares_tokens: bool = False
-    tokens: list[Any] | None = None
-    #: True: ``logprobs`` has the generated tokens alone, and is 0 at all others.
-    of_generated: bool = False
-    logprobs: list[Any] | None = None
-    #: ``pack_runs``
-    versions: list[Any] | None = None
-    generated: list[Any] | None = None
-    loss_mask: list[Any] | None = None
+    #: Length, version, and 1 for drawn plus 2 for loss, of each run of equal tokens.
+    marks: list[Any] | None = None
+    tries: str = ""
+    pauses: list[list[float]] = field(default_factory=list)
 
 
-def group_of(row: SampleRow) -> Group:
+def group_of(row: SampleRow, spelling: Spelling) -> Group:
     """What a job's first sample says of all of them."""
-    tokens = _kept(row.tokens, "<i4")
-    prompt = None if tokens is None else pack_numbers(tokens[: row.prompt_length])
-    return Group(pack_text(_text(row.prompt)), _text(row.label), prompt)
+    is_kept = row.tokens is not None and len(row.tokens) <= MAX_LENGTH
+    tokens = row.tokens[: row.prompt_length].astype("<i4") if is_kept and row.tokens is not None else None
+    is_spelled = tokens is not None and (row.is_spelled or _spells(spelling, tokens, row.prompt, special=True))
+    return Group(None if is_spelled else _text(row.prompt), _text(row.label), tokens)
 
 
-def body_of(row: SampleRow, group: Group) -> Body:
-    """The rest of ``row``, what it shares with ``group`` left out."""
-    prompt, label = pack_text(_text(row.prompt)), _text(row.label)
-    tokens, logprobs = _kept(row.tokens, "<i4"), _kept(row.logprobs, "<f4")
-    shares = tokens is not None and pack_numbers(tokens[: row.prompt_length]) == group.tokens
-    if shares and tokens is not None:
-        tokens = tokens[row.prompt_length :]
-    generated = _kept(row.generated, "u1")
-    alone = logprobs is not None and generated is not None and len(generated) == len(logprobs)
-    if alone and logprobs is not None and generated is not None:
-        alone = not logprobs[generated == 0].view(np.uint32).any()
-        logprobs = logprobs[generated != 0] if alone else logprobs
+def body_of(row: SampleRow, group: Group, spelling: Spelling, tokens: Array | None, marks: list[int] | None) -> Body:
+    """The rest of ``row``, what it shares with ``group`` left out.
+
+    Args:
+        tokens: its own, where they are kept: all, or those behind the group's.
+        marks: see ``Body``.
+    """
+    label = _text(row.label)
+    shares = tokens is not None and row.tokens is not None and len(tokens) < len(row.tokens)
+    is_alike = shares and row.is_spelled and group.prompt is None
+    prompt = None if is_alike or (text := _text(row.prompt)) == group.text(spelling) else text
+    is_spelled = tokens is not None and (row.is_spelled or _spells_answer(spelling, row))
     return Body(
-        finish_reason=_text(row.finish_reason),
-        worker=_text(row.worker),
-        prompt_length=row.prompt_length,
-        attempts=row.attempts,
-        crashes=row.crashes,
-        num_turns=row.num_turns,
-        num_aborts=row.num_aborts,
-        cached_tokens=row.cached_tokens,
-        generate_s=row.generate_s,
-        reward_s=row.reward_s,
-        reward_info=row.reward_info,
-        times=_times_of(row),
-        answer=pack_text(_text(row.answer), _text(row.prompt)),
-        prompt=None if prompt == group.prompt else prompt,
-        label=None if label == group.label else label,
-        shares_tokens=shares,
-        tokens=None if tokens is None else pack_numbers(tokens),
-        of_generated=alone,
-        logprobs=None if logprobs is None else pack_numbers(logprobs),
-        versions=_runs(_kept(row.versions, "<i4")),
-        generated=_runs(generated),
-        loss_mask=_runs(_kept(row.loss_mask, "u1")),
+        _text(row.finish_reason),
+        _text(row.worker),
+        row.prompt_length,
+        row.attempts,
+        row.crashes,
+        row.num_turns,
+        row.num_aborts,
+        row.cached_tokens,
+        row.generate_s,
+        row.reward_s,
+        row.reward_info,
+        _times_of(row),
+        None if is_spelled else _text(row.answer),
+        prompt,
+        None if label == group.label else label,
+        None if tokens is None else len(tokens),
+        shares,
+        marks,
+        _text(row.tries),
+        row.pauses,
     )
 
 
-def to_bytes(record: Body | Group) -> bytes:
-    """The list of its values: names would be a fifth of a short row."""
-    return pack(list(values_of(type(record))(record)))  # type: ignore[arg-type]
+def values(body: Body) -> list[Any]:
+    """Names would be a fifth of a short row."""
+    return list(values_of(Body)(body))
 
 
-def group_from_bytes(data: bytes) -> Group:
-    """Raises ProtocolError where ``data`` is none."""
-    return Group(**_fields(Group, data))
+def body_from(values: Any) -> Body:
+    """Raises ProtocolError where these are not the values of one."""
+    known = defaults_of(Body)
+    if not isinstance(values, list) or len(values) > len(known):
+        raise ProtocolError(f"{WHAT} is not what this version of penstock writes.")
+    checks = checks_of(Body)
+    for (name, _), value in zip(known, values, strict=False):
+        if name in checks and not checks[name](value):
+            raise ProtocolError(f"{WHAT} has values that no row has.")
+    try:
+        return Body(*values)
+    except TypeError as exc:
+        raise ProtocolError(f"{WHAT} lacks fields that a row has.") from exc
 
 
-def body_from_bytes(data: bytes) -> Body:
-    """Raises ProtocolError where ``data`` is none."""
-    return Body(**_fields(Body, data))
+def fields_of(body: Body, group: Group, spelling: Spelling, tokens: Array | None) -> dict[str, Any]:
+    """What of a ``SampleRow`` these hold, by name, but for its arrays. Raises ProtocolError.
 
-
-def texts(body: Body, group: Group) -> tuple[str, str]:
-    """(prompt, answer) of a sample. Raises ProtocolError."""
-    prompt = unpack_text(group.prompt if body.prompt is None else body.prompt)
-    return prompt, unpack_text(body.answer, prompt)
-
-
-def fields_of(body: Body, group: Group, *, arrays: bool) -> dict[str, Any]:
-    """What of a ``SampleRow`` these hold, by name; without ``arrays`` those are None. Raises ProtocolError."""
-    prompt, answer = texts(body, group)
+    Args:
+        tokens: [L] of the sample; None where they are not kept.
+    """
     found: dict[str, Any] = {name: getattr(body, name) for name in _AS_THEY_ARE}
-    found |= {"prompt": prompt, "answer": answer, "label": group.label if body.label is None else body.label}
-    found |= dict(zip(TIMES, _times(body.times), strict=True))
-    return found | (_arrays(body, group) if arrays else {})
+    found["prompt"] = group.text(spelling) if body.prompt is None else body.prompt
+    found["label"] = group.label if body.label is None else body.label
+    found["answer"] = body.answer
+    if body.answer is None:
+        if tokens is None:
+            raise ProtocolError(f"{WHAT} has an answer without words and tokens.")
+        found["answer"] = spelled(spelling, tokens[body.prompt_length :], special=False)
+    return found | dict(zip(TIMES, _times(body.times), strict=True))
 
 
 _AS_THEY_ARE = (
@@ -158,54 +186,26 @@ _AS_THEY_ARE = (
     "generate_s",
     "reward_s",
     "reward_info",
+    "tries",
+    "pauses",
 )
 
 
-def _arrays(body: Body, group: Group) -> dict[str, Array | None]:
-    tokens = None if body.tokens is None else unpack_numbers(body.tokens, "int32")
-    if tokens is not None and body.shares_tokens:
-        tokens = np.concatenate((unpack_numbers(group.tokens, "int32"), tokens))
-    runs = {
-        name: None if (packed := getattr(body, name)) is None else unpack_runs(packed, dtype)
-        for name, dtype in (("versions", "int32"), ("generated", "uint8"), ("loss_mask", "uint8"))
-    }
-    logprobs = None if body.logprobs is None else unpack_numbers(body.logprobs, "float32")
-    generated = runs["generated"]
-    if body.of_generated and logprobs is not None:
-        if generated is None or np.count_nonzero(generated) != len(logprobs):
-            raise ProtocolError(f"{_WHAT} has other numbers of logprobs and of generated tokens.")
-        of_all = np.zeros(len(generated), np.float32)
-        of_all[generated != 0] = logprobs
-        logprobs = of_all
-    found = {"tokens": tokens, "logprobs": logprobs, **runs}
-    if len({len(array) for array in found.values() if array is not None}) > 1:
-        raise ProtocolError(f"{_WHAT} has arrays of different lengths.")
-    return found
+def spelled(spelling: Spelling, tokens: Array, *, special: bool) -> str:
+    """Raises ProtocolError where what one stands for is not known."""
+    found = spelling.text(tokens.tolist(), special=special)
+    if found is None:
+        raise ProtocolError(f"{WHAT} has tokens whose text is not there.")
+    return _text(found)
 
 
-def _fields(cls: type[Body] | type[Group], data: bytes) -> dict[str, Any]:
-    values, known = unpack(data, _WHAT), defaults_of(cls)  # type: ignore[arg-type]
-    if not isinstance(values, list) or len(values) > len(known):
-        raise ProtocolError(f"{_WHAT} is not what this version of penstock writes.")
-    found = {name: value for (name, _), value in zip(known, values, strict=False)}
-    checks = checks_of(cls)  # type: ignore[arg-type]
-    if any(name in checks and not checks[name](value) for name, value in found.items()):
-        raise ProtocolError(f"{_WHAT} has values that no row has.")
-    try:
-        cls(**found)
-    except TypeError as exc:
-        raise ProtocolError(f"{_WHAT} lacks fields that a row has.") from exc
-    return found
+def _spells(spelling: Spelling, tokens: Array, text: str, *, special: bool) -> bool:
+    return bool(text) and spelling.text(tokens.tolist(), special=special) == text
 
 
-def _kept(array: Array | None, dtype: str) -> Array | None:
-    if array is None or len(array) > MAX_LENGTH:
-        return None
-    return np.ascontiguousarray(array, np.dtype(dtype))
-
-
-def _runs(array: Array | None) -> list[int] | None:
-    return None if array is None else pack_runs(array)
+def _spells_answer(spelling: Spelling, row: SampleRow) -> bool:
+    assert row.tokens is not None
+    return _spells(spelling, row.tokens[row.prompt_length :], row.answer, special=False)
 
 
 def _text(text: str) -> str:
@@ -213,13 +213,17 @@ def _text(text: str) -> str:
 
 
 def _times_of(row: SampleRow) -> list[int | None]:
-    known = [round(getattr(row, name) * _MICRO) for name in TIMES]
+    # What a record calls a time may be anything that its type holds.
+    known = [round(time * _MICRO) if 0 < (time := getattr(row, name)) < _MAX_TIME_S else 0 for name in TIMES]
     first = min((time for time in known if time > 0), default=0)
     return [first, *(time - first if time > 0 else None for time in known)]
 
 
 def _times(packed: list[Any]) -> list[float]:
     if len(packed) != len(TIMES) + 1 or not all(type(one) is int or one is None for one in packed):
-        raise ProtocolError(f"{_WHAT} has times that no row has.")
+        raise ProtocolError(f"{WHAT} has times that no row has.")
     first = packed[0] or 0
-    return [0.0 if one is None else (first + one) / _MICRO for one in packed[1:]]
+    times = [0.0 if one is None else (first + one) / _MICRO for one in packed[1:]]
+    if not all(0 <= time <= _MAX_TIME_S for time in times):
+        raise ProtocolError(f"{WHAT} has times that no row has.")
+    return times

@@ -1,7 +1,7 @@
 """Which rows of a history are asked for, and how one file is asked for them.
 
-A file has an index for each thing that rows are looked for by. One that leads to few rows is followed, and these are
-put in order; where none does, rows are gone through in their order until a page is full.
+An index that leads to few rows is followed, and these are put in order. Where none does, rows are gone through in their
+order until a page is full; where that takes long, for few of them are asked for, all rows are gone through as they lie.
 """
 
 import math
@@ -14,8 +14,9 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.history.text import match_of, phrases_of
 
-#: An index that leads to more rows than these is not followed: putting them in order would take longer.
-FEW = 20_000
+#: An index that leads to more rows than these, or more than one in ``SPARSE``, is not followed: to go through all rows
+#: as they lie takes a tenth of the time for each. Prompts that hold a word are followed up to as many.
+FEW, SPARSE, FEW_PROMPTS = 20_000, 16, 2_000
 
 
 class Sort(StrEnum):
@@ -66,7 +67,8 @@ class Filters:
         for name in ("least_reward", "most_reward"):
             value = getattr(self, name)
             if value is not None and math.isnan(value):
-                raise ConfigError(f"{name} is {value}, which nothing is above or below: give a number.")
+                bound = name.replace("_", " ")
+                raise ConfigError(f"The {bound} is {value}, which nothing is above or below: give a number.")
         for name in ("version", "batch"):
             value = getattr(self, name)
             if value is not None and not -1 <= value < 2**63:
@@ -110,6 +112,8 @@ class Query:
     clauses: tuple[Clause, ...]
     #: What stands for the row's number: it has another name in the index of words.
     number: str = "s"
+    #: Where to go through all rows as they lie, once following the order has taken long; '' where it never does.
+    otherwise: str = ""
 
     def select(self, what: str, more: Sequence[Clause] = (), end: str = "") -> tuple[str, list[Any]]:
         """The statement and its values."""
@@ -119,20 +123,23 @@ class Query:
         return f"SELECT {what} FROM {self.source} WHERE {where} {end}", values
 
 
+_AS_THEY_LIE = "samples NOT INDEXED"
+
+
 def queries(part: sqlite3.Connection, filters: Filters, sort: Sort = Sort.RECORDED) -> list[Query]:
     """What finds the rows in one file: two queries where words may stand in answer or prompt. Raises sqlite3.Error."""
     clauses = _clauses(part, filters)
     if clauses is None:
         return []
     if not filters.text:
-        return [Query(_source(part, clauses, sort), tuple(clauses))]
+        return [_query(part, clauses, sort)]
     match = match_of(filters.text)
     in_answer = (Clause("answers MATCH ?", (match,)), *clauses)
-    in_prompt = Clause("g IN (SELECT rowid FROM prompts WHERE prompts MATCH ?)", (match,))
+    in_prompt = _in_prompt(part, match)
     return [
         # This way round: the words first, then what else is asked of their rows.
         Query("answers CROSS JOIN samples ON samples.s = answers.rowid", in_answer, "answers.rowid"),
-        Query(_source(part, clauses, sort), (*clauses, in_prompt)),
+        _query(part, (*clauses, in_prompt), sort),
     ]
 
 
@@ -148,7 +155,7 @@ def counting(part: sqlite3.Connection, filters: Filters) -> Query | None:
             "OR g IN (SELECT rowid FROM prompts WHERE prompts MATCH ?))"
         )
         clauses.append(Clause(words, (match, match)))
-    return Query(_source(part, clauses, Sort.RECORDED), tuple(clauses))
+    return _query(part, clauses, Sort.RECORDED)
 
 
 def _clauses(part: sqlite3.Connection, filters: Filters) -> list[Clause] | None:
@@ -159,8 +166,8 @@ def _clauses(part: sqlite3.Connection, filters: Filters) -> list[Clause] | None:
             number = part.execute("SELECT w FROM words WHERE word = ?", (word,)).fetchone()
             if number is None:
                 return None
-            found.append(Clause(f"{name} = ?", number, f"samples_{name}"))
-    found += [*_of_versions(part, filters), *_of_rewards(filters), *_of_groups(filters)]
+            found.append(Clause(f"{name} = ?", number, "samples_fate" if name == "fate" else ""))
+    found += [*_of_versions(part, filters), *_of_rewards(filters), *_of_groups(part, filters)]
     return found
 
 
@@ -181,11 +188,18 @@ def _of_rewards(filters: Filters) -> Iterator[Clause]:
     yield Clause("reward BETWEEN ? AND ?", (least, most), "samples_reward")
 
 
-def _of_groups(filters: Filters) -> Iterator[Clause]:
+def _in_prompt(part: sqlite3.Connection, match: str) -> Clause:
+    counting = f"SELECT count(*) FROM (SELECT 1 FROM prompts WHERE prompts MATCH ? LIMIT {FEW_PROMPTS})"
+    (found,) = part.execute(counting, (match,)).fetchone()
+    where = "g IN (SELECT rowid FROM prompts WHERE prompts MATCH ?)"
+    return Clause(where, (match,), is_narrow=found < FEW_PROMPTS)
+
+
+def _of_groups(part: sqlite3.Connection, filters: Filters) -> Iterator[Clause]:
     if filters.job:
         yield Clause("g = (SELECT g FROM groups WHERE job = ?)", (filters.job,), is_narrow=True)
     if filters.prompt:
-        yield Clause("g IN (SELECT rowid FROM prompts WHERE prompts MATCH ?)", (match_of(filters.prompt),))
+        yield _in_prompt(part, match_of(filters.prompt))
     if filters.batch is None and not filters.subscription:
         return
     used, values = [], []
@@ -201,17 +215,25 @@ def _of_groups(filters: Filters) -> Iterator[Clause]:
     )
 
 
-def _source(part: sqlite3.Connection, clauses: Sequence[Clause], sort: Sort) -> str:
+def _query(part: sqlite3.Connection, clauses: Sequence[Clause], sort: Sort) -> Query:
     if any(clause.is_narrow for clause in clauses):
-        return "samples"
-    sizes = {clause.index: _size(part, clause) for clause in clauses if clause.index}
-    index = min(sizes, key=lambda name: sizes[name], default="")
-    if not index or sizes[index] >= FEW:
-        index = COLUMNS[sort][1]
-    return f"samples INDEXED BY {index}" if index else "samples NOT INDEXED"
+        return Query("samples", tuple(clauses))
+    few = min(FEW, num_rows(part) // SPARSE + 1)
+    sizes = {clause.index: _size(part, clause, few) for clause in clauses if clause.index}
+    index, order = min(sizes, key=lambda name: sizes[name], default=""), COLUMNS[sort][1]
+    if index and sizes[index] < few:
+        return Query(f"samples INDEXED BY {index}", tuple(clauses))
+    if order:
+        return Query(f"samples INDEXED BY {order}", tuple(clauses), otherwise=_AS_THEY_LIE if clauses else "")
+    return Query(_AS_THEY_LIE, tuple(clauses))
 
 
-def _size(part: sqlite3.Connection, clause: Clause) -> int:
-    """Rows that an index leads to, as far as they are few."""
-    statement = f"SELECT count(*) FROM (SELECT 1 FROM samples WHERE {clause.sql} LIMIT {FEW})"
+def num_rows(part: sqlite3.Connection) -> int:
+    """About how many rows a file has."""
+    return int(part.execute("SELECT max(s) FROM samples").fetchone()[0] or 0)
+
+
+def _size(part: sqlite3.Connection, clause: Clause, few: int) -> int:
+    """Rows that an index leads to, as far as they are ``few``."""
+    statement = f"SELECT count(*) FROM (SELECT 1 FROM samples WHERE {clause.sql} LIMIT {few})"
     return int(part.execute(statement, clause.values).fetchone()[0])

@@ -3,13 +3,17 @@
 import contextlib
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from penstock.history.bodies import Group, body_from_bytes, body_of, group_from_bytes, group_of, texts, to_bytes
+from penstock.history.blocks import blocks_of, pack_block, read_block
+from penstock.history.bodies import Group, group_of
+from penstock.history.chunks import ChunkWriter
 from penstock.history.part import PartName, translated
+from penstock.history.pieces import LookUp, Spelling, nothing_known
 from penstock.history.row import SampleRow, Use
-from penstock.history.text import words_of
+from penstock.history.text import indexed
+from penstock.payloads.format import Array
 from penstock.words import writable
 
 #: Words whose numbers are kept at hand.
@@ -17,27 +21,38 @@ MOST_WORDS = 4096
 
 
 class OpenPart:
-    """A file that is ours to write."""
+    """A file that is ours to write.
 
-    def __init__(self, name: PartName, path: Path, connection: sqlite3.Connection) -> None:
+    Args:
+        look_up: says what tokens stand for.
+    """
+
+    def __init__(
+        self, name: PartName, path: Path, connection: sqlite3.Connection, look_up: LookUp = nothing_known
+    ) -> None:
         self.name = name
         self.path = path
         self.connection = connection
-        #: Numbers of words that were committed.
+        self._spelling = Spelling(look_up)
+        self._chunks = ChunkWriter(connection)
+        #: Number of the next sample; none is given twice, for readers have read what stood there.
+        self._next = 1
+        #: Numbers of words, and ids of pieces, that were committed.
         self._words: dict[str, int] = {}
+        self._pieces: set[int] = set()
 
     def has(self, job: str) -> bool:
         with translated(self.path):
-            found = self.connection.execute("SELECT 1 FROM groups WHERE job = ?", (job,)).fetchone()
-        return found is not None
+            return self._group_number(job) is not None
 
     def put(self, rows: Iterable[SampleRow], uses: Iterable[Use]) -> None:
         """Write all in one commit, or nothing."""
+        jobs: dict[str, dict[tuple[int, int], SampleRow]] = {}
+        for row in rows:
+            jobs.setdefault(row.job, {})[row.k, row.part] = row
         with self._commit():
-            for row in rows:
-                self._put_row(row)
-            for use in uses:
-                self._put_use(use)
+            numbers = {job: self._put_job(job, list(found.values())) for job, found in jobs.items()}
+            self._put_uses(uses, numbers)
 
     def note(self, gone: Iterable[tuple[str, int | None]]) -> None:
         """Keep the names of deleted files and how many samples they had; None: nobody knows."""
@@ -50,82 +65,134 @@ class OpenPart:
             self.connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._chunks.flush()
                 self.connection.execute("COMMIT")
             except BaseException:
                 self._words.clear()
+                self._pieces.clear()
                 # A full disk may have ended it already.
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")
+                self._chunks.recover()
                 raise
 
-    def _put_row(self, row: SampleRow) -> None:
-        number, group = self._group(row)
-        sample = self._sample(number, row)
-        body = body_of(row, group)
-        self.connection.execute("INSERT INTO bodies(s, body) VALUES(?, ?)", (sample, to_bytes(body)))
-        self._index("answers", sample, row.answer)
+    def _put_job(self, job: str, rows: Sequence[SampleRow]) -> int:
+        """Write samples of a job, in place of those of theirs that are there; the number of its group."""
+        number = self._group_number(job)
+        if number is None:
+            number, group = self._add_group(job, rows[0])
+        else:
+            group = self._group(number, rows[0])
+            self._forget(number, group, rows)
+        for block in blocks_of(rows):
+            self._put_block(block, number, group)
+        return number
 
-    def _group(self, row: SampleRow) -> tuple[int, Group]:
-        """Number and content of the row's group, which its first row makes and none changes."""
-        found = self.connection.execute("SELECT g, body FROM groups WHERE job = ?", (row.job,)).fetchone()
-        if found is not None and found[1] is not None:
-            return int(found[0]), group_from_bytes(found[1])
-        group = group_of(row)
-        number = self._group_number(row.job)
-        self.connection.execute("UPDATE groups SET body = ? WHERE g = ?", (to_bytes(group), number))
-        self._index("prompts", number, row.prompt)
+    def _add_group(self, job: str, row: SampleRow) -> tuple[int, Group]:
+        group = group_of(row, self._spelling)
+        added = self.connection.execute("INSERT INTO groups(job, body) VALUES(?, ?)", (job, group.to_bytes()))
+        number = int(added.lastrowid or 0)
+        self._put_prompt(number, group, row.prompt)
         return number, group
 
-    def _group_number(self, job: str) -> int:
-        self.connection.execute("INSERT OR IGNORE INTO groups(job) VALUES(?)", (job,))
-        return int(self.connection.execute("SELECT g FROM groups WHERE job = ?", (job,)).fetchone()[0])
+    def _group(self, number: int, row: SampleRow) -> Group:
+        """What the group's first row made, and none changes."""
+        (body,) = self.connection.execute("SELECT body FROM groups WHERE g = ?", (number,)).fetchone()
+        if body is not None:
+            return Group.from_bytes(body)
+        group = group_of(row, self._spelling)
+        self.connection.execute("UPDATE groups SET body = ? WHERE g = ?", (group.to_bytes(), number))
+        self._put_prompt(number, group, row.prompt)
+        return group
 
-    def _sample(self, group: int, row: SampleRow) -> int:
-        """The row's number, that of the row it replaces where there is one; all that was kept of that one is gone."""
-        key = (group, row.k, row.part)
-        found = self.connection.execute("SELECT s FROM samples WHERE g = ? AND k = ? AND part = ?", key).fetchone()
-        if found is not None:
-            self._forget(found[0], group)
-        reward = row.reward if row.reward is not None and math.isfinite(row.reward) else None
-        words = map(self._word, (row.lane, row.dataset, row.status, row.fate, row.reason))
-        added = self.connection.execute(
+    def _put_prompt(self, number: int, group: Group, prompt: str) -> None:
+        if words := indexed(writable(prompt)):
+            self.connection.execute("INSERT INTO prompts(rowid, words) VALUES(?, ?)", (number, words))
+
+    def _put_block(self, rows: Sequence[SampleRow], number: int, group: Group) -> None:
+        first, self._next = self._next, self._next + len(rows)
+        packed = pack_block(rows, group, self._spelling)
+        place = self._chunks.append(b"".join(packed))
+        self.connection.execute(
+            "INSERT INTO blocks(b, place, bodies, tokens, logprobs) VALUES(?, ?, ?, ?, ?)",
+            (first, place, *map(len, packed)),
+        )
+        self.connection.executemany(
             "INSERT INTO samples(s, g, k, part, lane, dataset, status, fate, reason, reward, oldest, newest, generated)"
             " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (found and found[0], *key, *words, reward, row.oldest, row.newest, row.num_generated),
+            [self._columns(row, first + at, number) for at, row in enumerate(rows)],
         )
-        return int(added.lastrowid or 0)
+        words = [(first + at, indexed(writable(row.answer))) for at, row in enumerate(rows)]
+        self.connection.executemany("INSERT INTO answers(rowid, words) VALUES(?, ?)", [one for one in words if one[1]])
+        self._put_pieces([row.tokens for row in rows if row.tokens is not None])
 
-    def _forget(self, sample: int, group: int) -> None:
-        (body,) = self.connection.execute("SELECT body FROM bodies WHERE s = ?", (sample,)).fetchone()
-        (shared,) = self.connection.execute("SELECT body FROM groups WHERE g = ?", (group,)).fetchone()
-        _, answer = texts(body_from_bytes(body), group_from_bytes(shared))
-        if words := words_of(answer):
+    def _columns(self, row: SampleRow, sample: int, group: int) -> tuple[object, ...]:
+        reward = float(row.reward) if row.reward is not None and math.isfinite(row.reward) else None
+        words = map(self._word, (row.lane, row.dataset, row.status, row.fate, row.reason))
+        return (sample, group, row.k, row.part, *words, reward, row.oldest, row.newest, row.num_generated)
+
+    def _put_pieces(self, tokens: Sequence[Array]) -> None:
+        """Keep what tokens stand for, of those that this file does not have yet."""
+        for fresh in filter(None, (set(one.tolist()) - self._pieces for one in tokens)):
+            found = self._spelling.pieces(fresh)
+            self.connection.executemany(
+                "INSERT OR IGNORE INTO pieces(t, special, piece) VALUES(?, ?, ?)",
+                [(token, piece.is_special, piece.text) for token, piece in found.items()],
+            )
+            self._pieces |= fresh
+
+    def _forget(self, number: int, group: Group, rows: Iterable[SampleRow]) -> None:
+        """Delete what was kept of these samples."""
+        for row in rows:
+            found = self.connection.execute(
+                "SELECT s FROM samples WHERE g = ? AND k = ? AND part = ?", (number, row.k, row.part)
+            ).fetchone()
+            if found is not None:
+                self._forget_one(found[0], group)
+
+    def _forget_one(self, sample: int, group: Group) -> None:
+        # What this commit has written may be looked for already.
+        self._chunks.flush()
+        first, block = read_block(self.connection, sample, group, logprobs=False)
+        if words := indexed(block.fields(sample - first, self._spelling, arrays=False)["answer"]):
             # An index without the texts is told what it held.
             self.connection.execute(
-                "INSERT INTO answers(answers, rowid, words) VALUES('delete', ?, ?)", (sample, " ".join(words))
+                "INSERT INTO answers(answers, rowid, words) VALUES('delete', ?, ?)", (sample, words)
             )
-        self.connection.execute("DELETE FROM bodies WHERE s = ?", (sample,))
         self.connection.execute("DELETE FROM samples WHERE s = ?", (sample,))
+        left = "SELECT 1 FROM samples WHERE s BETWEEN ? AND ?"
+        if self.connection.execute(left, (first, first + len(block.bodies) - 1)).fetchone() is None:
+            self.connection.execute("DELETE FROM blocks WHERE b = ?", (first,))
 
-    def _index(self, table: str, number: int, text: str) -> None:
-        if words := words_of(writable(text)):
-            self.connection.execute(f"INSERT INTO {table}(rowid, words) VALUES(?, ?)", (number, " ".join(words)))
-
-    def _put_use(self, use: Use) -> None:
-        self.connection.execute(
+    def _put_uses(self, uses: Iterable[Use], numbers: dict[str, int]) -> None:
+        self.connection.executemany(
             "INSERT OR REPLACE INTO uses(g, k, part, sub, batch, version, staleness, loss) "
             "VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                self._group_number(use.job),
-                use.k,
-                use.part,
-                self._word(use.subscription),
-                use.batch,
-                use.version,
-                use.staleness,
-                use.loss_tokens,
-            ),
+            [
+                (
+                    self._number_for(use.job, numbers),
+                    use.k,
+                    use.part,
+                    self._word(use.subscription),
+                    use.batch,
+                    use.version,
+                    use.staleness,
+                    use.loss_tokens,
+                )
+                for use in uses
+            ],
         )
+
+    def _number_for(self, job: str, numbers: dict[str, int]) -> int:
+        """The number of a job's group, which is made where only a use of it is known."""
+        if job not in numbers:
+            self.connection.execute("INSERT OR IGNORE INTO groups(job) VALUES(?)", (job,))
+            numbers[job] = self._group_number(job) or 0
+        return numbers[job]
+
+    def _group_number(self, job: str) -> int | None:
+        found = self.connection.execute("SELECT g FROM groups WHERE job = ?", (job,)).fetchone()
+        return None if found is None else int(found[0])
 
     def _word(self, word: str) -> int:
         if word not in self._words:

@@ -1,129 +1,142 @@
-"""Arrays and texts of a row in few bytes, without loss: a logprob that is read is, bit for bit, the one that was drawn.
+"""Bytes and arrays of integers in few bytes, without loss.
 
-    numbers   [count, plane 0 .. plane 3], little endian: the first byte of each number, the second, ...; a plane is
-              empty where it is all 0, else a byte 0 and the bytes, or a byte 1 and their raw deflate stream
-    runs      [value, length, value, length, ...] of equal neighbours: versions and masks
-    text      its UTF-8 with a byte 0 before it, or a byte 1 and its raw deflate stream, which may refer to ``near``
+    squeezed  a byte 0 and the bytes, or a byte 1 and their raw deflate stream
+    integers  a byte 0 and the squeezed varints (seven bits a byte, the lowest first; the high bit: more follows), or a
+              byte 1, the lengths of four squeezed planes as varints, and these: the first byte of each number, the
+              second, ...
 
-The high bytes of token ids and logprobs are alike and deflate well, the low ones do not.
+Token ids of a text are small more often than not, and come again, so varints deflate well. The low bytes of ids that
+have no such order do not deflate at all: planes keep these apart.
 """
 
 import zlib
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from penstock.errors import ProtocolError
 from penstock.payloads.format import MAX_TOKENS, Array
 
-#: Most bytes of one text.
-MAX_TEXT_BYTES = 8 * 1024 * 1024
-#: What a deflate stream may refer to.
-WINDOW = 32 * 1024
-
 _STORED, _DEFLATED = b"\0", b"\1"
-T = TypeVar("T")
+_VARINTS, _PLANES = b"\0", b"\1"
+#: Bytes of a number from which on planes are tried.
+_MANY = 2.1
+#: Longest varint of 32 bits.
+_MOST_BYTES = 5
+_LEVEL = 5
 
 
-def pack_numbers(values: Array) -> list[Any]:
-    """int32 or float32 [L] as plain values."""
-    planes = np.ascontiguousarray(values.view(np.uint8).reshape(-1, 4).T) if len(values) else np.zeros((4, 0), np.uint8)
-    return [len(values), *(_squeeze(plane.tobytes()) if plane.any() else b"" for plane in planes)]
-
-
-def unpack_numbers(packed: Any, dtype: str) -> Array:
-    """The array [L] again; ProtocolError where ``packed`` is none. ``dtype``: int32 or float32."""
-    if not isinstance(packed, list) or len(packed) != 5 or not _is_count(packed[0]):
-        raise _foreign("an array")
-    count = packed[0]
-    # A claim that no byte stands behind gets no room.
-    if count > 0 and not any(packed[1:]) and count > 2**20:
-        raise _foreign("an array")
-    planes = [_widen(plane, count) for plane in packed[1:]]
-    out = np.zeros((count, 4), np.uint8)
-    for number, plane in enumerate(planes):
-        if plane:
-            out[:, number] = np.frombuffer(plane, np.uint8)
-    return out.reshape(-1).view(np.dtype(dtype).newbyteorder("<"))
-
-
-def pack_runs(values: Array) -> list[int]:
-    """An array of integers [L] as runs of equal neighbours."""
-    if not len(values):
-        return []
-    starts = np.concatenate(([0], np.flatnonzero(values[1:] != values[:-1]) + 1))
-    lengths = np.diff(starts, append=len(values))
-    flat: list[int] = np.stack((values[starts].astype(np.int64), lengths), axis=1).reshape(-1).tolist()
-    return flat
-
-
-def unpack_runs(packed: Any, dtype: str) -> Array:
-    """The array [L] again; ProtocolError where ``packed`` is none, or claims more than ``MAX_TOKENS``."""
-    if not isinstance(packed, list) or len(packed) % 2 or not all(type(value) is int for value in packed):
-        raise _foreign("runs")
-    lengths, limits = packed[1::2], np.iinfo(dtype)
-    if any(length < 0 for length in lengths) or sum(lengths) > MAX_TOKENS:
-        raise _foreign("runs")
-    if any(not limits.min <= value <= limits.max for value in packed[0::2]):
-        raise _foreign("runs")
-    return np.repeat(np.array(packed[0::2], dtype), lengths)
-
-
-def pack_text(text: str, near: str = "") -> bytes:
-    """``text`` in few bytes; ``near`` is text that it may be like, and must be given again to read it."""
-    return _squeeze(text.encode(), near.encode()[-WINDOW:])
-
-
-def unpack_text(packed: Any, near: str = "") -> str:
-    """The text again; ProtocolError where it is none."""
-    if not isinstance(packed, bytes) or not packed:
-        raise _foreign("a text")
-    if packed[:1] == _STORED:
-        return _tried(packed[1:].decode, "a text")
-    return _tried(lambda: _inflate(packed, near.encode()[-WINDOW:], MAX_TEXT_BYTES).decode(), "a text")
-
-
-def _squeeze(data: bytes, near: bytes = b"") -> bytes:
-    packer = zlib.compressobj(6, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, near) if near else _deflate()
+def squeeze(data: bytes) -> bytes:
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15, 9)
     packed = packer.compress(data) + packer.flush()
     return _DEFLATED + packed if len(packed) < len(data) else _STORED + data
 
 
-def _deflate() -> Any:
-    return zlib.compressobj(6, zlib.DEFLATED, -15, 9)
-
-
-def _inflate(packed: bytes, near: bytes, most: int) -> bytes:
-    reader = zlib.decompressobj(-15, near) if near else zlib.decompressobj(-15)
-    data = reader.decompress(packed[1:], most + 1)
-    if len(data) > most or not reader.eof:
-        raise ValueError("it is longer than it may be, or cut off")
-    return data
-
-
-def _widen(plane: Any, count: int) -> bytes:
-    """Bytes of a plane, ``count`` of them, or none."""
-    if not isinstance(plane, bytes):
-        raise _foreign("an array")
-    if not plane:
-        return b""
-    data = plane[1:] if plane[:1] == _STORED else _tried(lambda: _inflate(plane, b"", count), "an array")
-    if len(data) != count:
-        raise _foreign("an array")
-    return data
-
-
-def _tried(read: Callable[[], T], what: str) -> T:
+def unsqueeze(packed: Any, most: int) -> bytes:
+    """The bytes again; ProtocolError where they are none, or more than ``most``."""
+    if not isinstance(packed, bytes) or packed[:1] not in (_STORED, _DEFLATED):
+        raise foreign("bytes")
+    if packed[:1] == _STORED:
+        if len(packed) > most + 1:
+            raise foreign("more bytes than it says")
+        return packed[1:]
+    reader = zlib.decompressobj(-15)
     try:
-        return read()
-    except (ValueError, zlib.error) as exc:
-        raise _foreign(what) from exc
+        data = reader.decompress(packed[1:], most + 1)
+    except zlib.error as exc:
+        raise foreign("bytes") from exc
+    if len(data) > most or not reader.eof or reader.unused_data:
+        raise foreign("bytes")
+    return data
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_TOKENS
+def pack_integers(values: Array) -> bytes:
+    """int32 [L]."""
+    found = _VARINTS + squeeze(_varints(values.astype("<i4", copy=False).view("<u4")))
+    if len(found) <= _MANY * len(values):
+        return found
+    return min(found, _PLANES + pack_planes(values.astype("<i4", copy=False)), key=len)
 
 
-def _foreign(what: str) -> ProtocolError:
+def unpack_integers(packed: Any, count: int) -> Array:
+    """int32 [count]; ProtocolError where ``packed`` is none."""
+    if not isinstance(packed, bytes) or not 0 <= count <= MAX_TOKENS:
+        raise foreign("an array")
+    if packed[:1] == _PLANES:
+        return unpack_planes(packed[1:], count, "<i4")
+    if packed[:1] != _VARINTS:
+        raise foreign("an array")
+    return _integers(unsqueeze(packed[1:], _MOST_BYTES * count), count).view("<i4")
+
+
+def pack_planes(values: Array) -> bytes:
+    """Values [L] of four bytes each."""
+    planes = values.view(np.uint8).reshape(-1, 4).T
+    squeezed = [squeeze(plane.tobytes()) for plane in planes]
+    lengths = _varints(np.array([len(plane) for plane in squeezed], "<u4"))
+    return b"".join((lengths, *squeezed))
+
+
+def unpack_planes(packed: bytes, count: int, dtype: str) -> Array:
+    """Values [count] of four bytes each; ProtocolError where ``packed`` holds others."""
+    lengths, at = [], 0
+    for _ in range(4):
+        end = next((end for end in range(at, min(at + _MOST_BYTES, len(packed))) if packed[end] < 128), None)
+        if end is None:
+            raise foreign("an array")
+        lengths.append(int(_integers(packed[at : end + 1], 1)[0]))
+        at = end + 1
+    if len(packed) != at + sum(lengths):
+        raise foreign("an array")
+    out = np.zeros((count, 4), np.uint8)
+    for number, length in enumerate(lengths):
+        plane = unsqueeze(packed[at : at + length], count)
+        if len(plane) != count:
+            raise foreign("an array")
+        out[:, number] = np.frombuffer(plane, np.uint8)
+        at += length
+    return out.reshape(-1).view(dtype)
+
+
+def run_ends(*columns: Array) -> Array:
+    """Where the runs end in which no column [L] changes: int [number of runs], ascending, the last is L."""
+    length = len(columns[0])
+    if not length:
+        return np.zeros(0, np.int64)
+    changes = np.zeros(length - 1, bool)
+    for column in columns:
+        changes |= column[1:] != column[:-1]
+    return np.append(np.flatnonzero(changes) + 1, length)
+
+
+def foreign(what: str) -> ProtocolError:
     return ProtocolError(f"A row of the history holds {what} that penstock did not write.")
+
+
+def _varints(values: Array) -> bytes:
+    """uint32 [L]."""
+    shifted = values[:, None] >> (7 * np.arange(_MOST_BYTES, dtype="<u4"))
+    there = shifted != 0
+    there[:, 0] = True
+    groups = (shifted & 127).astype(np.uint8)
+    groups[:, :-1] |= there[:, 1:].astype(np.uint8) << 7
+    return bytes(groups[there].tobytes())
+
+
+def _integers(data: bytes, count: int) -> Array:
+    """uint32 [count] of that many varints; ProtocolError where there are others."""
+    raw = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(raw < 128)
+    if len(ends) != count or (len(raw) and not count) or (count and ends[-1] != len(raw) - 1):
+        raise foreign("an array")
+    if not count:
+        return np.zeros(0, "<u4")
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    sizes = ends - starts + 1
+    if sizes.max() > _MOST_BYTES:
+        raise foreign("an array")
+    places = np.arange(len(raw)) - np.repeat(starts, sizes)
+    values = np.add.reduceat((raw & 127).astype(np.int64) << (7 * places), starts)
+    if values.max() >= 2**32:
+        raise foreign("an array")
+    return values.astype("<u4")

@@ -9,7 +9,9 @@ readers share, and a shared file system has none. One writer a file, any number 
 |---|---|
 | `groups` | a job: its id, prompt and label; no body while only a use of it is known |
 | `samples` | what samples are looked for by; `lane` to `reason` are numbers of `words` |
-| `bodies` | the rest of a sample, packed |
+| `blocks` | the rest of some samples of a job, those numbered from `b` on: its place in `chunks`, and its lengths |
+| `chunks` | blocks behind one another |
+| `pieces` | a token id, and the bytes that it stands for |
 | `uses` | a sample in a batch |
 | `answers`, `prompts` | words of a text, without their places |
 | `gone` | a part that was deleted to keep within `max_bytes`, and its number of rows |
@@ -27,13 +29,16 @@ from penstock.errors import DiskFull, HistoryError
 from penstock.words import said
 
 #: What is in these files; another number is another release's.
-FORMAT = 1
+FORMAT = 3
 #: "PSH1", of the header of each file.
 APPLICATION = 0x50534831
-#: Bodies have some hundred bytes to some thousand: larger pages leave less room unused.
+#: A chunk of blocks fills one; rows that are gone through one after another stand close together.
 PAGE_BYTES = 16384
 #: Longest wait for whoever reads or writes the same file.
 BUSY_S = 60.0
+#: Pages that a reader keeps at hand, of each file: an order by an index asks for rows all over their table, which of a
+#: million rows has 38 MB.
+READ_CACHE_KIB = 48 * 1024
 #: Most bytes of one value.
 MAX_VALUE_BYTES = 512 * 1024 * 1024
 
@@ -49,12 +54,12 @@ SCHEMA = (
     "CREATE INDEX samples_newest ON samples(newest)",
     "CREATE INDEX samples_generated ON samples(generated)",
     "CREATE INDEX samples_fate ON samples(fate)",
-    "CREATE INDEX samples_lane ON samples(lane)",
-    "CREATE INDEX samples_dataset ON samples(dataset)",
-    "CREATE INDEX samples_status ON samples(status)",
     # Of the few that hold more than one version: how far those lie apart at most.
     "CREATE INDEX samples_span ON samples(newest - oldest) WHERE newest > oldest",
-    "CREATE TABLE bodies(s INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "CREATE TABLE blocks(b INTEGER PRIMARY KEY, place INTEGER NOT NULL, bodies INTEGER NOT NULL, "
+    "tokens INTEGER NOT NULL, logprobs INTEGER NOT NULL)",
+    "CREATE TABLE chunks(n INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    "CREATE TABLE pieces(t INTEGER PRIMARY KEY, special INTEGER NOT NULL, piece BLOB NOT NULL)",
     "CREATE TABLE uses(g INTEGER NOT NULL, k INTEGER NOT NULL, part INTEGER NOT NULL, sub INTEGER NOT NULL, "
     "batch INTEGER NOT NULL, version INTEGER NOT NULL, staleness INTEGER NOT NULL, loss INTEGER NOT NULL, "
     "PRIMARY KEY(g, k, part, sub, batch)) WITHOUT ROWID",
@@ -96,6 +101,11 @@ def parts_of(folder: Path) -> list[PartName]:
     return sorted(PartName(int(name[1]), int(name[2])) for name in found if name)
 
 
+def newest_epoch(folder: Path) -> int:
+    """The latest epoch that there is a file of; 0 for none. Blocks; raises OSError."""
+    return max((name.epoch for name in parts_of(folder)), default=0)
+
+
 def size_of(path: Path) -> int:
     """Bytes of a file and its journal; 0 where it is not there."""
     total = 0
@@ -120,8 +130,17 @@ def begin(folder: Path, epoch: int) -> tuple[PartName, sqlite3.Connection]:
             os.close(os.open(name.path(folder), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except FileExistsError:
             continue
-        with translated(name.path(folder)):
-            made = _connect(name.path(folder), "rw")
+        made = _made(name.path(folder))
+        _sync(folder)
+        return name, made
+
+
+def _made(path: Path) -> sqlite3.Connection:
+    """Open an empty file of ours, and make the tables in it; where that fails, nothing of it stays."""
+    made = None
+    try:
+        with translated(path):
+            made = _connect(path, "rw")
             made.execute(f"PRAGMA page_size={PAGE_BYTES}")
             made.execute("PRAGMA secure_delete=OFF")
             made.execute("PRAGMA journal_mode=TRUNCATE")
@@ -129,8 +148,14 @@ def begin(folder: Path, epoch: int) -> tuple[PartName, sqlite3.Connection]:
             made.execute("BEGIN IMMEDIATE")
             _make_tables(made)
             made.execute("COMMIT")
-        _sync(folder)
-        return name, made
+        return made
+    except BaseException:
+        if made is not None:
+            made.close()
+        # A disk that is full must not be filled with what is left of each try, nor a process run out of files.
+        for one in (path, journal_of(path)):
+            one.unlink(missing_ok=True)
+        raise
 
 
 def in_memory() -> sqlite3.Connection:
@@ -160,6 +185,7 @@ def open_to_read(path: Path) -> sqlite3.Connection | None:
         try:
             found.execute("PRAGMA query_only=ON")
             found.execute("PRAGMA cell_size_check=ON")
+            found.execute(f"PRAGMA cache_size=-{READ_CACHE_KIB}")
             return found if _is_ours(found, path) else None
         except BaseException:
             found.close()

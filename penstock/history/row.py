@@ -1,17 +1,20 @@
 """A row of a history: one sample and all that is known of it, or a job that ended without one."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.names import Lane
 from penstock.payloads.format import Array
 
 #: The times of a row, in the order in which they come.
 TIMES = (
     "admitted_s",
     "leased_s",
+    "started_s",
     "first_token_s",
     "drawn_s",
     "rewarded_s",
@@ -34,18 +37,25 @@ class Fate(StrEnum):
     TRAINED = "trained"
     #: It was in a batch, and no token of it bore loss.
     MASKED = "masked"
+    #: It was to be scored alone: an answer to a held-out prompt (lane ``eval``), or one that was given (``score``).
+    EVALUATED = "evaluated"
+    SCORED = "scored"
     #: A filter rejected its group.
     FILTERED = "filtered"
     #: Its group was given up: stale, rewound, timed out, ...
     DROPPED = "dropped"
-    #: Its group went before a checkpoint was past it, for its time was over.
+    #: Its group went before any batch that it was in was durable: its time was over, or who had it was dropped.
     EVICTED = "evicted"
-    #: Its payload was gone before anybody trained it.
+    #: Its payload is gone, so that one of those who wanted it could not have it.
     PAYLOAD_LOST = "payload_lost"
     #: Its job is buried.
     BURIED = "buried"
     #: Its job was cancelled by an operator.
     CANCELLED = "cancelled"
+
+
+#: Lanes that nothing is trained of, and what becomes of their samples.
+SCORES: Mapping[str, Fate] = {Lane.EVAL: Fate.EVALUATED, Lane.SCORE: Fate.SCORED}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +74,8 @@ class SampleRow:
     #: Generated text; '' where it is not kept, or no tokenizer was at hand.
     answer: str = ""
     label: str = ""
+    #: Whoever made the row knows that the pieces of ``tokens`` spell ``prompt`` and ``answer``.
+    is_spelled: bool = False
     #: [L] int32
     tokens: Array | None = None
     #: [L] float32, log-probability the token was drawn with; 0 where nothing was drawn (T6).
@@ -74,6 +86,8 @@ class SampleRow:
     generated: Array | None = None
     #: [L] uint8, 1 on tokens to train.
     loss_mask: Array | None = None
+    #: Token id -> the bytes that it stands for, of those in ``tokens`` that are known; read with the arrays.
+    pieces: Mapping[int, bytes] = field(default_factory=dict)
     prompt_length: int = 0
     num_generated: int = 0
     #: None: none was computed.
@@ -90,12 +104,15 @@ class SampleRow:
     #: Failed tries and crashes of its job.
     attempts: int = 0
     crashes: int = 0
+    #: Who held its job when, and how each lease ended (``penstock.protocol.records.tries``); '': not known.
+    tries: str = ""
     num_turns: int = 1
     num_aborts: int = 0
     cached_tokens: int = 0
     #: Unix seconds, kept to the microsecond; 0 where it is not known.
     admitted_s: float = 0.0
     leased_s: float = 0.0
+    started_s: float = 0.0
     first_token_s: float = 0.0
     drawn_s: float = 0.0
     rewarded_s: float = 0.0
@@ -103,7 +120,9 @@ class SampleRow:
     ready_s: float = 0.0
     cut_s: float = 0.0
     trained_s: float = 0.0
-    #: Seconds that drawing and the reward took.
+    #: When nothing was drawn for it, though it was under way: (begin, end) of each, in Unix seconds.
+    pauses: list[list[float]] = field(default_factory=list)
+    #: Seconds that its requests at the engine, and the reward, took.
     generate_s: float = 0.0
     reward_s: float = 0.0
     #: A ``Fate``; '' of a sample whose fate is open.

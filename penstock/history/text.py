@@ -14,6 +14,15 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3040-\u30f
 _ASKED = re.compile(r'"([^"]*)"|(\S+)')
 
 
+def indexed(text: str) -> str:
+    """What the index of words is given of a text; '' where there is none in it."""
+    text = text[:MAX_INDEXED]
+    if text.isascii() and "\0" not in text and max(map(len, text.split()), default=0) <= MAX_WORD:
+        # The index takes such a text apart as ``words_of`` does, in a tenth of the time.
+        return text
+    return " ".join(words_of(text))
+
+
 def words_of(text: str) -> list[str]:
     """The words of a text, each once, as they are compared."""
     return list(dict.fromkeys(word[:MAX_WORD] for word in _WORD.findall(folded(text[:MAX_INDEXED]))))

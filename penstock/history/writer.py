@@ -7,6 +7,7 @@ from pathlib import Path
 from penstock.errors import HistoryError
 from penstock.history.open_part import OpenPart
 from penstock.history.part import PartName, begin, journal_of, open_to_read, parts_of, size_of, translated
+from penstock.history.pieces import LookUp, nothing_known
 from penstock.history.row import SampleRow, Use
 
 #: A history of ``max_bytes`` has about so many files, none smaller or larger than these.
@@ -22,12 +23,22 @@ class HistoryWriter:
         max_bytes: of all files of the folder. Beyond it the oldest are deleted, and the rows that go are counted.
         part_bytes: a file that has reached this size is followed by another; None: a sixteenth of ``max_bytes``, but
             1 MiB to 1 GiB.
+        look_up: says what tokens stand for, by the run's tokenizer.
     """
 
-    def __init__(self, folder: Path, epoch: int, *, max_bytes: int, part_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        epoch: int,
+        *,
+        max_bytes: int,
+        part_bytes: int | None = None,
+        look_up: LookUp = nothing_known,
+    ) -> None:
         self._folder = folder
         self._epoch = epoch
         self._max_bytes = max_bytes
+        self._look_up = look_up
         usual = min(max(max_bytes // NUM_PARTS, LEAST_PART_BYTES), MOST_PART_BYTES)
         self._part_bytes = usual if part_bytes is None else part_bytes
         #: Ours alone, the newest last. No file that another process made is ever written to.
@@ -78,7 +89,7 @@ class HistoryWriter:
         if self._parts and size_of(self._parts[-1].path) < self._part_bytes:
             return
         name, connection = begin(self._folder, self._epoch)
-        self._parts.append(OpenPart(name, name.path(self._folder), connection))
+        self._parts.append(OpenPart(name, name.path(self._folder), connection, self._look_up))
         self._keep_within()
 
     def _keep_within(self) -> None:

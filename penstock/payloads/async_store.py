@@ -11,12 +11,12 @@ from redis.exceptions import ConnectionError as NoAnswer
 
 from penstock.addresses import is_folder
 from penstock.errors import QueueFull
+from penstock.payloads.daemon_threads import DaemonThreads, Step
 from penstock.payloads.folder import ANSWER_S, CLOSE_S, PayloadFolder
 from penstock.redis.call import translate
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl, raise_passing, until_answered_async
 from penstock.redis.memory import is_full
-from penstock.system.daemon_threads import DaemonThreads, Step
 
 T = TypeVar("T")
 Pairs = Sequence[tuple[str, bytes]]

@@ -1,7 +1,7 @@
 """Payloads as files: a payload server without a process, for workers, buffer and trainers that share a folder.
 
     put      NAME%new, by a rename of what is whole          worker   (SET NX EX of a server)
-    keep     NAME%new ─rename─> NAME                         leader   (PERSIST)
+    keep     NAME%new ─rename─> NAME, unkeep the other way   leader   (PERSIST, PEXPIRE)
     read     NAME or NAME%new, whole or a range of it        trainer  (GET, GETRANGE)
     free     out of the way by a rename, unlinked later      leader   (UNLINK)
     expire   NAME%new that nobody committed in time is gone  leader   (a server does it by itself)
@@ -35,6 +35,7 @@ from redis.exceptions import ConnectionError as NoAnswer
 
 from penstock.addresses import path_of
 from penstock.errors import ConfigError, QueueFull
+from penstock.payloads.daemon_threads import DaemonThreads, Step
 from penstock.payloads.freed_files import FreedFiles
 from penstock.payloads.read_file import Pick, part, read_file, whole
 from penstock.payloads.run_files import (
@@ -51,10 +52,10 @@ from penstock.payloads.run_files import (
     names_in,
     parts,
     run_of,
+    unkeep,
     write_all,
 )
 from penstock.payloads.write_back import WriteBack
-from penstock.system.daemon_threads import DaemonThreads, Step
 from penstock.system.disk import FULL
 
 #: Errors of a file system whose server does not answer; others of making a folder are mistakes.
@@ -227,6 +228,16 @@ class PayloadFolder:
             os.lstat(path)
             return True
         return False
+
+    def unkeep(self, names: Sequence[str], ttl_s: float) -> None:
+        """Take back what ``keep`` did: they are gone once ``expire`` finds them older than its time."""
+        for chunk in _chunks(names):
+            self._ask(partial(self._unkeep_all, chunk))
+
+    def _unkeep_all(self, names: Sequence[str], step: Step) -> None:
+        for path in map(self._file, names):
+            unkeep(path)
+            step()
 
     def _check_shared(self, name: str) -> None:
         if not self._is_marked(name):

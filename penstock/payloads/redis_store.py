@@ -32,6 +32,12 @@ class PayloadRedis:
     def keep(self, names: Sequence[str]) -> list[bool]:
         return run(self._client, persist(names))
 
+    def unkeep(self, names: Sequence[str], ttl_s: float) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        for name in names:
+            pipe.expire(name, int(ttl_s) + 1)
+        pipe.execute()
+
     def read(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
         # A Redis bounds its values by itself.
         return list(self._client.mget([name for name, _ in wanted]))

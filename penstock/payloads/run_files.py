@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from penstock.errors import ConfigError
+from penstock.system.disk import FULL
 
 #: Endings of files; no quoted name has such an ending, for a percent sign is followed by two hex digits there.
 PENDING, WRITING, FREED = "%new", "%tmp", "%old"
@@ -34,6 +35,21 @@ def if_there() -> Iterator[None]:
     except OSError as exc:
         if exc.errno not in GONE:
             raise
+
+
+def unkeep(path: str) -> None:
+    """A permanent payload is one that nobody has kept, and its time begins now. One that is not there is passed over.
+
+    Raises OSError.
+    """
+    with if_there():
+        os.utime(path)
+        try:
+            os.rename(path, path + PENDING)
+        except OSError as exc:
+            # A folder that has to grow for the longer name stays as it is while the disk is full.
+            if exc.errno not in FULL:
+                raise
 
 
 def run_of(name: str) -> str:

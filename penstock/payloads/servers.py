@@ -218,7 +218,7 @@ def _now(client: Client) -> float:
 def _sort(client: Client, keys: Keys, found: list[tuple[str, bool]]) -> Iterator[str]:
     """What each key is: kept (permanent), held (on its way to that), buried (its job is), or orphan (nobody's)."""
     yield from ("kept" for _, kept in found if kept)
-    parts = [_parts(keys, key) for key, kept in found if not kept]
+    parts = [parts_of(keys, key) for key, kept in found if not kept]
     pipe = client.pipeline(transaction=False)
     for job, k, _ in parts:
         pipe.hmget(keys.group(job), "st", "tok", f"s:{k}")
@@ -230,7 +230,7 @@ def _sort(client: Client, keys: Keys, found: list[tuple[str, bool]]) -> Iterator
             yield "buried" if state == JobState.DEAD.encode() else "held"
 
 
-def _parts(keys: Keys, name: str) -> tuple[str, str, str]:
+def parts_of(keys: Keys, name: str) -> tuple[str, str, str]:
     """Job, k and lease token in the name of a payload or side array; ('', '', '') for anything else."""
     for kind in ("payload:", "side:"):
         prefix = keys.of(kind)

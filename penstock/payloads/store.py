@@ -2,6 +2,7 @@
 
     put                     worker     written, and gone after a time unless it is kept (async_store.py)
     keep, unlink, expire    leader     made permanent once committed, freed once nobody needs it, gone if nobody kept it
+    unkeep                  leader     not permanent any more, since Redis has forgotten that it was committed
     read, read_ranges       trainer    whole, or a part of it
     claim, names, delete    operator   a run begins, a store is drained, a run is deleted
 
@@ -43,6 +44,9 @@ class PayloadStore(Protocol):
 
     def keep(self, names: Sequence[str]) -> list[bool]:
         """Make committed payloads permanent; False where one is gone. Raises ConfigError: it is another folder."""
+
+    def unkeep(self, names: Sequence[str], ttl_s: float) -> None:
+        """Take back what ``keep`` did: gone after so long, unless they are kept again. What is gone does not matter."""
 
     def read(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
         """(key, bytes that it has by its record) each; None where one is gone. Raises ConfigError: another folder.

@@ -148,7 +148,8 @@ def pack(
                 scale, one.loss_by_version, oldest, newest, _reward(sample), sample.status, sample.finish_reason,
                 sample.reward_info, [], worker, shared, logprob_kind, sample.num_turns, sample.num_aborts,
                 sample.cached_tokens, sample.started_s, sample.generate_s, sample.reward_s, sample.num_unproven, now,
-                "" if sample.k else sample.job.label[:MAX_LABEL],
+                "" if sample.k else sample.job.label[:MAX_LABEL], sample.pauses, sample.first_token_s,
+                sample.drawn_s,
             )
         )  # fmt: skip
         begin += size

@@ -1,11 +1,13 @@
-"""Invariant I1 recounted from the keys in three ways, and what was committed against what is there.
+"""Invariants I1 and I10 recounted from the keys, and what was committed against what is there.
 
 (a) one instant: admitted = in lanes + delayed + dead + ready + retired + evicted + dropped + cancelled
 (b) every group against the container its state names, by a small verb each; safe while the run goes on
 (c) every id below the source's position is done or live, by the bitmaps
+(d) one instant, each home lane: tokens told of = sum of the accounts + what live groups hold
+(e) tokens that a group holds of committed samples against the records of these samples
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,9 +17,11 @@ from penstock.errors import ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.missing_jobs import missing_jobs, place_of
+from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.sample_meta import iter_metas
 from penstock.protocol.records.small_maps import count_of
 from penstock.protocol.scripts import Recount, run
+from penstock.protocol.tokens import LaneTokens, lanes_of
 from penstock.redis.commands import Client
 from penstock.redis.scan import scan_keys
 from penstock.words import shown
@@ -41,6 +45,8 @@ class AuditReport:
     groups: int = 0
     #: Ids of the first of the jobs that are neither done nor live, as far as they are known.
     missing: list[str] = field(default_factory=list)
+    #: The ledger of tokens by home lane.
+    tokens: dict[str, LaneTokens] = field(default_factory=dict)
 
     def tell(self, what: str, wrong: str) -> None:
         """Add a difference; '' is not one. Those beyond ``SHOWN`` are counted only."""
@@ -54,14 +60,19 @@ class AuditReport:
         return not self.num_differences and not self.lost and not self.duplicated
 
 
-def audit(client: Client, keys: Keys) -> AuditReport:
-    """Recount a run; read-only. Blocks for a scan over its groups (about 0.1 ms each)."""
+def audit(client: Client, keys: Keys, at: Callable[[int, int], None] = lambda _done, _total: None) -> AuditReport:
+    """Recount a run; read-only. Blocks for a scan over its groups (about 0.1 ms each).
+
+    Args:
+        at: called with how many groups were looked at, and how many there are.
+    """
     report = AuditReport(run(client, scripts.recount(keys)))
     if report.recount.difference:
         many, which = abs(report.recount.difference), "missing" if report.recount.difference > 0 else "too many"
         report.tell("queue", f"of {report.recount.admitted} jobs admitted, {many} are {which} in the containers")
-    live = _check_groups(client, keys, report)
+    live = _check_groups(client, keys, report, at)
     _check_source(client, keys, report, live)
+    _check_tokens(client, keys, report)
     counters = client.hgetall(keys.counters)
     finished_twice = count_of(counters.get(b"duplicated"), "The counter duplicated")
     if finished_twice:
@@ -80,10 +91,14 @@ def scan_groups(client: Client, keys: Keys) -> Iterator[str]:
     return (key.removeprefix(prefix) for key in scan_keys(client, prefix))
 
 
-def _check_groups(client: Client, keys: Keys, report: AuditReport) -> dict[str, set[int]]:
+def _check_groups(
+    client: Client, keys: Keys, report: AuditReport, at: Callable[[int, int], None]
+) -> dict[str, set[int]]:
     """Recount (b). Returns the indices of live jobs by DATASET/EPOCH."""
     live: dict[str, set[int]] = {}
-    for job in set(scan_groups(client, keys)):
+    jobs = set(scan_groups(client, keys))
+    for job in jobs:
+        at(report.groups, len(jobs))
         report.groups += 1
         try:
             report.tell(f"group {job}", run(client, scripts.check_group(keys, job)))
@@ -98,15 +113,51 @@ def _check_groups(client: Client, keys: Keys, report: AuditReport) -> dict[str, 
 
 
 def _check_records(client: Client, keys: Keys, report: AuditReport, job: str) -> None:
-    seen: set[int] = set()
+    seen: dict[int, int] = {}
     try:
-        for meta in iter_metas(client.get(keys.meta(job)) or b"", f"metadata of group {job}"):
+        records, held = _records_of(client, keys, job)
+        for meta in iter_metas(records, f"metadata of group {job}"):
             if meta.k in seen:
                 report.duplicated += 1
                 report.tell(f"sample {job}/{meta.k}", "was committed twice")
-            seen.add(meta.k)
-    except (ProtocolError, TypeError, ResponseError) as exc:
+            seen[meta.k] = Drawn.recorded(meta).live
+        if (drawn := {k: tokens for k, tokens in seen.items() if tokens}) != held:
+            report.tell(
+                f"group {job}", f"its samples hold {sum(drawn.values())} tokens, its account {sum(held.values())}"
+            )
+    except (ProtocolError, TypeError, ValueError, ResponseError) as exc:
         report.tell(f"group {job}", f"its records cannot be read, so it is not trained on: {exc}")
+
+
+def _records_of(client: Client, keys: Keys, job: str) -> tuple[bytes, dict[int, int]]:
+    """In one instant the records of a group's samples, and the tokens that it holds of each, by k."""
+    pipe = client.pipeline(transaction=True)
+    pipe.get(keys.meta(job))
+    pipe.hget(keys.group(job), "tk")
+    records, held = pipe.execute()
+    words = [word.partition(b":") for word in (held or b"").split(b",") if word]
+    return records or b"", {int(k): int(tokens) for k, _, tokens in words}
+
+
+def _check_tokens(client: Client, keys: Keys, report: AuditReport) -> None:
+    """Recount (d)."""
+    try:
+        fields, held = run(client, scripts.recount_tokens(keys))
+    except (ResponseError, ValueError) as exc:
+        report.tell("tokens", f"the ledger is not one that verbs wrote: {shown(str(exc), 200)}")
+        return
+    report.tokens = lanes_of(fields)
+    for lane in sorted(report.tokens.keys() | held.keys()):
+        ledger, there = report.tokens.get(lane, LaneTokens()), held.get(lane, 0)
+        if ledger.held != there:
+            report.tell(
+                "tokens",
+                f"of {ledger.heard} told of in lane {lane}, {ledger.heard - ledger.held} are in accounts, {there} in "
+                f"groups: {abs(ledger.held - there)} are {'missing' if ledger.held > there else 'too many'}",
+            )
+        for account, tokens in ledger.accounts.items():
+            if tokens < 0:
+                report.tell("tokens", f"account {account} of lane {lane} is below zero: {tokens}")
 
 
 def _check_source(client: Client, keys: Keys, report: AuditReport, live: dict[str, set[int]]) -> None:

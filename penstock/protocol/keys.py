@@ -122,6 +122,11 @@ class Keys:
         return self.of("samples")
 
     @property
+    def tokens(self) -> str:
+        """The ledger of tokens, by home lane and account."""
+        return self.of("tokens")
+
+    @property
     def subs(self) -> str:
         return self.of("subs")
 
@@ -187,6 +192,11 @@ class Keys:
     @property
     def workers(self) -> str:
         return self.of("workers")
+
+    @property
+    def looks(self) -> str:
+        """What workers are asked to look at, and what they found."""
+        return self.of("looks")
 
     @property
     def verifiers(self) -> str:

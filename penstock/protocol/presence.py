@@ -27,6 +27,8 @@ GONE_S = 15.0
 MAX_WHY = 4_000
 MAX_WORD = 200
 MAX_ENTRIES = 4_096
+#: GPUs that a worker tells of, at most.
+MAX_GPUS = 64
 
 
 class WorkerState(StrEnum):
@@ -75,6 +77,20 @@ class EnginePresence:
     version: int = -1
     #: Why it does not serve; '' where it does.
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLoad:
+    """One GPU of a worker's engine, as it stood a moment ago."""
+
+    #: As CUDA_VISIBLE_DEVICES takes it: a number, a UUID or the name of a MIG instance.
+    name: str = ""
+    #: What it is: NVIDIA H200.
+    model: str = ""
+    #: Share of the time in which it ran something, 0 to 1; -1: it does not tell, as a MIG instance.
+    use: float = -1.0
+    used_bytes: int = 0
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +155,8 @@ class WorkerPresence:
     metrics: str = ""
     #: Those behind its router; [] of a worker with a single engine.
     engines: list[EnginePresence] = field(default_factory=list)
+    #: GPUs of its engine, where that is its own and they tell: [] does not say that there are none.
+    gpus: list[GpuLoad] = field(default_factory=list)
     #: Seconds since it was written, when it was read; not in the record.
     age_s: float = field(default=0.0, compare=False)
 
@@ -177,6 +195,7 @@ class WorkerPresence:
         known = _known(cls, record, what)
         at = float(known.get("at", 0.0))
         known["engines"] = [EnginePresence(**_known(EnginePresence, one, what)) for one in known.get("engines", ())]
+        known["gpus"] = [GpuLoad(**_known(GpuLoad, one, what)) for one in known.get("gpus", [])[:MAX_GPUS]]
         known["age_s"] = max(0.0, (time.time() if now is None else now) - at)
         return cls(**known)
 

@@ -12,7 +12,15 @@ from penstock.protocol.pauses import parse_pauses
 from penstock.protocol.position import Position
 from penstock.protocol.presence import GONE_S, parse_workers
 from penstock.protocol.records.readable import readable
-from penstock.protocol.records.small_maps import count_shown, name_in, name_shown, number_in, unpack_map
+from penstock.protocol.records.small_maps import (
+    count_shown,
+    name_in,
+    name_shown,
+    number_in,
+    unpack_map,
+    value_shown,
+)
+from penstock.protocol.tokens import tokens_of
 from penstock.protocol.waits import read_waits
 from penstock.redis.commands import Client
 from penstock.redis.refusals import disk_trouble
@@ -28,6 +36,11 @@ _NUMBERS = {
     "part": ("pid",),
 }
 _NEEDED = {"part": ("part", "host", "pid")}
+#: Properties of ``Keys``: sets that are counted, and hashes that are read whole.
+_SETS = ("delayed", "ready", "inflight")
+_HASHES = (
+    "counters", "clock", "subs", "workers", "trainers", "leader", "verifiers", "parts", "tokens", "paused_by",
+)  # fmt: skip
 
 
 def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
@@ -36,35 +49,10 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
     An entry that somebody else wrote is logged and left out, or read as 0 where a count should be: who looks goes on.
     Blocks for a few round trips; raises redis' errors.
     """
-    pipe = client.pipeline(transaction=False)
-    for lane in LANES:
-        pipe.xlen(keys.jobs(lane))
-    pipe.zcard(keys.delayed)
-    pipe.xlen(keys.dead)
-    pipe.zcard(keys.ready)
-    pipe.zcard(keys.inflight)
-    hashes = (
-        keys.counters,
-        keys.clock,
-        keys.subs,
-        keys.workers,
-        keys.trainers,
-        keys.leader,
-        keys.verifiers,
-        keys.parts,
-    )
-    for name in hashes:
-        pipe.hgetall(name)
-    pipe.smembers(keys.paused)
-    pipe.hgetall(keys.paused_by)
-    pipe.llen(f"rq:queue:{keys.checks}")
-    pipe.xrange(keys.jobs(Lane.SUSPECT), count=SUSPECTS)
-    answers = pipe.execute()
-    lengths, answers = answers[: len(LANES)], answers[len(LANES) :]
-    delayed, dead, ready, inflight, *answers = answers
-    counters, clock, subs, workers, trainers, leader, verifiers, parts, paused, paused_by, checks, suspects = answers
+    found = _read(client, keys)
+    clock, leader = found["clock"], found["leader"]
     versions = {name_shown(k[8:]): _count(v) for k, v in clock.items() if k.startswith(b"version:")}
-    definitions = _subs(client, keys, subs)
+    definitions = _subs(client, keys, found["subs"])
     driving = next((sub for sub in definitions if sub.get("driving")), {})
     return {
         "run": keys.run,
@@ -73,36 +61,50 @@ def snapshot(client: Client, keys: Keys) -> dict[str, Any]:
         "version": max(versions.values(), default=0),
         "versions": versions,
         "step": _count(clock.get(b"step", b"0")),
-        "lanes": _lanes(client, keys, lengths),
-        "delayed": delayed,
-        "dead": dead,
-        "ready": ready,
-        "inflight": inflight,
-        "counters": {name_shown(name): _count(value) for name, value in sorted(counters.items())},
-        "workers": [worker for worker in parse_workers(workers) if worker.age_s < GONE_S],
-        "trainers": _present(trainers, "trainer"),
-        "verifiers": _present(verifiers, "verifier"),
-        "parts": present_parts(parts),
-        "paused": sorted(map(name_shown, paused)),
-        "pauses": [asdict(one) for one in parse_pauses(paused, paused_by, time.time())],
-        "suspects": [name_shown(fields.get(b"id", b"")) for _, fields in suspects],
-        "checks": checks,
+        "lanes": _lanes(client, keys, found["lengths"]),
+        **{name: found[name] for name in ("delayed", "dead", "ready", "inflight", "checks")},
+        "counters": {name_shown(name): _count(value) for name, value in sorted(found["counters"].items())},
+        "tokens": {lane: one.to_map() for lane, one in tokens_of(found["tokens"], found["counters"]).items()},
+        "workers": [worker for worker in parse_workers(found["workers"]) if worker.age_s < GONE_S],
+        "trainers": _present(found["trainers"], "trainer"),
+        "verifiers": _present(found["verifiers"], "verifier"),
+        "parts": present_parts(found["parts"]),
+        "paused": sorted(map(name_shown, found["paused"])),
+        "pauses": [asdict(one) for one in parse_pauses(found["paused"], found["paused_by"], time.time())],
+        "suspects": [name_shown(fields.get(b"id", b"")) for _, fields in found["suspects"]],
         "leader": {"epoch": _count(leader.get(b"epoch", b"0"))} if leader else None,
-        "waits": [
-            *_storage(client),
-            *(
-                {"who": wait.who, "what": wait.what, "since_s": max(0.0, time.time() - wait.since_s)}
-                for wait in read_waits(client, keys)
-            ),
-        ],
+        "waits": [*_storage(client), *_waits(client, keys)],
         "subs": definitions,
     }
+
+
+def _read(client: Client, keys: Keys) -> dict[str, Any]:
+    """What Redis answers, by the name of the key in ``Keys``; ``lengths`` of the lanes. Blocks for a round trip."""
+    pipe = client.pipeline(transaction=False)
+    for lane in LANES:
+        pipe.xlen(keys.jobs(lane))
+    for name in _SETS:
+        pipe.zcard(getattr(keys, name))
+    for name in _HASHES:
+        pipe.hgetall(getattr(keys, name))
+    pipe.xlen(keys.dead)
+    pipe.smembers(keys.paused)
+    pipe.llen(f"rq:queue:{keys.checks}")
+    pipe.xrange(keys.jobs(Lane.SUSPECT), count=SUSPECTS)
+    answers = pipe.execute()
+    names = (*_SETS, *_HASHES, "dead", "paused", "checks", "suspects")
+    return {"lengths": answers[: len(LANES)], **dict(zip(names, answers[len(LANES) :], strict=True))}
 
 
 def _storage(client: Client) -> list[dict[str, Any]]:
     """Where Redis takes no writes nothing can be written of what they wait for: all wait for the same."""
     trouble = disk_trouble(client)
     return [{"who": "redis", "what": f"{trouble}; no part can write before", "since_s": 0.0}] if trouble else []
+
+
+def _waits(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    waits, now = read_waits(client, keys), time.time()
+    return [{"who": one.who, "what": one.what, "since_s": max(0.0, now - one.since_s)} for one in waits]
 
 
 def _lanes(client: Client, keys: Keys, lengths: list[int]) -> dict[str, dict[str, int]]:
@@ -127,14 +129,8 @@ def _sub(client: Client, keys: Keys, name: str) -> dict[str, Any]:
         Definition.read(raw, name), Position.read(raw, name)
     except ProtocolError as exc:
         return {"name": name, "unreadable": str(exc), "owned": owned}
-    known = {name_shown(key): _plain(value) for key, value in raw.items() if key != b"owner"}
+    known = {name_shown(key): value_shown(value) for key, value in raw.items() if key != b"owner"}
     return {**known, "name": name, "owned": owned}
-
-
-def _plain(value: bytes) -> int | str:
-    """A number where it is one; what was not written by penstock must not keep the rest from being shown."""
-    count = count_shown(value)
-    return name_shown(value) if count is None else count
 
 
 def _count(value: bytes) -> int:

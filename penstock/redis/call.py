@@ -26,11 +26,15 @@ class Script:
     sha: str
 
 
+#: Parts that every script begins with.
+HELPERS = ("_ledger", "_common")
+
+
 @cache
 def script(name: str) -> Script:
-    """Load ``lua/NAME.lua`` with the common helpers before it."""
+    """Load ``lua/NAME.lua`` with the ledger and the common helpers before it."""
     folder = files("penstock.protocol") / "lua"
-    text = (folder / "_common.lua").read_text() + (folder / f"{name}.lua").read_text()
+    text = "".join((folder / f"{part}.lua").read_text() for part in (*HELPERS, name))
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

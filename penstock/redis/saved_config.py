@@ -46,7 +46,18 @@ def config_of(config: "Config | str | Path | None", run: str | None, who: str) -
             f"No part of run {run!r} was started under {folder.parent.absolute()}, for there is no {path}: start its "
             f"parts, name their folder by PENSTOCK_DIRECTORY, or give {who} config='run.yaml'."
         )
-    return await_redis(load_config(path, [], {**_addresses(folder), **os.environ}))
+    return await_redis(load_saved(folder))
+
+
+def load_saved(folder: Path) -> "Config":
+    """The configuration in a run's folder, with the addresses of Redis that were left beside it.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    from penstock.config.load import load_config
+
+    return load_config(folder / CONFIG_FILE, [], {**_addresses(folder), **os.environ})
 
 
 def keep_config(config: "Config", source: Path, *, replace: bool) -> None:

@@ -7,17 +7,24 @@ from penstock.errors import ConfigError
 #: Package, as it is imported -> the extra that brings it. pyproject.toml has the same ones (a test).
 EXTRAS = {
     "checkpoint_engine": "checkpoint-engine",
+    "datasets": "datasets",
     "fastapi": "web",
     "math_verify": "rewards",
     "matplotlib": "plots",
+    "mlflow": "mlflow",
+    "opentelemetry": "telemetry",
     "pyarrow": "parquet",
+    "pynvml": "gpu",
     "ray": "ray",
     "rq": "rewards",
     "safetensors": "trainer",
+    "tensorboard": "tensorboard",
     "tokenizers": "worker",
     "torch": "trainer",
+    "trackio": "trackio",
     "transformers": "worker",
     "uvicorn": "web",
+    "wandb": "wandb",
 }
 
 

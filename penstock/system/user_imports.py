@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 from penstock.config import Config
+from penstock.config.reading.dataset_path import code_name
 from penstock.errors import ConfigError
 from penstock.system.processes import python_command, python_environment
 from penstock.system.user_code import find
@@ -23,11 +24,13 @@ def named(config: Config) -> list[tuple[str, str]]:
     """(key, import path) of everything of the user's own that parts of this run import."""
     datasets = [(f"data.{kind}.{at.name}", at) for kind in ("train", "eval") for at in getattr(config.data, kind)]
     found = [("reward.function", config.reward.function)]
+    found += [("reward.parts", name) for name in config.reward.parts]
     found += [("reward.pool.functions", name) for name in config.reward.pool.functions]
     found += [("worker.rewards", name) for name in config.worker.rewards]
     found += [("worker.environments", name) for name in config.worker.environments]
     found += [(f"{key}.reward", at.reward) for key, at in datasets if at.reward]
     found += [(f"{key}.environment", at.environment) for key, at in datasets if at.environment]
+    found += [(f"{key}.path", name) for key, at in datasets if (name := code_name(at.path))]
     found += [("trainer.filter.functions", name) for name in config.trainer.filter.functions]
     found += [("buffer.filters", name) for name in config.buffer.filters]
     found += [("trainer.transport", config.trainer.transport)]

@@ -1,7 +1,9 @@
 """The tokenizer in a model's folder."""
 
 import logging
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -13,6 +15,8 @@ log = logging.getLogger(__name__)
 
 #: Text of token ids, with those that stand for no text (True) or without.
 TextOf = Callable[[Sequence[int], bool], str]
+#: The bytes of a token id, and whether it stands for no text; none of an id that there is not.
+PieceOf = Callable[[int], tuple[bytes, bool]]
 
 
 class Tokenizer(Protocol):
@@ -67,7 +71,17 @@ def check_vocabulary(tokenizer: Any, size: int, path: str) -> None:
         log.warning("the tokenizer in %s has added tokens beyond the model's %d ids", path, size)
 
 
-def load_text_of(path: str) -> TextOf:
+@dataclass(frozen=True, slots=True)
+class TokenTexts:
+    """What token ids say, by the tokenizer of a model."""
+
+    text_of: TextOf
+    piece_of: PieceOf
+    #: Whether every text is what its pieces give behind one another, those of special tokens left out where asked for.
+    is_spelled: bool
+
+
+def load_token_texts(path: str) -> TokenTexts:
     """What reads token ids by the tokenizer in a model's folder; ids that it does not have are left out. Reads files.
 
     Raises:
@@ -76,23 +90,67 @@ def load_text_of(path: str) -> TextOf:
     check_installed("tokenizers", "The text of token ids")
     # Of itself it is there in no time, where transformers takes seconds.
     from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel
 
     file = Path(path, "tokenizer.json")
     if not file.is_file():
-        return _slow_text_of(path)
+        return _slow_token_texts(path)
     try:
         inner = Tokenizer.from_file(str(file))
     except Exception as exc:  # the library raises no other
         raise ConfigError(f"{file} cannot be read as a tokenizer: {exc}") from exc
     size = inner.get_vocab_size()
-    return lambda ids, special: str(inner.decode(_known(ids, size), skip_special_tokens=not special))
+    special = {token for token, added in inner.get_added_tokens_decoder().items() if added.special}
+    is_spelled = isinstance(inner.decoder, ByteLevel)
+    bytes_of = _byte_level if is_spelled else _sentence_piece
+    return TokenTexts(
+        lambda ids, whole: str(inner.decode(_known(ids, size), skip_special_tokens=not whole)),
+        lambda token: (bytes_of(inner.id_to_token(token) or "") if 0 <= token < size else b"", token in special),
+        is_spelled,
+    )
 
 
-def _slow_text_of(path: str) -> TextOf:
+def _slow_token_texts(path: str) -> TokenTexts:
     check_installed("transformers", f"The tokenizer in {path}")
-    tokenizer = read_tokenizer(path)
-    size = max(tokenizer.get_vocab().values(), default=-1) + 1  # type: ignore[attr-defined]
-    return lambda ids, special: tokenizer.decode(_known(ids, size), skip_special_tokens=not special)
+    tokenizer: Any = read_tokenizer(path)
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    special = set(tokenizer.all_special_ids)
+    return TokenTexts(
+        lambda ids, whole: str(tokenizer.decode(_known(ids, size), skip_special_tokens=not whole)),
+        lambda token: (
+            _sentence_piece(str(tokenizer.convert_ids_to_tokens(token) or "")) if 0 <= token < size else b"",
+            token in special,
+        ),
+        is_spelled=False,
+    )
+
+
+def _byte_level(token: str) -> bytes:
+    """Of tokenizers that write each byte as one letter; a token with a letter that is none of these is text itself."""
+    try:
+        return bytes(map(_BYTES.__getitem__, token))
+    except KeyError:
+        return token.encode()
+
+
+def _sentence_piece(token: str) -> bytes:
+    """Of tokenizers that write a blank as U+2581, and a byte of its own as ``<0x0A>``."""
+    if _ONE_BYTE.fullmatch(token):
+        return bytes([int(token[1:-1], 16)])
+    return token.replace("\u2581", " ").encode()
+
+
+_ONE_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+def _byte_letters() -> dict[str, int]:
+    """Letter -> byte as byte-level BPE has it: those that are printed stand for themselves, the others from U+0100."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTES = _byte_letters()
 
 
 def _known(ids: Sequence[int], size: int) -> list[int]:

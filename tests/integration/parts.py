@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.request import urlopen
 
 import redis
 import torch
@@ -23,6 +24,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.waits import read_waits
+from penstock.system.metrics.targets import targets
 from producer.main import Producer
 from tests.integration import play
 
@@ -230,3 +232,12 @@ def new_run(client: redis.Redis) -> Keys:
     keys = Keys("t" + uuid.uuid4().hex[:12])
     scripts.ensure_lanes(client, keys)
     return keys
+
+
+def served(client: redis.Redis, keys: Keys, part: str) -> set[str]:
+    """Lines of the metrics of one part; none before it shows where they are."""
+    found = [group["targets"][0] for group in targets(client, keys) if group["labels"]["part"] == part]
+    if not found:
+        return set()
+    with urlopen(f"http://{found[0]}/metrics", timeout=60) as answer:
+        return set(answer.read().decode().splitlines())

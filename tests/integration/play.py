@@ -11,6 +11,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Leadership, RawLease, run
+from penstock.protocol.tokens import LaneTokens, of_training, tokens_of
 
 MODEL = "policy"
 
@@ -189,6 +190,11 @@ def state(client: redis.Redis, keys: Keys, job: str) -> str:
 
 def counter(client: redis.Redis, keys: Keys, name: str) -> int:
     return int(client.hget(keys.counters, name) or 0)
+
+
+def drawn_to_train(client: redis.Redis, keys: Keys) -> LaneTokens:
+    """The ledger of lane train."""
+    return of_training(tokens_of(client.hgetall(keys.tokens), client.hgetall(keys.counters)))
 
 
 def assert_conserved(client: redis.Redis, keys: Keys) -> None:

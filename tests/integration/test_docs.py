@@ -45,6 +45,8 @@ LISTED = {
     "docs/consumers.md: name   state   share": "what a command printed",
     "docs/operations.md: trainer:actor has waited": "what a command printed",
     "docs/history.md: penstock samples ls": "needs what a run leaves: test_samples.py, and tests/unit of the commands",
+    "docs/tracing.md: penstock trace digits/0/17": "needs what a run leaves: test_trace.py",
+    "docs/tracing.md: job   ": "a diagram",
     "docs/operations.md: 2026-01-31 12:00:00.123+01:00": "an entry of a log",
     "docs/chaos.md: make chaos": "minutes, whole runs under faults: CI runs the first, tests/chaos the rest",
     "docs/metrics.md: scrape_configs:": "settings of Prometheus: tests/wide has such",
@@ -79,7 +81,9 @@ SETTINGS = (
     "docs/buffer.md: rollout:",
     "docs/fleet.md: fleet:",
     "docs/fleet.md: engine:",
-    "docs/rewards.md: reward:",
+    "docs/rewards.md: reward: {parts",
+    "docs/rewards.md: reward: {function",
+    "docs/tracing.md: telemetry:",
 )
 
 #: Command lines that start a run with what this machine does not have: their settings must load.

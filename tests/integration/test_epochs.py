@@ -12,7 +12,7 @@ import redis
 from consumers.grpo.loop import make_loop
 from consumers.trainer import Trainer
 from penstock.config import Config
-from penstock.errors import ConfigError, DataEnded, LeadershipLost
+from penstock.errors import ConfigError, DataEnded, LeadershipLost, ProtocolError
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
@@ -250,6 +250,12 @@ def test_T3_the_end_is_a_guard_of_admit(client: redis.Redis, keys: Keys) -> None
     assert play.admit(client, keys, jobs[3:], position=3).outcome == "ended"
     assert run(client, scripts.span(keys, 2)) == -1
     assert client.hget(keys.source, "end") == b"3"
+    client.hset(keys.source, "train", "x")
+    for end in (5, None):
+        with pytest.raises(ProtocolError, match="position in train is no number"):
+            run(client, scripts.span(keys, end))
+    assert client.hget(keys.source, "end") == b"3"
+    client.hset(keys.source, "train", 3)
     assert run(client, scripts.span(keys, 4)) == 3
     assert play.admit(client, keys, jobs[3:], position=3).admitted == 1
 

@@ -4,35 +4,39 @@ The engines are fakes that run already, so that what is tried is the fleet: real
 """
 
 import asyncio
-import contextlib
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import redis
-import yaml
 
 from penstock.config import ModelConfig
-from penstock.config.fleet import NodeConfig
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.codec import pack, unpack
+from penstock.protocol.records.codec import pack
 from penstock.protocol.records.publication import Publication
 from penstock.redis.server import RedisServer
 from penstock.system.stop import Stop
 from tests.integration import play
-from tests.integration.engine_fixtures import ENGINE_PYTHON, cpu_engine
+from tests.integration.engine_fixtures import ENGINE_PYTHON
 from tests.integration.fake_engine import FakeEngine
-from tests.integration.processes import descendants, open_pidfds, wait_gone
-from tests.integration.worker_play import admit, all_in, job, make_config, publish, read_group, tended, until
-from tests.missing import module
+from tests.integration.fleet_play import (
+    Start,
+    answers,
+    external,
+    fakes,
+    living,
+    present,
+    processes,
+    records,
+    shown,
+    start,
+)
+from tests.integration.parts import served
+from tests.integration.processes import open_pidfds, wait_gone
+from tests.integration.worker_play import admit, all_in, job, make_config, publish, tended, until
 from workers.fleet import main as fleet_main
 from workers.fleet.kept import Spec, Status
 from workers.fleet.main import Fleet
@@ -40,82 +44,9 @@ from workers.fleet.nodes import Node
 from workers.fleet.state import write_capacity, write_wanted
 from workers.router.members import read_members
 
+__all__ = ["fakes", "start"]
+
 pytestmark = pytest.mark.timeout(600)
-
-LONG = {"max_new_tokens": 200, "ignore_eos": True}
-
-
-class FleetProcess:
-    """``penstock fleet up``."""
-
-    def __init__(self, config: Path, log: Path) -> None:
-        self.log = log
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.cli", "fleet", "up", "--config", str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-            )
-
-    def text(self) -> str:
-        return self.log.read_text()
-
-
-Start = Callable[..., FleetProcess]
-
-
-@pytest.fixture
-async def fakes() -> AsyncIterator[list[FakeEngine]]:
-    async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(FakeEngine().up()) for _ in range(2)]
-
-
-@pytest.fixture
-def start(redis_server: RedisServer, keys: Keys, model_config: ModelConfig, tmp_path: Path) -> Iterator[Start]:
-    started: list[FleetProcess] = []
-
-    def make(fleet: dict[str, Any], **sections: Any) -> FleetProcess:
-        config = make_config(redis_server.url, keys, model_config, tmp_path, fleet=fleet, **sections)
-        path = tmp_path / "fleet.yaml"
-        path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
-        started.append(FleetProcess(path, tmp_path / "fleet.log"))
-        return started[-1]
-
-    yield make
-    for fleet in started:
-        with contextlib.suppress(ProcessLookupError):
-            fleet.process.kill()
-        fleet.process.wait()
-
-
-def external(*urls: str, **over: Any) -> dict[str, Any]:
-    return {"models": [{"name": "policy", "server_groups": [{"name": "rollout", "urls": list(urls)}]}]} | over
-
-
-async def answers(url: str) -> None:
-    """Wait until a model answers there."""
-    body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 4}, "rid": "r"}
-    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
-        while True:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with session.post(url + "/generate", json=body) as response:
-                    if response.status == 200:
-                        return
-            await asyncio.sleep(0.1)
-
-
-def shown(client: redis.Redis, keys: Keys) -> dict[str, Any]:
-    data = client.hget(keys.fleet, "state")
-    return unpack(data, "state") if data else {"processes": [], "groups": {}}
-
-
-def processes(client: redis.Redis, keys: Keys) -> dict[str, dict[str, Any]]:
-    return {one["name"]: one for one in shown(client, keys)["processes"]}
-
-
-def present(client: redis.Redis, keys: Keys) -> set[str]:
-    return {name.decode().rsplit(".", 1)[0] for name in client.hkeys(keys.workers)}
 
 
 @pytest.mark.engine
@@ -125,7 +56,7 @@ async def test_I4_workers_of_a_local_fleet_are_kept_up_and_end_with_it(
     publish(client, keys, publications[1])
     urls = [fake.url for fake in fakes]
     models = [*external(*urls)["models"], {"name": "reward", "server_groups": [{"urls": urls}]}]
-    fleet = start({"models": models}, engine={"python": ENGINE_PYTHON})
+    fleet = start({"models": models}, engine={"python": ENGINE_PYTHON}, metrics={"port": 0})
     names = {"policy.rollout.0", "policy.rollout.1"}
     async with tended(client, keys):
         await until(lambda: present(client, keys) == names, fleet.text())
@@ -150,6 +81,9 @@ async def test_I4_workers_of_a_local_fleet_are_kept_up_and_end_with_it(
         await until(all_in(client, keys, held, "ready"))
         assert processes(client, keys)["policy.rollout.0"]["starts"] == 2
         assert "signal SIGKILL" in processes(client, keys)["policy.rollout.0"]["why"]
+        told = {'penstock_fleet_process_starts_total{process="policy.rollout.0"} 2.0',
+                'penstock_fleet_engines{group="policy.rollout"} 2.0'}  # fmt: skip
+        await until(lambda: told <= served(client, keys, "fleet"), fleet.text())
 
         # SIGTERM: workers drain, nothing is left.
         alive = living(client, keys)
@@ -162,78 +96,6 @@ async def test_I4_workers_of_a_local_fleet_are_kept_up_and_end_with_it(
     assert not alive & set(client.hkeys(keys.workers)), "who drains takes its presence along"
     assert client.hget(keys.fleet, "state") is None
     play.assert_conserved(client, keys)
-
-
-@pytest.mark.engine
-@pytest.mark.timeout(600)
-async def test_a_fleet_of_real_engines_grows_and_shrinks_under_load(
-    client: redis.Redis, keys: Keys, publications: list[Publication], start: Start
-) -> None:
-    settings = cpu_engine().model_dump(mode="json", exclude_defaults=True)
-    model = {"name": "policy", "router": {}, "server_groups": [{"name": "rollout", "num_engines": 1}]}
-    fleet = start({"models": [model]}, engine=settings)
-    publish(client, keys, publications[1])
-    async with tended(client, keys):
-        jobs = admit(client, keys, [job(i, sampling=LONG) for i in range(12)])
-        await until(lambda: behind_router(client, keys) == ["serving"])
-        say("scale", "2", keys, client)
-        await until(lambda: behind_router(client, keys) == ["serving"] * 2)
-        await until(all_in(client, keys, jobs, "ready"))
-
-        # kill -9 of the process that keeps an engine: the engine ends with it, and is the first to leave.
-        publish(client, keys, publications[2])
-        await until(lambda: {one["version"] for one in records(client, keys)["policy.routed"]["engines"]} == {2})
-        more = admit(client, keys, [job(i, sampling=LONG) for i in range(12, 36)])
-        killed = processes(client, keys)["policy.rollout.0.engine"]["pid"]
-        first = records(client, keys)["policy.routed"]["engines"][0]["url"]
-        served_by = engine_at(first)
-        gone = open_pidfds([killed, served_by, *descendants(served_by)])
-        os.kill(killed, signal.SIGKILL)
-        assert await asyncio.to_thread(wait_gone, gone, 30) == []
-        await until(lambda: processes(client, keys)["policy.rollout.0.engine"]["starts"] == 2)
-        await until(lambda: behind_router(client, keys) == ["joining", "serving"])
-        say("scale", "1", keys, client)
-        await until(lambda: behind_router(client, keys) == ["serving"])
-        await until(lambda: "policy.rollout.0.engine" not in processes(client, keys))
-        await until(all_in(client, keys, more, "ready"))
-        await until(lambda: shown(client, keys)["groups"]["policy.rollout"]["engines"] == 1)
-        versions = {v for name in jobs + more for _, p in read_group(client, keys, name) for v in p.versions.tolist()}
-        assert versions == {-1, 1, 2}
-        fleet.process.send_signal(signal.SIGTERM)
-        await until(lambda: fleet.process.poll() is not None)
-    assert fleet.process.returncode == 0, fleet.text()
-    play.assert_conserved(client, keys)
-
-
-def say(*arguments: Any) -> None:
-    """``penstock fleet ...`` on the run of the test."""
-    *words, keys, client = arguments
-    port = client.connection_pool.connection_kwargs["port"]
-    command = [sys.executable, "-m", "penstock.cli", "fleet", *words, "--run", keys.run]
-    subprocess.run([*command, "--redis", f"redis://127.0.0.1:{port}/0"], check=True, stdout=subprocess.DEVNULL)
-
-
-def engine_at(url: str) -> int:
-    """Pid of the server that was started for an address."""
-    port = url.rsplit(":", 1)[1]
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            # Its supervisor has the same words behind its own.
-            if words[1:3] == [b"-m", b"sglang.launch_server"] and words[words.index(b"--port") + 1] == port.encode():
-                return int(entry.name)
-    raise AssertionError(f"nothing was started for {url}")
-
-
-def behind_router(client: redis.Redis, keys: Keys) -> list[str]:
-    """States of the engines behind the router of the fleet's worker."""
-    return [one["state"] for one in records(client, keys).get("policy.routed", {}).get("engines", [])]
-
-
-def records(client: redis.Redis, keys: Keys) -> dict[str, dict[str, Any]]:
-    """Presence of every worker by the name it was started with."""
-    found = (unpack(raw, "presence") for raw in client.hvals(keys.workers))
-    return {one["name"].rsplit(".", 1)[0]: one for one in found}
 
 
 class Notes:
@@ -373,6 +235,9 @@ def test_the_autoscaler_sizes_the_group_until_somebody_else_does(
     fleet.start_waiting()
     assert sorted(notes.states) == ["policy.r.0", "policy.r.1"]
     known = shown(client, keys)["autoscale"]
+    assert known.pop("terms")["backlog"] >= 2
+    changes = [(one["before"], one["engines"], one["binds"]) for one in known.pop("decisions")]
+    assert changes == [(1, 2, "max")], "told once, with its reason"
     assert known == {"group": "policy.r", "wanted": 2, "binds": "max", "engines": 2, "capacity_tokens_per_s": 640.0}
     write_wanted(client, keys, "policy.r", 3)
     fleet.follow_and_show()
@@ -394,72 +259,3 @@ def test_encoders_answer_before_anyone_is_told_of_them(make_fleet: Any, monkeypa
     answering.update(engine.url for engine in fleet.plan.engines if engine.worker_type == "encoder")
     fleet.start_waiting()
     assert {f"policy.{name}.0.engine" for name in ("encoder", "prefill", "decode")} <= set(notes.states)
-
-
-async def test_ray_brings_a_killed_actor_back_and_the_queue_goes_on(
-    client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], start: Start
-) -> None:
-    module("ray")
-    publish(client, keys, publications[1])
-    fleet = start(external(fakes[0].url, launcher="ray"))
-    async with tended(client, keys):
-        await until(lambda: present(client, keys) == {"policy.rollout.0"})
-        fakes[0].open.clear()
-        jobs = admit(client, keys, [job(i) for i in range(4)])
-        await until(all_in(client, keys, jobs, "leased"))
-        worker = processes(client, keys)["policy.rollout.0"]["pid"]
-        actor = parent_of(worker)
-        niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (worker, fleet.process.pid)]
-        assert niceness[0] == niceness[1], "an engine is no background work, though Ray's workers are"
-        gone = open_pidfds([worker])
-        os.kill(actor, signal.SIGKILL)
-        assert await asyncio.to_thread(wait_gone, gone, 30) == [], "a worker never outlives its actor"
-        fakes[0].open.set()
-        await until(all_in(client, keys, jobs, "ready"), fleet.text())
-        await until(lambda: processes(client, keys)["policy.rollout.0"]["state"] == "running")
-        assert processes(client, keys)["policy.rollout.0"]["pid"] not in (0, worker)
-        alive = living(client, keys)
-        fleet.process.send_signal(signal.SIGTERM)
-        await until(lambda: fleet.process.poll() is not None)
-    assert fleet.process.returncode == 0, fleet.text()
-    assert not alive & set(client.hkeys(keys.workers)), "who drains takes its presence along"
-    play.assert_conserved(client, keys)
-
-
-def test_ray_says_what_is_missing_for_a_place(
-    keys: Keys, model_config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ray = module("ray")
-    from ray.util.placement_group import placement_group
-
-    from workers.fleet.ray_fleet import RayLauncher
-
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    ray.init(num_gpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    try:
-        others = placement_group([{"GPU": 1}])
-        assert others.wait(30)
-        fleet = external("http://127.0.0.1:9", placement_timeout_s=1.0)
-        config = make_config("redis://127.0.0.1:9", keys, model_config, tmp_path, fleet=fleet)
-        with RayLauncher(config) as launcher:
-            (node,) = launcher.nodes()
-            assert node.gpus == (0, 1)
-            spec = Spec("policy.r.0", "engine", node.host, (0, 1), ("json.tool",), {}, str(tmp_path / "log"))
-            with pytest.raises(ConfigError, match=r"needs 2 GPUs .* found none within .* = 1 s: .* 1 of them are free"):
-                launcher.start(spec)
-        nowhere = config.fleet.model_copy(update={"nodes": [NodeConfig(host="10.9.9.9")]})
-        launcher = RayLauncher(config.model_copy(update={"fleet": nowhere}))
-        with pytest.raises(ConfigError, match=r"fleet\.nodes names 10\.9\.9\.9, and Ray's nodes are"):
-            launcher.nodes()
-    finally:
-        ray.shutdown()
-
-
-def living(client: redis.Redis, keys: Keys) -> set[bytes]:
-    """Full names of the workers whose processes the fleet shows."""
-    pids = {one["pid"] for one in processes(client, keys).values()}
-    return {name for name, raw in client.hgetall(keys.workers).items() if unpack(raw, "presence")["pid"] in pids}
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -53,6 +53,22 @@ def in_contact(client: redis.Redis, keys: Keys) -> None:
     client.hset(keys.of("contact"), mapping={"server:history": server, "last:history": now, "since:history": 0})
 
 
+def test_an_epoch_is_later_than_all_that_there_are_files_of_also_where_redis_has_forgotten_some(
+    client: redis.Redis, keys: Keys
+) -> None:
+    def elected(token: str, newest: int = 0) -> int:
+        return run(client, scripts.record(keys, token, lease_ms=LEASE_MS, backlog=9, patience_ms=9, newest=newest))
+
+    assert elected("r1", newest=7) == 8
+    assert elected("r1") == 8, "it renews its right"
+    assert elected("r1", newest=8) == 8, "the files are its own"
+    assert elected("r2", newest=8) == 0
+    # As after a failover: another recorded meanwhile, and of that Redis knows nothing any more.
+    assert elected("r1", newest=9) == 10
+    client.delete(keys.recorder)
+    assert elected("r2", newest=4) == 11
+
+
 def test_without_a_recorder_nothing_waits(client: redis.Redis, keys: Keys) -> None:
     leader = play.lead(client, keys)
     jobs = trained(client, keys, leader)

@@ -18,6 +18,7 @@ from penstock.protocol.audit import audit, scan_groups
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
+from penstock.protocol.tokens import LaneTokens, lanes_of
 from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from tests.integration import play
@@ -218,6 +219,8 @@ def test_I1_audits_are_green_through_a_long_random_play(client: redis.Redis, key
     for turn in range(1500):
         game.act()
         assert run(client, scripts.recount(keys)).difference == 0
+        fields, held = run(client, scripts.recount_tokens(keys))
+        assert lanes_of(fields).get("train", LaneTokens()).held == held.get("train", 0), "I10"
         if turn % 60 == 0:
             check(client, keys, game)
     check(client, keys, game)

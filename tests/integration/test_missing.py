@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TESTS = {
     "PENSTOCK_ENGINE_PYTHON": "tests/integration/test_engine_lifetime.py",
-    "PENSTOCK_ADAPTERS_PYTHON": "tests/integration/test_foreign_trainers.py",
+    "PENSTOCK_ADAPTERS_PYTHON": "tests/wide/test_foreign_trainers.py",
 }
 
 

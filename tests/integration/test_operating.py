@@ -1,11 +1,13 @@
 """The verbs by which a person holds up, looks through and clears a run, through the real command line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import redis
 
+from console.cli.main import execute
 from penstock.names import Lane
 from penstock.protocol import pauses, scripts
 from penstock.protocol.keys import Keys
@@ -15,6 +17,7 @@ from penstock.protocol.records.publication import Publication
 from penstock.protocol.scripts import run
 from tests.integration import play
 from tests.integration.test_inspection import Cli, cli
+from workers.fleet.state import read_wanted, write_state
 
 __all__ = ["cli"]
 
@@ -127,6 +130,52 @@ def test_what_would_be_done_is_said_and_not_done(cli: Cli, client: redis.Redis, 
         out = cli("payloads", verb, "p1", "--dry-run")[1]
         assert (out.startswith(says), "hush" in out) == (True, False)
     assert cli.json("payloads", "ls")[0]["state"] == "live"
+    assert cli.json("payloads", "lose", "p1", "--dry-run") == {"would_lose": "p1"}
+    fleet = {"host": "h", "groups": {"m.g": {"worker_type": "regular", "engines": 3}}, "processes": [],
+             "endpoints": {}, "autoscale": {}}  # fmt: skip
+    write_state(client, keys, fleet)
+    assert cli("fleet", "scale", "1", "--dry-run")[1] == "would have m.g drain 2 engines of 3\n"
+    assert cli("fleet", "scale", "5", "--dry-run")[1] == "would have m.g grow from 3 engines to 5\n"
+    assert read_wanted(client, keys) == {}
+    assert cli.json("fleet", "scale", "1", "--yes") == {"group": "m.g", "engines": 3, "wanted": 1}
+    assert read_wanted(client, keys) == {"m.g": 1}
+    assert (
+        "would have every engine of model policy give up weights, and draw"
+        in (cli("engines", "offload", "--tags", "weights", "--dry-run")[1])
+    )
+    assert cli.json("engines", "onload", "--dry-run") == {"would_onload": ["weights", "cuda_graph", "kv_cache"]}
+    assert not client.exists(keys.memory(play.MODEL))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_is_told_ids_that_begin_as_what_is_typed(
+    cli: Cli, client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    now = float(client.time()[0])
+    client.hset(keys.workers, "w1.abc", pack({"name": "w1.abc", "at": now + 600, "state": "serving"}))
+    client.hset(keys.group("d/0/\x1b[2J"), "st", "queued")
+
+    def offered(*typed: str) -> list[str]:
+        words = ["penstock", *typed[:-1], *cli.target, typed[-1]]
+        monkeypatch.setenv("_PENSTOCK_COMPLETE", f"complete_{shell}")
+        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", " ".join(words))
+        monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+        monkeypatch.setenv("COMP_WORDS", " ".join(words))
+        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+        with pytest.raises(SystemExit):
+            execute([])
+        out, err = cli.capsys.readouterr()
+        assert err == ""
+        # zsh is given a list in its own words, or told to offer files.
+        return sorted(set(re.findall(r"[\w./]+", out)) - {"_arguments", "_files"})
+
+    assert offered("jobs", "show", "d/0/") == [f"d/0/{line}" for line in range(5)]
+    assert offered("jobs", "cancel", "d/0/3") == ["d/0/3"]
+    assert offered("dead", "purge", "d") == ["d/0/1"]
+    assert offered("workers", "show", "w") == ["w1", "w1.abc"]
+    assert offered("subs", "drop", "a") == ["actor"]
+    client.delete(keys.subs)
+    assert offered("subs", "drop", "b") == []
 
 
 def test_a_job_is_shown_with_all_that_is_known_of_it_in_every_state(cli: Cli, client: redis.Redis, keys: Keys) -> None:

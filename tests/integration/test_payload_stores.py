@@ -4,13 +4,15 @@ import contextlib
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from buffer.chores.forgotten_payloads import ForgottenPayloads
+from buffer.payload_servers import PayloadServers
 from consumers.batch.fetch import PayloadReader
 from penstock.config import RedisConfig
 from penstock.errors import ConfigError, QueueFull, QueueUnavailable
@@ -134,6 +136,97 @@ async def test_what_nobody_keeps_in_time_is_gone(place: Place, store: PayloadSto
 
     until(lambda: left() == [(kept, True)], "what is not kept to expire")
     assert store.read([(kept, 99), (forgotten, 99)]) == [b"x", None]
+
+
+async def test_what_is_kept_no_more_is_there_for_a_time_unless_it_is_kept_again(
+    place: Place, store: PayloadStore, keys: Keys
+) -> None:
+    kept, again, pending = (payload(keys, i) for i in range(3))
+    await place.put((kept, b"x"), (again, b"y"), (pending, b"z"))
+    store.keep([kept, again])
+    store.unkeep([kept, again, payload(keys, 9)], 0.5)
+    assert sorted(store.names(keys.prefix)) == [(kept, False), (again, False), (pending, False)]
+    assert store.read([(again, 99)]) == [b"y"]
+    assert store.keep([again]) == [True]
+
+    def left() -> set[str]:
+        store.expire(keys.prefix, 0.5)
+        return {name for name, _ in store.names(keys.prefix)}
+
+    until(lambda: kept not in left(), "what is kept no more to expire")
+    assert (again, True) in list(store.names(keys.prefix))
+
+
+async def test_I4_what_redis_forgot_that_was_committed_is_kept_no_more(
+    redis_server: RedisServer, client: redis.Redis, place: Place, store: PayloadStore, keys: Keys
+) -> None:
+    """As after a failover: payloads on a server of their own, or in a folder, do not go back with Redis."""
+    play.admit(client, keys, [play.job(i, n=3) for i in range(2)])
+    held, half = play.lease(client, keys, most=2)
+    play.commit(client, keys, held, [0])
+    play.commit(client, keys, half, [1])
+    there, side = keys.payload(f"{held.job}/0", held.token), keys.side(f"{held.job}/0", held.token, "experts")
+    # Another lease may have made the first of those that were committed together.
+    together = keys.payload(f"{held.job}/1", held.token)
+    client.hset(keys.group(held.job), "s:1", "another")
+    shared = replace(play.meta(2, held.token), shared=[1, 0, 1])
+    run(client, scripts.commit(keys, held.job, held.token, [(2, 0, shared.to_bytes())]))
+    forgotten = [
+        keys.payload(f"{half.job}/0", half.token),
+        keys.payload(f"{held.job}/1", "forgotten"),
+        keys.payload("d/0/99/0", "t"),
+        keys.side("d/0/99/0", "t", "experts"),
+    ]
+    await place.put(*[(name, b"x") for name in (there, side, together, *forgotten)])
+    store.keep([there, side, together, *forgotten])
+    config = RedisConfig(url=redis_server.url, payload_servers={"p": store.url})
+    with contextlib.closing(PayloadServers(config, client, keys)) as servers:
+        looks = ForgottenPayloads(client, keys, servers, ttl_s=60)
+        looks.tend()
+        assert all(kept for _, kept in store.names(keys.prefix)), "nobody has asked this server anything yet"
+        servers.persist([("p", there)])
+        looks.tend()
+        found = {name for name, kept in store.names(keys.prefix) if not kept}
+        assert found == set(forgotten)
+        looks.tend()
+        store.keep(forgotten)
+        looks.tend()
+        assert all(kept for _, kept in store.names(keys.prefix)), "it is looked at once"
+
+
+async def test_I8_a_look_for_what_redis_forgot_goes_on_when_its_server_answers(
+    redis_server: RedisServer, client: redis.Redis, place: Place, store: PayloadStore, keys: Keys
+) -> None:
+    name = payload(keys, 0)
+    await place.put((name, b"x"))
+    store.keep([name])
+    config = RedisConfig(url=redis_server.url, payload_servers={"p": store.url})
+    with contextlib.closing(PayloadServers(config, client, keys)) as servers, pytest.MonkeyPatch.context() as patch:
+        servers.persist([("p", name)])
+        looks = ForgottenPayloads(client, keys, servers, ttl_s=60)
+
+        def silent(prefix: str) -> Iterator[tuple[str, bool]]:
+            raise redis.ConnectionError("it does not answer")
+
+        patch.setattr(type(store), "names", lambda self, prefix: silent(prefix))
+        looks.tend()
+        assert servers.is_away("p")
+        patch.undo()
+
+        def look() -> list[tuple[str, bool]]:
+            looks.tend()
+            return list(store.names(keys.prefix))
+
+        until(lambda: look() == [(name, False)], "the look to go on")
+        looks.tend()
+        store.keep([name])
+        looks.tend()
+        assert list(store.names(keys.prefix)) == [(name, True)], "it is looked at once"
+        patch.setattr(type(store), "keep", lambda self, names: next(silent(keys.prefix)))
+        servers.persist([("p", name)])
+        looks.tend()
+        patch.undo()
+        until(lambda: look() == [(name, False)], "another look, since it may have gone back")
 
 
 async def test_a_run_is_deleted_and_no_other(place: Place, store: PayloadStore, keys: Keys) -> None:

@@ -30,9 +30,11 @@ def write_prompts(path: Path, count: int, word: str = "p") -> str:
     return str(path)
 
 
-def with_data(url: str, keys: Keys, folder: Path, *, train: int = 10, held_out: int = 0, every: int = 0) -> Config:
+def with_data(
+    url: str, keys: Keys, folder: Path, *, train: int = 10, held_out: int = 0, every: int = 0, **of: Any
+) -> Config:
     data: dict[str, Any] = {
-        "train": [{"name": "d", "path": write_prompts(folder / "d.jsonl", train)}],
+        "train": [{"name": "d", "path": write_prompts(folder / "d.jsonl", train), **of}],
         "eval_every": every,
     }
     if held_out:
@@ -72,11 +74,16 @@ def test_jobs_are_admitted_in_the_order_of_the_seed_over_several_epochs(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
     drive(client, keys, groups=25)
-    with running(producer := Producer(with_data(redis_server.url, keys, tmp_path))):
+    config = with_data(redis_server.url, keys, tmp_path, on_bad_line="skip")
+    with (tmp_path / "d.jsonl").open("a") as file:
+        file.write("not a prompt\n")
+    with running(producer := Producer(config)):
         until(lambda: client.xlen(keys.jobs("train")) == 25)
-    source = producer.source
-    wanted = [f"d/{epoch}/{prompt.index}" for _, epoch, prompt in map(source.at, range(25))]
-    assert admitted(client, keys) == wanted
+    places = [producer.source.place(position)[1:] for position in range(33)]
+    jobs = [place for place in places if place[1] != 10][:25]
+    assert admitted(client, keys) == [f"d/{epoch}/{line}" for epoch, line in jobs]
+    assert counter(client, keys, "admitted") == 25
+    assert counter(client, keys, "passed_lines:d") == places.index(jobs[-1]) - 24
     body = Job.from_bytes(client.xrange(keys.jobs("train"))[0][1][b"body"])
     assert (body.n, body.prompt) == (2, f"p{body.index}")
     assert audit(client, keys).ok

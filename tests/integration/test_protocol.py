@@ -7,6 +7,7 @@ from penstock.errors import LeadershipLost, PublishError, QueueFull
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.disposal import Disposal
+from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer
 from tests.integration import play
@@ -580,7 +581,7 @@ def test_full_redis_refuses_admission_and_commit_but_lets_go(
         with pytest.raises(QueueFull):
             play.admit(client, keys, [play.job(9)])
         with pytest.raises(QueueFull):
-            run(client, scripts.commit(keys, held.job, held.token, [(0, 0, b"x")]))
+            run(client, scripts.commit(keys, held.job, held.token, [(0, 0, b"x")], {0: Drawn()}))
         assert run(client, scripts.renew(keys, "w1", [(held.job, held.token)])) == []
         fail = scripts.fail(keys, failing.job, failing.token, "w1", reason="r", detail="", max_attempts=3, retry_ms=9)
         assert run(client, fail) == "delayed"

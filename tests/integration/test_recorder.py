@@ -18,6 +18,7 @@ from penstock import payloads
 from penstock.config import Config
 from penstock.errors import DiskFull
 from penstock.history.reader import HistoryReader
+from penstock.history.row import SampleRow
 from penstock.history.writer import HistoryWriter
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
@@ -28,6 +29,7 @@ from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Judged, Leadership, RawLease, run
 from penstock.protocol.waits import read_waits
 from penstock.redis.server import RedisServer
+from penstock.system.run_folder import RunFolder
 from tests.integration import play
 from tests.integration.parts import Player, admit, buffering, make_config, publish, step
 from tests.integration.test_buffer_kills import spawn
@@ -89,7 +91,7 @@ def answer(client: redis.Redis, keys: Keys, held: RawLease, version: int = 1) ->
     job = Job.from_bytes(held.body)
     records = []
     for k in range(job.n):
-        sample = Sample(job, k, started_s=100.0, generate_s=2.0, reward_s=1.0)
+        sample = Sample(job, k, started_s=100.0, drawn_s=130.0, generate_s=2.0, reward_s=1.0)
         sample.append([1, 2, 3])
         sample.prompt_length = 3
         sample.append([5 + k] * 4, version=version, logprobs=[-0.5] * 4)
@@ -122,6 +124,22 @@ def train(client: redis.Redis, keys: Keys, leader: Leadership, jobs: Sequence[st
     play.commit_batch(client, keys, 1)
     run(client, scripts.checkpointed(keys, "actor", owner="owner-1", gen=0, n=1))
     assert play.seal(client, keys, leader, jobs) == list(jobs)
+
+
+def test_rows_count_more_than_those_that_redis_has_forgotten(
+    client: redis.Redis, keys: Keys, config: Config, tmp_path: Path
+) -> None:
+    folder = RunFolder(config.run_dir).history
+    leader, jobs = begin(client, keys, 1)
+    forgotten = HistoryWriter(folder, 5, max_bytes=2**30)
+    forgotten.write([SampleRow(jobs[0], 0, answer="of a lineage that is gone")])
+    forgotten.close()
+    train(client, keys, leader, jobs)
+    with recording(config):
+        until_recorded(client, keys)
+    with contextlib.closing(HistoryReader(folder)) as reader:
+        assert [row.answer for row in reader.each() if row.k == 0] != ["of a lineage that is gone"]
+        assert reader.count() == 2
 
 
 def until_recorded(client: redis.Redis, keys: Keys) -> None:
@@ -183,7 +201,8 @@ def test_what_a_recorder_keeps_is_by_choice(client: redis.Redis, keys: Keys, con
     ]
     row = rows[0]
     assert row is not None
-    assert (row.drawn_s, row.rewarded_s, row.label, row.worker) == (102.0, 103.0, "x", "w1")
+    assert (row.started_s, row.drawn_s, row.rewarded_s, row.generate_s) == (100.0, 130.0, 131.0, 2.0)
+    assert (row.label, row.worker) == ("x", "w1")
     assert 0 < row.admitted_s <= row.leased_s <= row.ready_s <= row.cut_s <= row.trained_s
 
 

@@ -76,7 +76,9 @@ Verb = Callable[..., Said]
 
 @pytest.fixture
 def config(redis_server: RedisServer, keys: Keys, tmp_path: Path) -> Config:
-    return make_config(redis_server.url, keys.run, tmp_path, data={"eval": [{"name": "heldout", "path": "h.jsonl"}]})
+    data = {"eval": [{"name": "heldout", "path": "h.jsonl"}]}
+    # Nobody renews the leases of the test, however long it takes.
+    return make_config(redis_server.url, keys.run, tmp_path, data=data, worker={"lease_s": 3600.0})
 
 
 @pytest.fixture
@@ -144,6 +146,9 @@ VERBS: dict[str, tuple[int, list[str]]] = {
     "jobs cancel d/0/3": (0, ["d/0/3: cancelled, it was queued"]),
     "samples ls": (0, ["d/0/0/0", "d/0/0/1"]),
     "samples show d/0/0/0": (0, ["d/0/0/0"]),
+    "trace d/0/0": (0, ["job d/0/0: ready", "try 1, from lane train", "committed"]),
+    "trace d/0/1": (0, ["failed reward_raised", "dead"]),
+    "trace d/7/7": (2, ["knows nothing of 'd/7/7'"]),
     "eval ls": (0, ["evaluation"]),
     "eval show heldout": (2, ["names no prompt"]),
     "export /dev/null": (2, ["/dev/null is there already"]),
@@ -165,7 +170,7 @@ VERBS: dict[str, tuple[int, list[str]]] = {
     "payloads lose p2": (2, ["p2"]),
     "fleet ls": (2, ["No fleet of run", "penstock fleet up"]),
     "fleet scale 2": (2, ["No fleet of run"]),
-    "fleet engines worker-0": (2, ["There is no worker worker-0 with a router"]),
+    "fleet engines worker-0": (2, ["There is no worker 'worker-0' with a router"]),
 }
 
 

@@ -31,7 +31,7 @@ from penstock.protocol.waits import Waiting, read_waits
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.fake_fixtures import Make
-from tests.integration.parts import make_config
+from tests.integration.parts import make_config, served
 from tests.integration.processes import open_pidfds, wait_gone
 from tests.integration.worker_play import admit, all_in, job, metas, states, working
 from tests.integration.worker_play import until as until_
@@ -76,7 +76,7 @@ def verifying(redis_server: RedisServer, keys: Keys, tmp_path: Path) -> Callable
     def make(**reward: Any) -> Config:
         pool = {"kind": "rq", "functions": [f"{PARTS}:{name}" for name in NAMES]} | reward.pop("pool", {})
         values = {"function": "math_verify", "check_cpu_s": 1, "timeout_s": 30.0, "pool": pool} | reward
-        return make_config(redis_server.url, keys.run, tmp_path, reward=values)
+        return make_config(redis_server.url, keys.run, tmp_path, reward=values, metrics={"port": 0})
 
     return make
 
@@ -189,6 +189,9 @@ async def test_one_pool_through_its_life(
         await until(lambda: len(tries(tmp_path)) == 3)
         busy = await until(lambda: [one.what for one in read_waits(client, keys) if "checks by pool-" in one.what])
         assert busy[0].startswith("1 checks by pool-")
+        workers = config.reward.pool.workers
+        told = {'penstock_verifiers_processes{state="busy"} 1.0', f"penstock_verifiers_starts_total {workers + 1}.0"}
+        await until(lambda: told <= served(client, keys, "verifiers"))
         (tmp_path / "go").touch()
         assert await first == (7.0, "{}")
 

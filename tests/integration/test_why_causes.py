@@ -1,9 +1,7 @@
 """`penstock why` in each state that holds a run up: the last link names the cause.
 
 States are written as the parts write them (verbs, presence records, waits) into a real Redis. With the parts' own
-processes, which really die: test_why.py (no worker, buffer killed, producer killed, trainer killed, lane paused),
-test_user_failures.py (a reward that raises), test_full_disk.py, test_dead_payload_server.py, test_worker_faults.py (an
-engine that hangs, a crash loop).
+processes, which really die, all twelve: wide/test_why.py.
 """
 
 import time

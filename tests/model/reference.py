@@ -3,6 +3,7 @@
 It is told what happened and what the real buffer answered, and asserts what must be (I4, I5, I6, T1, T2).
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.protocol.records.manifest import Manifest
@@ -81,6 +82,11 @@ class Reference:
         self.subs: dict[str, Sub] = {}
         #: account -> job -> reason of a disposal.
         self.disposed: dict[str, dict[str, str]] = {}
+        #: subscription -> batch -> sample -> tokens that bear loss; checkpoints of subscriptions that were dropped.
+        self.bore: dict[str, dict[int, dict[tuple[str, int], int]]] = {}
+        self.left: dict[str, int] = {}
+        #: Tokens of groups that are gone, by what became of them (I10).
+        self.tokens: Counter[str] = Counter()
 
     def uses(self, account: str, job: str) -> int:
         every = [sub for sub in self.subs.values() if sub.account == account]
@@ -106,6 +112,8 @@ class Reference:
             assert manifest.train_version == self.train_version(sub), "T2"
             self._check_age(sub, manifest)
         sub.cut[manifest.n] = (digest, jobs, manifest.train_version)
+        bore = {(row.job, row.k): row.num_loss for row in manifest.rows}
+        self.bore.setdefault(sub.name, {})[manifest.n] = bore
 
     def _check_age(self, sub: Sub, manifest: Manifest) -> None:
         at, total = manifest.train_version, 0
@@ -143,6 +151,20 @@ class Reference:
             held = [n for n, (_, jobs, _) in sub.cut.items() if job in jobs]
             assert max(held, default=0) <= sub.ckpt, f"I4: {job} is gone, and {sub.name} may be restored before it"
 
+    def settle(self, job: str) -> None:
+        """The tokens of a group that is gone go to one account each."""
+        group = self.ready[job]
+        ckpts = self.left | {sub.name: sub.ckpt for sub in self.subs.values()}
+        trained = used = 0
+        for k in range(group.n):
+            of_k = [(n <= ckpts[name], bore[job, k]) for name, batches in self.bore.items()
+                    for n, bore in batches.items() if (job, k) in bore]  # fmt: skip
+            used |= any(durable for durable, _ in of_k)
+            trained += max((tokens for durable, tokens in of_k if durable), default=0)
+        total = group.n * sum(group.tokens.values())
+        self.tokens["trained"] += trained
+        self.tokens["masked" if used else "other"] += total - trained
+
     def stock(self, sub: Sub, through: int) -> int:
         """Complete groups that a driving subscription has neither given up nor consumed by a published version."""
         first: dict[str, int] = {}
@@ -156,4 +178,6 @@ class Reference:
     def gave_back(self, sub: Sub) -> int:
         """A member of a pool lost what it had not committed; how many groups that were."""
         lost = [n for n in sub.cut if n > sub.cursor]
+        for n in lost:
+            self.bore[sub.name].pop(n, None)
         return sum(len(sub.cut.pop(n)[1]) for n in lost)

@@ -43,6 +43,7 @@ from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
+from penstock.protocol.tokens import LaneTokens, lanes_of
 from penstock.redis.connect import connect
 from penstock.redis.server import find_binary
 from tests.integration import play
@@ -118,7 +119,7 @@ class Histories(RuleBasedStateMachine):
         drives = {"driving": 1, "model": play.MODEL, "bound": bound, "on_expiry": on_expiry, "per_version": per_version}
         self.join("actor", sampler=sampler, unit=size[0], size=size[1], reuse=reuse, gb=6, **drives)
         if "copy" in others:
-            self.join("critic", sampler="fifo", size=2)
+            self.join("critic", sampler="fifo", size=2, reuse=reuse)
         if "bounded" in others:
             self.join("late", sampler=sampler, size=1, model=play.MODEL, bound=bound, on_expiry=on_expiry)
         if "pool" in others:
@@ -221,6 +222,7 @@ class Histories(RuleBasedStateMachine):
     def cancel(self, pick: int) -> None:
         job = sorted(self.model.ready)[pick % len(self.model.ready)]
         if run(self.client, scripts.cancel(self.keys, job, sorted(self.model.subs))) == "ready":
+            self.model.settle(job)
             del self.model.ready[job]
 
     # --- trainers ---------------------------------------------------------------------------------------------------
@@ -428,6 +430,7 @@ class Histories(RuleBasedStateMachine):
             return
         run(self.client, scripts.unsubscribe(self.keys, sub.name))
         self.model.gave_back(sub)
+        self.model.left[sub.name] = sub.ckpt
         others = [one for one in self.model.subs.values() if one.account == sub.account and one is not sub]
         for n, cut in sub.cut.items():  # what it trained stays trained
             if others:
@@ -494,6 +497,7 @@ class Histories(RuleBasedStateMachine):
         for job in list(self.model.ready):
             if not self.client.exists(self.keys.group(job)):
                 self.model.was_retired(job)
+                self.model.settle(job)
                 self.happened["retired"] += 1
                 del self.model.ready[job]
 
@@ -508,6 +512,7 @@ class Histories(RuleBasedStateMachine):
             )
             for job in run(self.client, call):
                 self.model.was_retired(job)
+                self.model.settle(job)
                 del self.model.ready[job]
                 self.state.forget([job])
             return
@@ -529,6 +534,8 @@ class Histories(RuleBasedStateMachine):
     def conserved(self) -> None:
         if hasattr(self, "keys"):
             assert run(self.client, scripts.recount(self.keys)).difference == 0, "I1"
+            fields, held = run(self.client, scripts.recount_tokens(self.keys))
+            assert lanes_of(fields).get("train", LaneTokens()).held == held.get("train", 0), "I10"
             if "actor" in self.trainers:
                 self.the_gate_counts_right()
 
@@ -561,6 +568,10 @@ class Histories(RuleBasedStateMachine):
         for job in [key.decode().removeprefix(self.keys.group("")) for key in self.client.keys("*:group:*")]:
             assert run(self.client, scripts.check_group(self.keys, job)) == ""
         assert int(self.client.hget(self.keys.counters, "duplicated") or 0) == 0
+        found = dict(play.drawn_to_train(self.client, self.keys).accounts)
+        booked = {name: found.pop(name, 0) for name in ("trained", "masked")}
+        booked["other"] = sum(found.values())
+        assert booked == {name: self.model.tokens[name] for name in booked}, "I10"
         self.conserved()
 
     def drain(self, sub: Sub) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.parts import until
-from tests.integration.test_installed import build_wheel
+from tests.release.test_installed import build_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Longest wait for the parts to be there.

@@ -1,17 +1,39 @@
-"""The pages' tables of what penstock brings by name: each name that a configuration takes has its row."""
+"""The pages' tables of what penstock brings or shows by name: each name has its row, and each row its name."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+import penstock.protocol
+from console.read.trace.stages import MEANING
 from penstock.config import TrainerConfig
 from penstock.config.code_names import REWARDS
+from penstock.config.trainer import TRACKERS
+from penstock.protocol.records.tries import TryEnd
+from penstock.protocol.tokens import HEARD
 from penstock.weights.transport import TRANSPORTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOSSES = get_args(TrainerConfig.model_fields["loss"].annotation)
+VERBS = "\n".join(path.read_text() for path in (Path(penstock.protocol.__file__).parent / "lua").glob("*.lua"))
+
+
+def accounts() -> set[str]:
+    """Names under which verbs book tokens; what follows a colon apart."""
+    fates = VERBS.partition("local function fate_of(")[2].partition("\nend\n")[0]
+    thrown = VERBS.partition("local THROWN = {")[2].partition("}")[0]
+    found = (
+        re.findall(r"\bbook\(\w+, [\w\[\]]+, '(\w+)'", VERBS)
+        + re.findall(r"\b(?:settle|forgo)\(.*, '(\w+)'\)", VERBS)
+        + re.findall(r"\b(?:retire|fate_of)\(.*, '(\w+)(?::\w+)?'\)", VERBS)
+        + re.findall(r"\breturn (?:\w+ and )?'(\w+):?'", fates)
+        + re.findall(r"\{'(\w+)', (?:trained|lost)\}", VERBS)
+        + re.findall(r"\w+", thrown)
+    )
+    return set(found) - {HEARD}
 
 
 @pytest.mark.parametrize(
@@ -20,10 +42,14 @@ LOSSES = get_args(TrainerConfig.model_fields["loss"].annotation)
         ("rewards.md", "| `reward.function` |", REWARDS),
         ("consumers.md", "| | loss per token |", LOSSES),
         ("consumers.md", "| `trainer.transport` |", TRANSPORTS),
+        ("consumers.md", "| | where | after a rewind", TRACKERS),
+        ("protocol.md", "| account |", accounts()),
+        ("tracing.md", "| end |", set(TryEnd) - {TryEnd.OPEN}),
+        ("tracing.md", "| stage of a sample |", MEANING),
     ],
-    ids=["rewards", "losses", "transports"],
+    ids=["rewards", "losses", "transports", "trackers", "accounts", "tries", "stages"],
 )
-def test_each_name_has_its_row(page: str, head: str, names: tuple[str, ...]) -> None:
+def test_each_name_has_its_row(page: str, head: str, names: Iterable[str]) -> None:
     table = (DOCS / page).read_text(encoding="utf-8").partition(head)[2].partition("\n\n")[0]
     first_cells = " ".join(row.split("|")[1] for row in table.splitlines()[2:])
-    assert set(re.findall(r"`(\w+)`", first_cells)) == set(names)
+    assert set(re.findall(r"`(\w+)(?:[: ][A-Z]+)?`", first_cells)) == set(names)

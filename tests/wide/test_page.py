@@ -23,14 +23,27 @@ from penstock.protocol.scripts import run
 from penstock.redis.server import RedisServer, write_address
 from tests import missing
 from tests.integration import play
+from tests.unit.console.read.trace.samples import sample
 from tests.unit.console.web.run_files import lines, make_run, step
 from tests.unit.penstock.history.rows import row
 
-VIEWS = ("overview", "curves", "queue", "samples", "evals", "fleet", "weights", "settings")
+VIEWS = ("overview", "curves", "queue", "samples", "evals", "trace", "fleet", "weights", "settings")
 #: What is there of a run that is over, too.
-KEPT = ("overview", "curves", "samples", "evals", "settings")
+KEPT = ("overview", "curves", "samples", "evals", "trace", "settings")
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">\x1b[31m\u202eevil\x00"
 SIZES = {"desktop": {"width": 1360, "height": 900}, "phone": {"width": 390, "height": 844}}
+#: What `penstock fleet` shows of itself, one process of it with words of others.
+FLEET = {
+    "host": "node0",
+    "groups": {"policy.engines": {"worker_type": "regular", "engines": 3, "leaving": 0, "refused": HOSTILE}},
+    "processes": [{"name": "w7", "kind": "worker", "host": "node1", "state": "failed", "starts": 3, "why": HOSTILE}],
+    "endpoints": {"policy": "http://node0:8000"},
+    "autoscale": {
+        "group": "policy.engines", "engines": 3, "wanted": 3, "binds": "demand", "capacity_tokens_per_s": 640.0,
+        "terms": {"backlog": 9, "demand": 3, "fresh": 5},
+        "decisions": [{"at": 1.0, "before": 1, "engines": 3, "wanted": 3, "binds": "demand", "terms": {"demand": 3}}],
+    },
+}  # fmt: skip
 #: Longest wait for something to be seen: the machine may be slow.
 PATIENCE_MS = 60_000
 
@@ -60,7 +73,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def history(folder: Path) -> None:
     """Samples of a few prompts, and an evaluation of some versions."""
     writer = HistoryWriter(folder / "history", 1, max_bytes=2**30)
-    drawn = [row(f"math/0/{line}", k, reward=k / 4, answer=f"It is {k}.") for line in range(20) for k in range(4)]
+    drawn = [sample(f"math/0/{line}", k, reward=k / 4, answer=f"It is {k}.") for line in range(20) for k in range(4)]
     writer.write(drawn, [Use(one.job, one.k, "actor", 7, version=5, staleness=2, loss_tokens=2) for one in drawn])
     writer.write([row("math/1/0", answer=HOSTILE, reward=-1.0, fate="filtered", reason="zero_std")])
     held = [row(f"heldout/{v}/{line}", lane="eval", reward=v / 5, answer=f"{v}") for v in range(5) for line in range(3)]
@@ -120,8 +133,18 @@ def renew(client: redis.Redis, keys: Keys) -> None:
             "why": "" if at else HOSTILE,
             "running": at,
             "tokens_per_s": 99.5,
+            "gpus": [
+                {
+                    "name": str(at % 8),
+                    "model": "NVIDIA H200",
+                    "use": 0.87,
+                    "used_bytes": 121 * 10**9,
+                    "size_bytes": 150 * 10**9,
+                }
+            ],
         }
         client.hset(keys.workers, worker["name"], pack(worker))
+    client.hset(keys.fleet, "state", pack(FLEET | {"at": now}))
     client.hset(keys.trainers, "actor/0", pack({"name": "actor", "rank": 0, "at": now, "step": 3, "wait_share": 0.5}))
     for who, what in (("trainer:actor", "batch 1 of buffer:actor"), ("producer", f"the gate: trainer:actor {HOSTILE}")):
         client.hset(keys.waits, who, pack({"what": what, "since": now - 3605, "at": now}))
@@ -168,7 +191,8 @@ class Tab:
     def show(self, run: str, view: str, other: str = "") -> Any:
         """The view, drawn to its end."""
         self.page.goto("about:blank")
-        self.page.goto(f"{self.address}/#/{run}/{view}{f'?with={other}' if other else ''}")
+        asked = f"with={other}" if other else "of=math/0/3" if view == "trace" else ""
+        self.page.goto(f"{self.address}/#/{run}/{view}{asked and f'?{asked}'}")
         for wanted in SHOWN[view if run == "live" or view in KEPT else "none"]:
             self.page.wait_for_selector(wanted)
         return self.page
@@ -181,8 +205,9 @@ SHOWN = {
     "queue": (".scroll table", "text=Dead letters"),
     "samples": (".scroll table",),
     "evals": (".scroll table", ".chart path"),
-    "fleet": (".scroll table",),
+    "fleet": ("[aria-label=Workers] tbody tr", "[aria-label=Decisions] tbody tr"),
     "weights": (".scroll table",),
+    "trace": (".waterfall rect", ".scroll table"),
     "settings": (".scroll table",),
     "none": (".none",),
 }
@@ -251,8 +276,52 @@ def test_a_sample_is_found_and_looked_into(tab: Tab) -> None:
     page.get_by_role("button", name="Version").click()
     page.locator(".token.v0").first.wait_for()
     page.locator(".detail").get_by_role("link", name="All samples of its group").click()
-    reads(page.get_by_label("Group"), "math/1/0")
-    holds(page.locator("section > div tbody tr"), 1)
+    reads(page.get_by_label("Group", exact=True), "math/1/0")
+    holds(page.locator(".group li"), 1)
+    assert tab.trouble == []
+
+
+def test_a_sample_is_followed_to_its_batch(tab: Tab) -> None:
+    page = tab.show("over", "samples")
+    page.get_by_role("button", name="math/1/0/0").click()
+    page.get_by_role("link", name="Its trace").click()
+    reads(page.get_by_label("Of"), "math/1/0/0")
+    page.locator(".text bdi", has_text="Add two and three.").wait_for()
+    page.get_by_label("Of").fill("math/0/3")
+    page.get_by_role("button", name="Trace").click()
+    holds(page.locator(".waterfall .water-name"), 7)
+    page.get_by_role("link", name="actor:7").click()
+    holds(page.get_by_role("region", name="Jobs").locator("tbody tr"), 20)
+    assert tab.trouble == []
+
+
+def test_groups_of_a_batch_stand_beside_one_another(tab: Tab) -> None:
+    page = tab.show("over", "samples")
+    page.get_by_role("button", name="Newest batch").click()
+    reads(page.get_by_label("Batch", exact=True), "7")
+    page.get_by_role("button", name="By group").click()
+    holds(page.locator(".group"), 13)
+    page.get_by_role("button", name="More").click()
+    holds(page.locator(".group"), 20)
+    rewards = page.locator(".group").first.locator(".reward").all_text_contents()
+    assert rewards == ["0.75", "0.5", "0.25", "0"]
+    page.get_by_role("button", name="The batch before").click()
+    page.get_by_text("No sample is like this.").wait_for()
+
+
+def test_the_overview_shows_what_the_policy_says(tab: Tab) -> None:
+    page = tab.show("over", "overview")
+    holds(page.locator(".answers li"), 8)
+    page.locator(".answers a").first.click()
+    page.locator(".detail .token").first.wait_for()
+    assert tab.trouble == []
+
+
+def test_a_prompt_is_followed_over_versions(tab: Tab) -> None:
+    page = tab.show("over", "evals")
+    holds(page.locator(".cell"), 15)
+    page.get_by_role("region", name="Prompts").get_by_role("button").last.click()
+    holds(page.get_by_role("region", name="Answers").locator("tbody tr"), 5)
     assert tab.trouble == []
 
 

@@ -34,6 +34,14 @@ EMPTY = (
     # Of the reference trainer, which reads evaluations itself.
     "eval",
     "eval_truncated_ratio",
+    "eval_pass_at",
+    # Where there are GPUs, and an engine that speculates.
+    "penstock_worker_gpu_use_ratio",
+    "penstock_worker_gpu_memory_used_bytes",
+    "rollout_spec_accept_rate",
+    # Where rewards are checked by a pool.
+    "penstock_verifiers_checks_total",
+    "penstock_verifiers_queued_checks",
 )
 
 
@@ -84,13 +92,29 @@ def test_every_rule_is_evaluated_without_an_error(scraped: Scraped) -> None:
     assert len(rules()) > 5
 
 
-def test_a_worker_that_is_killed_is_told_of(scraped: Scraped) -> None:
+def test_a_worker_that_is_killed_is_told_of_until_another_one_has_its_jobs(scraped: Scraped) -> None:
     (worker,) = scraped.cluster.of("worker")
     assert "PenstockWorkerLost" not in scraped.prometheus.firing()
 
     wait(lambda: _killed_with_a_lease(scraped.cluster, worker), lambda: "no lease of the worker")
 
-    wait(lambda: "PenstockWorkerLost" in scraped.prometheus.firing(), scraped.prometheus.firing)
+    wait(lambda: {"PenstockWorkerLost", "QuickWorkerLost"} <= scraped.prometheus.firing(), scraped.prometheus.firing)
+    wait(lambda: "QuickWorkerLost" not in scraped.prometheus.firing(), scraped.prometheus.firing)
+
+
+def test_a_run_that_trains_nothing_is_told_of_until_it_trains(scraped: Scraped) -> None:
+    trainers = scraped.cluster.of("trainer")
+    wait(lambda: "QuickNoProgress" not in scraped.prometheus.firing(), scraped.prometheus.firing)
+
+    for trainer in trainers:
+        scraped.cluster.stop(trainer)
+    try:
+        wait(lambda: "QuickNoProgress" in scraped.prometheus.firing(), scraped.prometheus.firing)
+    finally:
+        for trainer in trainers:
+            scraped.cluster.cont(trainer)
+
+    wait(lambda: "QuickNoProgress" not in scraped.prometheus.firing(), scraped.prometheus.firing)
 
 
 def _killed_with_a_lease(cluster: Cluster, worker: Part) -> bool:

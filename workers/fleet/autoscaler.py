@@ -9,7 +9,8 @@ yet binds nobody.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from penstock.config.fleet import AutoscaleConfig
 from penstock.config.staleness import places
@@ -40,6 +41,8 @@ class Wanted:
 
     count: int
     binds: str
+    #: Every term that is known, by its name.
+    terms: Mapping[str, int] = field(default_factory=dict)
 
 
 def wanted(load: Load, config: AutoscaleConfig) -> Wanted:
@@ -51,10 +54,10 @@ def wanted(load: Load, config: AutoscaleConfig) -> Wanted:
         terms["fresh"] = math.ceil(places(load.bound, 1) * load.samples_per_version / load.slots)
     binds = min(terms, key=lambda name: terms[name])
     if terms[binds] < config.min_workers:
-        return Wanted(config.min_workers, "min")
+        return Wanted(config.min_workers, "min", terms)
     if terms[binds] > config.max_workers:
-        return Wanted(config.max_workers, "max")
-    return Wanted(terms[binds], binds)
+        return Wanted(config.max_workers, "max", terms)
+    return Wanted(terms[binds], binds, terms)
 
 
 class Autoscaler:

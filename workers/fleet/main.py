@@ -26,10 +26,12 @@ from penstock.protocol.scripts import check_schema
 from penstock.redaction import redact
 from penstock.redis.commands import Client
 from penstock.redis.control import PASSING, Control
+from penstock.system.metrics.exporter import Exporter
 from penstock.system.stop import Stop
 from workers.fleet.kept import ProcessState, Spec, Status
 from workers.fleet.launcher import Launcher
 from workers.fleet.local import LocalLauncher
+from workers.fleet.metrics import FleetCollector
 from workers.fleet.models import groups_of
 from workers.fleet.nodes import Node, local_nodes
 from workers.fleet.plan import Plan, engine_name, plan
@@ -78,6 +80,11 @@ class Fleet:
         self._followed: dict[str, int] = {}
         self._is_up = False
         self._shown = 0.0
+        #: As it was shown last; replaced, never changed.
+        self.shown: dict[str, Any] = {}
+        # One port would be the workers', to which the fleet hands its configuration on.
+        alone = config.metrics.port
+        self._exporter = None if alone else Exporter.of(config, "fleet", "", FleetCollector(lambda: self.shown))
         self._scaling = Scaling(config, self.client, self.keys) if config.fleet.autoscale is not None else None
 
     def run(self) -> int:
@@ -95,6 +102,8 @@ class Fleet:
             self._finish()
             return 0
         finally:
+            if self._exporter is not None:
+                self._exporter.close()
             self.launcher.close()
             with contextlib.suppress(*PASSING):
                 write_state(self.client, self.keys, {})
@@ -232,7 +241,8 @@ class Fleet:
             self._follow(wanted)
             if self._scaling is not None and self._scaling.group not in wanted:
                 self._follow({self._scaling.group: self._scaling.decide(self._count(self._scaling.group))})
-            write_state(self.client, self.keys, self.record())
+            self.shown = self.record()
+            write_state(self.client, self.keys, self.shown)
         except PASSING as exc:
             log.warning("Redis does not answer, the fleet goes on: %s", redact(str(exc)))
         except PenstockError as exc:

@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.snapshot import snapshot
 from penstock.redis.commands import Client
-from workers.fleet.autoscaler import Autoscaler, Load, wanted
+from workers.fleet.autoscaler import Autoscaler, Load, Wanted, wanted
 from workers.fleet.models import groups_of
 from workers.fleet.state import read_capacity, write_capacity
 
@@ -19,6 +19,8 @@ from workers.fleet.state import read_capacity, write_capacity
 WINDOW_S = 60.0
 #: Below so long it is not known yet.
 LEAST_S = 10.0
+#: Changes of the group's size that are told, the latest ones.
+MAX_DECISIONS = 32
 #: A capacity is written again when it changed by such a share.
 KEEP_CHANGE = 0.02
 
@@ -94,8 +96,9 @@ class Scaling:
         self._client, self._keys = client, keys
         #: Capacity as it was written last.
         self._kept = self._pressure.capacity
-        #: What was decided last and which term binds, for people.
+        #: What was decided last, which term binds, and what was changed before, for people.
         self.record: dict[str, Any] = {}
+        self._decisions: deque[dict[str, Any]] = deque(maxlen=MAX_DECISIONS)
 
     def decide(self, present: int) -> int:
         """How many engines there should be, where ``present`` are. Blocks for a few round trips."""
@@ -103,14 +106,24 @@ class Scaling:
         want = wanted(self._pressure.load(now, snapshot(self._client, self._keys)), self._config)
         self._keep_capacity()
         count = self._autoscaler.decide(now, want.count, present)
+        self._note(want, present, count)
         self.record = {
             "group": self.group,
             "wanted": want.count,
             "binds": want.binds,
             "engines": count,
             "capacity_tokens_per_s": self._pressure.capacity,
+            "terms": dict(want.terms),
+            "decisions": list(self._decisions),
         }
         return count
+
+    def _note(self, want: Wanted, present: int, count: int) -> None:
+        """Keep a change with its reason; one that cannot be made at once is decided again and again, and kept once."""
+        change = {"before": present, "engines": count, "binds": want.binds}
+        last = self._decisions[-1] if self._decisions else {}
+        if count != present and {name: last.get(name) for name in change} != change:
+            self._decisions.append({"at": time.time(), **change, "wanted": want.count, "terms": dict(want.terms)})
 
     def _keep_capacity(self) -> None:
         """Have the next fleet of this run know it from its first look on."""

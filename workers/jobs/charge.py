@@ -16,6 +16,7 @@ from penstock.errors import (
     RewardError,
 )
 from penstock.protocol import scripts
+from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job, JobFailure, JobState
 from penstock.protocol.scripts import RawLease
 from penstock.protocol.user_failures import OF_USER_CODE
@@ -31,15 +32,22 @@ class Charge:
     Args:
         job: its record; None where that is refused.
         keep_prefixes: keeps what was drawn for whoever has the job next.
+        told: what there is to tell of its samples that are not committed, by k.
     """
 
     def __init__(
-        self, services: Services, lease: RawLease, job: Job | None, keep_prefixes: Callable[[], Awaitable[None]]
+        self,
+        services: Services,
+        lease: RawLease,
+        job: Job | None,
+        keep_prefixes: Callable[[], Awaitable[None]],
+        told: Callable[[], dict[int, Drawn]],
     ) -> None:
         self._services = services
         self._lease = lease
         self._job = job
         self._keep_prefixes = keep_prefixes
+        self._told = told
 
     async def make(self, failure: Exception) -> None:
         """Charge the job with what ended it. Blocks for the commits on their way and two round trips.
@@ -86,6 +94,7 @@ class Charge:
                 max_attempts=0 if permanent else config.max_attempts,
                 retry_ms=int(config.retry_s * 1000),
                 max_retry_ms=int(config.max_retry_s * 1000),
+                told=self._told(),
             )
         )
         last = (detail.strip().splitlines() or [""])[-1]
@@ -111,6 +120,7 @@ class Charge:
             publication=publication,
             engine=engine,
             sure=sure,
+            told=self._told(),
         )
         went = await services.control.call(call)
         services.tally.crashes[went] += 1

@@ -18,6 +18,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, QueueFull
 from penstock.protocol import scripts
 from penstock.protocol.keys import CONTROL, Keys
+from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.scripts import Call, Committed
 from penstock.protocol.waits import MOMENT_S, Waiting
@@ -72,18 +73,25 @@ class Commits:
         return await self.submit(job, token, samples, temperature, kind)
 
     def submit(
-        self, job: str, token: str, samples: Sequence[Sample], temperature: float, kind: str
+        self,
+        job: str,
+        token: str,
+        samples: Sequence[Sample],
+        temperature: float,
+        kind: str,
+        accounts: Sequence[Drawn] = (),
     ) -> "asyncio.Future[Committed]":
         """Hand samples over to be committed; returns at once. A cancelled future is not tried any more.
 
         Args:
             temperature: what the engine scaled logprobs by.
             kind: scaled | original logprobs.
+            accounts: what was thrown away of each (I10); empty: nothing.
 
         Raises:
             PayloadError: a sample's arrays contradict each other, or a side array that was asked for is not there.
         """
-        write = Write(job, token, asyncio.get_running_loop().create_future(), samples, temperature, kind)
+        write = Write(job, token, asyncio.get_running_loop().create_future(), samples, temperature, kind, accounts)
         self._pack(write, self._choose(write))
         write.done.add_done_callback(partial(self._settle, write))
         self._pending.append(write)
@@ -165,7 +173,7 @@ class Commits:
         return len(refused) < len(batch)
 
     async def _write_payloads(self, server: str, writes: list[Write]) -> None:
-        pairs = [pair for write in writes for pair in write.payloads[server]]
+        pairs, losses = [pair for write in writes for pair in write.payloads[server]], self._control.losses
         # Named only where it takes longer than a moment; ended when something was written.
         naming = asyncio.get_running_loop().call_later(
             MOMENT_S, self._waiting.for_, f"payload server {server} to take finished samples"
@@ -182,7 +190,9 @@ class Commits:
             for refusal in refusals:
                 _tell_kept(refusal)
             if not refusals:
-                del write.payloads[server]
+                pairs = write.payloads.pop(server)
+                if server == CONTROL:
+                    write.on_control, write.losses = pairs, losses
 
     async def _commit(self, writes: list[Write]) -> list[Write]:
         """Commit, one verb per lease; returns what found no room."""
@@ -190,10 +200,18 @@ class Commits:
         for write in writes:
             leases.setdefault((write.job, write.token), []).append(write)
         calls = [
-            scripts.commit(self._keys, job, token, [record for write in together for record in write.records])
+            scripts.commit(
+                self._keys,
+                job,
+                token,
+                [record for write in together for record in write.records],
+                {k: drawn for write in together for k, drawn in write.told.items()},
+            )
             for (job, token), together in leases.items()
         ]
-        answers = await self._control.do(lambda client: _call_all(client, calls))
+        answers = await self._control.do(lambda client: self._send(client, writes, calls))
+        if answers is None:
+            return await self._write_again(writes)
         refused = []
         for call, answer, together in zip(calls, answers, leases.values(), strict=True):
             if _found_no_room(answer):
@@ -207,6 +225,24 @@ class Commits:
                 else:
                     write.done.set_result(call.parse(answer))
         return refused
+
+    async def _send(self, client: AsyncClient, writes: list[Write], calls: Sequence[Call[Any]]) -> list[Any] | None:
+        """Answers of the commits; None where the connection was lost since their payloads were written.
+
+        Another server may answer by now, after a failover, that has never got them.
+        """
+        if any(write.on_control and write.losses != self._control.losses for write in writes):
+            return None
+        return await _call_all(client, calls)
+
+    async def _write_again(self, writes: list[Write]) -> list[Write]:
+        """Write once more what lies on the control Redis, where it is not there, and commit; as ``_commit``."""
+        lying = [write for write in writes if write.on_control]
+        for write in lying:
+            write.payloads[CONTROL] = write.on_control
+        await self._write_payloads(CONTROL, lying)
+        refused = [write for write in writes if write.payloads]
+        return refused + await self._commit([write for write in writes if not write.payloads])
 
     async def has_room(self) -> bool:
         """Whether the control Redis has room for what can be done without."""

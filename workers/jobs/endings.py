@@ -19,7 +19,7 @@ class Endings:
     """
 
     def __init__(self, config: Config) -> None:
-        self._reward = config.reward.function
+        self._reward = "+".join(config.reward.names)
         self._datasets = {one.name for one in (*config.data.train, *config.data.eval)}
         self._digits: dict[str, str] = {}
         self._words: dict[str, str] = {}

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineError
+from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import is_abandoned
-from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
+from penstock.protocol.records.sample import MAX_PAUSES, FinishReason, Sample, SampleStatus
 from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
 from workers.engine import ABORT_AGAIN_S, ROUTED_EXPERTS, Engine, Segment
@@ -52,6 +53,8 @@ async def generate_sample(
     partial: Sample | None = None,
     interval: int = 0,
     drawn: Callable[[], None] | None = None,
+    account: Drawn | None = None,
+    answered: Callable[[Segment], None] | None = None,
 ) -> Sample:
     """Make answer ``k`` of ``job``. Blocks until it is done, held by ``valves`` while weights change.
 
@@ -65,6 +68,8 @@ async def generate_sample(
         interval: look at running answers after so many tokens; they are in ``partial`` then, with no newer version than
             is proven, and stay there if the engine dies. 0: only whole answers are.
         drawn: called whenever ``partial`` has grown; must not block.
+        account: is told of every token that is drawn in this call and thrown away, and of requests without an answer.
+        answered: called with each answer of the engine, before it is judged; must not block.
         environment: its environment; None: a single turn.
 
     Returns:
@@ -80,10 +85,19 @@ async def generate_sample(
     sample = partial if partial is not None else Sample(job, k)
     if environment is None and job.environment:
         raise ConfigError(f"job {job.id} names environment {shown(job.environment)}, and none was made for it.")
-    maker = _Maker(engine, valves, sample, sampling, tokenizer, rollout, interval, drawn)
+    maker = _Maker(engine, valves, sample, sampling, tokenizer, rollout, interval, drawn, account or Drawn(), answered)
     async with valves.sample():
+        began_s = time.time()
         await maker.run(environment)
+    sample.drawn_s = time.time()
+    sample.pauses = _pauses(sample, valves.requests.closed_within(began_s, time.time()))
     return sample
+
+
+def _pauses(sample: Sample, closed: list[tuple[float, float]]) -> list[list[int]]:
+    """As of ``Sample.pauses``."""
+    spans = [[round(1000 * (begin - sample.started_s)), round(1000 * (end - begin))] for begin, end in closed]
+    return spans[-MAX_PAUSES:]
 
 
 class _Maker:
@@ -99,6 +113,8 @@ class _Maker:
         rollout: RolloutConfig,
         interval: int,
         drawn: Callable[[], None] | None,
+        account: Drawn,
+        answered: Callable[[Segment], None] | None,
     ) -> None:
         self.engine = engine
         self.valves = valves
@@ -117,6 +133,11 @@ class _Maker:
         self.unproven_before = sample.num_unproven
         self.interval = interval
         self.drawn = drawn or (lambda: None)
+        self.account = account
+        #: Tokens of this request that were drawn, and those that were cut off before it.
+        self.requested = 0
+        self.cut_off = account.behind_stop
+        self.answered = answered or (lambda _: None)
         self.environment_timeout_s = rollout.environment_timeout_s
         self.lease_tokens = rollout.lease_tokens
         #: Length at which this lease's tokens are used up; None: no limit, or the sample cannot be handed back.
@@ -159,6 +180,7 @@ class _Maker:
         sample.started_s = sample.started_s or time.time()
         sample.status = SampleStatus.PENDING
         if not sample.tokens or (environment is not None and sample.num_turns > 1):
+            self.account.lost_turn += sum(sample.generated)
             self.start_over()
         if self.lease_tokens is not None:
             self.lease_end = len(sample.tokens) + self.lease_tokens
@@ -170,6 +192,7 @@ class _Maker:
         if not gone or sample.num_turns > 1:
             return
         log.info("sample %s starts over: its version %d was abandoned", sample.id, max(gone))
+        self.account.rewound += sum(sample.generated)
         self.start_over()
         if self.lease_tokens is not None:
             self.lease_end = len(sample.tokens) + self.lease_tokens
@@ -184,7 +207,7 @@ class _Maker:
                 f"context allow {self.max_context}: leave the job out or raise the limit."
             )
         _truncate(sample, 0)
-        sample.num_unproven = 0
+        sample.num_unproven, sample.first_token_s = 0, 0.0
         if self.engine.tells_routing:
             sample.sides.pop(ROUTED_EXPERTS, None)
         sample.turns, sample.text, sample.finish_reason, sample.num_turns = [], "", "", 1
@@ -245,6 +268,8 @@ class _Maker:
             sampling["min_new_tokens"] = max(0, minimum - spent)
         started = time.monotonic()
         self.request_start, self.unproven_before = len(self.sample.tokens), self.sample.num_unproven
+        self.requested, self.cut_off = 0, self.account.behind_stop
+        self.account.unheard += 1
         stream: dict[str, Any] = {"heard": self.hear, "interval": self.interval} if self.interval else {}
         task = asyncio.create_task(
             self.engine.generate(list(self.sample.tokens), sampling, rid=self.sample.id, **stream)
@@ -274,10 +299,14 @@ class _Maker:
     def hear(self, version: int, ids: list[int], logprobs: list[float]) -> None:
         """Append what a running request has drawn so far; only its end says which version drew which."""
         sample = self.sample
+        self.requested += len(ids)
         if sample.finish_reason == FinishReason.STOP:
+            self.count_cut()
             return
         judged, heard = self.request_start - self.turn_start, len(sample.tokens) - self.request_start
         sample.append(ids, version=version, logprobs=logprobs)
+        if ids:
+            sample.first_token_s = sample.first_token_s or time.time()
         if judged and heard <= self.stops.window:
             # A stop that began before the request goes unseen by the engine, and must not be continued past.
             end = self.stops.end_of(sample.tokens[self.turn_start :], judged, aborted=False)
@@ -286,7 +315,12 @@ class _Maker:
                 sample.finish_reason = FinishReason.STOP
         if self.engine.version > version:
             sample.num_unproven += max(0, len(sample.tokens) - self.request_start - heard)
+        self.count_cut()
         self.drawn()
+
+    def count_cut(self) -> None:
+        """Of what this request has drawn, tell how much was cut off."""
+        self.account.behind_stop = self.cut_off + self.requested - (len(self.sample.tokens) - self.request_start)
 
     def take(self, segment: Segment, *, cut_short: bool = False) -> None:
         """Append a segment in the place of what was heard of it, and decide how the turn stands.
@@ -295,6 +329,7 @@ class _Maker:
             cut_short: it was allowed fewer tokens than the turn has left, so that "length" is not the turn's end.
         """
         sample = self.sample
+        self.answered(segment)
         _truncate(sample, self.request_start)
         judged = len(sample.tokens) - self.turn_start
         position = 0
@@ -318,6 +353,9 @@ class _Maker:
         if self.engine.tells_routing:
             keep_rows(sample, segment.experts)
         kept = len(sample.tokens) - self.request_start
+        self.requested = max(self.requested, len(segment.output_ids))
+        self.account.unheard -= 1
+        self.count_cut()
         sample.num_unproven = self.unproven_before + sum(segment.unproven[:kept])
         self.request_start, self.unproven_before = len(sample.tokens), sample.num_unproven
         if sample.finish_reason in (FinishReason.ABORT, ""):

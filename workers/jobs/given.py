@@ -69,7 +69,7 @@ async def give_sample(
     sample.append(ids, version=version, logprobs=scores.logprobs)
     if scores.experts is not None:
         keep_rows(sample, scores.experts)
-    sample.generate_s = time.monotonic() - started
+    sample.generate_s, sample.drawn_s = time.monotonic() - started, time.time()
     sample.text = answer if isinstance(answer, str) else tokenizer.decode(ids, skip_special_tokens=True)
     sample.turns = [sample.text]
     sample.status, sample.finish_reason = SampleStatus.GIVEN, FinishReason.GIVEN

@@ -13,7 +13,11 @@ A sample that failed ends its job only when its siblings are through, but for wh
 """
 
 import asyncio
+import contextlib
 import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.errors import (
@@ -30,9 +34,11 @@ from penstock.errors import (
 from penstock.logs import of_job
 from penstock.names import Lane
 from penstock.protocol import scripts
+from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample, SampleStatus
 from penstock.protocol.scripts import Committed, RawLease
+from penstock.system.telemetry import name_of
 from penstock.words import said
 from workers.jobs.charge import Charge
 from workers.jobs.generate import generate_sample
@@ -49,6 +55,8 @@ SETTLE_S = 5.0
 #: What no other sample of the job can escape, and no other try either.
 REFUSED = (ConfigError, ProtocolError, EngineRefused)
 AT_ONCE = (EngineDied, LeaseLost, *REFUSED)
+#: The span of a lease.
+_ATTEMPT = "attempt"
 
 
 def read_job(lease: RawLease) -> Job:
@@ -85,6 +93,9 @@ class HeldJob:
         #: True once the lease is known to be another's.
         self.lost = False
         self._releasing = False
+        self._leased_s = time.time()
+        #: How it ended, as its span says.
+        self._end = "committed"
         #: True once its end is being written to Redis, which must not be interrupted.
         self._ending = False
         try:
@@ -146,7 +157,30 @@ class HeldJob:
     async def run(self) -> None:
         """Work until the job is committed, failed, crashed, released or lost."""
         with of_job(self.job):
-            await self._run()
+            try:
+                await self._run()
+            finally:
+                self._tell()
+
+    def _tell(self) -> None:
+        services, end = self._services, "lost" if self.lost else self._end
+        services.spans.add(
+            self.job, _ATTEMPT, self._leased_s, time.time(), of=self.lease.token,
+            worker=services.worker, lane=self.lease.lane, end=end, version=services.engine.version,
+        )  # fmt: skip
+
+    @contextmanager
+    def _told(self, what: str, k: int) -> Iterator[None]:
+        """A span of a sample, as a part of this lease's."""
+        begin_s = time.time()
+        try:
+            yield
+        finally:
+            length, of = len(self.samples[k].tokens) if k in self.samples else 0, f"{self.lease.token}/{k}"
+            under = name_of(_ATTEMPT, self.lease.token)
+            self._services.spans.add(
+                self.job, what, begin_s, time.time(), of=of, under=under, sample=f"{self.job}/{k}", length=length
+            )
 
     async def _run(self) -> None:
         failure: Exception | None = None
@@ -161,6 +195,7 @@ class HeldJob:
             failure = exc
         finally:
             self._undrawn.clear()
+        self._end = "released" if failure is None else type(failure).__name__
         self._ending = True
         if self.lost or isinstance(failure, LeaseLost):
             self._note_loss()
@@ -172,7 +207,7 @@ class HeldJob:
 
     async def _charge(self, failure: Exception) -> None:
         job = None if self._refused is not None else self._job
-        await Charge(self._services, self.lease, job, self._keep_prefixes).make(failure)
+        await Charge(self._services, self.lease, job, self._keep_prefixes, self._drawn).make(failure)
 
     def _note_loss(self) -> None:
         self.lost = True
@@ -211,7 +246,7 @@ class HeldJob:
     async def _read_prefixes(self) -> dict[int, Sample]:
         if self.lease.lane not in (Lane.RESUME, Lane.SUSPECT):
             return {}
-        return await read_prefixes(self._services, self._job, self._missing, self._temperature)
+        return await read_prefixes(self._services, self._job, self.lease.token, self._missing, self._temperature)
 
     async def _sample(self, sample: Sample) -> None:
         services = self._services
@@ -222,10 +257,11 @@ class HeldJob:
             async with services.slots:
                 services.num_running += 1
                 try:
-                    if self._job.lane == Lane.SCORE or sample.k < len(self._job.answers):
-                        sample = await self._score(sample.k)
-                    else:
-                        await self._generate(sample, prefix)
+                    with self._told("generate", sample.k):
+                        if self._job.lane == Lane.SCORE or sample.k < len(self._job.answers):
+                            sample = await self._score(sample.k)
+                        else:
+                            await self._generate(sample, prefix)
                 finally:
                     services.num_running -= 1
         finally:
@@ -237,8 +273,10 @@ class HeldJob:
         if sample.status == SampleStatus.ABORTED:
             return  # its tokens of this lease are used up
         if self._job.lane != Lane.SCORE:
-            await services.rewards.score(sample)
-        await self._commit(sample)
+            with self._told("reward", sample.k):
+                await services.rewards.score(sample)
+        with self._told("commit", sample.k):
+            await self._commit(sample)
 
     async def _score(self, k: int) -> Sample:
         """Sample ``k`` of what is given: a sequence of a scoring job, or an answer."""
@@ -275,6 +313,8 @@ class HeldJob:
                 partial=sample,
                 interval=services.config.worker.stream_interval,
                 drawn=prefix.keep_if_due,
+                account=prefix.account,
+                answered=services.tally.answered,
             )
         except MemberDied:
             raise  # the other engines go on
@@ -289,7 +329,8 @@ class HeldJob:
         # What the engine scored is at temperature 1, whatever it draws at.
         drawn = self._temperature, services.engine.logprob_kind
         temperature, kind = (1.0, "scaled") if sample.status == SampleStatus.GIVEN else drawn
-        write = services.commits.submit(self.job, self.lease.token, [sample], temperature, kind)
+        account = self._prefixes[sample.k].account
+        write = services.commits.submit(self.job, self.lease.token, [sample], temperature, kind, [account])
         self._writes[write] = sample.k
         self._note_commit(write, await asyncio.shield(write))
 
@@ -299,10 +340,7 @@ class HeldJob:
             raise LeaseLost(f"job {self.job}")
         sample, tally = self.samples.pop(k, None), self._services.tally
         self._missing.remove(k)
-        tally.committed_samples += 1
-        if sample is not None:
-            tally.committed_tokens += sum(sample.generated)
-            tally.cached_tokens += sample.cached_tokens
+        tally.committed(sample)
         if not self._missing:
             tally.committed_groups += 1
             self._services.endings.note(self._job)
@@ -310,8 +348,17 @@ class HeldJob:
     async def _hand_back(self) -> None:
         await self._keep_prefixes()
         services = self._services
-        await services.control.call(scripts.release(services.keys, self.job, self.lease.token))
+        await services.control.call(scripts.release(services.keys, self.job, self.lease.token, self._drawn()))
         services.tally.handed_back += 1
+
+    def _drawn(self) -> dict[int, Drawn]:
+        """What there is to tell of the samples that are not committed."""
+        told = {}
+        for k in self.samples:
+            # A user's code is given the sample, and may have made anything of it.
+            with contextlib.suppress(TypeError):
+                told[k] = self._prefixes[k].told(at_end=True)
+        return told
 
     async def _keep_prefixes(self) -> None:
         """Keep what was drawn and is not committed. Where Redis is full it is lost, and said."""

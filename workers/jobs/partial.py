@@ -17,7 +17,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import LogprobKind, Sample, SampleStatus
 from penstock.words import said, shown
 
-_FORMAT = 3
+_FORMAT = 4
 #: Most bytes of a prefix; about three million tokens. One that would be longer is not kept any further.
 MAX_PARTIAL_BYTES = 32 * 1024 * 1024
 KINDS = get_args(LogprobKind)
@@ -31,6 +31,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "cached_tokens": (int,),
     "num_unproven": (int,),
     "started_s": (float, int),
+    "first_token_s": (float, int),
     "generate_s": (float, int),
 }
 

@@ -11,11 +11,16 @@ an observation cannot be continued, because its environment is lost with its wor
 import asyncio
 import logging
 import time
+from dataclasses import replace
+from typing import Any
 
-from penstock.errors import PenstockError, QueueFull
+from penstock.errors import LeaseLost, PenstockError, QueueFull
 from penstock.protocol import scripts
+from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
-from penstock.protocol.records.sample import FinishReason, Sample
+from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
+from penstock.redis.commands import AsyncClient
+from penstock.redis.control import raise_passing
 from workers.jobs.partial import (
     MAX_PARTIAL_BYTES,
     DrawnOtherwise,
@@ -49,11 +54,23 @@ class Prefix:
         self._every_tokens = config.checkpoint_tokens
         self._every_s = config.checkpoint_s
         self._kept_at = time.monotonic()
+        #: What was thrown away under this lease.
+        self.account = Drawn()
         #: Bytes that are there, and the versions they claim for their tokens.
         self._num_bytes = 0
         self._claimed: list[int] = []
         self._ended = False
         self._task: asyncio.Task[None] | None = None
+
+    def told(self, *, at_end: bool = False) -> Drawn:
+        """What there is to tell of the sample now (I10); nothing is drawn of one that was given.
+
+        Args:
+            at_end: of the lease: a request that is on its way will not be answered any more.
+        """
+        given = self._sample.status == SampleStatus.GIVEN
+        live = 0 if given else sum(self._sample.generated)
+        return replace(self.account, live=live, unheard=self.account.unheard if at_end else 0)
 
     def keep_if_due(self) -> None:
         """Tokens were drawn: begin a checkpoint if one is due. Does not block."""
@@ -119,6 +136,7 @@ class Prefix:
             before=self._num_bytes,
             ttl_s=PARTIAL_TTL_S,
             most=MAX_PARTIAL_BYTES,
+            told=self.told(),
         )
         answer = await services.control.call(call)
         if answer == "kept":
@@ -137,7 +155,9 @@ class Prefix:
         if len(record) > MAX_PARTIAL_BYTES:
             log.warning("the prefix of sample %s has %d bytes and is not kept", sample.id, len(record))
             return True
-        call = scripts.checkpoint(services.keys, sample.job.id, self._token, sample.k, record, PARTIAL_TTL_S)
+        call = scripts.checkpoint(
+            services.keys, sample.job.id, self._token, sample.k, record, PARTIAL_TTL_S, self.told()
+        )
         kept = await services.control.call(call)
         if kept:
             self._note_kept(len(record), versions)
@@ -149,19 +169,43 @@ class Prefix:
         self._num_bytes, self._claimed = num_bytes, versions
 
 
-async def read_prefixes(services: Services, job: Job, missing: list[int], temperature: float) -> dict[int, Sample]:
-    """The samples of ``job`` that can be continued at ``temperature``, by k; of those ``missing``."""
+async def read_prefixes(
+    services: Services, job: Job, token: str, missing: list[int], temperature: float
+) -> dict[int, Sample]:
+    """The samples of ``job`` that can be continued at ``temperature``, by k; of those ``missing``.
+
+    Prefixes that cannot be are dropped. Raises LeaseLost.
+    """
     scale = Scale(temperature, services.engine.logprob_kind)
-    keys = [services.keys.partial(f"{job.id}/{k}") for k in missing]
-    found = await services.control.do(lambda client: client.mget(keys)) if keys else []
-    prefixes = {}
-    for k, data in zip(missing, found, strict=True):
+    prefixes, unread = {}, []
+    for k, (data, told) in zip(missing, await _found(services, job.id, missing), strict=True):
         if data is None:
+            unread += [k] if told is not None else []
             continue
         try:
             prefixes[k] = partial_from_bytes(data, job, k, scale)
+            continue
         except DrawnOtherwise as exc:
             services.repeats.warn(None, f"sample {job.id}/{k} starts over: {exc}", "drawn otherwise")
         except PenstockError as exc:
             log.warning("sample %s/%d starts over: %s", job.id, k, exc)
+        unread.append(k)
+    if unread and not await services.control.call(scripts.unread(services.keys, job.id, token, unread)):
+        raise LeaseLost(f"job {job.id}")
     return prefixes
+
+
+async def _found(services: Services, job: str, missing: list[int]) -> list[tuple[bytes | None, bytes | None]]:
+    """Of each k its prefix, and what was told of it."""
+    if not missing:
+        return []
+    keys = services.keys
+
+    async def read(client: AsyncClient) -> list[Any]:
+        pipe = client.pipeline(transaction=False)
+        pipe.mget([keys.partial(f"{job}/{k}") for k in missing])
+        pipe.hmget(keys.group(job), [f"t:{k}" for k in missing])
+        return raise_passing(await pipe.execute(raise_on_error=False))
+
+    prefixes, told = await services.control.do(read)
+    return list(zip(prefixes, told, strict=True))

@@ -37,7 +37,7 @@ async def score_sample(engine: Engine, valves: Valves, job: Job, k: int) -> Samp
     sample.append(given.tokens)
     sample.prompt_length = given.start
     sample.logprobs[given.start :] = scores.logprobs
-    sample.generate_s = time.monotonic() - started
+    sample.generate_s, sample.drawn_s = time.monotonic() - started, time.time()
     sample.status, sample.finish_reason = SampleStatus.COMPLETED, FinishReason.STOP
     sample.reward, sample.reward_info = 0.0, {"version": version}
     return sample

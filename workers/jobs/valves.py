@@ -1,9 +1,14 @@
 """What holds samples and requests back while the weights of an engine change."""
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+
+#: Times for which a valve was closed that it remembers.
+MAX_CLOSINGS = 256
 
 _inside_sample: ContextVar[bool] = ContextVar("penstock_inside_sample", default=False)
 
@@ -15,6 +20,8 @@ class Valve:
         #: How many are inside now.
         self.running = 0
         self._holds: list[str] = []
+        self._closed_s = 0.0
+        self._closings: deque[tuple[float, float]] = deque(maxlen=MAX_CLOSINGS)
         self._open = asyncio.Event()
         self._open.set()
         self._empty = asyncio.Event()
@@ -39,6 +46,8 @@ class Valve:
     @contextmanager
     def held(self, reason: str) -> Iterator[None]:
         """Hold newcomers back inside the ``with``; those inside go on."""
+        if not self._holds:
+            self._closed_s = time.time()
         self._holds.append(reason)
         self._open.clear()
         try:
@@ -46,7 +55,13 @@ class Valve:
         finally:
             self._holds.remove(reason)
             if not self._holds:
+                self._closings.append((self._closed_s, time.time()))
                 self._open.set()
+
+    def closed_within(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """When it was closed between two times (begin, end; Unix seconds), cut to these."""
+        cut = ((max(begin, start_s), min(end, end_s)) for begin, end in self._closings)
+        return [(begin, end) for begin, end in cut if begin < end]
 
     async def empty(self) -> None:
         """Wait until nobody is inside."""

@@ -10,6 +10,7 @@ from penstock.errors import PayloadError
 from penstock.names import Lane
 from penstock.payloads import sides
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.records.sample_meta import MAX_META_BYTES, SampleMeta
 from penstock.protocol.scripts import Committed
@@ -26,12 +27,19 @@ class Write:
     samples: Sequence[Sample]
     temperature: float
     kind: str
+    #: What was thrown away of each of them; empty: nothing.
+    accounts: Sequence[Drawn] = ()
     #: Payload server that has, or is to have, its payloads.
     server: str = ""
     #: (k, oldest version, metadata record) of each.
     records: list[tuple[int, int, bytes]] = field(default_factory=list)
+    #: What was drawn, by k.
+    told: dict[int, Drawn] = field(default_factory=dict)
     #: Server -> (key, bytes) of what is not written yet; all samples of a write lie in one value, side arrays in more.
     payloads: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
+    #: What was written to the control Redis, and how often the connection to it had been lost before.
+    on_control: list[tuple[str, bytes]] = field(default_factory=list)
+    losses: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -61,6 +69,11 @@ class Write:
         self.records = [
             (meta.k, meta.oldest, _bounded(sample, meta)) for sample, meta in zip(samples, metas, strict=True)
         ]
+        thrown = self.accounts or [Drawn()] * len(metas)
+        self.told = {
+            meta.k: replace(account, live=Drawn.recorded(meta).live)
+            for meta, account in zip(metas, thrown, strict=True)
+        }
         self.server = server
 
     def _pack_sides(self, sample: Sample, meta: SampleMeta, keys: Keys, wanted: Sequence[str]) -> SampleMeta:

@@ -8,15 +8,15 @@ from penstock.config.code_names import REWARDS
 from penstock.errors import ConfigError
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import find
-from workers.rewards.built_in import BUILT_IN
+from workers.rewards.kinds.registry import is_quick
 
 
 def allowed_rewards(config: Config) -> frozenset[str]:
-    """Rewards that jobs of this configuration may name, beside the built-in ones, which are always there."""
+    """Rewards that jobs of this configuration may name, beside the quick ones by name, which are always there."""
     datasets = [*config.data.train, *config.data.eval]
-    named = {config.reward.function, *config.reward.pool.functions, *config.worker.rewards}
+    named = {*config.reward.names, *config.reward.pool.functions, *config.worker.rewards}
     named |= {one.reward for one in datasets if one.reward is not None}
-    return frozenset(named - BUILT_IN.keys())
+    return frozenset(name for name in named if not is_quick(name))
 
 
 def import_reward(name: str) -> Callable[[Sample], Any]:

@@ -10,7 +10,7 @@ from penstock.protocol.records.job import JobFailure
 from penstock.system.user_code import Raised
 from penstock.words import TooMuch, plain, said, shown, writable
 
-__all__ = ["Raised", "number_of", "plain", "too_long", "words"]
+__all__ = ["Raised", "keyed", "number_of", "plain", "too_long", "words"]
 
 #: Most bytes of what a reward says beside its number: it travels in the sample's record.
 MAX_INFO_BYTES = 256 * 1024
@@ -54,6 +54,13 @@ def number_of(value: Any, sample: str, name: str, key: str) -> tuple[float, dict
     if (num_bytes := len(pack(info))) > MAX_INFO_BYTES:
         raise _too_large(sample, name, f"{num_bytes:,} bytes")
     return number, info
+
+
+def keyed(value: Any, key: str) -> Any:
+    """What a reward of penstock's own gave, its ``score`` as the entry ``key`` where it has none of that name."""
+    if isinstance(value, dict) and key not in value:
+        return {key if name == "score" else name: entry for name, entry in value.items()}
+    return value
 
 
 def _too_large(sample: str, name: str, what: str) -> RewardError:

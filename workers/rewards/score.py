@@ -1,8 +1,8 @@
 """Rewards of samples behind one async interface; one that fails has a named outcome, never a number (T11).
 
-A reward is built in (built_in.py), ``math_verify``, or ``module:function`` of the user's. A job's own reward goes
+A reward is one of penstock's own by name (kinds/), or ``module:function`` of the user's. A job's own reward goes
 before the run's, if the worker's configuration names it: nothing else is imported. With ``reward.pool.kind: rq`` all
-but the built-in ones are asked of the verifier pool (pool/client.py).
+but the quick ones by name are asked of the verifier pool (pool/client.py).
 """
 
 import asyncio
@@ -11,22 +11,28 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import RewardConfig
-from penstock.config.code_names import REWARDS
+from penstock.config.code_names import BOXED
 from penstock.errors import ConfigError, RewardError
+from penstock.names import Lane
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
-from penstock.system.extras import check_installed
 from penstock.system.user_code import bounded
 from penstock.words import said, shown
 from workers.jobs.repeats import Repeats
 from workers.rewards.allowed import import_reward
-from workers.rewards.built_in import BUILT_IN
-from workers.rewards.math_verifier import MathVerifier
-from workers.rewards.outcomes import Raised, number_of, too_long, words
+from workers.rewards.choice import chosen
+from workers.rewards.kinds.box import last_box
+from workers.rewards.kinds.kind import Kind
+from workers.rewards.kinds.question import Question
+from workers.rewards.kinds.registry import NAMES, check_packages, is_quick, is_remote, kind_of
+from workers.rewards.outcomes import Raised, keyed, number_of, too_long, words
+from workers.rewards.processes import CheckProcesses
+from workers.rewards.remote import RemoteReward
+from workers.rewards.shaping import overlong
 
 if TYPE_CHECKING:
     from workers.rewards.pool.client import Checks
@@ -53,18 +59,23 @@ class Rewards:
     def __init__(self, config: RewardConfig, checks: "Checks | None" = None, allowed: Collection[str] = ()) -> None:
         self.config = config
         self.checks = checks
-        #: Processes for ``math_verify``; None before the first check.
-        self.verifier: MathVerifier | None = None
+        #: For slow rewards by name; None before the first check.
+        self.processes: CheckProcesses | None = None
+        self.remote = RemoteReward(config.remote)
         self._repeats = Repeats()
-        if checks is None and "math_verify" in (config.function, *allowed):
-            check_installed("math_verify", "reward math_verify")
-        names = dict.fromkeys((config.function, *allowed, *(REWARDS if checks is None else BUILT_IN)))
+        if checks is None:
+            check_packages((*config.names, *allowed))
+        own = [name for name in NAMES if checks is None or is_quick(name)]
+        if config.remote.url is None:
+            own = [name for name in own if not is_remote(name)]
+        names = dict.fromkeys((*config.names, *allowed, *own))
         self._functions = {name: self._load(name) for name in names}
 
     async def score(self, sample: Sample) -> None:
         """Set ``reward``, ``reward_info`` and ``reward_s`` of the sample.
 
-        Waits for at most ``timeout_s`` per try; with a verifier pool, beside the wait for a free verifier.
+        Waits for at most ``timeout_s`` per try and part; with a verifier pool, beside the wait for a free verifier.
+        Of several parts ``reward_info`` has each one's number (``parts``), and what it said beside it (``said``).
 
         A bool counts as 1 or 0. A reward that raises is tried ``max_attempts`` times; one that hangs, or gives no
         finite number, is not tried again.
@@ -74,30 +85,50 @@ class Rewards:
             RewardError: ``outcome`` is reward_raised, reward_timeout, reward_not_a_number or reward_too_large; the
                 sample is unchanged but for ``reward_s``.
         """
-        name = sample.job.reward or self.config.function
         started = time.monotonic()
         self.check(sample.job)
         try:
-            value = await self._try(self._functions[name], sample, name)
-            sample.reward, sample.reward_info = number_of(value, sample.id, name, self.config.key)
+            number, info = await self._sum(sample, chosen(sample.job, self.config))
+            sample.reward, sample.reward_info = self._shaped(sample, number, info)
         finally:
             sample.reward_s = time.monotonic() - started
 
     async def close(self) -> None:
-        """End the verifier's processes; checks that the pool still has are withdrawn."""
+        """End the processes of slow rewards; checks that the pool still has are withdrawn."""
         if self.checks is not None:
             await self.checks.close()
-        if self.verifier is not None:
-            await self.verifier.close()
-            self.verifier = None
+        await self.remote.close()
+        if self.processes is not None:
+            await self.processes.close()
+            self.processes = None
+
+    async def _sum(self, sample: Sample, parts: Mapping[str, float]) -> tuple[float, dict[str, Any]]:
+        found = {name: await self._one(sample, name) for name in parts}
+        if list(parts.values()) == [1.0]:
+            return next(iter(found.values()))
+        total = sum(weight * found[name][0] for name, weight in parts.items())
+        said = {name: info for name, (_, info) in found.items() if info}
+        about = {"parts": {name: number for name, (number, _) in found.items()}, **({"said": said} if said else {})}
+        return number_of({**about, self.config.key: total}, sample.id, "+".join(parts), self.config.key)
+
+    async def _one(self, sample: Sample, name: str) -> tuple[float, dict[str, Any]]:
+        value = await self._try(self._functions[name], sample, name)
+        return number_of(value, sample.id, name, self.config.key)
+
+    def _shaped(self, sample: Sample, number: float, info: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+        if self.config.overlong.max_tokens is None or sample.job.lane != Lane.TRAIN:
+            return number, info
+        lost = overlong(sum(sample.generated), self.config.overlong)
+        about = {**info, "overlong": lost, self.config.key: number + lost}
+        return number_of(about, sample.id, "with reward.overlong", self.config.key)
 
     async def _try(self, function: RewardFunction, sample: Sample, name: str) -> Any:
         for attempt in range(1, self.config.max_attempts + 1):
             try:
-                # A verifier's time begins when it does.
-                if not self._is_local(name):
+                # A verifier's time begins when it does; a service has limits of its own.
+                if not self._is_local(name) or is_remote(name):
                     return await function(sample)
-                passes = (RewardError,) if name in REWARDS else ()
+                passes = (RewardError,) if kind_of(name) else ()
                 return await bounded(lambda: function(sample), self.config.timeout_s, f"reward {sample.id}", passes)
             except RewardError:
                 raise
@@ -112,38 +143,49 @@ class Rewards:
         raise AssertionError("unreachable")
 
     def _is_local(self, name: str) -> bool:
-        return self.checks is None or name in BUILT_IN
+        return self.checks is None or is_quick(name)
 
     def check(self, job: Job) -> None:
         """Raise ConfigError where a job names a reward that this worker may not run. Imports nothing."""
-        if job.reward and job.reward not in self._functions:
+        for name in chosen(job, self.config).keys() - self._functions.keys():
             raise ConfigError(
-                f"job {job.id} names reward {shown(job.reward)}, and a worker imports only what its own configuration "
+                f"job {job.id} names reward {shown(name)}, and a worker imports only what its own configuration "
                 "names: add it to worker.rewards, if it is yours, and start the workers again."
             )
 
     def _load(self, name: str) -> RewardFunction:
-        if name in BUILT_IN:
-            return _at_once(BUILT_IN[name])
-        if self.checks is not None:
+        if is_remote(name):
+            return self._asked(is_boxed=name.startswith(BOXED))
+        kind = kind_of(name)
+        if self.checks is not None and (kind is None or kind.is_slow):
             return self.checks.asking(name)
-        if name == "math_verify":
-            return self._math_verify
-        return _async(import_reward(name), name)
+        if kind is None:
+            return _async(import_reward(name), name)
+        return self._slow(name) if kind.is_slow else self._quick(kind)
 
-    async def _math_verify(self, sample: Sample) -> dict[str, Any]:
-        if self.verifier is None:
-            check_installed("math_verify", "reward math_verify")
-            self.verifier = MathVerifier(self.config.processes, cpu_s=self.config.check_cpu_s)
-        verdict = await self.verifier.verify(sample.job.label, sample.text)
-        return {self.config.key: float(verdict.correct), **({"out_of_time": True} if verdict.out_of_time else {})}
+    def _quick(self, kind: Kind) -> RewardFunction:
+        async def call(sample: Sample) -> Any:
+            return keyed(kind.judge(Question.of(sample)), self.config.key)
 
+        return call
 
-def _at_once(function: Callable[[Sample], Any]) -> RewardFunction:
-    async def call(sample: Sample) -> Any:
-        return function(sample)
+    def _asked(self, is_boxed: bool) -> RewardFunction:
+        async def call(sample: Sample) -> Any:
+            return await self.remote.ask(sample, (last_box(sample.text) or "") if is_boxed else sample.text)
 
-    return call
+        return call
+
+    def _slow(self, name: str) -> RewardFunction:
+        async def call(sample: Sample) -> Any:
+            if self.processes is None:
+                check_packages([name])
+                self.processes = CheckProcesses(self.config.processes, cpu_s=self.config.check_cpu_s)
+            found = await self.processes.check(name, Question.of(sample))
+            if found.out_of_time:
+                return {self.config.key: found.value, "out_of_time": True}
+            return keyed(found.value, self.config.key)
+
+        return call
 
 
 def _async(function: Callable[[Sample], Any], name: str) -> RewardFunction:

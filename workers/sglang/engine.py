@@ -53,6 +53,8 @@ class SglangEngine(SglangClient):
         self._faults = faults
         self._faulty_path: FaultyPath | None = None
         self._server: servers.Server | None = None
+        #: One that does not serve yet.
+        self._starting: servers.Server | None = None
 
     @property
     def pid(self) -> int | None:
@@ -111,15 +113,24 @@ class SglangEngine(SglangClient):
         await asyncio.to_thread(check_arguments, self.config)
 
         def make() -> servers.Server:
-            return servers.spawn(
+            self._starting = servers.spawn(
                 self.config, self.model, name=self.name, log_dir=self.log_dir, path=path, version=version
             )
+            return self._starting
 
-        self._server = await servers.start(make, self.http.session, self.config.start_timeout_s)
+        try:
+            self._server = await servers.start(make, self.http.session, self.config.start_timeout_s)
+        finally:
+            self._starting = None
         self._server.exit_reason()  # takes in the pid, where nobody has asked yet
         self.http.url = self._server.url
         self._set_version(version, first.rev if first else 0)
         self.abandoned = first.abandoned if first else []
+
+    def phase(self) -> str:
+        """How far a spawned server is that does not serve yet, by its log; '' for any other. Reads the log."""
+        starting = self._starting
+        return "" if starting is None else starting.phase()
 
     async def probe(self) -> None:
         try:
@@ -152,7 +163,7 @@ class SglangEngine(SglangClient):
         if self.version < 0:
             await self.resume()  # whoever used it before may have left it frozen
         sampling = {"temperature": PROBE_TEMPERATURE, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
-        rid = self._wire_rid("proof")
+        rid = self.under_way.wire_rid("proof")
         body = {"input_ids": [0], "sampling_params": sampling, "rid": rid, "return_logprob": True}
         answer = await self.call("POST", "/generate", body, self.config.start_timeout_s)
         kind = kind_of(read_drawn(answer, rid).logprobs, self.vocab_size)
@@ -166,7 +177,7 @@ class SglangEngine(SglangClient):
 
     async def stop(self) -> None:
         """End a spawned server with every process it made; requests still running raise EngineDied."""
-        await self._end_marking()
+        await self._marks.end()
         server, faulty_path, session = self._server, self._faulty_path, self._detach()
         self._server = self._faulty_path = None
         try:

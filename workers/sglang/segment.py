@@ -8,6 +8,7 @@ from typing import Any
 from penstock.errors import EngineError
 from penstock.protocol.records.sample import FinishReason
 from penstock.words import shown, writable
+from workers.engine import Drafts
 
 #: Message of a segment that was thrown away.
 STALE_PREFIX = "its prefix was of older weights"
@@ -56,6 +57,23 @@ def count_of(meta: dict[str, Any], name: str, rid: str) -> int:
     if type(value) is not int or not 0 <= value < _MOST_TOKENS:
         raise EngineError(f"{rid}: the engine reports {name} = {shown(value)}, which is not a number of tokens.")
     return value
+
+
+#: What releases of SGLang call looks at drafts, tokens drafted and those that were right; the newest first.
+_DRAFTS = (
+    ("spec_verify_ct",),
+    ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num"),
+    ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num"),
+)
+
+
+def drafts_of(meta: dict[str, Any]) -> Drafts | None:
+    """What ``meta_info`` says of drafts; None where there were none, or it cannot be read: only metrics have it."""
+    found: list[Any] = [next((meta[name] for name in names if name in meta), None) for names in _DRAFTS]
+    if not all(type(value) is int and 0 <= value < _MOST_TOKENS for value in found):
+        return None
+    drafts = Drafts(*found)
+    return drafts if drafts.checks and drafts.right <= drafts.drafted else None
 
 
 def spans_of(meta: dict[str, Any], count: int, rid: str) -> list[tuple[Any, int]]:

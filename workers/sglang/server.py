@@ -16,12 +16,15 @@ from penstock.system.log_files import Mark, mark
 from penstock.system.out_of_memory import engine_advice
 from penstock.system.ports import free_port
 from workers.sglang.command import build_command, build_environment, check_python
+from workers.sglang.phases import phase_of
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 #: Longest wait for the processes of a killed server to be gone.
 _KILL_TIMEOUT_S = 30.0
 _LOG_LINES = 48
+#: Of these it is told how far a start is; as many as are read at all.
+_PHASE_LINES = 4_000
 _PORT_TAKEN = ("address already in use", "is not available")
 
 
@@ -92,6 +95,13 @@ class Server:
         except OSError as exc:
             return f"(cannot read {self.log}: {exc})"
         return "\n".join(line for line in text.splitlines() if line.strip()) or "(empty)"
+
+    def phase(self) -> str:
+        """What it does while it starts, by its log; reads the file."""
+        try:
+            return phase_of(self._mark.last_lines(_PHASE_LINES))
+        except OSError:
+            return ""
 
     async def ready(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
         """Wait until the server answers.

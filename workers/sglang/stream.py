@@ -100,6 +100,12 @@ def _decode(data: bytes) -> dict[str, Any]:
     return event
 
 
+def most_tokens(body: dict[str, Any]) -> int | None:
+    """What a request asks for at most; None where it does not say."""
+    most = body["sampling_params"].get("max_new_tokens")
+    return None if most is None else int(most)
+
+
 def check_length(count: int, most: int | None, rid: str) -> None:
     """Raise EngineError where an answer has far more tokens than the ``most`` that were asked for."""
     if most is not None and count > most + MAX_OVER:

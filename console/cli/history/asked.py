@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from console.cli import completion
 from console.cli.target import Target, newest_run
 from console.terminal import say
 from penstock.errors import ConfigError, QueueUnavailable
@@ -15,8 +16,12 @@ from penstock.system.run_folder import RunFolder
 if TYPE_CHECKING:
     from penstock.history.filters import Filters
     from penstock.history.reader import HistoryReader
+    from penstock.protocol.keys import Keys
+    from penstock.redis.commands import Client
 
-JobOption = Annotated[str, typer.Option("--job", metavar="JOB", help="Samples of this job.")]
+JobOption = Annotated[
+    str, typer.Option("--job", metavar="JOB", help="Samples of this job.", autocompletion=completion.jobs)
+]
 PromptOption = Annotated[
     str, typer.Option("--prompt", metavar="WORDS", help="Whose prompt has these words; or the id of a job.")
 ]
@@ -25,12 +30,26 @@ TextOption = Annotated[
     typer.Option("--text", metavar="WORDS", help='Whose answer, or prompt, has these words; begin*, "as it stands".'),
 ]
 VersionOption = Annotated[int | None, typer.Option("--version", min=0, help="With tokens of this version.")]
-BatchOption = Annotated[int | None, typer.Option("--batch", min=0, help="That were in this batch.")]
-SubOption = Annotated[str, typer.Option("--sub", metavar="NAME", help="That were in batches of this subscription.")]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", min=0, help="That were in this batch.", autocompletion=completion.batches)
+]
+SubOption = Annotated[
+    str,
+    typer.Option(
+        "--sub",
+        metavar="NAME",
+        help="That were in batches of this subscription.",
+        autocompletion=completion.subscriptions,
+    ),
+]
 LeastOption = Annotated[float | None, typer.Option("--min-reward", help="With a reward of at least so much.")]
 MostOption = Annotated[float | None, typer.Option("--max-reward", help="With a reward of at most so much.")]
 FateOption = Annotated[
-    str, typer.Option("--fate", help="trained, masked, filtered, dropped, evicted, payload_lost, buried or cancelled.")
+    str,
+    typer.Option(
+        "--fate",
+        help="trained, masked, evaluated, scored, filtered, dropped, evicted, payload_lost, buried or cancelled.",
+    ),
 ]
 DatasetOption = Annotated[str, typer.Option("--dataset", metavar="NAME", help="Of this dataset.")]
 LaneOption = Annotated[str, typer.Option("--lane", help="train, eval or score.")]
@@ -43,13 +62,19 @@ class Run:
 
     folder: Path
     samples: "HistoryReader"
+    #: Its Redis, where that answers.
+    live: "tuple[Client, Keys] | None" = None
 
     def tell_problems(self) -> None:
         """Say what was left out, and where nothing is kept."""
         for problem in self.samples.problems:
             say(problem, err=True)
         if not self.samples.is_there:
-            say(f"Run {self.folder.name} has no history in {self.folder}: a recorder writes one.", err=True)
+            say(
+                f"Run {self.folder.name} has no history in {self.folder} yet: its recorder writes one of groups that "
+                "are done with (history.enabled).",
+                err=True,
+            )
 
 
 def open_run(run: str | None, url: str | None, directory: Path) -> Run:
@@ -72,7 +97,8 @@ def open_run(run: str | None, url: str | None, directory: Path) -> Run:
             raise
         say(f"Only what is in the history is shown: {exc}", err=True)
         return Run(folder, open_samples(folder))
-    return Run(folder, open_samples(folder, (target.client, target.keys)))
+    live = target.client, target.keys
+    return Run(folder, open_samples(folder, live), live)
 
 
 def _is_over(folder: Path) -> bool:

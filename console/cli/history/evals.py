@@ -6,6 +6,7 @@ import typer
 
 from console.cli.history.asked import DatasetOption, open_run
 from console.cli.history.samples import excerpt
+from console.cli.lists import AfterOption, Choice, LimitOption, SortOption, WhereOption, show
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.terminal import print_json, say, table
 from penstock.errors import ConfigError
@@ -18,20 +19,19 @@ def eval_ls(
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
+    where: WhereOption = None,
+    sort: SortOption = None,
+    limit: LimitOption = None,
+    after: AfterOption = 0,
     as_json: JsonOption = False,
     dataset: DatasetOption = "",
 ) -> None:
     """Per dataset and version: prompts, answers, and their rewards."""
-    from console.read.evals import list_evals
+    from console.read.evals import FIELDS, list_evals
 
     found = open_run(run, redis, directory)
     rows = list_evals(found.samples, dataset)
-    if as_json:
-        print_json(rows)
-    else:
-        table(
-            rows, ["dataset", "version", "prompts", "answers", "reward_mean", "reward_min", "reward_max"], "evaluation"
-        )
+    show(rows, FIELDS, FIELDS, "evaluation", Choice(where or (), sort, limit, as_json, after))
     found.tell_problems()
 
 

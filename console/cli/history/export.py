@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from console.cli.asking import many, told
 from console.cli.history.asked import (
     BatchOption,
     DatasetOption,
@@ -22,9 +23,10 @@ from console.cli.history.asked import (
     filters_of,
     open_run,
 )
-from console.cli.options import DIRECTORY, FolderOption, RunArgument, UrlOption
-from console.terminal import say
-from penstock.errors import ConfigError
+from console.cli.history.where import with_where
+from console.cli.history.written import check_new, writing
+from console.cli.lists import WhereOption
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from penstock.system.extras import check_installed
 
 
@@ -56,17 +58,22 @@ def export(
     dataset: DatasetOption = "",
     lane: LaneOption = "",
     status: StatusOption = "",
+    where: WhereOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write samples to files, in the order in which they were recorded."""
+    from console.progress import Steps
     from console.read.export import write_datasets, write_jsonl, write_parquet
 
     if format_ is not Format.JSONL:
         check_installed("pyarrow", f"--format {format_}")
-    if out.exists():
-        raise ConfigError(f"{out} is there already: name a file or folder that is not.")
     filters = filters_of(job, prompt, text, version, batch, sub, least, most, fate, dataset, lane, status)
+    filters = with_where(filters, where or ())
     found = open_run(run, redis, directory)
+    check_new(out)
     write = {Format.JSONL: write_jsonl, Format.PARQUET: write_parquet, Format.DATASETS: write_datasets}[format_]
-    number = write(found.samples, filters, out, arrays=tokens)
-    say(f"{number} samples are in {out}")
+    with writing(out), Steps("exporting samples", found.samples.count(filters), hidden=as_json) as steps:
+        number = write(found.samples, filters, out, arrays=tokens, at=steps.at)
+    words = f"{many(number, 'sample')} {'is' if number == 1 else 'are'} in {out}"
+    told(words, {"path": str(out), "samples": number}, as_json)
     found.tell_problems()

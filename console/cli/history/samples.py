@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from console.cli import completion
+from console.cli.asking import many
 from console.cli.history.asked import (
     BatchOption,
     DatasetOption,
@@ -21,6 +23,8 @@ from console.cli.history.asked import (
     filters_of,
     open_run,
 )
+from console.cli.history.where import with_where
+from console.cli.lists import WhereOption
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.terminal import print_json, say, table
 from penstock.errors import ConfigError
@@ -55,6 +59,7 @@ def samples_ls(
     dataset: DatasetOption = "",
     lane: LaneOption = "",
     status: StatusOption = "",
+    where: WhereOption = None,
     sort: SortOption = "-recorded",
     best: Annotated[bool, typer.Option("--best", help="The highest rewards first.")] = False,
     worst: Annotated[bool, typer.Option("--worst", help="The lowest rewards first.")] = False,
@@ -67,6 +72,7 @@ def samples_ls(
     from penstock.history.filters import Sort
 
     filters = filters_of(job, prompt, text, version, batch, sub, least, most, fate, dataset, lane, status)
+    filters = with_where(filters, where or ())
     if best or worst:
         if best and worst:
             raise ConfigError("--best shows the highest rewards first and --worst the lowest: give one of them.")
@@ -76,7 +82,7 @@ def samples_ls(
     found = open_run(run, redis, directory)
     if count:
         number = found.samples.count(filters)
-        print_json(number) if as_json else say(f"{number} samples")
+        print_json(number) if as_json else say(many(number, "sample"))
         found.tell_problems()
         return
     ascending = not sort.startswith("-")
@@ -92,7 +98,7 @@ def samples_ls(
 
 @samples_app.command("show")
 def samples_show(
-    sample: Annotated[str, typer.Argument(help="Its id, DATASET/EPOCH/LINE/K.")],
+    sample: Annotated[str, typer.Argument(help="Its id, DATASET/EPOCH/LINE/K.", autocompletion=completion.samples)],
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
@@ -117,32 +123,43 @@ def samples_show(
     else:
         _show(whole)
         if tokens:
-            table(token_rows(row), ["at", "token", "logprob", "version", "loss"], "tokens that were drawn")
+            table(
+                token_rows(found.folder, row),
+                ["at", "token", "text", "logprob", "version", "loss"],
+                "tokens that were drawn",
+            )
     found.tell_problems()
 
 
 def _show(whole: dict[str, Any]) -> None:
     fate = _fate(whole)
     say(f"sample {whole['id']}: reward {_number(whole['reward'])}, {fate}, {whole['status'] or 'no status'}")
-    versions = _versions(whole)
+    versions = f"version{'' if whole['oldest'] == whole['newest'] else 's'} {_versions(whole)}"
     say(
-        f"lane {whole['lane']}, versions {versions}, {whole['prompt_length']} prompt tokens, "
-        f"{whole['num_generated']} drawn, {whole['num_turns']} turns, ended by {whole['finish_reason'] or 'nothing'}"
+        f"lane {whole['lane']}, {versions}, {many(whole['prompt_length'], 'prompt token')}, "
+        f"{whole['num_generated']} drawn, {many(whole['num_turns'], 'turn')}, "
+        f"ended by {whole['finish_reason'] or 'nothing'}"
     )
-    say(f"worker {whole['worker'] or '-'}, {whole['attempts']} failed tries, {whole['crashes']} crashes")
+    say(f"worker {whole['worker'] or '-'}, {troubles(whole['attempts'], whole['crashes'])}")
     for name in ("prompt", "answer", "label"):
         say(f"\n{name}:")
         say(whole[name] or "(not kept)")
     say("")
-    table([{"name": name, "value": value} for name, value in whole["reward_info"].items()], ["name", "value"], "reward")
+    if entries := [{"name": name, "value": value} for name, value in whole["reward_info"].items()]:
+        table(entries, ["name", "value"], "reward")
     table(_times(whole), ["event", "at", "after_s"], "times")
     table(whole["uses"], ["subscription", "batch", "version", "staleness", "loss_tokens"], "batches")
+
+
+def troubles(tries: int, crashes: int) -> str:
+    """How often a job failed."""
+    return f"{tries} failed {'try' if tries == 1 else 'tries'}, {crashes} {'crash' if crashes == 1 else 'crashes'}"
 
 
 def _times(whole: dict[str, Any]) -> list[dict[str, Any]]:
     from penstock.history.row import TIMES
 
-    known = [(name.removesuffix("_s"), whole[name]) for name in TIMES if whole[name] > 0]
+    known = [(name.removesuffix("_s"), whole[name]) for name in TIMES if whole[name]]
     first = min((at for _, at in known), default=0.0)
     return [{"event": name, "at": clock(at), "after_s": round(at - first, 3)} for name, at in known]
 

@@ -6,18 +6,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from console.cli.lists import Choice, LimitOption, Row, SortOption, WhereOption, show
-from console.cli.options import (
-    DIRECTORY,
-    OVERRIDES,
-    ConfigOption,
-    FolderOption,
-    JsonOption,
-    LogFormatOption,
-    RedisOption,
-    RunArgument,
-    UrlOption,
-)
+from console.cli.lists import Choice, Row, list_of_run, show
+from console.cli.options import OVERRIDES, ConfigOption, LogFormatOption, RedisOption
 from console.cli.target import Target
 
 #: What ``penstock buffer`` without a verb does.
@@ -55,21 +45,13 @@ def serve(
 
 
 @buffer_app.command("ls")
-def buffer_ls(
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    where: WhereOption = None,
-    sort: SortOption = None,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@list_of_run
+def buffer_ls(target: Target, choice: Choice) -> None:
     """Groups that are ready, per subscription of their lane: versions, staleness, age, and why they are not cut."""
     from console.read.groups import FIELDS, list_groups
 
-    target = Target(run, redis, directory)
     rows = list_groups(target.client, target.keys)
-    show(rows, FIELDS, _COLUMNS, "ready groups", Choice(where or (), sort, limit, as_json), _in_words)
+    show(rows, FIELDS, _COLUMNS, "ready groups", choice, _in_words)
 
 
 def _in_words(row: Row) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli.asking import DryRunOption, YesOption, agree, many
-from console.cli.lists import Choice, LimitOption, Row, SortOption, WhereOption, select, show
+from console.cli import completion
+from console.cli.asking import DryRunOption, YesOption, agree, many, told
+from console.cli.lists import Choice, Row, WhereOption, list_of_run, select, show
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
 from console.terminal import print_json, say
@@ -14,7 +15,7 @@ from penstock.errors import ConfigError
 
 dead_app = typer.Typer(help="Buried jobs.")
 
-JobsArgument = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Job id.")]
+JobsArgument = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Job id.", autocompletion=completion.buried)]
 AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 #: Most characters of the last line of a traceback in the list.
@@ -22,26 +23,17 @@ _DETAIL_CHARS = 80
 
 
 @dead_app.command("ls")
-def dead_ls(
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    where: WhereOption = None,
-    sort: SortOption = None,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@list_of_run
+def dead_ls(target: Target, choice: Choice) -> None:
     """Buried jobs, oldest first, and how long they are."""
     from console.read.dead import FIELDS, list_dead
     from penstock.protocol.burials import by_length
 
-    target = Target(run, redis, directory)
     columns = ["job", "reason", "attempts", "crashes", "worker", "prompt", "drawn", "detail"]
-    choice = Choice(where or (), sort, limit, as_json)
     rows = list_dead(target.client, target.keys)
     show(rows, FIELDS, columns, "dead letters", choice, _in_words)
     counted = [row for row in select(rows, FIELDS, choice) if "prompt_unit" in row]
-    if not as_json and (words := by_length(counted)):
+    if not choice.as_json and (words := by_length(counted)):
         say(f"by length of the prompt: {words}", err=True)
 
 
@@ -56,7 +48,7 @@ def _in_words(row: Row) -> dict[str, Any]:
 
 @dead_app.command("show")
 def dead_show(
-    job: str,
+    job: Annotated[str, typer.Argument(help="Job id.", autocompletion=completion.buried)],
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
@@ -97,7 +89,7 @@ def dead_requeue(
     target = Target(run, redis, directory)
     letters = _letters(target, job, every, where)
     if dry_run:
-        _say_done(letters, "would be queued again", as_json)
+        told(f"{len(letters)} jobs would be queued again", letters, as_json)
         return
     if job is None and letters:
         agree(f"queue {many(len(letters), 'buried job')} again", yes=yes)
@@ -105,7 +97,7 @@ def dead_requeue(
     done = [one for one in letters if scripts.run(target.client, scripts.requeue(target.keys, one, model))]
     if job is not None and not done:
         raise _not_buried(job)
-    _say_done(done, "are queued again", as_json)
+    told(f"{len(done)} jobs are queued again", done, as_json)
 
 
 @dead_app.command("purge")
@@ -127,7 +119,7 @@ def dead_purge(
     target = Target(run, redis, directory)
     letters = _letters(target, job, every, where)
     if dry_run:
-        _say_done(letters, "would be purged", as_json)
+        told(f"{len(letters)} jobs would be purged", letters, as_json)
         return
     if letters:
         agree(f"give {many(len(letters), 'buried job')} up for good", yes=yes, must_say=True)
@@ -137,7 +129,7 @@ def dead_purge(
     done = [one for one, call in calls if scripts.run(target.client, call) == JobState.DEAD]
     if job is not None and not done:
         raise _not_buried(job)
-    _say_done(done, "are purged", as_json)
+    told(f"{len(done)} jobs are purged", done, as_json)
 
 
 def _letters(target: Target, job: str | None, every: bool, where: Sequence[str] | None) -> list[str]:
@@ -152,13 +144,6 @@ def _letters(target: Target, job: str | None, every: bool, where: Sequence[str] 
         return [job]
     rows = select(list_dead(target.client, target.keys), FIELDS, Choice(where or ()))
     return [row["job"] for row in rows if row["job"]]
-
-
-def _say_done(jobs: list[str], what: str, as_json: bool) -> None:
-    if as_json:
-        print_json(jobs)
-    else:
-        say(f"{len(jobs)} jobs {what}")
 
 
 def _not_buried(job: str) -> ConfigError:

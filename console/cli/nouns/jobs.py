@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from console.cli import completion
 from console.cli.asking import DryRunOption, YesOption, agree, many
-from console.cli.lists import Choice, LimitOption, SortOption, WhereOption, show
+from console.cli.lists import AfterOption, Choice, LimitOption, SortOption, WhereOption, show
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
 from console.terminal import print_json, say, table
@@ -14,7 +15,7 @@ from penstock.errors import ConfigError
 
 jobs_app = typer.Typer(help="Jobs in the queues.")
 
-JobArgument = Annotated[str, typer.Argument(help="Job id.")]
+JobArgument = Annotated[str, typer.Argument(help="Job id.", autocompletion=completion.jobs)]
 
 
 @jobs_app.command("ls")
@@ -26,6 +27,7 @@ def jobs_ls(
     where: WhereOption = None,
     sort: SortOption = "job",
     limit: LimitOption = None,
+    after: AfterOption = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Jobs with their state, lane, version and tries."""
@@ -37,7 +39,7 @@ def jobs_ls(
     target = Target(run, redis, directory)
     wanted = [*(where or ()), *([f"state={state}"] if state else [])]
     rows = list_jobs(target.client, target.keys)
-    show(rows, FIELDS, FIELDS, "jobs", Choice(wanted, sort, limit, as_json))
+    show(rows, FIELDS, FIELDS, "jobs", Choice(wanted, sort, limit, as_json, after))
 
 
 @jobs_app.command("show")
@@ -80,7 +82,7 @@ def _say_fields(values: dict[str, Any]) -> None:
 
 @jobs_app.command("cancel")
 def jobs_cancel(
-    jobs: Annotated[list[str], typer.Argument(help="Job ids.")],
+    jobs: Annotated[list[str], typer.Argument(help="Job ids.", autocompletion=completion.jobs)],
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,

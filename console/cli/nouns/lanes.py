@@ -4,11 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from console.cli.asking import operator
-from console.cli.lists import Choice, LimitOption, Row, SortOption, WhereOption, show
+from console.cli.asking import operator, told
+from console.cli.lists import AfterOption, Choice, LimitOption, Row, SortOption, WhereOption, show
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
-from console.terminal import print_json, say
 from penstock.names import LANES, Lane
 
 LaneArgument = Annotated[Lane, typer.Argument(help="The lane.")]
@@ -49,10 +48,7 @@ def resume(
 
 
 def _say(lane: Lane, changed: bool, as_json: bool, *, done: str, before: str) -> None:
-    if as_json:
-        print_json({"lane": lane.value, "changed": changed})
-    else:
-        say(f"lane {lane} {done if changed else before}")
+    told(f"lane {lane} {done if changed else before}", {"lane": lane.value, "changed": changed}, as_json)
 
 
 def peek(
@@ -64,14 +60,16 @@ def peek(
     where: WhereOption = None,
     sort: SortOption = None,
     limit: LimitOption = None,
+    after: AfterOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """The next jobs as an engine would get them; nothing is moved. --limit is of each lane, 10 by default."""
+    """The next jobs as an engine would get them; nothing is moved. --limit (10) and --after are of each lane."""
     from console.read.lanes import FIELDS, upcoming
 
     target = Target(run, redis, directory)
     lanes = LANES if lane is None else (lane,)
-    rows = upcoming(target.client, target.keys, lanes, most=limit or PEEKED, version=version)
+    rows = upcoming(target.client, target.keys, lanes, most=after + (limit or PEEKED), version=version)
+    rows = [row for row in rows if row["place"] > after]
     columns = ["job", "lane", "place", "not_before", "attempts", "crashes", "n", "prompt", "held_by"]
     choice = Choice(where or (), sort, len(rows) or None, as_json)
     show(rows, FIELDS, columns, "next jobs", choice, _in_words)

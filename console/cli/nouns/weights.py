@@ -4,8 +4,7 @@ from typing import Any
 
 import typer
 
-from console.cli.lists import Choice, LimitOption, Row, SortOption, WhereOption, show
-from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.lists import Choice, Row, list_of_run, show
 from console.cli.target import Target
 
 weights_app = typer.Typer(help="Publications of weights.")
@@ -14,21 +13,13 @@ _COLUMNS = ["id", "model", "step", "transport", "size", "age_s", "workers", "loa
 
 
 @weights_app.command("ls")
-def weights_ls(
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    where: WhereOption = None,
-    sort: SortOption = None,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@list_of_run
+def weights_ls(target: Target, choice: Choice) -> None:
     """Publications, newest first: version, place, size, which workers have it or load it, and who keeps it."""
     from console.read.weights import FIELDS, list_weights
 
-    target = Target(run, redis, directory)
     rows = list_weights(target.client, target.keys, target.models())
-    show(rows, FIELDS, _COLUMNS, "publications", Choice(where or (), sort, limit, as_json), _in_words)
+    show(rows, FIELDS, _COLUMNS, "publications", choice, _in_words)
 
 
 def _in_words(row: Row) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from console.cli.lists import Choice, LimitOption, Row, SortOption, WhereOption, show
+from console.cli import completion
+from console.cli.lists import Choice, Row, list_of_run, show
 from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
 from console.cli.target import Target
 from console.terminal import print_json, say, table
@@ -38,28 +39,22 @@ def _say_why(rows: "Iterable[Row]") -> None:
 
 
 @workers_app.command("ls")
-def workers_ls(
-    run: RunArgument = None,
-    redis: UrlOption = None,
-    directory: FolderOption = DIRECTORY,
-    where: WhereOption = None,
-    sort: SortOption = None,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@list_of_run
+def workers_ls(target: Target, choice: Choice) -> None:
     """Workers that are alive."""
     from console.read.workers import FIELDS, list_workers
 
-    target = Target(run, redis, directory)
     rows = [asdict(worker) for worker in list_workers(target.client, target.keys)]
-    shown = show(rows, FIELDS, _COLUMNS, "workers", Choice(where or (), sort, limit, as_json))
-    if not as_json:
+    shown = show(rows, FIELDS, _COLUMNS, "workers", choice)
+    if not choice.as_json:
         _say_why(shown)
 
 
 @workers_app.command("show")
 def workers_show(
-    name: Annotated[str, typer.Argument(help="Its name, or the one that it was started with.")],
+    name: Annotated[
+        str, typer.Argument(help="Its name, or the one that it was started with.", autocompletion=completion.workers)
+    ],
     run: RunArgument = None,
     redis: UrlOption = None,
     directory: FolderOption = DIRECTORY,
@@ -75,12 +70,14 @@ def workers_show(
     if as_json:
         print_json(found)
         return
-    jobs, waits, engines = (found.pop(field) for field in ("jobs", "waits", "engines"))
+    jobs, waits, engines, gpus = (found.pop(field) for field in ("jobs", "waits", "engines", "gpus"))
     for field, value in found.items():
         if value not in ("", []):
             say(f"{field}: {value if isinstance(value, str) else json.dumps(value)}")
     if engines:
         table(engines, ["url", "worker_type", "state", "version", "why"], "engines")
+    if gpus:
+        table(gpus, ["name", "model", "use", "used_bytes", "size_bytes"], "GPUs")
     table(jobs, ["job", "home", "lane", "committed", "n", "version", "attempts", "crashes"], "jobs")
     for wait in waits:
         say(f"{wait['who']} has waited {max(0.0, time.time() - wait['since_s']):.0f} s for {wait['what']}")

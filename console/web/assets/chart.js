@@ -6,21 +6,27 @@ import { short } from "./words.js";
 const HEIGHT = 190;
 const EDGE = { left: 52, right: 12, top: 10, bottom: 24 };
 
+// A line of at least so many points is drawn smoothed, over itself; values so far beyond most others are cut off.
+const MANY = 60;
+const FAR = 3;
+
 // lines: [{ name, colour: 0.., dashed, x: [..], y: [..] }], x ascending within a line or nearly so.
-export function chart({ title, unit, lines, zero, bound = null, xName }) {
+export function chart({ title, unit, lines, zero, bound = null, xName, smooth = false }) {
   const drawing = h("div", { class: "drawing" });
   const tip = h("div", { class: "tip", hidden: true });
   const box = h("div", { class: "plot", tabindex: 0, role: "img", "aria-label": spoken(title, unit, lines) }, drawing, tip);
+  const { range, cut } = yScale(lines, zero, bound);
   const node = h("figure", { class: "chart" },
-    h("figcaption", {}, h("span", { class: "title" }, title), unit && h("span", { class: "unit" }, unit)),
+    h("figcaption", {}, h("span", { class: "title" }, title), unit && h("span", { class: "unit" }, unit),
+      cut !== null && h("span", { class: "unit" }, `highest ${short(cut)}`)),
     box, legend(lines, bound));
-  const scale = { x: span(lines.flatMap((one) => one.x)), y: yScale(lines, zero, bound) };
+  const scale = { x: span(lines.flatMap((one) => one.x)), y: range };
   const places = [...new Set(lines.flatMap((one) => one.x))].sort((a, b) => a - b);
   let width = 0;
   const draw = () => {
     if (!box.clientWidth || box.clientWidth === width) return;
     width = box.clientWidth;
-    replace(drawing, picture(lines, scale, bound, width));
+    replace(drawing, picture(lines, scale, bound, width, smooth));
   };
   const watcher = new ResizeObserver(draw);
   watcher.observe(box);
@@ -48,12 +54,16 @@ function swatch(line) {
 
 const kind = (line) => (line.bound ? "line bound" : `line c${line.colour % 8}${line.dashed ? " dashed" : ""}`);
 
-function picture(lines, scale, bound, width) {
+function picture(lines, scale, bound, width, smooth) {
   const x = place(scale.x, EDGE.left, width - EDGE.right);
-  const y = place(scale.y, HEIGHT - EDGE.bottom, EDGE.top);
+  const y = within(scale.y, HEIGHT - EDGE.bottom, EDGE.top);
   const parts = [...yAxis(scale.y, y, width), ...xAxis(scale.x, x)];
   if (bound !== null) parts.push(s("line", { class: "line bound", x1: x(scale.x[0]), x2: x(scale.x[1]), y1: y(bound), y2: y(bound) }));
-  for (const one of lines) parts.push(s("path", { class: kind(one), d: path(one, x, y) }));
+  for (const one of lines) {
+    const many = smooth && one.x.length >= MANY;
+    parts.push(s("path", { class: `${kind(one)}${many ? " raw" : ""}`, d: path(one, x, y) }));
+    if (many) parts.push(s("path", { class: kind(one), d: path({ ...one, y: smoothed(one.y) }, x, y) }));
+  }
   for (const one of lines.filter((line) => line.x.length === 1)) parts.push(dot(one, 0, x, y));
   parts.push(s("g", { class: "pointed" }));
   return s("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" }, parts);
@@ -88,7 +98,7 @@ function pointAt({ box, drawing, tip, lines, scale, places, xName, width }) {
     if (!layer || !places.length) return;
     at = Math.max(0, Math.min(places.length - 1, index));
     const x = place(scale.x, EDGE.left, width() - EDGE.right);
-    const y = place(scale.y, HEIGHT - EDGE.bottom, EDGE.top);
+    const y = within(scale.y, HEIGHT - EDGE.bottom, EDGE.top);
     const here = lines.map((line) => [line, nearest(line.x, places[at])]).filter(([, found]) => found >= 0);
     replace(layer, s("line", { class: "cross", x1: x(places[at]), x2: x(places[at]), y1: EDGE.top, y2: HEIGHT - EDGE.bottom }),
       here.map(([line, found]) => dot(line, found, x, y)));
@@ -125,6 +135,28 @@ function place([from, to], begin, end) {
   return (value) => begin + ((value - from) / (to - from)) * (end - begin);
 }
 
+// The same, kept within the picture.
+function within([from, to], begin, end) {
+  const at = place([from, to], begin, end);
+  return (value) => at(Math.max(from, Math.min(to, value)));
+}
+
+// Running means from either end, one with the other: neither comes late.
+export function smoothed(values) {
+  const back = running(values.toReversed()).reverse();
+  return running(values).map((value, at) => (value + back[at]) / 2);
+}
+
+function running(values) {
+  const share = Math.min(0.5, 45 / values.length);
+  let sum = 0, weight = 0;
+  return values.map((value) => {
+    sum = (1 - share) * sum + share * value;
+    weight = (1 - share) * weight + share;
+    return sum / weight;
+  });
+}
+
 const min = (values) => values.reduce((one, other) => Math.min(one, other), Infinity);
 const max = (values) => values.reduce((one, other) => Math.max(one, other), -Infinity);
 
@@ -134,10 +166,20 @@ function span(values) {
 }
 
 function yScale(lines, zero, bound) {
-  const values = lines.flatMap((one) => one.y).concat(zero ? [0] : [], bound === null ? [] : [bound]);
-  const [low, high] = span(values);
+  const values = lines.flatMap((one) => one.y);
+  const cut = farPeak(values);
+  const [low, high] = span(values.map((value) => (cut === null ? value : Math.min(value, cut.most)))
+    .concat(zero ? [0] : [], bound === null ? [] : [bound]));
   const room = 0.06 * (high - low);
-  return [zero && low >= 0 ? 0 : low - room, high + room];
+  return { range: [zero && low >= 0 ? 0 : low - room, high + room], cut: cut?.highest ?? null };
+}
+
+// Where a few values are so high that the others could not be told apart: how far to show, and the highest.
+function farPeak(values) {
+  if (values.length < MANY) return null;
+  const sorted = values.toSorted((a, b) => a - b);
+  const usual = sorted[Math.floor(0.995 * (sorted.length - 1))], highest = sorted.at(-1);
+  return usual > 0 && highest > FAR * usual ? { most: 1.3 * usual, highest } : null;
 }
 
 // About `count` round numbers within a range.

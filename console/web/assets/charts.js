@@ -14,10 +14,11 @@ export async function read(run, other) {
 }
 
 // by: "step" or "up_s". Returns nodes and what ends their watchers.
-export function drawn(found, run, other, by) {
+export function drawn(found, run, other, by, smooth = true) {
   const along = (one) => (one.rows === "queue" ? "up_s" : by);
   const made = found.map((one) => chart({
     ...one,
+    smooth,
     // The queue is looked at each second, a step may take many of them.
     unit: one.rows === "queue" ? `${one.unit}, over seconds` : one.unit,
     xName: along(one) === "step" ? "step" : "second",

@@ -11,6 +11,7 @@ import { queue } from "./views/queue.js";
 import { samples } from "./views/samples.js";
 import { evals } from "./views/evals.js";
 import { fleet } from "./views/fleet.js";
+import { trace } from "./views/trace.js";
 import { weights } from "./views/weights.js";
 import { settings } from "./views/settings.js";
 import { runs } from "./views/runs.js";
@@ -21,6 +22,7 @@ const VIEWS = {
   queue: ["Queue", queue],
   samples: ["Samples", samples],
   evals: ["Evaluation", evals],
+  trace: ["Trace", trace],
   fleet: ["Fleet", fleet],
   weights: ["Weights", weights],
   settings: ["Configuration", settings],

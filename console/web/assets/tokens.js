@@ -1,6 +1,6 @@
 // The drawn tokens of a sample, coloured by what is chosen: logprob, version, or whether they bear loss.
 
-import { h, replace } from "./dom.js";
+import { h, replace, visible } from "./dom.js";
 import { number } from "./words.js";
 
 const BY = { logprob: "Logprob", version: "Version", loss: "Loss" };
@@ -17,7 +17,7 @@ export function tokens({ drawn, num_left: left }) {
     buttons.forEach((button, at) => button.setAttribute("aria-pressed", String(Object.keys(BY)[at] === by)));
     const versions = [...new Set(drawn.map((one) => one.version))].sort((a, b) => a - b);
     replace(key, keyOf(by, versions));
-    replace(boxes, drawn.map((one) => h("span", { class: `token ${shade(by, one, versions)}`, title: told(one) }, one.token)));
+    replace(boxes, drawn.map((one) => h("span", { class: `token ${shade(by, one, versions)}`, title: told(one) }, wordOf(one))));
   }
 
   show("logprob");
@@ -37,6 +37,12 @@ function keyOf(by, versions) {
   if (by === "loss") return [sample("t0", "bears loss"), sample("t3", "masked")];
   if (by === "version") return versions.map((one, at) => sample(`v${at % 6}`, `version ${one}`));
   return [sample("t0", "p > 0.9"), sample("t1", "> 0.5"), sample("t2", "> 0.1"), sample("t3", "less")];
+}
+
+// What it says, with what would not be seen by a sign; its number where no tokenizer is at hand.
+function wordOf({ token, text }) {
+  if (text === null || text === undefined) return token;
+  return visible(text).replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "∅";
 }
 
 const told = ({ at, token, logprob, version, loss }) =>

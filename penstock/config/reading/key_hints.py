@@ -5,6 +5,7 @@ _ANSWER = "rollout.sampling.max_new_tokens"
 _GROUPS = "trainer.batch_groups (groups of rollout.n answers)"
 _TP = "engine.args.tp-size"
 _MICRO = "trainer.max_tokens (tokens per micro-batch)"
+_TRACKERS = "trainer.report_to (a list, such as [wandb])"
 
 #: Last part of a key, lower case -> the key of ours, and in brackets what differs.
 CALLED = {
@@ -88,6 +89,7 @@ CALLED = {
     "custom_reward_function": "reward.function",
     "custom_rm_path": "reward.function",
     "rm_type": "reward.function",
+    "rm_url": "reward.remote.url",
     "train_files": _FILES,
     "dataset": _FILES,
     "dataset_name": _FILES,
@@ -110,6 +112,9 @@ CALLED = {
     "prometheus_port": "metrics.port",
     "max_concurrent_rollouts": "worker.slots",
     "random_seed": "seed",
+    "report_to": _TRACKERS,
+    "logger": _TRACKERS,
+    "log_with": _TRACKERS,
 }
 
 #: Those for which there is no key: what is so instead.
@@ -125,8 +130,6 @@ ABSENT = {
     "lr_scheduler_type": "the rate is constant after trainer.warmup_steps",
     "weight_decay": "it is 0.01, as AdamW has it",
     "warmup_ratio": "set trainer.warmup_steps",
-    "report_to": "steps.jsonl and Prometheus metrics have the figures",
-    "logger": "steps.jsonl and Prometheus metrics have the figures",
     "logging_steps": "every step is written to steps.jsonl",
 }
 

@@ -11,7 +11,7 @@ from penstock.config.reading.declared import nearest
 from penstock.config.reading.key_hints import hint as hint_of
 from penstock.config.reading.nested import Key
 from penstock.redaction import redact
-from penstock.words import shown
+from penstock.words import should_be, shown
 
 
 def sentences(exc: ValidationError, where: dict[Key, str], path: str) -> Iterator[str]:
@@ -57,7 +57,9 @@ def _sentence(key: Key, error: Any, source: str) -> str:
             text = str(error["ctx"]["error"]).rstrip(".")
             end = "" if text.endswith("?") else "."
             return f"{name} ({source}): {text}{end}" if name else f"{text} ({source})."
-    said = error["msg"].removeprefix("Input should be ").removeprefix("Value should ")
+        case "list_type" if isinstance(error["input"], str | int | float) and key[:1] != ("redis",):
+            return f"{name} ({source}): it should be a list: write {_shown([error['input']])}."
+    said = should_be(error["msg"])
     shown = "" if key[:1] == ("redis",) else f", not {_shown(error['input'])}"
     return f"{name} ({source}): it should be {said}{shown}."
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import Config
+from penstock.config.reading.dataset_path import anchored
 
 
 def anchor(values: dict[str, Any], folder: Path) -> None:
@@ -16,7 +17,7 @@ def anchor(values: dict[str, Any], folder: Path) -> None:
         for sets in data.values():
             for dataset in sets if isinstance(sets, list) else []:
                 if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
-                    dataset["path"] = str(folder / dataset["path"])
+                    dataset["path"] = anchored(dataset["path"], folder)
     for served in _maps(_map(values.get("fleet")).get("models")):
         if isinstance(served.get("model_path"), str):
             served["model_path"] = str(folder / served["model_path"])
@@ -38,9 +39,10 @@ def absolute(config: Config) -> Config:
     def path(value: str) -> str:
         return str(Path(value).absolute())
 
+    here = Path.cwd()
     data = config.data.model_copy(
         update={
-            name: [dataset.model_copy(update={"path": path(dataset.path)}) for dataset in getattr(config.data, name)]
+            name: [one.model_copy(update={"path": anchored(one.path, here)}) for one in getattr(config.data, name)]
             for name in ("train", "eval")
         }
     )

@@ -4,9 +4,10 @@
 
 -- Of which schema the records of a run are. It goes up with every change that a run under way would not survive: of
 -- names of keys, fields, events or states, or of code that a record names.
-local SCHEMA = 1
+local SCHEMA = 2
 local GROUP = 'workers'
 local WAKE_MAX = 1024 -- wake-up marks kept; a mark says "look again", so losing one costs a poll, never a job
+local TRIES_MAX = 16 -- tries of a job that are told of; of earlier ones their number
 local EVENTS_MAX = 100000 -- events kept; they say where to look, so one that is lost is found by the next look
 
 local function group_key_of(prefix, job) return prefix .. 'group:' .. job end
@@ -115,11 +116,29 @@ local function keep_admission(key)
   if eid then redis.call('HSETNX', key, 'ta', string.match(eid, '^%d+')) end
 end
 
+-- The tries of a job (its field `tr`, records/tries.py) with one more; what ends by the last commit has no end of its own.
+local function with_try(tries, lane, worker, at)
+  local one = lane .. ':' .. worker .. ':' .. at
+  if not tries then return one end
+  local gone, kept = string.match(tries, '^%+(%d+);(.*)$')
+  gone, kept = tonumber(gone or 0), kept or tries
+  local _, between = string.gsub(kept, ';', ';')
+  if between + 1 >= TRIES_MAX then gone, kept = gone + 1, string.match(kept, ';(.*)$') end
+  return (gone > 0 and '+' .. gone .. ';' or '') .. kept .. ';' .. one
+end
+
+-- How the try of a job that was leased ended.
+local function end_try(key, how)
+  local tries = redis.call('HGET', key, 'tr')
+  if tries then redis.call('HSET', key, 'tr', tries .. ':' .. now_ms() .. ':' .. how) end
+end
+
 -- Put a job onto a lane as queued; the caller has taken it out of where it was.
 local function put_entry(prefix, lane, job, nb, body)
   local eid = redis.call('XADD', lane_key_of(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
   line_up(prefix, lane, eid, nb)
   local key = group_key_of(prefix, job)
+  settle(prefix, key, redis.call('HGET', key, 'ln'), 'redrawn')
   keep_admission(key)
   redis.call('HSET', key, 'st', 'queued', 'cl', lane, 'eid', eid)
   redis.call('HDEL', key, 'tok', 'own')
@@ -146,12 +165,17 @@ local function leave_inflight(prefix, job)
 end
 
 -- Take a job that is queued, leased or delayed out of where it waits or runs, for good; the caller says what it is from
--- now on. A worker that holds it sees its lease lost. Returns its home lane, or nil when it is none of these.
-local function withdraw(prefix, job)
+-- now on. A worker that holds it sees its lease lost, and its try ends as `how`. Returns its home lane, or nil when it is
+-- none of these.
+local function withdraw(prefix, job, how)
   local key = group_key_of(prefix, job)
   local g = redis.call('HMGET', key, 'st', 'cl', 'eid', 'ln', 'nb')
   if g[1] == 'queued' or g[1] == 'leased' then
     take_entry(prefix, g[2], g[3])
+    if g[1] == 'leased' then
+      end_try(key, how)
+      unhear(prefix, key)
+    end
   elseif g[1] == 'delayed' then
     redis.call('ZREM', prefix .. 'delayed', job)
     redis.call('HDEL', prefix .. 'bodies', job)
@@ -170,6 +194,8 @@ local function bury(prefix, job, body, reason, detail, worker)
   local g = redis.call('HMGET', key, 'ln', 'nb', 'att', 'cr')
   local eid = redis.call('XADD', prefix .. 'dead', '*', 'id', job, 'reason', reason, 'detail', detail,
     'worker', worker, 'attempts', g[3] or '0', 'crashes', g[4] or '0', 'body', body)
+  settle(prefix, key, g[1], 'buried')
+  book(prefix, g[1], 'buried', held_by(key)) -- until it is dug up
   keep_admission(key)
   redis.call('HSET', key, 'st', 'dead', 'eid', eid)
   redis.call('HDEL', key, 'tok', 'own')
@@ -224,9 +250,12 @@ local function covers(lanes, lane) return string.find(',' .. (lanes or '') .. ',
 local function keeps_history(prefix) return redis.call('HEXISTS', prefix .. 'history', 'backlog') == 1 end
 
 -- A group is done with, for `reason`: it is to be swept, in a run that keeps a history once it is recorded. Nobody waits
--- for that: what is more than the backlog goes unrecorded, and is counted.
-local function retire(prefix, job, reason)
-  redis.call('HSET', group_key_of(prefix, job), 'st', 'retiring', 'r', reason)
+-- for that: what is more than the backlog goes unrecorded, and is counted. Its tokens go to `account`, `parts` of them
+-- elsewhere (`spend`).
+local function retire(prefix, job, reason, account, parts, held)
+  local key = group_key_of(prefix, job)
+  spend(prefix, key, account, parts, held)
+  redis.call('HSET', key, 'st', 'retiring', 'r', reason)
   local backlog = redis.call('HGET', prefix .. 'history', 'backlog')
   if backlog and redis.call('ZCARD', prefix .. 'unrecorded') < (number_of(backlog) or 0) then
     redis.call('ZADD', prefix .. 'unrecorded', now_ms(), job)
@@ -240,6 +269,7 @@ end
 local function lose(prefix, job, k)
   local key = group_key_of(prefix, job)
   if redis.call('EXISTS', key) == 1 and redis.call('HSETNX', key, 'x:' .. k, 1) == 1 then
+    redis.call('HSET', key, 'lost', 1)
     count(prefix, 'payload_lost')
     return 1
   end
@@ -259,12 +289,12 @@ local function give_back(prefix, name, sub_key, batches_key)
   if not s then return 0 end -- what was committed is not known, and no group may be used twice
   local cursor, cut, given = s[1], s[2], 0
   if cut <= cursor then return 0 end
-  local used, last, uses = 'u:' .. account_of(sub_key, name), 'b:' .. name, 'h:' .. name
+  local used, last, uses, bore = 'u:' .. account_of(sub_key, name), 'b:' .. name, 'h:' .. name, 'l:' .. name
   for _, entry in ipairs(redis.call('XRANGE', batches_key, (cursor + 1) .. '-0', '+')) do
     for job in string.gmatch(field(entry[2], 'j') or '', '[^,]+') do
       local key = group_key_of(prefix, job)
       if redis.call('EXISTS', key) == 1 and tonumber(redis.call('HGET', key, used) or 0) > 0 then
-        redis.call('HDEL', key, used, last, uses) -- a pool uses a group once
+        redis.call('HDEL', key, used, last, uses, bore) -- a pool uses a group once
         given = given + 1
       end
     end

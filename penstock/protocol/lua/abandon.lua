@@ -20,6 +20,7 @@ for _, p in ipairs(redis.call('XPENDING', lane_key, GROUP, '-', '+', 1000, worke
     local g = redis.call('HMGET', group_key_of(prefix, job), 'st', 'eid', 'own', 'nb')
     if not known[job] and g[1] == 'leased' and g[2] == p[1] and g[3] == worker then
       local body = take_entry(prefix, lane, p[1])
+      end_try(group_key_of(prefix, job), 'unheard')
       leave_inflight(prefix, job)
       put_entry(prefix, lane == 'suspect' and 'suspect' or 'resume', job, g[4], body)
       count(prefix, 'released')

@@ -2,7 +2,7 @@
 -- KEYS: source, subs, clock, then sub:NAME of every subscription that the gate counts
 -- ARGV: prefix, lane, source field, expected position, revision of subs (-1: no gate), version field of clock,
 --       keep the order for cohorts (0|1), per sub:NAME the number of its gate from 1 (commas; members of a pool share
---       one), then per job: id, n, body
+--       one), then per job: id, n, body; of a line that is passed over '', 0 and the name of its dataset
 -- Returns: {'ok', admitted, position} | {'moved', 0, position} | {'subs'} revision differs
 --          | {'ended', 0, position} the data has ended (source train)
 --          | {'closed', 0, position, number of the gate that has no room, or cannot be counted; 0: there is none}
@@ -41,7 +41,9 @@ for i = 0, math.min(room, given) - 1 do
   local job, n, body = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local set, index = string.match(job, '^(.*)/(%d+)$')
   local key = group_key_of(prefix, job)
-  if redis.call('GETBIT', prefix .. 'done:' .. set, index) == 0 and redis.call('EXISTS', key) == 0 then
+  if job == '' then
+    count(prefix, 'passed_lines:' .. body)
+  elseif redis.call('GETBIT', prefix .. 'done:' .. set, index) == 0 and redis.call('EXISTS', key) == 0 then
     local seq = count(prefix, 'seq:' .. lane)
     local eid = redis.call('XADD', lane_key_of(prefix, lane), '*', 'id', job, 'nb', nb, 'body', body)
     line_up(prefix, lane, eid, nb)

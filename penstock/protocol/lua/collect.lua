@@ -17,7 +17,7 @@ for _, name in ipairs(redis.call('HKEYS', subs_key)) do
   if sub and covers(redis.call('HGET', prefix .. 'sub:' .. sub, 'lanes'), lane) then return 'subscribed' end
 end
 redis.call('ZREM', ready_key, job)
-retire(prefix, job, 'retired')
+retire(prefix, job, 'retired', 'collected')
 count(prefix, 'retired')
 count(prefix, 'gone:' .. lane)
 if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end

@@ -1,6 +1,7 @@
 -- commit: written -> committed, and leased -> ready with the last k (worker). Several samples of one job at once.
 -- KEYS: group:JOB, meta:JOB, ready, inflight
--- ARGV: prefix, job, token, then per sample: k, oldest version (-1: none), metadata record
+-- ARGV: prefix, job, token, then per sample: k, oldest version (-1: none), metadata record, what was drawn of it
+--       (`LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`)
 -- Returns: {'ok' | 'ready' | 'lost', new commits, already committed by this token, committed by another lease}
 -- Atomic because a sample must be committed at most once, whoever tries, however late (I2), and only by the
 -- holder of the lease (I3). Saying it twice with the same token changes nothing.
@@ -9,10 +10,13 @@ local group_key, meta_key, ready_key, inflight_key = KEYS[1], KEYS[2], KEYS[3], 
 local prefix, job, token = ARGV[1], ARGV[2], ARGV[3]
 local first_sample = 4
 
-local slots = {}
-for i = first_sample, #ARGV, 3 do slots[#slots + 1] = 's:' .. ARGV[i] end
+local slots, words = {}, {}
+for i = first_sample, #ARGV, 4 do
+  slots[#slots + 1] = 's:' .. ARGV[i]
+  words[#words + 1] = 't:' .. ARGV[i]
+end
 local before = redis.call('HMGET', group_key, unpack(slots))
-local g = redis.call('HMGET', group_key, 'st', 'tok', 'n', 'o', 'ln', 'nb', 'cl', 'eid')
+local g = redis.call('HMGET', group_key, 'st', 'tok', 'n', 'o', 'ln', 'nb', 'cl', 'eid', 'tk', 'told')
 local new, again, taken = 0, 0, 0
 if g[1] ~= 'leased' or g[2] ~= token then
   for _, held in ipairs(before) do
@@ -23,10 +27,11 @@ if g[1] ~= 'leased' or g[2] ~= token then
   return {'lost', 0, again, 0}
 end
 local oldest = tonumber(g[4] or -1)
-local seen, fields, records, partials = {}, {}, {}, {}
+local seen, fields, records, partials, drawn, heard = {}, {}, {}, {}, {g[9] or nil}, 0
+local told = g[10] and redis.call('HMGET', group_key, unpack(words)) or {}
 for i, held in ipairs(before) do
-  local at = first_sample + 3 * (i - 1)
-  local k, o, record = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
+  local at = first_sample + 4 * (i - 1)
+  local k, o, record, word = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3]
   if held == token or seen[slots[i]] then
     again = again + 1
   elseif held then
@@ -37,12 +42,17 @@ for i, held in ipairs(before) do
     fields[#fields + 1] = token
     records[#records + 1] = record
     partials[#partials + 1] = prefix .. 'partial:' .. job .. '/' .. k
+    local more, now = hear(prefix, g[5], told[i], word)
+    heard = heard + more
+    if now[1] > 0 then drawn[#drawn + 1] = k .. ':' .. now[1] end
     if o >= 0 and (oldest < 0 or o < oldest) then oldest = o end
     new = new + 1
   end
 end
 if new > 0 then
-  redis.call('HSET', group_key, 'o', oldest, unpack(fields))
+  redis.call('HSET', group_key, 'o', oldest, 'tk', table.concat(drawn, ','), unpack(fields))
+  if g[10] then redis.call('HDEL', group_key, unpack(words)) end
+  book(prefix, g[5], 'heard', heard)
   redis.call('APPEND', meta_key, table.concat(records))
   redis.call('DEL', unpack(partials))
   count(prefix, 'committed', new)
@@ -51,7 +61,7 @@ if taken > 0 then count(prefix, 'refused', taken) end
 local committed = redis.call('HINCRBY', group_key, 'c', new)
 if committed < tonumber(g[3]) then return {'ok', new, again, taken} end
 redis.call('HSET', group_key, 'st', 'ready', 't1', now_ms())
-redis.call('HDEL', group_key, 'tok', 'own', 'pf')
+redis.call('HDEL', group_key, 'tok', 'own', 'pf', 'told')
 redis.call('XACK', lane_key_of(prefix, g[7]), GROUP, g[8])
 redis.call('XDEL', lane_key_of(prefix, g[7]), g[8])
 redis.call('ZREM', inflight_key, job)

@@ -1,17 +1,20 @@
 -- crash: leased -> queued on resume or suspect, or dead (worker whose engine died under the job).
 -- KEYS: group:JOB, trials:MODEL, aside:MODEL
 -- ARGV: prefix, job, token, worker, detail, publication that the engine had (VERSION-REV, '' for none), the engine's
---       name (one for each start), 1: it had finished something since it started, deaths that set a publication aside
+--       name (one for each start), 1: it had finished something since it started, deaths that set a publication aside,
+--       then per sample that is not committed: k, what was drawn of it
 -- Returns: 'resume' | 'suspect' | 'dead', or 'lost'
 -- Atomic as release is; the charge and the move are one. Several engines that died on a publication on which none has
 -- finished anything are charged to it: it is set aside, and jobs are not charged for it, nor for what it did before.
 local group_key, trials_key, aside_key = KEYS[1], KEYS[2], KEYS[3]
 local prefix, job, token, worker, detail = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local publication, engine, sure, max_deaths = ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
+local first_told = 10
 
 freeing(prefix)
-local g = redis.call('HMGET', group_key, 'st', 'tok', 'cl', 'eid', 'nb')
+local g = redis.call('HMGET', group_key, 'st', 'tok', 'cl', 'eid', 'nb', 'ln')
 if g[1] ~= 'leased' or g[2] ~= token then return 'lost' end
+tell_all(prefix, group_key, g[6], ARGV, first_told)
 local body = take_entry(prefix, g[3], g[4])
 
 local function set_aside()
@@ -41,6 +44,7 @@ local function is_to_blame()
 end
 
 if is_to_blame() then
+  end_try(group_key, 'crashed, not charged')
   local own = discharge(prefix, job, publication)
   leave_inflight(prefix, job)
   local target = g[3] == 'suspect' and not own and 'suspect' or 'resume'
@@ -48,4 +52,5 @@ if is_to_blame() then
   count(prefix, 'released')
   return target
 end
+end_try(group_key, 'crashed')
 return crashed(prefix, job, g[3], body, detail, worker, sure == '1', publication)

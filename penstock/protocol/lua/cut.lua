@@ -2,7 +2,8 @@
 -- KEYS: leader, subs, sub:NAME, batches:NAME, clock
 -- ARGV: prefix, epoch, token, sub, revision of subs, n, manifest, digest, places it consumes at the gate,
 --       version field of clock ('' for none), version it was planned at, oldest version allowed (-1: any),
---       groups that a version consumes from now on ('': as before), what a history keeps of it, then jobs
+--       groups that a version consumes from now on ('': as before), what a history keeps of it, tokens of
+--       each group that were drawn and bear loss (K:TOKENS with commas; groups with ';'), then jobs
 -- Returns: {'cut'} | {'already'} | {'subs'} | {'order', cut} | {'clock', version} | {'group', job, why}, or -1 when the
 --          leadership is lost
 -- Atomic because every group must be ready, kept, unused up to its limit and inside the bound in the instant in
@@ -12,8 +13,8 @@ local prefix, epoch, token = ARGV[1], ARGV[2], ARGV[3]
 local sub, revision, n = ARGV[4], ARGV[5], tonumber(ARGV[6])
 local manifest, digest, num_places = ARGV[7], ARGV[8], tonumber(ARGV[9])
 local clock_field, planned_version, oldest = ARGV[10], ARGV[11], tonumber(ARGV[12])
-local groups_per_version, of_use = ARGV[13], ARGV[14]
-local first_job = 15
+local groups_per_version, of_use, bearing = ARGV[13], ARGV[14], ARGV[15]
+local first_job = 16
 
 freeing(prefix) -- a cut leads to retirement, which is what empties a full Redis
 if not leads(leader_key, epoch, token) then return -1 end
@@ -49,10 +50,12 @@ redis.call('HDEL', sub_key, 'owed')
 if groups_per_version ~= '' then redis.call('HSET', sub_key, 'gb', groups_per_version) end
 -- in a run that keeps a history: all uses of a group, since its manifests may go before it does
 local use = keeps_history(prefix) and n .. ':' .. now_ms() .. ':' .. of_use
+local bore = string.gmatch(bearing .. ';', '([^;]*);')
 for i = first_job, #ARGV do
   local key = group_key_of(prefix, ARGV[i])
-  redis.call('HINCRBY', key, used, 1)
-  redis.call('HSET', key, 'b:' .. sub, n)
+  local uses = redis.call('HINCRBY', key, used, 1)
+  local known = uses > 1 and redis.call('HGET', key, 'l:' .. sub)
+  redis.call('HSET', key, 'b:' .. sub, n, 'l:' .. sub, with_batch(known, n, bore() or ''))
   if use then
     local before = redis.call('HGET', key, 'h:' .. sub)
     redis.call('HSET', key, 'h:' .. sub, before and before .. ';' .. use or use)

@@ -9,9 +9,9 @@ local prefix, epoch, token, job = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 freeing(prefix)
 if not leads(leader_key, epoch, token) then return -1 end
-local lane = withdraw(prefix, job)
+local lane = withdraw(prefix, job, 'timed_out')
 if not lane then return 0 end
-retire(prefix, job, 'timed_out')
+retire(prefix, job, 'timed_out', 'dropped:timed_out')
 count(prefix, 'dropped')
 count(prefix, 'timed_out')
 count(prefix, 'timed_out:' .. lane)

@@ -1,14 +1,15 @@
 -- extend: what was drawn since is put behind a running sample's prefix (worker).
 -- KEYS: group:JOB, partial:SAMPLE
--- ARGV: token, bytes of the prefix that is there, record, seconds it is kept, most bytes of a prefix
+-- ARGV: prefix, token, k, bytes of the prefix that is there, record, seconds it is kept, most bytes of a prefix,
+--       what was drawn (`LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`; '': not told)
 -- Returns: 'kept' | 'lost' (the lease) | 'other' (there are other bytes: write the whole) | 'full'
 -- Atomic because a worker that lost its lease must not touch its successor's prefix (I3), and because a record that is
 -- sent again after a lost reply must not be there twice: only the holder writes, so the length tells.
 local group_key, partial_key = KEYS[1], KEYS[2]
-local token, before, record = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local ttl_s, max_bytes = ARGV[4], tonumber(ARGV[5])
+local prefix, token, k, before, record = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local ttl_s, max_bytes, told = ARGV[6], tonumber(ARGV[7]), ARGV[8]
 
-local g = redis.call('HMGET', group_key, 'st', 'tok')
+local g = redis.call('HMGET', group_key, 'st', 'tok', 'ln')
 if g[1] ~= 'leased' or g[2] ~= token then return 'lost' end
 local there = redis.call('STRLEN', partial_key)
 if there == before + #record then return 'kept' end
@@ -16,4 +17,5 @@ if there ~= before then return 'other' end
 if before + #record > max_bytes then return 'full' end
 redis.call('APPEND', partial_key, record)
 redis.call('EXPIRE', partial_key, ttl_s)
+tell(prefix, group_key, g[3], k, told, true)
 return 'kept'

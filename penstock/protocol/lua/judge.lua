@@ -24,7 +24,7 @@ local function add_reward(reward)
   end
 end
 
-local dropped, history = 0, keeps_history(prefix)
+local dropped = 0
 local used = 'u:' .. account_of(sub_key, sub)
 freeing(prefix)
 if not leads(leader_key, epoch, token) then return -1 end
@@ -38,7 +38,7 @@ for i = first_group, #ARGV, 6 do
     end
     if kept == '0' and redis.call('HSETNX', key, used, code) == 1 then
       redis.call('HINCRBY', sub_key, 'drop:filter/' .. reason, 1)
-      if history then redis.call('HSET', key, 'fr:' .. sub, reason) end
+      redis.call('HSET', key, 'fr:' .. sub, reason)
       redis.call('HINCRBY', sub_key, 'rejected_samples', samples)
       add_reward(reward)
       dropped = dropped + 1

@@ -25,7 +25,7 @@ local function lease_one(key, lane)
   if not entry then return true end
   local job = field(entry[2], 'id')
   local gkey = group_key_of(prefix, job)
-  local g = redis.call('HMGET', gkey, 'st', 'eid', 'v0', 'c', 'pf', 'nb', 'att', 'cr', 'ln', 'n')
+  local g = redis.call('HMGET', gkey, 'st', 'eid', 'v0', 'c', 'pf', 'nb', 'att', 'cr', 'ln', 'n', 'tr')
   if g[1] ~= 'queued' or g[2] ~= eid then
     redis.call('XDEL', key, eid)
     return true
@@ -35,7 +35,8 @@ local function lease_one(key, lane)
   local token = base .. '.' .. #leased
   local v0 = version
   if g[3] and (tonumber(g[4] or 0) > 0 or g[5]) then v0 = math.min(v0, tonumber(g[3])) end
-  redis.call('HSET', gkey, 'st', 'leased', 'tok', token, 'own', worker, 'v0', v0)
+  redis.call('HSET', gkey, 'st', 'leased', 'tok', token, 'own', worker, 'v0', v0,
+    'tr', with_try(g[11], lane, worker, now))
   redis.call('HSETNX', gkey, 't0', now)
   if g[9] == 'train' then redis.call('ZADD', inflight_key, v0, job) end
   local committed = {}

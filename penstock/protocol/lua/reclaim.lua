@@ -19,6 +19,8 @@ for _, p in ipairs(redis.call('XPENDING', lane_key, GROUP, 'IDLE', lease_ms, '-'
   local g = job and redis.call('HMGET', group_key_of(prefix, job), 'st', 'eid') or {}
   if g[1] == 'leased' and g[2] == p[1] then
     local body = take_entry(prefix, lane, p[1])
+    end_try(group_key_of(prefix, job), 'reclaimed')
+    unhear(prefix, group_key_of(prefix, job))
     local where = crashed(prefix, job, lane, body, 'the lease of worker ' .. p[2] .. ' ran out', p[2], true, '')
     count(prefix, 'reclaimed')
     moved[#moved + 1] = {job, p[2], where}

@@ -11,6 +11,7 @@ if g[1] ~= 'dead' then return 0 end
 local found = redis.call('XRANGE', dead_key, g[2], g[2])
 if #found == 0 then return 0 end
 redis.call('XDEL', dead_key, g[2])
+book(prefix, g[3], 'buried', -held_by(group_key))
 local nb = redis.call('HGET', clock_key, clock_field) or '0'
 -- a new place in the order of admission: its old cohort was trained without it
 local seq = count(prefix, 'seq:' .. g[3])

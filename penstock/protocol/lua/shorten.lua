@@ -12,8 +12,9 @@ if not leads(leader_key, epoch, token) then return -1 end
 local g = redis.call('HMGET', group_key, 'c', 'n')
 local have, wanted = tonumber(g[1] or 0), tonumber(g[2])
 if have < math.max(1, fewest) then return 0 end
-local lane = withdraw(prefix, job)
+local lane = withdraw(prefix, job, 'shortened')
 if not lane then return 0 end
+forgo(prefix, group_key, lane, 'short_group')
 redis.call('HSET', group_key, 'st', 'ready', 'n', have, 'w', wanted, 't1', now_ms())
 redis.call('HDEL', group_key, 'pf')
 redis.call('ZADD', ready_key, count(prefix, 'completed'), job)

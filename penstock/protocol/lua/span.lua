@@ -2,13 +2,15 @@
 -- KEYS: source
 -- ARGV: prefix, position at which the data ends ('': it has no end), what becomes of a last batch that is short
 --       (train | drop)
--- Returns: position of the train prompts; -1 in its place where more was admitted already, and nothing is changed
+-- Returns: position of the train prompts; -1 in its place where more was admitted already, -2 where it is no number,
+--          and nothing is changed
 -- Atomic because the end must not come to stand before what is admitted meanwhile.
 local source_key = KEYS[1]
 local prefix, end_position, last_batch = ARGV[1], ARGV[2], ARGV[3]
 
 freeing(prefix)
 local position = tonumber(redis.call('HGET', source_key, 'train') or 0)
+if not position then return -2 end
 if end_position == '' then
   redis.call('HDEL', source_key, 'end', 'last_batch')
   return position

@@ -9,7 +9,7 @@ local prefix, name = ARGV[1], ARGV[2]
 
 freeing(prefix)
 if redis.call('HDEL', subs_key, 'sub:' .. name) == 0 then return 0 end
-redis.call('HSET', subs_key, 'was:' .. name, 1)
+redis.call('HSET', subs_key, 'was:' .. name, number_of(redis.call('HGET', sub_key, 'ckpt')) or 0)
 local share = redis.call('HGET', sub_key, 'share') or ''
 if share ~= '' then
   give_back(prefix, name, sub_key, batches_key)

@@ -42,3 +42,6 @@ _CODES = {
     Disposal.UNREADABLE: -8,
     Disposal.NO_LOSS: -9,
 }
+
+#: The same for verbs: ``CODE=WORD`` of each, with commas.
+CODES = ",".join(f"{reason.code}={reason}" for reason in Disposal)

@@ -38,6 +38,9 @@ class Publication(Record):
     #: Announced again after every engine failed to load it.
     rev: int = 0
     published_s: float = 0.0
+    #: Of all tensors, and how long writing and proving them took: for people. 0: not known.
+    num_bytes: int = 0
+    write_s: float = 0.0
     #: Ranges (first, last) of versions that rewinds abandoned: an engine that holds one loads this without waiting.
     abandoned: list[list[int]] = field(default_factory=list, metadata=pairs())
     #: Digest of the index in the folder (weights/index.py), which names tensors, checksums and files; '' for none:

@@ -7,6 +7,9 @@ from typing import Any, Literal
 from penstock.errors import ProtocolError
 from penstock.protocol.records.job import Job
 
+#: Pauses of a sample that are told.
+MAX_PAUSES = 16
+
 #: Logprobs after temperature, or before it.
 LogprobKind = Literal["scaled", "original"]
 
@@ -73,7 +76,15 @@ class Sample:
     cached_tokens: int = 0
     #: Drawn tokens whose version stands for the oldest that may have drawn them; of the others it is proven (T6).
     num_unproven: int = 0
+    #: When nothing was drawn for it because the engine's weights changed or it was restarted, in its last lease:
+    #: (milliseconds after ``started_s``, milliseconds long), the last ``MAX_PAUSES``.
+    pauses: list[list[int]] = field(default_factory=list)
     started_s: float = 0.0
+    #: When the first drawn token was heard of (Unix time, seconds); 0: answers are not looked at while they are drawn.
+    first_token_s: float = 0.0
+    #: When the last token had come, and its turns were over (Unix time, seconds).
+    drawn_s: float = 0.0
+    #: Seconds that its requests took at the engine; what lies between them, of an environment or a pause, is not in it.
     generate_s: float = 0.0
     reward_s: float = 0.0
 

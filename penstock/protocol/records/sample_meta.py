@@ -9,7 +9,7 @@ from penstock.errors import ProtocolError
 from penstock.names import MAX_ANSWERS, is_name
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack, unpack, unpack_each
-from penstock.protocol.records.field_checks import checks_of
+from penstock.protocol.records.field_checks import checks_of, pairs
 from penstock.protocol.records.record import Record, defaults_of, values_of
 from penstock.words import shown
 
@@ -17,6 +17,8 @@ from penstock.words import shown
 MAX_META_BYTES = 512 * 1024
 #: Most tokens of a sample, and most bytes of its payload.
 MAX_TOKENS, MAX_PAYLOAD_BYTES = 2**31, 2**40
+#: Newest version that there can be: what the queue counts with counts no further.
+MAX_VERSION = 2**53
 
 
 # Not frozen: one is made for every sample, and a frozen one takes three times as long. Nobody changes it.
@@ -71,6 +73,10 @@ class SampleMeta(Record):
     packed_s: float = 0.0
     #: Of sample 0, the beginning of its job's label.
     label: str = ""
+    #: As of Sample.
+    pauses: list[list[int]] = field(default_factory=list, metadata=pairs())
+    first_token_s: float = 0.0
+    drawn_s: float = 0.0
 
     def to_bytes(self) -> bytes:
         return pack(values_of(SampleMeta)(self))
@@ -133,6 +139,8 @@ def _is_sound(meta: SampleMeta) -> bool:
     for pair in meta.loss_by_version:
         if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not int or type(pair[1]) is not int:
             return False
+        if not 0 <= pair[1] <= MAX_TOKENS:
+            return False
     if meta.shared and not _is_share(meta.shared, meta.num_bytes):
         return False
     return (
@@ -141,6 +149,8 @@ def _is_sound(meta: SampleMeta) -> bool:
         and 0 <= meta.num_generated <= meta.length <= MAX_TOKENS
         and 0 <= meta.num_unproven <= MAX_TOKENS
         and 0 <= meta.prompt_length <= meta.length
+        and -1 <= meta.oldest <= MAX_VERSION
+        and -1 <= meta.newest <= MAX_VERSION
         and math.isfinite(meta.reward)
         and math.isfinite(meta.temperature)
         and is_name(meta.token)

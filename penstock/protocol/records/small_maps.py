@@ -46,6 +46,12 @@ def count_shown(raw: bytes | None) -> int | None:
     return int(raw) if raw is not None and _COUNT.fullmatch(raw) else None
 
 
+def value_shown(raw: bytes) -> int | str:
+    """A count where it is one, else the text: what no verb wrote is shown as it is."""
+    count = count_shown(raw)
+    return name_shown(raw) if count is None else count
+
+
 def text_of(raw: bytes, allowed: re.Pattern[bytes], what: str, remedy: str = "") -> str:
     """Text that stands in Redis; ProtocolError that begins with ``what`` where no verb writes it so."""
     if not allowed.fullmatch(raw):

@@ -14,6 +14,8 @@ from penstock.words import shown
 
 #: Most characters of one group's uses by one subscription.
 MAX_USES_BYTES = 1024 * 1024
+#: What the queue counts with counts no further.
+MAX_NUMBER = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,20 @@ def uses_of(text: bytes, what: str) -> list[BatchUse]:
 def _use(parts: Sequence[str]) -> BatchUse:
     batch, cut_ms, train, mask_below, newest_only, abandoned = parts
     return BatchUse(
-        int(batch),
-        int(cut_ms) / 1000,
-        int(train),
-        int(mask_below),
+        _whole(batch),
+        _whole(cut_ms) / 1000,
+        _whole(train),
+        _whole(mask_below),
         newest_only == "1",
         tuple(_span(span) for span in abandoned.split(",") if span),
     )
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if not -1 <= number <= MAX_NUMBER:
+        raise ValueError("too large")
+    return number
 
 
 def _span(text: str) -> tuple[int, int]:

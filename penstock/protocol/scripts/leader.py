@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from penstock.errors import LeadershipLost
 from penstock.names import LANES, Lane
 from penstock.protocol.keys import Keys
-from penstock.protocol.records.disposal import Disposal
+from penstock.protocol.records.disposal import CODES, Disposal
 from penstock.redis.call import Call, Value, script, text, texts, version_field
 
 _T = TypeVar("_T")
@@ -96,12 +96,14 @@ def cut(
     jobs: Sequence[str],
     gb: int | None = None,
     of_use: str = "",
+    bearing: Sequence[str] = (),
 ) -> Call[CutAnswer]:
     """Batch ``n`` of a subscription comes to be, if everything it was planned on still holds.
 
     Args:
         gb: groups that one of its versions consumes from now on, where that is not known beforehand.
         of_use: what a run that keeps a history notes with each group beside the batch (``records/use.py``).
+        bearing: of each group the tokens that were drawn and bear loss in it, ``K:TOKENS,...``; empty: none do.
     """
 
     def parse(answer: Any) -> CutAnswer:
@@ -109,7 +111,7 @@ def cut(
 
     field = version_field(model) if model else ""
     head: list[Value] = [sub, revision, n, manifest, digest, consumes]
-    args = [*head, field, version, oldest_allowed, "" if gb is None else gb, of_use, *jobs]
+    args = [*head, field, version, oldest_allowed, "" if gb is None else gb, of_use, ";".join(bearing), *jobs]
     return _call("cut", keys, lead, [keys.subs, keys.sub(sub), keys.batches(sub), keys.clock], args, parse)
 
 
@@ -176,10 +178,20 @@ def drop(keys: Keys, lead: Leadership, job: str) -> Call[int]:
     return _call("drop", keys, lead, [keys.group(job)], [job], int)
 
 
-def rolled_back(keys: Keys, lost: Mapping[str, int]) -> Call[int]:
-    """Keep by how much counters went back when Redis forgot acknowledged writes."""
-    flat: list[Value] = [part for pair in lost.items() for part in pair]
-    return Call(script("rolled_back"), [keys.counters], [keys.prefix, *flat], int)
+def rolled_back(keys: Keys, seen: Mapping[str, int]) -> Call[dict[str, int]]:
+    """Keep by how much counters went back when Redis forgot acknowledged writes; any buffer may send it.
+
+    Args:
+        seen: counter -> the most that the caller has seen of it, with what was reported of it by then.
+
+    Returns what nobody had reported yet, by counter.
+    """
+    flat: list[Value] = [part for pair in seen.items() for part in pair]
+
+    def parse(answer: list[Any]) -> dict[str, int]:
+        return {name.decode(): int(count) for name, count in zip(answer[::2], answer[1::2], strict=True)}
+
+    return Call(script("rolled_back"), [keys.counters], [keys.prefix, *flat], parse)
 
 
 def seal(
@@ -201,7 +213,7 @@ def seal(
 
     flags = "".join("1" if sub in evict else "0" for sub in subs)
     names = [keys.subs, keys.ready, *map(keys.sub, subs)]
-    return _call("seal", keys, lead, names, [revision, len(subs), flags, *subs, *jobs], parse)
+    return _call("seal", keys, lead, names, [revision, len(subs), flags, CODES, *subs, *jobs], parse)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.redis.call import Call, Value, numbers, script, text, version_field
@@ -23,7 +24,7 @@ class Admission:
 
 def admit(
     keys: Keys,
-    jobs: Sequence[tuple[Job, bytes]],
+    jobs: Sequence[tuple[Job | None, bytes]],
     *,
     lane: str,
     source: str,
@@ -35,7 +36,7 @@ def admit(
     """Admit jobs in order, as many as the gate lets in.
 
     Args:
-        jobs: jobs of one lane and their records.
+        jobs: jobs of one lane and their records; None and the name of its dataset for a line that is passed over.
         source: name of the position that is moved, by one per job admitted or skipped as done.
         position: where the caller believes it stands.
         gate: (revision of subs, driving subscriptions; for a pool all of its members as one entry), or None for lanes
@@ -46,7 +47,7 @@ def admit(
     head: list[Value] = [keys.prefix, lane, source, position, gate[0] if gate else -1, version_field(model)]
     args: list[Value] = [*head, int(cohorts), numbers(gates)]
     for job, body in jobs:
-        args += [job.id, job.n, body]
+        args += [job.id, job.n, body] if job is not None else ["", 0, body]
 
     def parse(answer: Any) -> Admission:
         admitted, position, tightest = (*(int(v) for v in answer[1:]), 0, 0, 0)[:3]
@@ -66,8 +67,17 @@ def span(keys: Keys, end: int | None, last_batch: str = "drop") -> Call[int]:
     """Say at which position the train prompts end (None: never), and what becomes of a short last batch.
 
     The position they are at; -1 where that is past ``end`` already, and nothing is changed.
+
+    Raises:
+        ProtocolError: Redis holds no number for the position; nothing is changed.
     """
-    return Call(script("span"), [keys.source], [keys.prefix, "" if end is None else end, last_batch], int)
+    return Call(script("span"), [keys.source], [keys.prefix, "" if end is None else end, last_batch], _position)
+
+
+def _position(answer: Any) -> int:
+    if (position := int(answer)) == -2:
+        raise ProtocolError("The position in train is no number in Redis, which no verb writes: begin the run anew.")
+    return position
 
 
 def swap(keys: Keys, field: str, read: int, number: int) -> Call[int]:

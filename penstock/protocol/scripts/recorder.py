@@ -17,13 +17,17 @@ class Recording:
     token: str
 
 
-def record(keys: Keys, token: str, *, lease_ms: int, backlog: int, patience_ms: int) -> Call[int]:
+def record(keys: Keys, token: str, *, lease_ms: int, backlog: int, patience_ms: int, newest: int = 0) -> Call[int]:
     """Take or renew the right to record the history: the epoch, or 0 when another has it.
 
     From the first of these on the run keeps a history: its groups wait to be recorded before they are swept, at most
     ``backlog`` of them, and at most ``patience_ms`` while no recorder is there.
+
+    Args:
+        newest: epoch of the newest files that there are, 0: none. A new epoch is later: Redis may have forgotten some,
+            and of two rows of one sample the later epoch's counts.
     """
-    args: list[Value] = [keys.prefix, token, lease_ms, backlog, patience_ms]
+    args: list[Value] = [keys.prefix, token, lease_ms, backlog, patience_ms, newest]
     return Call(script("record"), [keys.recorder, keys.history], args, int)
 
 

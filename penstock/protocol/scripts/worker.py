@@ -1,12 +1,14 @@
 """Verbs of workers, and of who looks after their leases."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.names import LANES
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.drawn import NOTHING, Drawn
 from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.redis.call import Call, Value, script, text, texts
 from penstock.words import writable
 
@@ -102,11 +104,22 @@ class Committed:
     taken: int
 
 
-def commit(keys: Keys, job: str, token: str, samples: Iterable[tuple[int, int, bytes]]) -> Call[Committed]:
-    """Commit samples of one job: (k, oldest generated version or -1, SampleMeta record) each."""
+def commit(
+    keys: Keys,
+    job: str,
+    token: str,
+    samples: Iterable[tuple[int, int, bytes]],
+    told: Mapping[int, Drawn] | None = None,
+) -> Call[Committed]:
+    """Commit samples of one job: (k, oldest generated version or -1, SampleMeta record) each.
+
+    Args:
+        told: what was drawn of each, by k; None: what its record says. Raises ProtocolError where it says nothing.
+    """
     args: list[Value] = [keys.prefix, job, token]
     for k, oldest, record in samples:
-        args += [k, oldest, record]
+        drawn = Drawn.recorded(SampleMeta.from_bytes(record)) if told is None else told[k]
+        args += [k, oldest, record, str(drawn)]
 
     def parse(answer: Any) -> Committed:
         return Committed(text(answer[0]), *(int(v) for v in answer[1:]))
@@ -114,20 +127,55 @@ def commit(keys: Keys, job: str, token: str, samples: Iterable[tuple[int, int, b
     return Call(script("commit"), [keys.group(job), keys.meta(job), keys.ready, keys.inflight], args, parse)
 
 
-def checkpoint(keys: Keys, job: str, token: str, k: int, record: bytes, ttl_s: int) -> Call[bool]:
-    """Keep a running sample's prefix. False: the lease is lost."""
-    return Call(script("checkpoint"), [keys.group(job), keys.partial(f"{job}/{k}")], [token, record, ttl_s], bool)
+def checkpoint(
+    keys: Keys, job: str, token: str, k: int, record: bytes, ttl_s: int, told: Drawn | None = None
+) -> Call[bool]:
+    """Keep a running sample's prefix. False: the lease is lost.
+
+    Args:
+        told: what was drawn; its live tokens are those of ``record``. None: nothing is told of.
+    """
+    args: list[Value] = [keys.prefix, token, k, record, ttl_s, str(told or "")]
+    return Call(script("checkpoint"), [keys.group(job), keys.partial(f"{job}/{k}")], args, bool)
 
 
-def extend(keys: Keys, job: str, token: str, k: int, record: bytes, *, before: int, ttl_s: int, most: int) -> Call[str]:
-    """Append to a prefix of ``before`` bytes: kept, lost, other (bytes are there), or full (more than ``most``)."""
-    args: list[Value] = [token, before, record, ttl_s, most]
+def extend(
+    keys: Keys,
+    job: str,
+    token: str,
+    k: int,
+    record: bytes,
+    *,
+    before: int,
+    ttl_s: int,
+    most: int,
+    told: Drawn | None = None,
+) -> Call[str]:
+    """Append to a prefix of ``before`` bytes: kept, lost, other (bytes are there), or full (more than ``most``).
+
+    Args:
+        told: as in ``checkpoint``; its live tokens are those of the whole prefix.
+    """
+    args: list[Value] = [keys.prefix, token, k, before, record, ttl_s, most, str(told or "")]
     return Call(script("extend"), [keys.group(job), keys.partial(f"{job}/{k}")], args, text)
 
 
-def release(keys: Keys, job: str, token: str) -> Call[bool]:
-    """Hand a job back without a charge. False: the lease is lost."""
-    return Call(script("release"), [keys.group(job)], [keys.prefix, job, token], bool)
+def unread(keys: Keys, job: str, token: str, samples: Iterable[int]) -> Call[bool]:
+    """Prefixes of these k cannot be continued: they are dropped. False: the lease is lost."""
+    return Call(script("unread"), [keys.group(job)], [keys.prefix, job, token, *samples], bool)
+
+
+def _flat(told: Mapping[int, Drawn]) -> list[Value]:
+    return [part for k, drawn in told.items() for part in (k, str(drawn))]
+
+
+def release(keys: Keys, job: str, token: str, told: Mapping[int, Drawn] = NOTHING) -> Call[bool]:
+    """Hand a job back without a charge. False: the lease is lost.
+
+    Args:
+        told: what was drawn of each sample that is not committed, by k.
+    """
+    return Call(script("release"), [keys.group(job)], [keys.prefix, job, token, *_flat(told)], bool)
 
 
 def abandon(keys: Keys, lane: str, worker: str, known: Iterable[str]) -> Call[list[str]]:
@@ -151,6 +199,7 @@ def crash(
     publication: str = "",
     engine: str = "",
     sure: bool = True,
+    told: Mapping[int, Drawn] = NOTHING,
 ) -> Call[str]:
     """The engine died under this job. Returns resume, suspect, dead or lost.
 
@@ -158,10 +207,11 @@ def crash(
         publication: what the engine had, ``VERSION-REV``; '': nothing that could be charged.
         engine: name of this start of the engine.
         sure: it had finished something since it started; else no suspect is buried by it.
+        told: as in ``release``.
     """
     names = [keys.group(job), keys.trials(model), keys.aside(model)]
     kept = writable(detail, MAX_DETAIL)
-    args: list[Value] = [keys.prefix, job, token, worker, kept, publication, engine, int(sure), DEATHS]
+    args: list[Value] = [keys.prefix, job, token, worker, kept, publication, engine, int(sure), DEATHS, *_flat(told)]
     return Call(script("crash"), names, args, text)
 
 
@@ -176,11 +226,13 @@ def fail(
     max_attempts: int,
     retry_ms: int,
     max_retry_ms: int = 60_000,
+    told: Mapping[int, Drawn] = NOTHING,
 ) -> Call[str]:
     """A try failed. Returns delayed, dead or lost. ``max_attempts`` 0 buries at once.
 
     Args:
         retry_ms: wait before the next try; doubles with each, up to ``max_retry_ms``.
+        told: as in ``release``.
     """
     args: list[Value] = [
         keys.prefix,
@@ -192,6 +244,7 @@ def fail(
         max_attempts,
         retry_ms,
         max_retry_ms,
+        *_flat(told),
     ]
     return Call(script("fail"), [keys.group(job), keys.delayed, keys.bodies], args, text)
 

@@ -26,8 +26,8 @@ Group = dict[str, Any]
 def targets(client: Client, keys: Keys) -> list[Group]:
     """Groups of Prometheus' file_sd format, one for each part that is there and serves metrics, by address.
 
-    Labels are ``run``, ``part`` (worker, buffer, producer, trainer, scorer, recorder, launcher) and ``name``. Blocks
-    for one round trip; raises redis' errors.
+    Labels are ``run``, ``part`` (worker, buffer, producer, trainer, scorer, verifiers, fleet, recorder, launcher) and
+    ``name``. Blocks for one round trip; raises redis' errors.
     """
     pipe = client.pipeline(transaction=False)
     pipe.hgetall(keys.workers)

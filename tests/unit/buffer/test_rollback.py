@@ -11,7 +11,7 @@ from tests.hostile import OneHash
 def test_a_counter_that_cannot_be_read_is_not_taken_for_lost() -> None:
     held = {b"admitted": b"7", b"cut": b"3"}
     rollback = Rollback(cast(Client, OneHash(held)), Keys("run"))
-    rollback.remember()
+    rollback.look()
     assert (rollback.seen["admitted"], rollback.seen["cut"]) == (7, 3)
     held[b"admitted"] = b"many"
     assert rollback.look() == {}

@@ -1,5 +1,6 @@
 """``penstock doctor``: each thing that hurts a run is an error or a warning that says what to do."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +9,17 @@ from typing import Any, cast
 import pytest
 import redis
 
+from console.cli import main as cli
 from console.read import health
-from console.read.health import Finding, Level, look_at_clocks, look_at_disk, look_at_redis, run_checks
+from console.read.health import look_at_clocks, look_at_redis
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
 from penstock.redis.commands import Client
+from penstock.redis.server import write_address
+from penstock.system.health import look
+from penstock.system.health.finding import Finding, Level, run_checks
+from penstock.system.health.look import look_at_disk
 
 GOOD: dict[str, Any] = {
     "redis_version": "7.2.4",
@@ -107,12 +113,12 @@ def test_a_disk_that_is_full_or_not_ours_is_told(tmp_path: Path, monkeypatch: py
     class Disk:
         f_blocks, f_frsize, f_bavail = 100, 10**9, 50
 
-    monkeypatch.setattr(health.os, "statvfs", lambda _: Disk)
+    monkeypatch.setattr(look.os, "statvfs", lambda _: Disk)
     assert look_at_disk("d", tmp_path / "not" / "made").level is Level.OK
     for left, level in ((8, Level.WARNING), (2, Level.ERROR)):
         Disk.f_bavail = left
         assert look_at_disk("d", tmp_path).level is level
-    monkeypatch.setattr(health.os, "access", lambda *_: False)
+    monkeypatch.setattr(look.os, "access", lambda *_: False)
     assert "cannot be written" in look_at_disk("d", tmp_path).found
 
 
@@ -127,3 +133,26 @@ def test_a_check_that_fails_is_a_finding_and_the_others_go_on() -> None:
     found = list(run_checks([("a", fails), ("b", works)]))
     assert [(one.what, one.level.value) for one in found] == [("a", "ok"), ("a", "error"), ("b", "ok")]
     assert "hush" not in found[1].found
+
+
+def test_a_run_that_is_over_is_no_error_and_its_masked_password_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "demo"
+    (folder / "redis").mkdir(parents=True)
+    (folder / "run.json").write_text('{"state": "finished", "started_s": 1.0}')
+    write_address(folder, "redis://:hush@127.0.0.1:1/0", {})
+    (folder / "config.yaml").write_text(
+        "run: demo\nmodel: {path: m}\ndata: {train: [{name: t, path: t.jsonl}]}\n"
+        "redis: {url: redis://:***@127.0.0.1:1/0}\nengine: {python: /nowhere/python}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+    assert cli.execute(["doctor", "--json"]) == 1, "its engine is away"
+
+    out = capsys.readouterr().out
+    found = {one["what"]: one for one in json.loads(out)}
+    assert (found["redis"]["level"], "Run demo is over (finished)" in found["redis"]["found"]) == ("warning", True)
+    assert [what for what, one in found.items() if one["level"] == "error"] == ["engine"]
+    assert found["run's folder"]["found"].startswith("runs/demo")
+    assert "hush" not in out

@@ -42,6 +42,21 @@ def test_in_a_pipe_a_row_is_a_line_that_awk_can_split(width: int) -> None:
     assert first.index("leased") == second.index("dead") == head.index("state")
 
 
+def test_an_empty_cell_moves_no_column_of_a_pipe() -> None:
+    rows = [{"job": "d/0/1", "state": "dead", "worker": "", "n": 16}]
+
+    assert printed(80, terminal=False, rows=rows)[2].split() == ["d/0/1", "dead", "-", "16", "-"]
+
+
+def test_a_table_that_fits_a_terminal_without_its_lines_is_one() -> None:
+    rows = [{"job": "d" * 20, "state": "s" * 20, "worker": "w" * 20, "n": 8, "rate": 1.0}]
+    wide, fits, narrow = (printed(width, terminal=True, rows=rows) for width in (85, 80, 72))
+
+    assert len(wide) > len(fits) == 3
+    assert fits == printed(80, terminal=False, rows=rows)
+    assert narrow[1] == "d" * 20
+
+
 @pytest.mark.parametrize("width", [20, 40, 80, 120, 200])
 def test_on_a_terminal_no_job_id_and_no_name_is_cut(width: int) -> None:
     lines = printed(width, terminal=True)

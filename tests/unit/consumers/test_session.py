@@ -8,7 +8,7 @@ import pytest
 from consumers.session import Session
 
 
-@pytest.mark.parametrize("failing", ["publications", "subscription", "reader"])
+@pytest.mark.parametrize("failing", ["publications", "subscription", "reader", "spans"])
 def test_the_end_of_one_part_keeps_no_other_from_its_own(failing: str) -> None:
     """The subscription above all: its heartbeat would hold it, and the next trainer would be refused."""
     ended: list[str] = []
@@ -25,8 +25,9 @@ def test_the_end_of_one_part_keeps_no_other_from_its_own(failing: str) -> None:
     session.publications = SimpleNamespace(close=ending("publications"))
     session.subscriber = SimpleNamespace(leave=ending("subscription"))
     session.reader = SimpleNamespace(close=ending("reader"))
+    session._spans = SimpleNamespace(close=ending("spans"))
 
     with pytest.raises(RuntimeError, match=failing):
         session.close()
 
-    assert ended == ["publications", "subscription", "reader"]
+    assert ended == ["publications", "subscription", "reader", "spans"]

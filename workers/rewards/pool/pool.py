@@ -30,12 +30,16 @@ from penstock.redis.commands import Client
 from penstock.redis.connect import as_redis, connect, connect_blocking
 from penstock.redis.control import PASSING, Control
 from penstock.system.backoff import pause_s
-from penstock.system.extras import check_installed
+from penstock.system.metrics.exporter import Exporter
 from penstock.system.processes import die_with_parent
 from penstock.system.tokens import new_token
 from workers.rewards.allowed import allowed_rewards, import_reward
+from workers.rewards.kinds.kind import Kind
+from workers.rewards.kinds.registry import check_packages, kind_of
 from workers.rewards.pool.client import SLACK_S
+from workers.rewards.pool.metrics import PoolCollector, PoolTally
 from workers.rewards.pool.worker import RQ_TTL_S, Function, Verifier
+from workers.rewards.processes import import_package
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +53,8 @@ REDIS_S = 1.0
 _FORK = multiprocessing.get_context("fork")
 
 
-def load_rewards(config: Config) -> dict[str, Function | None]:
-    """Rewards of the pool by name, imported once, so that forks need not; None stands for math_verify.
+def load_rewards(config: Config) -> dict[str, Function | Kind]:
+    """Rewards of the pool by name, imported once, so that forks need not.
 
     Raises:
         ConfigError: one is not there, or there is none.
@@ -58,15 +62,15 @@ def load_rewards(config: Config) -> dict[str, Function | None]:
     names = allowed_rewards(config)
     if not names:
         raise ConfigError(
-            f"reward.pool: the only reward is {config.reward.function}, which workers compute themselves; set "
-            "reward.function, or name rewards of jobs in reward.pool.functions."
+            f"reward.pool: the only reward is {' and '.join(config.reward.names)}, which workers compute themselves; "
+            "set reward.function, or name rewards of jobs in reward.pool.functions."
         )
-    if "math_verify" in names:
-        check_installed("math_verify", "reward math_verify")
-        import math_verify  # noqa: F401
-
-        logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return {name: None if name == "math_verify" else import_reward(name) for name in sorted(names)}
+    check_packages(names)
+    found = {name: kind_of(name) or import_reward(name) for name in sorted(names)}
+    for one in found.values():
+        if isinstance(one, Kind):
+            import_package(one)
+    return found
 
 
 class _Child:
@@ -104,6 +108,8 @@ class Verifiers:
             control.call(scripts.check_schema(self.keys))
         self._client: Client = connect(config.redis.url, timeout_s=REDIS_S, check=False)
         self._waiting = Waiting(self._client, self.keys, f"verifiers:{name}")
+        self._tally = PoolTally()
+        self._exporter = Exporter.of(config, "verifiers", name, PoolCollector(self._tally))
         self._children = [_Child(index) for index in range(config.reward.pool.workers)]
         self._stops = 0
 
@@ -126,6 +132,8 @@ class Verifiers:
         finally:
             for child in self._children:
                 self._end(child)
+            if self._exporter is not None:
+                self._exporter.close()
             self._waiting.end()
             self._client.close()
 
@@ -133,6 +141,7 @@ class Verifiers:
         if child.process is not None and not child.process.is_alive():
             log.warning("verifier %s ended with %s", child.name, child.process.exitcode)
             self._show(child.name, b"")
+            self._tally.end(child.name)
             child.plan_restart()
         if child.process is None and time.monotonic() >= child.start_at:
             # A name of its own for each: what an earlier one held must not be taken for this one's.
@@ -142,6 +151,7 @@ class Verifiers:
             child.process = _FORK.Process(target=_serve, args=(self.config, child.name, self.functions, os.getpid()))
             child.started = time.monotonic()
             child.process.start()
+            self._tally.starts += 1
 
     def _note(self) -> None:
         """Presence of all, with what rq knows of them; and whether they have nothing to do."""
@@ -150,14 +160,17 @@ class Verifiers:
             pipe = self._client.pipeline(transaction=False)
             for name in names:
                 pipe.hmget(f"rq:worker:{name}", "state", "successful_job_count", "failed_job_count")
-            found = pipe.execute()
+            pipe.llen(f"rq:queue:{self.keys.checks}")
+            *found, queued = pipe.execute()
         except (*PASSING, RedisError):
             return
+        self._tally.queued = queued
         states = []
         for name, (state, good, bad) in zip(names, found, strict=True):
             states.append(name_shown(state or b"starting"))
-            about = {"state": states[-1], "checks": count_shown(good) or 0, "killed": count_shown(bad) or 0}
-            self._show(name, self._record(name, about))
+            made, killed = count_shown(good) or 0, count_shown(bad) or 0
+            self._tally.look(name, states[-1], made, killed)
+            self._show(name, self._record(name, {"state": states[-1], "checks": made, "killed": killed}))
         self._waiting.for_("checks, from the workers" if all(state == "idle" for state in states) else "")
 
     def _record(self, name: str, about: dict[str, Any]) -> bytes:
@@ -196,7 +209,7 @@ class Verifiers:
             self._show(child.name, b"")
 
 
-def _serve(config: Config, name: str, functions: dict[str, Function | None], pool: int) -> None:
+def _serve(config: Config, name: str, functions: dict[str, Function | Kind], pool: int) -> None:
     """The life of one verifier."""
     die_with_parent(pool)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,6 +14,7 @@ import signal
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from redis import Redis
@@ -32,8 +33,11 @@ from penstock.redis.control import PASSING
 from penstock.system.processes import die_with_parent
 from penstock.system.user_code import staying_alive
 from penstock.words import said, shown, trace_of
-from workers.rewards import math_verifier
-from workers.rewards.outcomes import number_of
+from workers.rewards import processes
+from workers.rewards.kinds.kind import Kind
+from workers.rewards.kinds.question import Question
+from workers.rewards.kinds.registry import kind_of
+from workers.rewards.outcomes import keyed, number_of
 from workers.rewards.pool.wire import DIED, ENTRY, MAX_JOB_BYTES, MAX_TRACE, STARTED, VERDICT, Verdict, sample_from_json
 
 log = logging.getLogger(__name__)
@@ -96,12 +100,12 @@ class Verifier(Worker):
     """Makes checks of one run, one at a time. ``work`` blocks until SIGTERM, and lets a check that runs end.
 
     Args:
-        functions: reward by name; None stands for math_verify.
+        functions: reward by name.
         connection: may block for ``RQ_TTL_S``.
     """
 
     def __init__(
-        self, config: RewardConfig, keys: Keys, name: str, connection: Redis, functions: Mapping[str, Function | None]
+        self, config: RewardConfig, keys: Keys, name: str, connection: Redis, functions: Mapping[str, Function | Kind]
     ) -> None:
         super().__init__(
             [Queue(keys.checks, connection=connection, job_class=CheckJob, serializer=JSONSerializer)],
@@ -176,14 +180,14 @@ class Verifier(Worker):
         except ProtocolError:
             return
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else 0
-        if number == signal.SIGXCPU and name == "math_verify":
+        if number == signal.SIGXCPU and kind_of(name):
             # The kernel's verdict on an answer that takes too long to check.
             late = Verdict(reward=0.0, info={"out_of_time": True})
             self._tell(asker, job.id, VERDICT, late.to_json())
             return
-        if number == signal.SIGPROF and name == "math_verify":
-            late = Verdict(error=f"ValueError: {math_verifier.too_slow(_label_of(text), self.config.check_cpu_s)}")
-            self._tell(asker, job.id, VERDICT, late.to_json())
+        if number == signal.SIGPROF and kind_of(name):
+            slow = processes.too_slow(name, _label_of(text), self.config.check_cpu_s)
+            self._tell(asker, job.id, VERDICT, Verdict(error=f"ValueError: {slow}").to_json())
             return
         how = f"by {signal.Signals(number).name}" if number else f"with status {status}"
         self._tell(asker, job.id, DIED, f"the process that checked it at {self.name} ended {how}")
@@ -211,19 +215,16 @@ def _label_of(text: str) -> str:
         return ""
 
 
-def judge(function: Function | None, sample: Sample, name: str, config: RewardConfig) -> Verdict:
-    """What a reward gives for a sample, or how it failed. Blocks for as long as it takes.
-
-    Args:
-        function: None stands for math_verify.
-    """
+def judge(function: Function | Kind, sample: Sample, name: str, config: RewardConfig) -> Verdict:
+    """What a reward gives for a sample, or how it failed. Blocks for as long as it takes."""
+    own = isinstance(function, Kind)
     try:
         with staying_alive():
-            value = _math_verify(sample, config) if function is None else function(sample)
+            value = _checked(function, sample, config) if isinstance(function, Kind) else function(sample)
             if inspect.isawaitable(value):
                 value = asyncio.run(_awaited(value))
     except RewardError as exc:
-        if function is None:
+        if own:
             return Verdict(outcome=exc.outcome, error=str(exc))
         return _raised(exc)
     # SystemExit too: it is the reward that wanted to end, not the verifier.
@@ -244,10 +245,11 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _math_verify(sample: Sample, config: RewardConfig) -> dict[str, Any]:
-    """As math_verifier.py does it in processes of its own; over its CPU time the kernel ends this process."""
-    most = min(config.pool.memory_bytes or math_verifier.MAX_BYTES, math_verifier.MAX_BYTES)
+def _checked(kind: Kind, sample: Sample, config: RewardConfig) -> Any:
+    """As processes.py does it; over its CPU time the kernel ends this process."""
+    most = min(config.pool.memory_bytes or processes.MAX_BYTES, processes.MAX_BYTES)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    correct = math_verifier.check(sample.job.label, math_verifier.final(sample.text), config.check_cpu_s)
-    return {config.key: float(correct)}
+    question = Question.of(sample)
+    value = processes.check(kind, replace(question, text=question.text[-processes.MAX_TEXT :]), config.check_cpu_s)
+    return keyed(value, config.key)

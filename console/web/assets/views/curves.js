@@ -9,7 +9,8 @@ export function curves({ run, other }) {
   const grid = h("div", { class: "charts" });
   const note = h("p", { class: "none", hidden: true }, "Nothing has been written yet: curves begin with the first step.");
   const choices = [["step", "Steps"], ["up_s", "Seconds that it was up"]].map(([by, name]) =>
-    h("button", { type: "button", "aria-pressed": by === "step", onclick: () => choose(by) }, name));
+    h("button", { type: "button", "aria-pressed": String(by === "step"), onclick: () => choose(by) }, name));
+  const smoothing = h("input", { type: "checkbox", checked: true, onchange: () => draw() });
   let by = "step", found = [], moved = "", asked = 0, close = () => {};
 
   function choose(wanted) {
@@ -20,7 +21,7 @@ export function curves({ run, other }) {
 
   function draw() {
     close();
-    const made = drawn(found, run, other, by);
+    const made = drawn(found, run, other, by, smoothing.checked);
     close = made.close;
     note.hidden = found.length > 0;
     replace(grid, made.nodes);
@@ -39,7 +40,8 @@ export function curves({ run, other }) {
   load();
   return {
     node: h("section", {}, h("div", { class: "headed" }, h("h1", {}, "Curves"),
-      h("div", { class: "choice", role: "group", "aria-label": "What lies along the bottom" }, choices)), note, grid),
+      h("div", { class: "filters" }, h("label", { class: "picker" }, smoothing, "Smoothed"),
+        h("div", { class: "choice", role: "group", "aria-label": "What lies along the bottom" }, choices))), note, grid),
     update(seen) {
       const now = String(seen.moved);
       if (moved && now !== moved && Date.now() - asked < EVERY_MS) return;

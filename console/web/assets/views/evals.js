@@ -1,39 +1,45 @@
-// Evaluation: scores of held-out prompts over versions, and how each version answered one of them.
+// Evaluation: scores of held-out prompts over versions, each prompt over versions, and how they answered one of them.
 
 import { failure, h, said, replace } from "../dom.js";
 import { get, ofRun } from "../net.js";
-import { any, number } from "../words.js";
+import { any, number, short } from "../words.js";
+import { chip, inLine, shadesOf } from "../answers.js";
 import { chart } from "../chart.js";
 import { table } from "../table.js";
 
+const ORDERS = [["worst", "the worst now"], ["unlearned", "the unlearned"], ["hardest", "the hardest"], ["line", "in order"]];
+
 export function evals({ run }) {
-  const scores = h("div", {}), answers = h("div", {}), charts = h("div", { class: "charts" });
-  const dataset = h("select", {}), line = h("input", { type: "number", min: 0, value: "0" });
-  const ask = h("form", { class: "filters", hidden: true, onsubmit: (event) => { event.preventDefault(); look(); } },
-    h("label", { class: "picker" }, h("span", {}, "Dataset"), dataset), h("label", { class: "picker" }, h("span", {}, "Prompt number"), line),
-    h("button", { type: "submit" }, "Show its answers"));
-  let close = () => {};
+  const scores = h("div", {}), answers = h("div", { "aria-live": "polite" }), charts = h("div", { class: "charts" }), grid = h("div", {});
+  const order = h("select", { onchange: () => prompts(0) }, ORDERS.map(([value, name]) => h("option", { value }, name)));
+  const dataset = h("select", { onchange: () => prompts(0) });
+  const more = h("button", { type: "button", class: "more", hidden: true, onclick: () => prompts(next) }, "More");
+  const held = h("div", { hidden: true }, h("h2", {}, "Each prompt over versions"),
+    h("div", { class: "filters" }, h("label", { class: "picker" }, h("span", {}, "Dataset"), dataset), h("label", { class: "picker" }, h("span", {}, "First"), order)),
+    answers, grid, more, h("h2", {}, "Scores"), scores);
+  const none = h("div", {});
+  let close = () => {}, rows = [], next = null, turn = 0;
 
   async function load() {
     try {
-      const { rows, there } = await get(ofRun(run, "evals"));
-      ask.hidden = !rows.length;
-      if (!rows.length) {
-        replace(scores, h("p", { class: "none" }, there ? "Nothing has been evaluated yet." : "This run keeps no history of its samples: set history.enabled, or start `penstock recorder`."));
+      const { rows: found, there } = await get(ofRun(run, "evals"));
+      held.hidden = !found.length;
+      if (!found.length) {
+        replace(none, h("p", { class: "none" }, there ? "Nothing has been evaluated yet." : "This run keeps no history of its samples: set history.enabled, or start `penstock recorder`."));
         return;
       }
-      const names = [...new Set(rows.map((one) => one.dataset))];
+      const names = [...new Set(found.map((one) => one.dataset))];
       replace(dataset, names.map((name) => h("option", { value: name }, name)));
-      draw(names, rows);
-      look();
+      draw(names, found);
+      prompts(0);
     } catch (error) {
-      replace(scores, failure(error));
+      replace(none, failure(error));
     }
   }
 
-  function draw(names, rows) {
+  function draw(names, found) {
     const lines = names.map((name, colour) => {
-      const mine = rows.filter((one) => one.dataset === name && one.reward_mean !== null);
+      const mine = found.filter((one) => one.dataset === name && one.reward_mean !== null);
       return { name, colour, x: mine.map((one) => one.version), y: mine.map((one) => one.reward_mean) };
     }).filter((one) => one.x.length);
     if (lines.length) {
@@ -45,21 +51,47 @@ export function evals({ run }) {
       ["Dataset", (one) => one.dataset], ["Version", (one) => number(one.version), "number"], ["Prompts", (one) => number(one.prompts), "number"],
       ["Answers", (one) => number(one.answers), "number"], ["Mean", (one) => number(one.reward_mean, 3), "number"],
       ["Least", (one) => number(one.reward_min, 3), "number"], ["Greatest", (one) => number(one.reward_max, 3), "number"],
-    ], rows.toReversed()));
+    ], found.toReversed()));
   }
 
-  async function look() {
+  async function prompts(after) {
+    const mine = ++turn;
     try {
-      const { rows } = await get(ofRun(run, "answers"), { dataset: dataset.value, line: line.value });
-      replace(answers, rows.length ? [h("pre", { class: "text" }, said(rows[0].prompt || "its text is not kept")), table("Answers", [
-        ["Version", (one) => any(one.version), "number"], ["Reward", (one) => number(one.reward, 3), "number"],
-        ["Tokens", (one) => number(one.num_generated), "number"], ["Answer", (one) => said(one.answer, 1000)],
-      ], rows)] : h("p", { class: "none" }, "This prompt has no answer."));
+      const found = await get(ofRun(run, "prompts"), { dataset: dataset.value, order: order.value, after });
+      if (mine !== turn) return;
+      rows = after ? [...rows, ...found.rows] : found.rows;
+      next = found.next;
+      more.hidden = next === null;
+      replace(grid, matrix(found.versions, rows, look), h("p", { class: "count" }, `${number(rows.length)} of ${number(found.total)} prompts`));
+    } catch (error) {
+      if (mine === turn) replace(grid, failure(error));
+    }
+  }
+
+  async function look({ line }) {
+    try {
+      const { rows: found } = await get(ofRun(run, "answers"), { dataset: dataset.value, line });
+      const shade = shadesOf([0, 1, ...found.map((one) => one.reward)]);
+      replace(answers, h("section", { class: "detail" },
+        h("div", { class: "headed" }, h("h2", {}, `Prompt ${line} over versions`), h("button", { type: "button", onclick: () => replace(answers) }, "Close")),
+        h("pre", { class: "text", tabindex: 0 }, said(found[0]?.prompt || "its text is not kept")), table("Answers", [
+          ["Version", (one) => any(one.version), "number"], ["Reward", (one) => chip(one.reward, shade), "number"],
+          ["Tokens", (one) => number(one.num_generated), "number"], ["Answer", (one) => said(one.answer, 1000)],
+        ], found.toReversed())));
+      answers.scrollIntoView({ block: "start" });
     } catch (error) {
       replace(answers, failure(error));
     }
   }
 
   load();
-  return { node: h("section", {}, h("h1", {}, "Evaluation"), charts, scores, h("h2", {}, "One prompt over versions"), ask, answers), close: () => close() };
+  return { node: h("section", {}, h("h1", {}, "Evaluation"), none, charts, held), close: () => close() };
+}
+
+// A row a prompt, a cell a version, its colour the reward.
+function matrix(versions, rows, onRow) {
+  const shade = shadesOf([0, 1, ...rows.flatMap((one) => one.rewards)]);
+  const cell = (at) => ({ rewards }) => h("span", { class: `cell ${shade(rewards[at])}`, title: `version ${versions[at]}` }, rewards[at] === null ? "" : short(rewards[at]));
+  return table("Prompts", [["Prompt", ({ line, prompt }) => h("span", {}, h("span", { class: "count" }, `${line} `), inLine(prompt, 60))],
+    ...versions.map((version, at) => [String(version), cell(at), "cells"])], rows, onRow);
 }

@@ -1,11 +1,16 @@
-// The fleet: every worker with its version, its load, how long ago it was heard of, and what keeps it.
+// The fleet: every worker with its version, its load, its GPUs, how long ago it was heard of, and what keeps it; and, where
+// `penstock fleet` runs, its groups and processes, and what its autoscaler decided and why.
 
 import { h, said, replace } from "../dom.js";
-import { any, duration, number } from "../words.js";
+import { get, ofRun } from "../net.js";
+import { any, bytes, duration, number, share } from "../words.js";
 import { pages } from "../pages.js";
+import { table } from "../table.js";
+
+const EVERY_MS = 3000;
 
 export function fleet({ run }) {
-  const facts = h("p", { class: "count" });
+  const facts = h("p", { class: "count" }), planned = h("div", {});
   const workers = pages({
     run, noun: "workers", name: "Workers", sort: "name",
     filters: [{ name: "Name", field: "name" }, { name: "State", field: "state" }, { name: "Host", field: "host" }],
@@ -16,6 +21,7 @@ export function fleet({ run }) {
       ["Jobs held", (one) => number(one.held), "number"],
       ["Samples", (one) => load(one), "number"],
       ["Tokens/s", (one) => number(one.tokens_per_s), "number"],
+      ["GPU", (one) => gpus(one.gpus)],
       ["Heard of", (one) => `${duration(one.age_s)} ago`, "number"],
       ["Restarts", (one) => number(one.engine_restarts), "number"],
       ["Lost leases", (one) => number(one.lost_leases), "number"],
@@ -23,18 +29,72 @@ export function fleet({ run }) {
       ["Why", (one) => said(one.why, 200)],
     ],
   });
+  let asked = 0;
+
+  function look() {
+    asked = Date.now();
+    get(ofRun(run, "fleet")).then(({ fleet: found }) => replace(planned, found && plannedOf(found)), () => replace(planned));
+  }
+
   return {
-    node: h("section", {}, h("h1", {}, "Fleet"), facts, workers.node),
+    node: h("section", {}, h("h1", {}, "Fleet"), facts, planned, workers.node),
     update(seen) {
       const part = seen.parts.find((one) => one.id === "workers");
       replace(facts, part && part.facts.map(([name, value]) => `${name} ${any(value)}`).join(" · "));
       workers.update(seen);
+      if (!seen.live) replace(planned);
+      else if (Date.now() - asked >= EVERY_MS && !planned.contains(document.activeElement)) look();
     },
     close() {},
   };
 }
 
 function load({ running, slots }) {
-  const meter = h("meter", { min: 0, max: Math.max(1, slots), value: Math.min(running, slots), "aria-label": "slots in use" });
-  return h("span", { class: "load" }, meter, `${number(running)} of ${number(slots)}`);
+  return metered(running, slots, "slots in use", `${number(running)} of ${number(slots)}`);
 }
+
+function metered(value, most, name, text) {
+  const meter = h("meter", { min: 0, max: Math.max(1, most), value: Math.max(0, Math.min(value, most)), "aria-label": name });
+  return h("span", { class: "load" }, meter, text);
+}
+
+// Use and memory of each, as far as it tells.
+function gpus(found) {
+  return h("span", { class: "gpus" }, (found ?? []).map(({ name, model, use, used_bytes: used, size_bytes: size }) =>
+    h("span", { title: `${model} ${name}` }, metered(used, size, `memory of GPU ${name}`,
+      `${use >= 0 ? share(use) : "use not told"}, ${bytes(used)} of ${bytes(size)}`))));
+}
+
+const BINDS = {
+  backlog: "what is left to draw fills no more", demand: "the trainers eat no more", fresh: "more would draw stale samples",
+  min: "fewer are not allowed", max: "more are not allowed",
+};
+
+function plannedOf({ groups, processes, autoscale, decisions, endpoints, host }) {
+  const odd = processes.filter((one) => one.state !== "running" || one.why);
+  return [
+    h("h2", {}, "Groups"), table("Groups", [
+      ["Group", (one) => one.group], ["Engines of it", (one) => one.worker_type], ["Engines", (one) => number(one.engines), "number"],
+      ["Leaving", (one) => number(one.leaving), "number"], ["Why not as wanted", (one) => said(one.refused ?? "", 300)],
+    ], groups),
+    h("p", { class: "count" }, said(`run by ${host}; ${Object.entries(endpoints).map(([model, url]) => `${model} answers at ${url}`).join(", ")}`, 600)),
+    autoscale.group ? scaled(autoscale, decisions) : null,
+    odd.length ? [h("h2", {}, "Processes that do not run"), table("Processes", [
+      ["Process", (one) => one.name], ["Kind", (one) => one.kind], ["Host", (one) => one.host], ["State", (one) => one.state],
+      ["Starts", (one) => number(one.starts), "number"], ["Why", (one) => said(one.why, 300)],
+    ], odd)] : null,
+    h("h2", {}, "Workers"),
+  ];
+}
+
+function scaled({ group, wanted, engines, binds, terms, capacity_tokens_per_s: each }, decisions) {
+  const now = `${group}: ${number(engines)} engines, ${number(wanted)} wanted, for ${BINDS[binds] ?? binds} (${binds})` +
+    `; ${termsOf(terms)}${each ? `; a worker with full slots draws ${number(each)} tokens/s` : ""}`;
+  return [h("h2", {}, "Autoscaler"), h("p", {}, said(now, 600)), decisions.length ? table("Decisions", [
+    ["When", (one) => `${duration(Date.now() / 1000 - one.at)} ago`], ["Engines", (one) => `${number(one.before)} → ${number(one.engines)}`],
+    ["Wanted", (one) => number(one.wanted), "number"], ["Because", (one) => said(`${BINDS[one.binds] ?? one.binds} (${one.binds})`, 200)],
+    ["What each allows", (one) => said(termsOf(one.terms), 200)],
+  ], decisions) : h("p", { class: "none" }, "It has not changed their number.")];
+}
+
+const termsOf = (terms) => Object.entries(terms ?? {}).map(([name, count]) => `${name} ${any(count)}`).join(", ");

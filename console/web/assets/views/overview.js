@@ -3,16 +3,18 @@
 import { h, said, replace } from "../dom.js";
 import { number, share, short, rate, duration, any } from "../words.js";
 import { drawn, read } from "../charts.js";
+import { newest } from "../said.js";
 
 const FIRST_CHARTS = ["reward", "held-out", "staleness", "tokens"];
 const EVERY_MS = 5000;
 
 export function overview({ run, other }) {
-  const figures = h("dl", { class: "figures" }), flow = h("div", {}), waits = h("div", {}), grid = h("div", { class: "charts first" });
+  const figures = h("dl", { class: "figures" }), flow = h("div", { class: "flowing" }), waits = h("div", {}), answers = h("section", {}), grid = h("div", { class: "charts first" });
   let moved = "", asked = 0, close = () => {};
 
   async function load() {
     asked = Date.now();
+    newest(run).then((found) => { if (!answers.contains(document.activeElement)) replace(answers, found); }, () => replace(answers));
     const found = await read(run, other).catch(() => []);
     close();
     const first = FIRST_CHARTS.map((id) => found.find((one) => one.id === id)).filter(Boolean);
@@ -31,7 +33,7 @@ export function overview({ run, other }) {
     if (!grid.contains(document.activeElement)) load();
   }
 
-  return { node: h("section", {}, h("h1", { class: "unseen" }, "Overview"), figures, flow, waits, grid), update, close: () => close() };
+  return { node: h("section", { class: "overview" }, h("h1", { class: "unseen" }, "Overview"), figures, flow, h("div", { class: "halves" }, waits, answers), grid), update, close: () => close() };
 }
 
 function tiles({ figures }) {
@@ -45,6 +47,7 @@ function tiles({ figures }) {
     ["Staleness", `${number(figures.staleness_mean, 2)}${worst}`],
     ["Tokens/s", short(figures.tokens_per_s)],
     ["Trainer waits", share(figures.trainer_wait)],
+    ["Goodput", typeof figures.goodput === "number" ? share(figures.goodput) : null],
     ["Groups ready", figures.ready],
     ["Dead letters", figures.dead],
     ["Samples trained", figures.samples],

@@ -5,6 +5,7 @@ import { failure, h, said, replace } from "../dom.js";
 import { get, ofRun } from "../net.js";
 import { any, duration, number } from "../words.js";
 import { pages } from "../pages.js";
+import { address } from "../place.js";
 import { table } from "../table.js";
 
 const STATES = ["queued", "leased", "delayed", "dead", "ready", "retiring"];
@@ -95,6 +96,7 @@ async function showJob(run, job, detail) {
   try {
     const found = await get(ofRun(run, "job"), { id: job });
     replace(detail, h("div", { class: "headed" }, h("h2", {}, "Job ", said(job)),
+      h("a", { href: address({ run, view: "trace", asked: { of: job } }) }, "Trace it"),
       h("button", { type: "button", onclick: () => { detail.hidden = true; } }, "Close")), told(found));
   } catch (error) {
     replace(detail, failure(error));

@@ -1,16 +1,20 @@
-// What the policy answered: found by text, version, batch and fate, the best and the worst rewarded of a step.
+// What the policy answered: found by text, version, batch and fate; by group; the best and the worst rewarded of a step.
 
 import { failure, h, said, replace } from "../dom.js";
 import { get, ofRun } from "../net.js";
 import { any, number } from "../words.js";
+import { chip, groups, inLine, shadesOf } from "../answers.js";
 import { address } from "../place.js";
+import { sample } from "../sample.js";
 import { table } from "../table.js";
-import { tokens } from "../tokens.js";
 
 const LIMIT = 50;
-const FATES = ["trained", "masked", "filtered", "dropped", "evicted", "payload_lost", "buried", "cancelled"];
+const FATES = [["", "settled"], ...["trained", "masked", "evaluated", "scored", "filtered", "dropped", "evicted", "payload_lost", "buried", "cancelled"].map((one) => [one, one]),
+  ["open", "still open"]];
+const LANES = [["", "all"], ["train", "train"], ["eval", "eval"], ["score", "score"]];
 const SORTS = [["", "the newest"], ["reward", "the best rewarded"], ["-reward", "the worst rewarded"], ["length", "the longest"], ["-length", "the shortest"]];
 const FIELDS = [["text", "Words"], ["job", "Group"], ["version", "Version", "number"], ["batch", "Batch", "number"], ["dataset", "Dataset"]];
+const SHAPES = { list: "One by one", group: "By group" };
 
 export function samples({ run, asked }) {
   const body = h("div", {}), detail = h("section", { class: "detail", hidden: true, "aria-live": "polite" });
@@ -18,48 +22,86 @@ export function samples({ run, asked }) {
   const note = h("p", { class: "count", role: "status" });
   const inputs = FIELDS.map(([field, name, kind]) => [field, name, h("input", {
     type: kind === "number" ? "number" : "search", min: kind && 0, value: asked[field] ?? "", oninput: later(() => load(false)) })]);
-  const fate = h("select", { onchange: () => load(false) }, ["", ...FATES].map((one) => h("option", { value: one }, one || "any")));
-  const sort = h("select", { onchange: () => load(false) }, SORTS.map(([value, name]) => h("option", { value }, name)));
+  const batch = inputs.find(([field]) => field === "batch")[2];
+  const fate = choice(FATES, asked.fate), sort = choice(SORTS, asked.sort), lane = choice(LANES, asked.lane);
+  const shapes = Object.entries(SHAPES).map(([value, name]) => h("button", { type: "button", onclick: () => shapeAs(value) }, name));
   const bar = h("div", { class: "filters" },
-    [["sort", "First", sort], ...inputs, ["fate", "Fate", fate]].map(([, name, node]) => h("label", { class: "picker" }, h("span", {}, name), node)));
-  let rows = [], next = null, turn = 0;
+    h("div", { class: "choice", role: "group", "aria-label": "How samples are shown" }, shapes),
+    [["sort", "First", sort], ...inputs, ["fate", "Fate", fate], ["lane", "Lane", lane]].map(([, name, node]) => h("label", { class: "picker" }, h("span", {}, name), node)),
+    h("span", { class: "choice", role: "group", "aria-label": "Which batch" },
+      step("‹", "The batch before", -1), h("button", { type: "button", onclick: newest }, "Newest batch"), step("›", "The batch after", 1)));
+  let rows = [], next = null, turn = 0, there = true, shape = asked.by in SHAPES ? asked.by : "list";
+
+  function choice(values, chosen = "") {
+    return h("select", { onchange: () => load(false) }, values.map(([value, name]) => h("option", { value, selected: value === chosen }, name)));
+  }
+
+  function step(sign, name, by) {
+    return h("button", { type: "button", "aria-label": name, onclick: () => (batch.value ? ofBatch(Number(batch.value) + by) : newest()) }, sign);
+  }
+
+  function ofBatch(wanted) {
+    batch.value = String(Math.max(1, wanted));
+    load(false);
+  }
+
+  async function newest() {
+    try {
+      const found = await get(ofRun(run, "newest"));
+      if (found.batch !== null) ofBatch(found.batch);
+    } catch (error) {
+      replace(note, failure(error));
+    }
+  }
+
+  function shapeAs(wanted) {
+    shape = wanted;
+    draw();
+  }
 
   async function load(further) {
     const mine = ++turn;
     const wish = Object.fromEntries(inputs.map(([field, , node]) => [field, node.value.trim()]));
     try {
-      const found = await get(ofRun(run, "samples"), { ...wish, fate: fate.value, sort: sort.value, limit: LIMIT, after: further ? next : "" });
+      const found = await get(ofRun(run, "samples"), { ...wish, fate: fate.value, lane: lane.value, sort: sort.value, limit: LIMIT, after: further ? next : "" });
       if (mine !== turn) return;
       rows = further ? [...rows, ...found.rows] : found.rows;
       next = found.next;
+      there = found.there;
       replace(note, found.problems.map((one) => h("span", { class: "trouble" }, said(one, 300))));
-      draw(found.there);
+      draw();
     } catch (error) {
       if (mine === turn) { more.hidden = true; replace(body, failure(error)); }
     }
   }
 
-  function draw(there) {
+  function draw() {
     more.hidden = !next;
-    replace(body, rows.length ? table("Samples", columns, rows, open) : h("p", { class: "none" },
-      there ? "No sample is like this." : "This run keeps no history of its samples: set history.enabled, or start `penstock recorder`."));
+    shapes.forEach((button, at) => button.setAttribute("aria-pressed", String(Object.keys(SHAPES)[at] === shape)));
+    if (!rows.length) {
+      replace(body, h("p", { class: "none" },
+        there ? "No sample is like this." : "This run keeps no history of its samples: set history.enabled, or start `penstock recorder`."));
+    } else replace(body, shape === "group" ? groups(rows, open) : table("Samples", columns(), rows, open));
   }
 
-  const columns = [
-    ["Sample", (one) => one.id],
-    ["Reward", (one) => number(one.reward, 3), "number"],
-    ["Version", (one) => (one.oldest === one.newest ? any(one.newest) : `${one.oldest} to ${one.newest}`), "number"],
-    ["Tokens", (one) => number(one.num_generated), "number"],
-    ["Fate", (one) => said([one.fate || "open", one.reason].filter(Boolean).join(": "))],
-    ["Prompt", (one) => excerpt(one.prompt)],
-    ["Answer", (one) => excerpt(one.answer)],
-    ["Group", (one) => h("a", { href: address({ run, view: "samples", asked: { job: one.job } }) }, "all of it")],
-  ];
+  function columns() {
+    const shade = shadesOf(rows.map((one) => one.reward));
+    return [
+      ["Sample", (one) => one.id],
+      ["Reward", (one) => chip(one.reward, shade), "number"],
+      ["Prompt", (one) => inLine(one.prompt)],
+      ["Answer", (one) => inLine(one.answer)],
+      ["Version", (one) => (one.oldest === one.newest ? any(one.newest) : `${one.oldest} to ${one.newest}`), "number"],
+      ["Tokens", (one) => number(one.num_generated), "number"],
+      ["Fate", (one) => said([one.fate || "open", one.reason].filter(Boolean).join(": "))],
+      ["Group", (one) => h("a", { href: address({ run, view: "samples", asked: { job: one.job, by: "group" } }) }, "all of it")],
+    ];
+  }
 
   async function open({ id }) {
     detail.hidden = false;
     try {
-      replace(detail, shownOf(run, await get(ofRun(run, "sample"), { id }), () => { detail.hidden = true; }));
+      replace(detail, sample(run, await get(ofRun(run, "sample"), { id }), () => { detail.hidden = true; }));
     } catch (error) {
       replace(detail, failure(error));
     }
@@ -67,43 +109,8 @@ export function samples({ run, asked }) {
   }
 
   load(false);
+  if (asked.id) open(asked);
   return { node: h("section", {}, h("h1", {}, "Samples"), bar, note, detail, body, more), close() {} };
-}
-
-const excerpt = (text) => said((text ?? "").replace(/\s+/g, " "), 140);
-
-const FACTS = ["reward", "status", "finish_reason", "fate", "reason", "lane", "oldest", "newest", "prompt_length", "num_generated", "worker",
-  "attempts", "crashes", "num_turns", "num_aborts", "cached_tokens", "label"];
-const TIMES = ["admitted_s", "leased_s", "first_token_s", "drawn_s", "rewarded_s", "committed_s", "ready_s", "cut_s", "trained_s"];
-
-function shownOf(run, one, onClose) {
-  const facts = FACTS.filter((name) => one[name] !== null && one[name] !== "").map((name) => [name.replaceAll("_", " "), one[name]]);
-  const rewards = Object.entries(one.reward_info ?? {});
-  return [
-    h("div", { class: "headed" }, h("h2", {}, "Sample ", said(one.id)), h("button", { type: "button", onclick: onClose }, "Close")),
-    h("h3", {}, "Prompt"), h("pre", { class: "text" }, said(one.prompt || "its text is not kept")),
-    h("h3", {}, "Answer"), h("pre", { class: "text" }, said(one.answer || "its text is not kept")),
-    h("div", { class: "beside" }, facts.length && list(facts), rewards.length && h("div", {}, h("h3", {}, "Reward"), list(rewards)), timesOf(one)),
-    one.uses.length ? table("Batches", [
-      ["Subscription", (use) => use.subscription], ["Batch", (use) => number(use.batch), "number"], ["Trained at version", (use) => number(use.version), "number"],
-      ["Staleness", (use) => (use.staleness < 0 ? "none bore loss" : number(use.staleness)), "number"], ["Tokens with loss", (use) => number(use.loss_tokens), "number"],
-    ], one.uses) : null,
-    tokens(one),
-    h("p", {}, h("a", { href: address({ run, view: "samples", asked: { job: one.job } }) }, "All samples of its group")),
-  ];
-}
-
-function list(entries) {
-  return h("dl", { class: "told" }, entries.map(([name, value]) => h("div", {}, h("dt", {}, said(name)), h("dd", {}, said(any(value), 1000)))));
-}
-
-// When it came where, in seconds after its job was admitted or first known.
-function timesOf(one) {
-  const known = TIMES.filter((name) => one[name] > 0);
-  if (!known.length) return null;
-  const begin = one[known[0]];
-  return h("div", {}, h("h3", {}, "When"), list(known.map((name) => [name.replace(/_s$/, "").replaceAll("_", " "),
-    name === known[0] ? new Date(1000 * begin).toISOString().replace("T", " ").slice(0, 19) : `${number(one[name] - begin, 2)} s later`])));
 }
 
 function later(act) {

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from console.cli import check
 from console.cli import main as cli
+from console.launch import preflight, trial
+from penstock.config.load import load_config
+from penstock.system.health.finding import Finding, Level
 
 YAML = "run: demo\nmodel: {path: m}\ndata: {train: [{name: t, path: t.jsonl}]}\nstaleness: {mode: one_step}\n"
 #: What is wrong with a configuration -> words of its line.
@@ -48,10 +52,12 @@ def test_every_mistake_is_told_at_once_and_nothing_is_made(folder: Path, capsys:
 
 
 def test_it_says_in_words_what_a_start_would_do_with_an_earlier_run(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "runs" / "demo").mkdir(parents=True)
     (folder / "runs" / "demo" / "run.json").write_text('{"state": "finished", "started_s": 1.0}')
+    # However full the disk is that this runs on.
+    monkeypatch.setattr("console.cli.check.look_at_disk", lambda what, path: Finding(what, Level.OK, f"{path}: room"))
 
     assert cli.execute(["check", "run.yaml", "--engine.python=/nowhere/python"]) == 2
 
@@ -63,3 +69,13 @@ def test_it_says_in_words_what_a_start_would_do_with_an_earlier_run(
 def test_a_file_that_cannot_be_read_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.execute(["check", "none.yaml"]) == 2
     assert capsys.readouterr().err.startswith("penstock: There is no configuration none.yaml")
+
+
+def test_what_a_reward_prints_is_no_part_of_what_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(preflight, "check_data", lambda config: None)
+    monkeypatch.setattr(trial, "try_prompts", lambda *_: print("scoring") or [])
+    config = load_config(folder / "run.yaml", [])
+    assert check._try(folder / "run.yaml", config, [], 1, as_json=True) == []
+    assert capsys.readouterr() == ("", "scoring\n")

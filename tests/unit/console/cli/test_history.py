@@ -66,12 +66,46 @@ def test_samples_are_listed_in_plain_columns(runs: Path, capsys: pytest.CaptureF
         (["--text", "five says", "--max-reward", "0.2"], ["math/0/0/0"]),
         (["--fate", "filtered"], ["math/1/0/0"]),
         (["--sub", "nobody"], []),
+        (["--where", "batch=7", "--where", "reward>=1"], ["math/0/1/1", "math/0/1/0"]),
+        (["--where", "reward>1", "--where", "reward<1.25"], []),
+        (["--where", "reward=1.25", "--where", "reward>0"], ["math/0/1/1"]),
+        (["--where", "answer~five says", "--where", "reward<=0.2", "--dataset", "math"], ["math/0/0/0"]),
+        (["--where", "fate=filtered"], ["math/1/0/0"]),
     ],
 )
 def test_filters_and_orders(
     runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], wanted: list[str]
 ) -> None:
     assert [one["id"] for one in asked(runs, capsys, "samples", "ls", *arguments)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("reward", "says nothing of a field"),
+        ("id=math/0/1/0", "samples are looked for by job=, version=, "),
+        ("version>3", "samples are looked for by"),
+        ("version=x", "give a number from 0"),
+        ("reward>x", "give a number"),
+        ("fate=none", "there is none; write trained"),
+        ("prompt~?", "holds no letter and no digit"),
+    ],
+)
+def test_a_condition_that_samples_are_not_found_by_is_a_sentence(
+    runs: Path, capsys: pytest.CaptureFixture[str], where: str, said: str
+) -> None:
+    for verb in (["samples", "ls"], ["export", str(runs / "out.jsonl")]):
+        assert call(runs, *verb, "--where", where) == 2
+        err = capsys.readouterr().err
+        assert (said in err, err.count("\n")) == (True, 1), err
+    assert call(runs, "samples", "ls", "--batch", "7", "--where", "batch=8") == 2
+    assert not (runs / "out.jsonl").exists()
+
+
+def test_evaluations_are_filtered_and_sorted_as_other_lists(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = asked(runs, capsys, "eval", "ls", "--sort", "-version", "--limit", "1")
+    assert [one["version"] for one in found] == [2]
+    assert asked(runs, capsys, "eval", "ls", "--where", "reward_mean>1") == []
 
 
 def test_pages_go_on_where_the_one_before_ended(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,6 +208,24 @@ def test_a_file_that_was_cut_is_told_and_the_rest_is_shown(runs: Path, capsys: p
     assert "It is left out." in err
 
 
+def test_every_verb_over_a_history_that_was_cut_anywhere_says_so_and_goes_on(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = runs / "demo" / "history"
+    whole = parts_of(folder)[0].path(folder)
+    content = whole.read_bytes()
+    for index, kept in enumerate((1, 100, len(content) // 3, len(content) - 1)):
+        whole.write_bytes(content[:kept])
+        for verb in ("samples ls", "samples show math/0/1/0", "eval ls", "eval show heldout/2", "trace math/0/1"):
+            code = call(runs, *verb.split())
+            out, err = capsys.readouterr()
+            assert code in (0, 2), (verb, kept, err)
+            assert "Traceback" not in out + err
+            assert str(whole) in err or kept != len(content) // 3, (verb, kept, err)
+        assert call(runs, "export", str(runs / f"{index}.jsonl")) == 0
+        capsys.readouterr()
+
+
 def test_a_run_without_a_history_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for one in (runs / "demo" / "history").iterdir():
         one.unlink()
@@ -193,6 +245,66 @@ def test_samples_are_exported(runs: Path, tmp_path: Path, capsys: pytest.Capture
 
     assert call(runs, "export", str(tmp_path / "all.jsonl")) == 2
     assert "is there already" in capsys.readouterr().err
+
+
+def test_an_export_says_how_far_it_is(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("console.progress.LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("console.read.export.USES", 2)
+    assert call(runs, "export", str(tmp_path / "all.jsonl"), "--dataset", "math") == 0
+    told = capsys.readouterr().err
+    assert [line.partition(" (")[0] for line in told.splitlines()] == [
+        f"exporting samples: {done} of 5" for done in (0, 2, 4)
+    ]
+
+    assert call(runs, "export", str(tmp_path / "same.jsonl"), "--json") == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "datasets"])
+def test_what_cannot_be_written_is_one_sentence(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    assert call(runs, "export", "/proc/penstock.out", "--format", form) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("penstock: /proc/penstock.out cannot be written (")
+    assert told.count("\n") == 1
+
+    missing = tmp_path / "no" / "such" / "out"
+    assert call(runs, "export", str(missing), "--format", form) == 2
+    assert f"there is no folder {missing.parent}: make it" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+def test_times_that_nobody_told_are_null_wherever_they_are_read(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    writer = HistoryWriter(runs / "demo" / "history", 2, max_bytes=2**30)
+    writer.write([row("math/2/0", first_token_s=0.0, cut_s=7.0)])
+    writer.close()
+    assert call(runs, "export", str(tmp_path / "one.parquet"), "--format", "parquet", "--job", "math/2/0") == 0
+    (one,) = parquet.read_table(tmp_path / "one.parquet").to_pylist()
+    capsys.readouterr()
+
+    for told in (one, asked(runs, capsys, "samples", "show", "math/2/0/0")):
+        assert (told["first_token_s"], told["cut_s"]) == (None, 7.0)
+
+
+def test_a_sample_whose_reward_is_a_number_alone_is_not_shown_as_without_one(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = HistoryWriter(runs / "demo" / "history", 2, max_bytes=2**30)
+    writer.write([row("math/2/0", reward=1.0, reward_info={}, num_turns=1, attempts=1)])
+    writer.close()
+    assert call(runs, "samples", "show", "math/2/0/0", "--no-tokens") == 0
+
+    told = capsys.readouterr().out
+    assert "reward 1," in told
+    assert "reward: none" not in told
+    assert "1 turn," in told
+    assert "1 failed try," in told
 
 
 def test_samples_are_exported_as_parquet(runs: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from rich.console import Console
 
 import penstock
 from console.launch.live import Live
-from console.launch.report import Uptime, draw, read_rows, setup_versions, summarize, write_summary
+from console.launch.report import Uptime, draw, setup_versions, summarize, write_summary
+from consumers.grpo.rows import read_rows
 from penstock.config import Config
 from penstock.protocol.presence import WorkerPresence
 
@@ -58,6 +59,17 @@ def summary(folder: Path, audit: Any = None, **snapshot: Any) -> dict[str, Any]:
     )
 
 
+def test_the_summary_says_what_became_of_the_tokens(tmp_path: Path) -> None:
+    ledger = {"train": {"heard": 400, "accounts": {"trained": 300, "redrawn": 20}, "unheard": 2}}
+
+    found = summary(run_dir(tmp_path), tokens=ledger)
+
+    assert (found["goodput"], found["tokens_drawn"]) == (0.75, 400)
+    assert found["tokens_unheard_most"] == 2 * config().rollout.max_context_tokens
+    assert found["tokens_by_account"] == {"trained": 300, "redrawn": 20, "held": 80}
+    assert summary(run_dir(tmp_path))["goodput"] == 0.0, "nothing was drawn"
+
+
 def test_a_summary_counts_each_step_once_and_the_last_row_of_it(tmp_path: Path) -> None:
     made = summary(run_dir(tmp_path), counters={"weight_updates": 4, "weight_pause_us": 2_000_000})
 
@@ -88,6 +100,16 @@ def test_a_summary_names_what_the_audit_found(tmp_path: Path) -> None:
 
     assert made["audit"] == "A is 3, not 4; job x"
     assert (made["lost"], made["duplicated"]) == (1, 2)
+
+
+def test_steps_that_a_rewind_took_back_count_for_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "steps.jsonl", [*map(step, range(1, 11)), step(6, time_s=1021.0), step(7, time_s=1022.0)])
+
+    found = read_rows(tmp_path).steps
+
+    assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6, 7]
+    assert [row["time_s"] for row in found][-3:] == [1005.0, 1021.0, 1022.0]
+    assert (summary(tmp_path)["steps"], summary(tmp_path)["samples"]) == (7, 70)
 
 
 def test_lines_torn_by_a_kill_are_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,7 +173,7 @@ def test_the_live_view_tells_figures_and_what_each_part_waits_for() -> None:
     for terminal in (False, True):
         text = shown(terminal, [SNAPSHOT])
 
-        for figure in ("12/100", "0.410", "0.750", "1.25 (max 3)", "1,235", "a job", "a batch"):
+        for figure in ("evaluating", "1 left", "12/100", "0.410", "0.750", "1.25 (max 3)", "1,235", "a job", "a batch"):
             assert figure in text
         assert "the gate" not in text  # a moment is no wait
 
@@ -182,6 +204,20 @@ def test_plain_lines_come_every_few_seconds() -> None:
     text = shown(False, snapshots(), clock=lambda: now[0])
 
     assert [line[:7] for line in text.splitlines()] == ["[00:00]", "[00:05]", "[00:10]"]
+
+
+def test_the_time_that_is_left_is_reckoned_by_the_last_steps_and_not_by_the_start() -> None:
+    now = [0.0]
+
+    def snapshots() -> Iterator[dict[str, Any]]:
+        for at, step in ((0.0, 0), (300.0, 1), (310.0, 2), (320.0, 4), (500.0, 3), (530.0, 4)):
+            now[0] = at
+            yield {"trainers": [{"step": step}]}
+
+    told = [line.partition("left ")[2] for line in shown(False, snapshots(), clock=lambda: now[0]).splitlines()]
+
+    # 98 steps of 10 s, then 96 of 6.7 s; it went back, and 96 of 30 s.
+    assert told == ["", "", "16 min", "11 min", "", "48 min"]
 
 
 def test_a_line_that_says_the_same_comes_once_a_minute() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from console.web import lists
-from console.web.lists import KEPT_S, Lists, Noun
+from console.web.lists import KEPT_FURTHER_S, KEPT_S, Lists, Noun
 from console.web.replies import NotThere
 from penstock.errors import ConfigError
 
@@ -102,3 +102,16 @@ def test_a_row_is_cut_to_what_a_list_shows(book: Book) -> None:
     (row,) = book.page().rows
     assert len(row["job"]) == lists.MAX_TEXT
     assert (len(row["n"]), len(row["n"][0])) == (lists.MAX_LIMIT, lists.MAX_TEXT)
+
+
+def test_a_page_further_on_is_of_the_list_that_was_read_for_the_first(book: Book) -> None:
+    first = book.page()
+    book.now += KEPT_FURTHER_S - 1
+    further = book.page(first.next or "")
+    assert ([row["job"] for row in further.rows], book.reads) == (["d/0/3", "d/0/4", "d/0/5"], 1)
+    book.now += 1
+    book.page(first.next or "")
+    assert book.reads == 2, "whoever takes a minute gets what is there by then"
+    book.now += KEPT_S
+    book.page()
+    assert book.reads == 3

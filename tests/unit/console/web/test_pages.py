@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from console.cli.target import RunUnknown
 from console.web.app import make_app
 from tests.unit.console.web.run_files import CONFIG, lines, make_run, step
 
@@ -44,9 +45,29 @@ def test_the_overview_of_an_ended_run_is_what_its_files_say(tmp_path: Path) -> N
     seen = ask(tmp_path, "/runs/demo/overview")
     assert (seen["live"], seen["state"], seen["active_s"]) == (False, "finished", 60.0)
     assert "No Redis is known for run 'demo'" in seen["silent"]
+    assert "--redis" not in seen["silent"], "the page has no such option"
     figures = seen["figures"]
     assert (figures["step"], figures["steps"], figures["reward"], figures["held_out"]) == (5, 50, 0.5, 0.3)
     assert (figures["samples"], figures["tokens_per_s"], figures["audit"]) == (50, 12.5, "ok")
+
+
+def test_a_redis_without_the_run_is_told_in_words_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def target(*_: Any, **__: Any) -> Any:
+        raise RunUnknown("Redis at redis://h:1/0 knows no run 'demo': correct --run, --redis or --directory.")
+
+    folder = make_run(tmp_path, state="running")
+    (folder / "redis.json").write_text('{"url": "redis://127.0.0.1:1/0"}')
+    monkeypatch.setattr("console.web.looks.Target", target)
+    seen = ask(tmp_path, "/runs/demo/overview")["silent"]
+    assert "The Redis of run 'demo' has nothing of it" in seen
+    assert "--" not in seen, "the page has no options"
+
+
+def test_the_version_of_an_ended_run_is_the_last_that_its_files_know_of(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    assert ask(tmp_path, "/runs/demo/overview")["figures"]["version"] == 5
+    lines(folder / "eval.jsonl", [{"dataset": "held", "version": 6, "accuracy": 0.5, "time_s": 1010.0}])
+    assert ask(tmp_path, "/runs/demo/overview")["figures"]["version"] == 6
 
 
 def test_an_empty_run_is_shown_all_the_same(tmp_path: Path) -> None:
@@ -79,7 +100,7 @@ def test_curves_are_those_of_the_rows(tmp_path: Path) -> None:
     assert charts["reward"]["lines"] == [
         {"name": "reward", "step": [1, 2, 3, 4, 5], "up_s": [1, 2, 3, 4, 5], "value": [0.1, 0.2, 0.3, 0.4, 0.5]}
     ]
-    assert charts["held-out"]["lines"][0] == {"name": "held", "step": [0, 3], "up_s": [0.5, 3.5], "value": [0, 0.3]}
+    assert charts["held-out"]["lines"][0] == {"name": "held", "step": [0, 2], "up_s": [0.5, 3.5], "value": [0, 0.3]}
     assert charts["staleness"]["bound"] == 4
     assert charts["length"]["lines"][0]["value"] == [10] * 5
     assert charts["masked"]["lines"][0]["value"] == [0.5] * 5

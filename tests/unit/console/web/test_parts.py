@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from console.launch.report import Rows
 from console.web.looks import Look
 from console.web.overview import overview
 from console.web.parts import PARTS, place_of
+from consumers.grpo.rows import Rows
 from penstock.protocol.gate import Room
 from tests.unit.console.cli import test_why as why
 
@@ -37,6 +37,12 @@ def test_a_run_in_which_all_work_has_no_cause() -> None:
     assert {one["cause"] for one in found["parts"]} == {""}
     assert found["chains"] == []
     assert ["gate of actor", "5 of 8 groups"] in part(found, "producer")["facts"]
+
+
+def test_goodput_is_told_once_tokens_are() -> None:
+    tokens = {"train": {"heard": 100, "accounts": {"trained": 60, "filtered:zero_std": 30}}}
+    assert seen(state(tokens=tokens))["figures"]["goodput"] == 0.6
+    assert seen(state())["figures"]["goodput"] is None
 
 
 def test_edges_have_rates_and_depths() -> None:

@@ -65,7 +65,8 @@ def test_a_sample_is_shown_with_its_tokens_and_uses(runs: Path) -> None:
     assert (found["reward"], found["fate"], found["num_left"]) == (1.25, "trained", 0)
     assert found["uses"] == [{"subscription": "policy", "batch": 7, "version": 5, "staleness": 2, "loss_tokens": 2}]
     assert len(found["drawn"]) == found["num_generated"]
-    assert found["drawn"][0].keys() == {"at", "token", "logprob", "version", "loss"}
+    assert found["drawn"][0].keys() == {"at", "token", "logprob", "version", "loss", "text"}
+    assert {one["text"] for one in found["drawn"]} == {None}, "the run names no model"
     assert ask(runs, "/runs/demo/sample", id="math/1/0/0")["answer"] == ANSWER
 
 
@@ -75,6 +76,50 @@ def test_versions_are_compared_on_one_prompt(runs: Path) -> None:
     answers = ask(runs, "/runs/demo/answers", dataset="held", line=1)["rows"]
     assert [(one["version"], one["answer"]) for one in answers] == [(1, "by 1"), (2, "by 2")]
     assert ask(runs, "/runs/demo/answers", dataset="none", line=1)["rows"] == []
+
+
+def test_the_newest_batch_is_shown_by_its_ends(runs: Path) -> None:
+    found = ask(runs, "/runs/demo/newest")
+    assert (found["batch"], found["subscription"], found["version"], found["there"]) == (7, "policy", 5, True)
+    # One of a group: it is its best, or its worst.
+    assert [one["id"] for one in found["best"]] == ["math/0/1/1", "math/0/0/1"]
+    assert [one["id"] for one in found["worst"]] == ["math/0/0/0", "math/0/1/0"]
+
+
+def test_a_batch_whose_answers_are_rewarded_alike_has_one_end(tmp_path: Path) -> None:
+    writer = HistoryWriter(make_run(tmp_path) / "history", 1, max_bytes=2**30)
+    writer.write([row("math/0/1", reward=1.0)], [Use("math/0/1", 0, "policy", 3, version=2, staleness=0)])
+    writer.close()
+    found = ask(tmp_path, "/runs/demo/newest")
+    assert ([one["id"] for one in found["best"]], found["worst"]) == (["math/0/1/0"], [])
+
+
+def test_a_run_that_trained_nothing_has_no_newest_batch(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    assert ask(tmp_path, "/runs/demo/newest")["batch"] is None
+
+
+def prompts(runs: Path, **asked: Any) -> dict[str, Any]:
+    return ask(runs, "/runs/demo/prompts", dataset="held", **asked)
+
+
+def test_each_prompt_is_laid_over_the_versions(runs: Path) -> None:
+    found = prompts(runs)
+    assert (found["versions"], found["total"], found["next"]) == ([1, 2], 3, None)
+    assert [(one["line"], one["rewards"]) for one in found["rows"]] == [(n, [0.5, 1.0]) for n in range(3)]
+    assert found["rows"][0]["prompt"] == row("held/1/0").prompt
+
+
+@pytest.mark.parametrize(
+    ("order", "lines"), [("", [1, 0, 2]), ("hardest", [0, 2, 1]), ("unlearned", [1, 0, 2]), ("line", [0, 1, 2])]
+)
+def test_prompts_are_put_in_order_by_how_they_are_answered(tmp_path: Path, order: str, lines: list[int]) -> None:
+    writer = HistoryWriter(make_run(tmp_path) / "history", 1, max_bytes=2**30)
+    rewards = {0: (0.1, 0.2), 1: (1.0, 0.0), 2: (0.0, 0.4)}
+    writer.write([row(f"held/{v}/{n}", lane="eval", reward=rewards[n][v]) for n in rewards for v in (0, 1)])
+    writer.close()
+    assert [one["line"] for one in prompts(tmp_path, order=order)["rows"]] == lines
+    assert prompts(tmp_path, after=2)["rows"][0]["line"] == prompts(tmp_path)["rows"][2]["line"]
 
 
 @pytest.mark.parametrize(
@@ -91,6 +136,9 @@ def test_versions_are_compared_on_one_prompt(runs: Path) -> None:
         ("samples?after=x", 400),
         ("samples?text=!", 400),
         ("answers?dataset=held&line=x", 400),
+        ("prompts?dataset=held&order=cats", 400),
+        ("prompts?dataset=held&after=x", 400),
+        ("prompts", 400),
     ],
 )
 def test_what_cannot_be_asked_is_a_sentence(runs: Path, path: str, status: int) -> None:
@@ -105,6 +153,8 @@ def test_a_damaged_part_is_told_of_and_the_page_goes_on(runs: Path) -> None:
     name.path(folder).write_bytes(b"x" * 5000)
     found = ask(runs, "/runs/demo/samples")
     assert (found["rows"], len(found["problems"])) == ([], 1)
+    found = ask(runs, "/runs/demo/newest")
+    assert (found["batch"], len(found["problems"])) == (None, 1)
 
 
 def test_a_run_without_a_history_says_so(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from consumers.grpo import evaluate
-from consumers.grpo.evaluate import Evaluation, summarize
+from consumers.grpo.evaluate import Evaluation, pass_rates, summarize
 from penstock.config import Config
 from penstock.errors import WaitTimeout
 from penstock.protocol.records.manifest import Row
@@ -44,6 +44,30 @@ def test_T18_a_token_whose_version_is_not_proven_is_of_none() -> None:
     unsure.num_unproven = 30
     [found] = rows_of(sure, unsure)
     assert found["asked_share"] == pytest.approx((100 + 30) / 200)
+
+
+def answers(job: str, *rewards: float) -> list[Row]:
+    made = [row(job, {1: 10}) for _ in rewards]
+    for k, (one, reward) in enumerate(zip(made, rewards, strict=True)):
+        one.k, one.reward = k, reward
+    return made
+
+
+def test_chances_to_pass_are_unbiased_means_over_prompts() -> None:
+    """Of 4 answers 1 is right: of 2 drawn from them it is among them in 3 of 6 cases."""
+    [found] = rows_of(*answers("held/1/0", 0, 1, 0, 0), *answers("held/1/1", 1, 1, 1, 1))
+    rates = {key: value for key, value in found.items() if key.startswith("pass@")}
+    assert rates == {"pass@1": (0.25 + 1) / 2, "pass@2": (0.5 + 1) / 2, "pass@4": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "rates"),
+    [([], {}), ([[1.0]], {}), ([[1, 1, 1], [0.5, 0.5]], {1: 0.5, 2: 0.5})],
+    ids=["nothing", "one answer each", "as many as each prompt has"],
+)
+def test_chances_to_pass_need_several_answers(rewards: list[list[float]], rates: dict[int, float]) -> None:
+    rows = [one for prompt, given in enumerate(rewards) for one in answers(f"held/1/{prompt}", *given)]
+    assert pass_rates(rows) == rates
 
 
 @pytest.fixture

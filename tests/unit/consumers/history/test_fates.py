@@ -43,7 +43,8 @@ def fate(**fields: Any) -> tuple[Fate, str]:
         ({"reason": "timed_out"}, (Fate.DROPPED, "timed_out")),
         ({"reason": "cancelled"}, (Fate.CANCELLED, "")),
         ({"reason": "dropped"}, (Fate.DROPPED, "unused")),
-        ({"lane": "eval"}, (Fate.MASKED, "eval")),
+        ({"lane": "eval"}, (Fate.EVALUATED, "")),
+        ({"lane": "score"}, (Fate.SCORED, "")),
         ({"broken": "its records cannot be read"}, (Fate.DROPPED, "unreadable")),
     ],
 )  # fmt: skip
@@ -73,7 +74,9 @@ def test_a_group_is_read_from_its_fields() -> None:
     assert group_of("d/0/0", raw | {b"ta": b"1000"}, None).admitted_s == 1.0
 
 
-@pytest.mark.parametrize("bad", [{b"seq": b"x"}, {b"h:actor": b"3"}, {b"t1": b"1e400"}])
+@pytest.mark.parametrize(
+    "bad", [{b"seq": b"x"}, {b"tr": b"x"}, {b"tr": b"\xff"}, {b"h:actor": b"3"}, {b"t1": b"1e400"}]
+)
 def test_a_group_that_cannot_be_read_says_so_and_is_told_all_the_same(bad: dict[bytes, bytes]) -> None:
     group = group_of("d/0/0", {b"ln": b"train"} | bad, None)
     assert (group.lane, group.samples) == ("train", ())
@@ -96,5 +99,7 @@ def test_answers_are_kept_by_choice() -> None:
 
 def test_without_a_tokenizer_there_is_no_text(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     texts = Texts(str(tmp_path))
-    assert texts.of([1, 2], special=True) == texts.of([3], special=False) == ""
+    assert texts.prompt([1, 2]) == texts.answer([3]) == ""
+    assert texts.pieces([1]) == {}
+    assert not texts.is_spelled
     assert caplog.text.count("rows of the history have tokens and no text") == 1

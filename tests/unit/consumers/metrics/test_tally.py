@@ -41,6 +41,14 @@ def test_sums_grow_with_each_batch() -> None:
     assert found["penstock_trainer_batch"] == 2
 
 
+def test_tokens_of_answers_that_were_given_were_not_drawn() -> None:
+    tally = Tally()
+    tally.commit(make_manifest([row(0, 0, 10, 6), row(0, 1, 7, 6, status="given")], num_loss_tokens=17))
+    found = served(tally)
+    assert found["penstock_trainer_generated_tokens_total"] == 10
+    assert found["penstock_trainer_loss_tokens_total"] == 17, "they bear loss"
+
+
 def test_staleness_counts_versions_of_the_living_lineage_and_tokens_that_bear_loss() -> None:
     tally = Tally()
     tally.commit(batch(1))
@@ -84,6 +92,7 @@ def test_waits_publications_reports_and_evaluations_are_told() -> None:
     tally.publish(1000, 2.0, 0.5)
     tally.report({"loss": 0.5, "name": "actor", "norm": float("nan")})
     tally.evaluate([{"dataset": "d", "version": v, "accuracy": v / 10, "truncated_ratio": 0.0} for v in (3, 2)])
+    tally.evaluate([{"dataset": "e", "version": 3, "accuracy": 0.5, "pass@1": 0.5, "pass@16": 0.75}])
 
     found = served(tally)
 
@@ -95,6 +104,8 @@ def test_waits_publications_reports_and_evaluations_are_told() -> None:
     assert "penstock_trainer_reported norm" not in found
     assert found["eval d"] == pytest.approx(0.3), "the newest version"
     assert found["penstock_trainer_evaluated_version d"] == 3
+    assert found["eval_pass_at e 16"] == 0.75
+    assert "eval_pass_at d 1" not in found
 
 
 def test_a_row_of_an_evaluation_that_is_no_number_hurts_nobody() -> None:

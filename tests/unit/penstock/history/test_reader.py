@@ -5,10 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
+from penstock.history import filters, read_part
 from penstock.history.filters import Filters, Sort
 from penstock.history.part import begin, parts_of
+from penstock.history.pieces import Piece
 from penstock.history.reader import HistoryReader
 from penstock.history.row import SampleRow, Use
 from penstock.history.writer import HistoryWriter
@@ -72,7 +76,7 @@ def ids(found: list[SampleRow]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("filters", "wanted"),
+    ("asked", "wanted"),
     [
         (Filters(), ["0/0", "0/1", "1/0", "1/1", "2/0", "2/1", "3/0", "3/1", "4/0", "4/1"]),
         (Filters(job="math/0/1"), ["1/0", "1/1"]),
@@ -104,38 +108,53 @@ def ids(found: list[SampleRow]) -> list[str]:
         (Filters(text='x" OR answers MATCH "fox'), []),
     ],
 )
-def test_filters(reader: HistoryReader, filters: Filters, wanted: list[str]) -> None:
-    page = reader.rows(filters, ascending=True)
+def test_filters(reader: HistoryReader, asked: Filters, wanted: list[str]) -> None:
+    page = reader.rows(asked, ascending=True)
 
     assert ids(page.rows) == wanted
-    assert ids(reader.rows(filters).rows) == wanted[::-1]
+    assert ids(reader.rows(asked).rows) == wanted[::-1]
     assert page.next == ""
-    assert reader.count(filters) == len(wanted)
+    assert reader.count(asked) == len(wanted)
     assert reader.problems == []
 
 
 @pytest.mark.parametrize("sort", Sort)
 @pytest.mark.parametrize("ascending", [False, True])
-@pytest.mark.parametrize("filters", [Filters(), Filters(text="question"), Filters(fate="trained")])
+@pytest.mark.parametrize("asked", [Filters(), Filters(text="question"), Filters(fate="trained")])
 def test_pages_hold_each_row_once_and_in_order(
-    reader: HistoryReader, sort: Sort, ascending: bool, filters: Filters
+    reader: HistoryReader, sort: Sort, ascending: bool, asked: Filters
 ) -> None:
-    whole = reader.rows(filters, sort, ascending=ascending).rows
+    whole = reader.rows(asked, sort, ascending=ascending).rows
     found, after = [], ""
     while True:
-        page = reader.rows(filters, sort, limit=3, after=after, ascending=ascending)
+        page = reader.rows(asked, sort, limit=3, after=after, ascending=ascending)
         assert len(page.rows) <= 3
         found += page.rows
         if not (after := page.next):
             break
 
     assert ids(found) == ids(whole)
-    assert len(set(ids(found))) == reader.count(filters) - (sort is Sort.REWARD)
+    assert len(set(ids(found))) == reader.count(asked) - (sort is Sort.REWARD)
     values = [
         {Sort.RECORDED: 0, Sort.REWARD: one.reward, Sort.VERSION: one.newest, Sort.LENGTH: one.num_generated}[sort]
         for one in found
     ]
     assert values == sorted(values, reverse=not ascending)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("sort", [Sort.REWARD, Sort.VERSION, Sort.LENGTH])
+def test_what_takes_long_in_an_order_is_gone_through_as_it_lies(
+    reader: HistoryReader, sort: Sort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = [Filters(fate="trained"), Filters(lane="eval", status="truncated"), Filters(text="question", dataset="math")]
+    monkeypatch.setattr(filters, "FEW", 0)
+    in_order = [reader.rows(one, sort, limit=3) for one in wide]
+    monkeypatch.setattr(read_part, "PATIENCE", 1)
+    as_they_lie = [reader.rows(one, sort, limit=3) for one in wide]
+
+    assert [ids(page.rows) for page in as_they_lie] == [ids(page.rows) for page in in_order]
+    assert [page.next for page in as_they_lie] == [page.next for page in in_order]
+    assert reader.problems == []
 
 
 def test_a_row_and_its_uses(reader: HistoryReader) -> None:
@@ -147,6 +166,8 @@ def test_a_row_and_its_uses(reader: HistoryReader) -> None:
     assert [(use.batch, use.version) for use in reader.uses("math/0/1/1")] == [(0, 5)]
     assert reader.row("math/0/1/7") is None
     assert reader.uses("math/0/2/0") == []
+    page = reader.rows(ascending=True).rows
+    assert reader.uses_of(page) == [reader.uses(one.id) for one in page]
     with pytest.raises(ConfigError, match="no id of a sample"):
         reader.row("math")
 
@@ -170,6 +191,69 @@ def test_the_later_recorder_has_the_word(tmp_path: Path) -> None:
         once = reader.row("math/0/7/0")
         assert once is not None
         assert once.answer == "epoch 2"
+
+
+def test_a_file_says_what_its_tokens_stand_for(tmp_path: Path) -> None:
+    tokens = np.array([1, 2, 3, 2], np.int32)
+    mask = np.array([0, 1, 1, 1], np.uint8)
+    known = {1: Piece(b"<start>", True), 2: Piece(b" fox"), 3: Piece(b"\xc3")}
+    one = row(
+        prompt="<start>", answer=" fox\ufffd fox", prompt_length=1, tokens=tokens, generated=mask, loss_mask=mask,
+        versions=np.full(4, 3, np.int32), logprobs=np.zeros(4, np.float32),
+    )  # fmt: skip
+    writer = HistoryWriter(
+        tmp_path, 1, max_bytes=MANY, look_up=lambda tokens: {one: known[one] for one in tokens if one in known}
+    )
+    writer.write([one, row(k=1)])
+    writer.close()
+    with closing(HistoryReader(tmp_path)) as reader:
+        assert [found.answer for found in reader.rows(Filters(text="fox")).rows] == [" fox\ufffd fox"]
+        found = reader.row(one.id)
+        assert found is not None
+        assert (found.prompt, found.answer) == (one.prompt, one.answer)
+        assert found.pieces == {1: b"<start>", 2: b" fox", 3: b"\xc3"}
+    with closing(sqlite3.connect(parts_of(tmp_path)[0].path(tmp_path))) as part:
+        part.execute("UPDATE pieces SET piece = 'text' WHERE t = 2")
+        part.commit()
+    with closing(HistoryReader(tmp_path)) as reader:
+        assert [found.k for found in reader.rows().rows] == [1]
+        (said,) = reader.problems
+        assert "spells a token" in said
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_is_cut_off_or_overwritten_nothing_but_its_own_rows_is_lost(
+    harmed: tuple[Path, bytes], data: st.DataObject
+) -> None:
+    folder, whole = harmed
+    path = parts_of(folder)[0].path(folder)
+    at = data.draw(st.integers(0, len(whole)))
+    cut = data.draw(st.booleans())
+    harm = b"" if cut else data.draw(st.binary(min_size=1, max_size=64))
+    path.write_bytes(whole[:at] if cut else whole[:at] + harm + whole[at + len(harm) :])
+    asked = [Filters(), Filters(text="fox"), Filters(fate="trained"), Filters(batch=0)]
+    with closing(HistoryReader(folder)) as reader:
+        for one in asked:
+            for sort in (Sort.RECORDED, Sort.REWARD):
+                found = reader.rows(one, sort, arrays=True).rows
+                assert {row.id for row in found if row.dataset == "safe"} >= ({"safe/0/0/0"} if one.is_empty else set())
+        reader.count()
+        reader.scores()
+        reader.extent()
+        reader.uses("math/0/0/0")
+        assert all(str(folder) in said for said in reader.problems)
+
+
+@pytest.fixture(scope="module")
+def harmed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A history of two files, and the bytes of the first."""
+    folder = tmp_path_factory.mktemp("harmed")
+    for epoch, some in ((1, rows()), (2, [row("safe/0/0")])):
+        writer = HistoryWriter(folder, epoch, max_bytes=MANY)
+        writer.write(some, used() if epoch == 1 else [])
+        writer.close()
+    return folder, parts_of(folder)[0].path(folder).read_bytes()
 
 
 def test_live_rows_are_shown_until_a_file_has_them(tmp_path: Path) -> None:
@@ -254,13 +338,52 @@ def test_a_file_that_is_not_what_it_should_be_is_told_and_left_out(tmp_path: Pat
 def test_a_row_that_is_damaged_is_told_and_left_out(tmp_path: Path) -> None:
     write(tmp_path, "one file")
     with closing(sqlite3.connect(parts_of(tmp_path)[0].path(tmp_path))) as part:
-        part.execute("UPDATE bodies SET body = x'9301' WHERE s = 3")
-        part.execute("UPDATE bodies SET body = 'text' WHERE s = 5")
+        part.execute("UPDATE blocks SET bodies = 3 WHERE b = 3")
+        part.execute("UPDATE blocks SET place = 'text' WHERE b = 5")
+        part.execute("UPDATE blocks SET place = 99999999 WHERE b = 7")
         part.commit()
     with closing(HistoryReader(tmp_path)) as reader:
-        assert len(reader.rows().rows) == 8
-        assert len(reader.problems) == 2
+        assert ids(reader.rows(ascending=True).rows) == ["0/0", "0/1", "4/0", "4/1"]
+        assert len(reader.problems) == 6
         assert all(said.startswith("Row ") for said in reader.problems)
+
+
+@pytest.mark.parametrize("column", ["k", "part", "oldest", "newest", "generated", "reward"])
+def test_a_row_of_other_types_is_no_row(tmp_path: Path, column: str) -> None:
+    write(tmp_path, "one file")
+    with closing(sqlite3.connect(parts_of(tmp_path)[0].path(tmp_path))) as part:
+        part.execute(f"UPDATE samples SET {column} = 'text' WHERE s = 3")
+        part.commit()
+    with closing(HistoryReader(tmp_path)) as reader:
+        assert len(reader.rows().rows) == 9
+        (said,) = reader.problems
+        assert "other types than penstock writes" in said
+        for sort in Sort:
+            reader.rows(sort=sort)
+        assert all("other types than penstock writes" in one for one in reader.problems)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "uses SET batch = 'text'",
+        "uses SET staleness = x'00'",
+        "groups SET job = x'00' WHERE g = 1",
+        "samples SET k = 'a'",
+    ],
+)
+def test_a_file_whose_uses_and_names_are_of_other_types_is_left_out(tmp_path: Path, harm: str) -> None:
+    write(tmp_path, "one file")
+    with closing(sqlite3.connect(parts_of(tmp_path)[0].path(tmp_path))) as part:
+        part.execute(f"UPDATE {harm}" if "samples" not in harm else f"UPDATE {harm} WHERE s = 1")
+        part.commit()
+    with closing(HistoryReader(tmp_path)) as reader:
+        rows = reader.rows().rows
+        reader.uses_of(rows)
+        reader.scores()
+        reader.extent()
+        assert len(reader.problems) >= 1
+        assert all("other types than penstock writes" in said for said in reader.problems)
 
 
 def test_a_file_that_was_only_begun_is_no_fault(tmp_path: Path) -> None:

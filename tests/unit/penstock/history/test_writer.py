@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DiskFull
-from penstock.history.part import PartName, begin, open_to_read, parts_of
+from penstock.history import part
+from penstock.history.part import PartName, _connect, begin, open_to_read, parts_of
 from penstock.history.row import Fate, Use
 from penstock.history.writer import HistoryWriter
 from tests.unit.penstock.history.rows import row
@@ -142,6 +143,26 @@ def test_a_disk_without_room_is_told_and_what_was_there_stays(tmp_path: Path) ->
     assert len(kept(tmp_path)) == 2
 
 
+def test_a_disk_without_room_for_a_new_file_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(path: Path, mode: str) -> sqlite3.Connection:
+        made = _connect(path, mode)
+        made.execute("PRAGMA max_page_count=3")
+        return made
+
+    monkeypatch.setattr(part, "_connect", connect)
+    writer = HistoryWriter(tmp_path, 1, max_bytes=MANY)
+    for _ in range(3):
+        with pytest.raises(DiskFull, match="no room is left"):
+            writer.write([row()])
+        assert os.listdir(tmp_path) == []
+    held = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in held if path.startswith(str(tmp_path))], "each try would keep a file open"
+    monkeypatch.undo()
+    writer.write([row()])
+    writer.close()
+    assert len(kept(tmp_path)) == 1
+
+
 WRITES_AND_DIES = """
 import os, signal, sys
 from pathlib import Path
@@ -155,7 +176,7 @@ part = writer._parts[-1].connection
 part.execute("PRAGMA cache_size=2")
 part.execute("BEGIN IMMEDIATE")
 for k in range(1, 200):
-    writer._parts[-1]._put_row(row(k=k, answer=str(k) * 500))
+    writer._parts[-1]._put_job(f"math/0/{k}", [row(f"math/0/{k}", answer=str(k) * 500)])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

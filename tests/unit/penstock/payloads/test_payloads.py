@@ -329,7 +329,8 @@ def test_the_record_says_how_the_sample_was_made() -> None:
     sample = make_sample()
     told = {
         "reward_info": {"a": 1}, "num_turns": 7, "num_aborts": 8, "cached_tokens": 9, "num_unproven": 3,
-        "started_s": 10.0, "generate_s": 11.0, "reward_s": 12.0,
+        "pauses": [[5, 6]], "started_s": 10.0, "first_token_s": 10.5, "generate_s": 11.0, "reward_s": 12.0,
+        "drawn_s": 30.0,
     }  # fmt: skip
     for name, value in told.items():
         setattr(sample, name, value)

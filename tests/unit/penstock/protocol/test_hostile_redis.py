@@ -12,7 +12,7 @@ from penstock.protocol import snapshot, subs, waits
 from penstock.protocol.burials import _lengths_of
 from penstock.protocol.keys import Keys
 from penstock.protocol.memory_control import MemoryWish, parse_wish
-from penstock.protocol.presence import EnginePresence, WorkerPresence, parse_workers
+from penstock.protocol.presence import EnginePresence, GpuLoad, WorkerPresence, parse_workers
 from penstock.protocol.records.codec import pack, unpack, unpack_each
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest
@@ -35,7 +35,9 @@ FLEET = {
     "endpoints": {"policy": "http://h:1"},
     "autoscale": {"group": "policy.engines", "engines": 2, "wanted": 2, "binds": "min", "capacity_tokens_per_s": 9.0},
 }
-WORKER = WorkerPresence(name="w.1", at=1.0, engines=[EnginePresence(url="http://h:1")]).to_record()
+WORKER = WorkerPresence(
+    name="w.1", at=1.0, engines=[EnginePresence(url="http://h:1")], gpus=[GpuLoad(name="0")]
+).to_record()
 PUBLICATION = Publication("policy", 3, "disk", "/w", tensors={"w": ["float32", [2]]}, checksums={"w": 2**64 - 1})
 
 

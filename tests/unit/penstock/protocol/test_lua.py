@@ -8,7 +8,7 @@ import pytest
 import penstock.protocol
 
 LUA = Path(penstock.protocol.__file__).parent / "lua"
-VERBS = sorted(path.stem for path in LUA.glob("*.lua") if path.stem != "_common")
+VERBS = sorted(path.stem for path in LUA.glob("*.lua") if not path.stem.startswith("_"))
 
 POSITION = re.compile(r"\b(KEYS|ARGV)\[(\d+)\]")
 #: A position without a name: of one argument, or of where those whose number varies begin.

@@ -6,6 +6,7 @@ from pathlib import Path
 import penstock.protocol
 from penstock.names import Lane
 from penstock.protocol.records.job import JobFailure, JobState
+from penstock.protocol.records.tries import TryEnd
 
 #: All verbs but those of transfers of weights, whose states are their own.
 VERBS = {
@@ -35,3 +36,8 @@ def test_verbs_compare_lanes_with_those_there_are() -> None:
 
 def test_verbs_bury_for_a_reason_that_is_known() -> None:
     assert words(r"\bbury\(\w+, \w+, \w+, '(\w+)'") == {JobFailure.CRASHED}
+
+
+def test_verbs_end_tries_in_every_way_there_is_and_no_other() -> None:
+    ends = words(r"\b(?:end_try|withdraw)\(\w+(?:\([^)]*\))?, (?:job, )?'(\w+)")
+    assert ends == set(TryEnd) - {TryEnd.OPEN, TryEnd.COMMITTED}, "a try that committed has no end of its own"

@@ -11,10 +11,12 @@ from penstock.protocol.keys import Keys
 from penstock.protocol.presence import (
     FRESH_S,
     MAX_ENTRIES,
+    MAX_GPUS,
     MAX_WHY,
     MAX_WORD,
     EnginePresence,
     EngineState,
+    GpuLoad,
     WorkerPresence,
     WorkerState,
     live_workers,
@@ -25,7 +27,10 @@ from penstock.protocol.records.codec import pack, unpack
 
 KEYS = Keys("run")
 ENGINES = [EnginePresence(url="http://h:1", worker_type="prefill", bootstrap_port=9, state=EngineState.SERVING)]
-WORKER = WorkerPresence(name="w.1", at=5.0, version=3, state=WorkerState.SERVING, offloaded=["kv"], engines=ENGINES)
+GPUS = [GpuLoad(name="0", model="NVIDIA H200", use=0.5, used_bytes=1, size_bytes=2)]
+WORKER = WorkerPresence(
+    name="w.1", at=5.0, version=3, state=WorkerState.SERVING, offloaded=["kv"], engines=ENGINES, gpus=GPUS
+)
 
 
 def packed(**changes: Any) -> bytes:
@@ -47,8 +52,18 @@ def test_the_record_has_the_names_that_other_versions_read() -> None:
         "name", "at", "host", "pid", "engine", "engine_pid", "url", "version", "state", "held", "running", "slots",
         "tokens_per_s", "capacity_tokens_per_s", "open_samples", "generated_tokens", "samples", "groups", "failed",
         "lost_leases", "servers_seen", "engine_restarts", "external", "why", "ranks", "offloaded", "unwatched",
-        "revived_at", "metrics", "engines",
+        "revived_at", "metrics", "engines", "gpus",
     ])  # fmt: skip
+
+
+def test_gpus_are_read_up_to_a_bound_and_only_as_what_they_are() -> None:
+    many = [{"name": str(number)} for number in range(MAX_GPUS + 1)]
+    found = WorkerPresence.from_record(unpack(packed(gpus=many), "presence"))
+    assert [one.name for one in found.gpus] == [str(number) for number in range(MAX_GPUS)]
+    assert found.gpus[0].use == -1
+    for broken in ("0", [0], [{"use": "half"}], [{"use": math.inf}], [{"used_bytes": 0.5}]):
+        with pytest.raises(ProtocolError, match=r"worker w\.1"):
+            WorkerPresence.from_record(unpack(packed(gpus=broken), "presence"))
 
 
 def test_a_worker_of_another_version_is_read_as_far_as_it_goes() -> None:

@@ -13,7 +13,13 @@ from penstock.system.extras import EXTRAS, check_installed, needed
 
 ROOT = Path(__file__).parents[4]
 #: Imported as another name than it is installed by.
-NAMES = {"math_verify": "math-verify", "checkpoint_engine": "checkpoint-engine"}
+NAMES = {
+    "math_verify": "math-verify",
+    "checkpoint_engine": "checkpoint-engine",
+    "mlflow": "mlflow-skinny",
+    "opentelemetry": "opentelemetry-sdk",
+    "pynvml": "nvidia-ml-py",
+}
 
 BLOCKED = f"""
 import sys
@@ -34,10 +40,11 @@ def test_each_package_is_in_the_extra_that_is_named() -> None:
         assert NAMES.get(package, package) in brought
 
 
-def test_all_has_every_extra_that_needs_no_gpu() -> None:
+def test_all_has_every_extra_that_needs_no_gpu_and_one_tracker() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (everything,) = map(Requirement, extras["all"])
-    assert everything.extras == extras.keys() - {"all", "dev", "bench", "checkpoint-engine"}
+    apart = {"all", "dev", "bench", "checkpoint-engine", "trackio", "wandb", "mlflow"}
+    assert everything.extras == extras.keys() - apart
 
 
 def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from console.cli.engines import _reason
-from console.launch.report import _read as read_rows
 from consumers.grpo.evaluate import _read as read_evaluations
+from consumers.grpo.rows import _read as read_rows
 from penstock.config import DatasetConfig
 from penstock.redis.server import ADDRESS_FILE, read_addresses
 from penstock.system.run_folder import RunFolder
 from penstock.weights.index import INDEX_FILE, WeightsIndex, digest, read_index
 from penstock.weights.model_folder import count_experts, read_config, read_eos_token_ids, read_vocab_size
 from penstock.weights.safetensors_files import read_header
-from producer.lines import read_lines
+from producer.dataset import Dataset
 from tests.hostile import SAME, is_read_or_refused, json_near, packed_near
 from workers.weights.receive.checkpoint_engine import read_handles
 
@@ -36,7 +36,7 @@ def model_of(folder: Path) -> None:
 
 
 def lines_of(folder: Path) -> list[Any]:
-    return list(read_lines(folder / "d.jsonl", DatasetConfig(name="d", path=str(folder / "d.jsonl"))))
+    return list(Dataset(DatasetConfig(name="d", path=str(folder / "d.jsonl"))))
 
 
 #: File -> what reads it in its folder, and what may stand there.

@@ -15,8 +15,8 @@ from penstock.system.own_packages import HOME, NAMES
 PUBLIC = [
     "Batch", "CompletedGroup", "Config", "ConfigError", "DataEnded", "EngineMetrics", "Environment", "Job",
     "Observation", "OwnershipLost", "PenstockError", "Receiver", "Request", "Requests", "RolesApart", "RolloutDataset",
-    "RolloutManager", "Sample", "Score", "Scorer", "Sender", "Shards", "Trainer", "TrlRollouts", "WaitTimeout",
-    "__version__", "concatenated", "score",
+    "RolloutManager", "RowSource", "Sample", "Score", "Scorer", "Sender", "Shards", "Trackers", "Trainer",
+    "TrlRollouts", "WaitTimeout", "__version__", "concatenated", "score",
 ]  # fmt: skip
 
 

@@ -9,8 +9,9 @@ from penstock.config import Config
 from penstock.config.fleet import AutoscaleConfig
 from penstock.protocol.presence import WorkerPresence
 from workers.capacity import Capacity
+from workers.fleet import pressure
 from workers.fleet.autoscaler import Autoscaler, Load, wanted
-from workers.fleet.pressure import Pressure
+from workers.fleet.pressure import Pressure, Scaling
 
 CONFIG = AutoscaleConfig(min_workers=1, max_workers=20, up_after_s=30, down_after_s=600, dead_band=0.1)
 LOAD = Load(
@@ -38,6 +39,27 @@ LOAD = Load(
 def test_the_least_term_binds(over: dict[str, Any], count: int, binds: str) -> None:
     found = wanted(replace(LOAD, **over), CONFIG)
     assert (found.count, found.binds) == (count, binds)
+
+
+def test_every_term_that_is_known_is_told() -> None:
+    assert wanted(LOAD, CONFIG).terms == {"backlog": 16, "demand": 7, "fresh": 20}
+    assert wanted(replace(LOAD, samples_per_version=0, trainer_tokens_per_s=0), CONFIG).terms == {"backlog": 16}
+
+
+def test_a_change_is_told_with_its_reason_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pressure, "read_capacity", lambda *_: 0.0)
+    monkeypatch.setattr(pressure, "snapshot", lambda *_: {})
+    monkeypatch.setattr(Pressure, "load", lambda *_: LOAD)
+    nobody: Any = None
+    scaling = Scaling(config_of(max_workers=3, up_after_s=1e-9, dead_band=0), nobody, nobody)
+    # Engines that cannot be had at once are decided on again and again.
+    counts = [scaling.decide(present) for present in (1, 1, 1, 1, 3)]
+    told = scaling.record["decisions"]
+    assert (counts, len(told)) == ([1, 3, 1, 3, 3], 1)
+    assert {name: told[0][name] for name in ("before", "engines", "wanted", "binds")} == {
+        "before": 1, "engines": 3, "wanted": 3, "binds": "max",
+    }  # fmt: skip
+    assert told[0]["terms"] == scaling.record["terms"] == {"backlog": 16, "demand": 7, "fresh": 20}
 
 
 def test_up_after_a_while_and_down_after_long() -> None:

@@ -1,6 +1,7 @@
 """One sample's making, against a scripted engine: T6 (versions), T7 (sampling), T8 (masks, stops, budgets)."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -133,6 +134,22 @@ async def test_T6_T8_an_aborted_answer_resumes_from_its_prefix_with_what_is_left
     assert sample.logprobs[3:] == [-0.5, -1.5, -2.5, -0.5, -1.5, -0.5, -1.5]
     assert sample.num_aborts == 3
     assert sample.text == "uvwxyz"
+
+
+async def test_a_sample_tells_when_nothing_was_drawn_for_it() -> None:
+    valves, begun = Valves(), time.time()
+
+    async def hold() -> Segment:
+        with valves.requests.held("version 2 is being loaded"):
+            await asyncio.sleep(0.02)
+        return segment("u", "abort", 1)
+
+    with valves.requests.held("not one of its own"):
+        await asyncio.sleep(0.02)
+    sample = await make(ScriptedEngine(hold, segment("v", "stop", 2)), valves=valves)
+    ((after_ms, length_ms),) = sample.pauses
+    assert 0 <= after_ms <= 1000 * (time.time() - begun)
+    assert 19 <= length_ms <= 1000 * (time.time() - begun)
 
 
 async def test_T6_versions_within_one_answer_are_kept_token_by_token() -> None:
@@ -298,12 +315,14 @@ class Echo:
         self.observation = observation or Observation(text="q")
         self.resets: list[str] = []
         self.seen: list[list[str]] = []
+        self.stepped_s = 0.0
 
     async def reset(self, job: Job) -> None:
         self.resets.append(job.id)
 
     async def step(self, sample: Sample) -> Observation | None:
         self.seen.append(list(sample.turns))
+        self.stepped_s = time.time()
         return None if sample.num_turns >= self.num_turns else self.observation
 
 
@@ -320,6 +339,7 @@ async def test_T8_the_next_turn_is_the_stored_tokens_and_the_observation() -> No
     assert (sample.text, sample.num_turns, sample.status) == ("xyz", 2, "completed")
     assert environment.resets == ["d/0/0"]
     assert environment.seen == [["xy"], ["xy", "z"]]
+    assert sample.started_s < environment.stepped_s <= sample.drawn_s, "what an environment takes is in between"
 
 
 async def test_each_turn_has_the_budget_and_the_whole_has_the_context() -> None:

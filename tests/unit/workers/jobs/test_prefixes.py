@@ -32,12 +32,12 @@ class Server:
         self.verbs.append(call.script.name)
         await self.open.wait()
         if call.script.name == "checkpoint":
-            self.data = bytes(cast(bytes, call.args[1]))
+            self.data = bytes(cast(bytes, call.args[3]))
             self.sizes.append(len(self.data))
             return True
-        assert call.args[1] == len(self.data)
-        self.data += cast(bytes, call.args[2])
-        self.sizes.append(len(cast(bytes, call.args[2])))
+        assert call.args[3] == len(self.data)
+        self.data += cast(bytes, call.args[4])
+        self.sizes.append(len(cast(bytes, call.args[4])))
         return "kept"
 
     async def has_room(self) -> bool:

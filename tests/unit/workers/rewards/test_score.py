@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from penstock.config import Config, RewardConfig
-from penstock.config.code_names import REWARDS
+from penstock.config.code_names import REMOTE, REWARDS
 from penstock.errors import ConfigError, RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_imports import named
 from workers.jobs.environments import allowed_environments
 from workers.rewards.allowed import allowed_rewards
-from workers.rewards.built_in import BUILT_IN
+from workers.rewards.kinds.registry import KINDS
 from workers.rewards.score import Rewards
 
 MODULE = """
@@ -91,7 +91,7 @@ async def outcome(function: str, **settings: Any) -> tuple[str, str]:
 
 
 def test_rewards_of_penstocks_own_are_those_that_a_configuration_may_name() -> None:
-    assert {*BUILT_IN, "math_verify"} == set(REWARDS)
+    assert {*KINDS, REMOTE} == set(REWARDS)
 
 
 async def test_exact_match_leaves_white_space_out() -> None:
@@ -302,8 +302,8 @@ async def test_T11_a_check_over_its_own_cpu_limit_is_worth_0_and_the_next_one_is
 
 async def test_T11_an_overloaded_verifier_is_reward_timeout_and_not_worth_0(maths: Rewards) -> None:
     await maths.score(sample("$1$", "1"))
-    assert maths.verifier is not None
-    async with maths.verifier.free:  # its only process is busy
+    assert maths.processes is not None
+    async with maths.processes.free:  # its only process is busy
         maths.config = maths.config.model_copy(update={"timeout_s": 0.05})
         with pytest.raises(RewardError) as caught:
             await maths.score(sample("$3$", "3"))
@@ -313,8 +313,8 @@ async def test_T11_an_overloaded_verifier_is_reward_timeout_and_not_worth_0(math
 
 async def test_T11_a_killed_verifier_is_started_again(maths: Rewards) -> None:
     await maths.score(sample("$1$", "1"))
-    assert maths.verifier is not None
-    maths.verifier.idle[0].process.kill()
+    assert maths.processes is not None
+    maths.processes.idle[0].process.kill()
 
     await maths.score(made := sample("$3$", "3"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
-from workers.engine import Segment
+from workers.engine import Drafts, Segment
 from workers.sglang.engine import SglangEngine
 from workers.sglang.seeds import sample_seed
 from workers.sglang.segment import STALE_PREFIX, read_drawn
@@ -45,6 +45,27 @@ def test_T6_reported_spans_are_taken_as_they_are() -> None:
     assert segment.versions == [2, 3, 3, 3]
     assert segment.logprobs == [-0.1 * token for token in (1, 2, 3, 4)]
     assert (segment.prompt_tokens, segment.cached_tokens) == (4, 2)
+
+
+DRAFTS = {"spec_verify_ct": 2, "spec_num_proposed_drafts": 6, "spec_num_correct_drafts": 3}
+
+
+@pytest.mark.parametrize(
+    ("told", "drafts"),
+    [
+        (DRAFTS, Drafts(2, 6, 3)),
+        ({"spec_verify_ct": 2, "spec_draft_token_num": 6, "spec_accept_token_num": 3}, Drafts(2, 6, 3)),
+        ({}, None),
+        (DRAFTS | {"spec_verify_ct": 0}, None),
+        (DRAFTS | {"spec_num_correct_drafts": 7}, None),
+        (DRAFTS | {"spec_num_correct_drafts": "3"}, None),
+        (DRAFTS | {"spec_num_correct_drafts": -1}, None),
+    ],
+)
+def test_what_an_answer_says_of_drafts_is_read_and_nothing_fails_of_it(
+    told: dict[str, Any], drafts: Drafts | None
+) -> None:
+    assert read(answer([1, 2], [("3", 0, 2)], **told)).drafts == drafts
 
 
 def test_T6_without_spans_every_token_carries_the_version_at_the_sending() -> None:

@@ -142,6 +142,7 @@ async def test_T6_the_end_of_an_answer_takes_the_place_of_what_was_heard_of_it()
     assert sample.versions == [-1, -1, -1, 1, 1, 2, 2]
     assert sample.logprobs[3:] == [-1.0, -2.0, -3.0, -4.0]
     assert engine.asked[0][0] == [1, 2, 3]
+    assert 0 < sample.started_s <= sample.first_token_s <= sample.started_s + sample.generate_s + 1
 
 
 async def test_I4_what_was_heard_of_an_engine_that_died_stays() -> None:
@@ -161,6 +162,11 @@ async def test_I4_what_was_heard_of_an_engine_that_died_stays() -> None:
         ScriptedEngine(segment("z", "stop")), partial=partial_from_bytes(partial_to_bytes(sample), JOB, 0)
     )
     assert done.text == "uvwxyz"
+    assert done.first_token_s == sample.first_token_s > 0
+
+
+async def test_the_first_token_of_an_answer_that_is_not_looked_at_has_no_time() -> None:
+    assert (await make(ScriptedEngine(segment("uv", "stop", 1)))).first_token_s == 0
 
 
 async def test_T8_a_stop_that_began_before_the_request_is_not_gone_on_behind() -> None:

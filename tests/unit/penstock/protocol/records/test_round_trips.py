@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from penstock.names import MAX_ANSWERS
 from penstock.payloads.format import MAX_TOKENS
 from penstock.protocol.memory_control import MemoryWish
-from penstock.protocol.presence import EnginePresence, WorkerPresence
+from penstock.protocol.presence import EnginePresence, GpuLoad, WorkerPresence
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.records.publication import Publication
-from penstock.protocol.records.sample_meta import MAX_PAYLOAD_BYTES, SampleMeta, iter_metas
+from penstock.protocol.records.sample_meta import MAX_PAYLOAD_BYTES, MAX_VERSION, SampleMeta, iter_metas
 from penstock.protocol.transfers import Decision, Enrollment
 from penstock.weights.index import WeightsIndex
 from tests.hostile import SAME
@@ -73,13 +73,16 @@ def test_a_record_comes_back_as_it_was(name: str) -> None:
     holds()
 
 
-COUNTS = st.integers(0, MAX_TOKENS)
+COUNTS, VERSIONS = st.integers(0, MAX_TOKENS), st.integers(-1, MAX_VERSION)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 METAS = made(
     SampleMeta, k=st.integers(0, MAX_ANSWERS - 1), length=st.just(MAX_TOKENS), prompt_length=COUNTS,
     num_generated=COUNTS, num_unproven=COUNTS, num_bytes=st.integers(0, 2**20), reward=FINITE, temperature=FINITE,
-    token=NAMES, sides=st.lists(st.tuples(NAMES, COUNTS, st.integers(0, 2**32 - 1)).map(list), max_size=2),
+    token=NAMES, oldest=VERSIONS, newest=VERSIONS,
+    loss_by_version=st.lists(st.tuples(INTS, COUNTS).map(list), max_size=3),
+    pauses=st.lists(st.tuples(COUNTS, COUNTS).map(list), max_size=2),
+    sides=st.lists(st.tuples(NAMES, COUNTS, st.integers(0, 2**32 - 1)).map(list), max_size=2),
     shared=st.just([]) | st.tuples(st.integers(0, MAX_ANSWERS - 1), COUNTS, st.just(MAX_PAYLOAD_BYTES)).map(list),
 )  # fmt: skip
 
@@ -94,7 +97,18 @@ def test_metadata_of_a_group_comes_back_as_it_was(metas: list[SampleMeta]) -> No
 
 
 @SAME
-@given(worker=made(WorkerPresence, engines=st.lists(made(EnginePresence), max_size=2), at=FINITE, age_s=st.just(0.0)))
+@given(
+    worker=made(
+        WorkerPresence,
+        engines=st.lists(made(EnginePresence), max_size=2),
+        gpus=st.lists(made(GpuLoad, use=FINITE), max_size=2),
+        at=FINITE,
+        revived_at=FINITE,
+        tokens_per_s=FINITE,
+        capacity_tokens_per_s=FINITE,
+        age_s=st.just(0.0),
+    )
+)
 def test_the_presence_of_a_worker_comes_back_as_it_was(worker: WorkerPresence) -> None:
     assert WorkerPresence.from_record(unpack(pack(worker.to_record()), "it")) == worker
 

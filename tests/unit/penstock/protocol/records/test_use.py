@@ -39,7 +39,8 @@ def test_what_was_masked_bore_no_loss() -> None:
     assert BatchUse(1, 0.0, 9, 5, newest_only=True).bearing(sample) == [[6, 30]]
 
 
-@pytest.mark.parametrize("text", [b"", b"1:2:3", b"1:x:3:4:0:", b"1:2:3:4:0:5-", b"\xff", b"1:2:3:4:0:;" * 200_000])
+@pytest.mark.parametrize("text", [b"", b"1:2:3", b"1:x:3:4:0:", b"1:2:3:4:0:5-", b"\xff", b"1:2:3:4:0:;" * 200_000,
+                                  b"1:%s:3:4:0:" % (b"9" * 400), b"%d:2:3:4:0:" % 2**63, b"1:2:-2:4:0:"])  # fmt: skip
 def test_a_field_that_no_cut_wrote_is_refused(text: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"^group d/0/0 holds uses that no cut wrote"):
         uses_of(text, "group d/0/0")

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.system.daemon_threads import DaemonThreads
+from penstock.payloads.daemon_threads import DaemonThreads
 
 #: Longest wait for what must come, and a wait that is sure to be over by itself.
 PATIENCE_S, SOON_S = 60.0, 0.05

@@ -1,0 +1,127 @@
+"""What a shell offers for an id that is half typed: of the run that the command line names, or the newest.
+
+Each is quick, of a bounded number of ids, and silent where nothing can be known: somebody is typing, and the command
+itself will say what is wrong.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+#: Most ids that are offered, longest look for them, and longest wait for Redis.
+MOST, LOOK_S, ANSWER_S = 100, 0.5, 0.5
+
+#: From a command line as far as it is typed to what begins as the word at its end.
+Completion = Callable[[typer.Context, str], list[str]]
+
+
+def runs(context: typer.Context, begun: str) -> list[str]:
+    """Runs under --directory, the newest first."""
+    from console.cli.target import run_folders
+
+    return _begun(begun, (path.name for path in run_folders(_directory(context), "run.json", "redis.json")))
+
+
+def _directory(context: typer.Context) -> Path:
+    from console.cli.options import DIRECTORY
+
+    return Path(context.params.get("directory") or DIRECTORY)
+
+
+def _begun(begun: str, words: Iterable[str]) -> list[str]:
+    until = time.monotonic() + LOOK_S
+    found: dict[str, None] = {}
+    for word in words:
+        if word.startswith(begun) and word.isprintable():
+            found[word] = None
+        if len(found) >= MOST or time.monotonic() > until:
+            break
+    return list(found)
+
+
+def _silent(complete: Completion) -> Completion:
+    """Nothing is offered where a run, its Redis or its files cannot be read; defects of ours are not hidden."""
+
+    def silent(context: typer.Context, begun: str) -> list[str]:
+        from redis.exceptions import RedisError
+
+        from penstock.errors import PenstockError
+
+        try:
+            return complete(context, begun)
+        except (PenstockError, RedisError, OSError):
+            return []
+
+    return silent
+
+
+def _of_run(read: Callable[[Any, str], Iterable[str]]) -> Completion:
+    """What ``read`` finds in the Redis of the run."""
+
+    def complete(context: typer.Context, begun: str) -> list[str]:
+        from console.cli.target import Target
+
+        asked = context.params
+        url = asked.get("redis") or asked.get("url")
+        target = Target(asked.get("run"), url, _directory(context), timeout_s=ANSWER_S)
+        return _begun(begun, read(target, begun))
+
+    return _silent(complete)
+
+
+def _jobs(target: Any, begun: str) -> Iterable[str]:
+    from penstock.redis.scan import scan_keys
+
+    prefix = target.keys.group("")
+    return (key.removeprefix(prefix) for key in scan_keys(target.client, prefix + begun))
+
+
+def _buried(target: Any, begun: str) -> Iterable[str]:
+    from console.read.dead import list_dead
+
+    return (str(row["job"]) for row in list_dead(target.client, target.keys))
+
+
+def _workers(target: Any, begun: str) -> Iterable[str]:
+    from penstock.protocol.presence import live_workers
+
+    return (name for one in live_workers(target.client, target.keys) for name in (one.name, one.started_as))
+
+
+def _payload_servers(target: Any, begun: str) -> Iterable[str]:
+    from penstock.payloads.servers import read
+
+    return sorted(read(target.client, target.keys).servers)
+
+
+def _batches(target: Any, begun: str) -> Iterable[str]:
+    from penstock.protocol.subs import list_subscriptions
+
+    rows = list_subscriptions(target.client, target.keys)
+    newest = max((int(row["cut"]) for row in rows if isinstance(row.get("cut"), int)), default=0)
+    return map(str, range(newest, 0, -1))
+
+
+jobs = _of_run(_jobs)
+buried = _of_run(_buried)
+workers = _of_run(_workers)
+subscriptions = _of_run(lambda target, begun: target.subs())
+payload_servers = _of_run(_payload_servers)
+batches = _of_run(_batches)
+
+
+@_silent
+def samples(context: typer.Context, begun: str) -> list[str]:
+    """The latest samples of the run's history; it needs no Redis."""
+    from console.cli.target import newest_run
+    from console.read.samples import open_samples
+    from penstock.history.filters import Filters, Sort
+
+    directory = _directory(context)
+    reader = open_samples(directory / (context.params.get("run") or newest_run(directory)))
+    job = begun.rpartition("/")[0] if begun.count("/") == 3 else ""
+    page = reader.rows(Filters(job=job), Sort.RECORDED, 10 * MOST, "", ascending=False)
+    return _begun(begun, (row.id for row in page.rows))

@@ -1,0 +1,223 @@
+"""A few prompts of a run through its engine, environment and reward, without a queue: ``penstock check --try N``.
+
+The engine is the run's own, with the weights of ``model.path``: one that is started for this and ended again, or the
+one at ``engine.url``. Rewards run in this process, those of a verifier pool too. Nothing is written but the engine's
+log, in a folder of its own that goes with it.
+"""
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvloop
+
+from penstock.config import Config
+from penstock.errors import ConfigError, PenstockError
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
+from penstock.redaction import redact
+from penstock.system.user_code import run_through, staying_alive
+from penstock.weights.tokenizer import Tokenizer, load_tokenizer
+from producer.dataset import Dataset
+from producer.held_out import HeldOut
+from producer.main import chat_template
+from producer.offers import Offers
+from producer.weighted import mixture_of
+from workers.engine import Engine
+from workers.jobs.environments import Environments, allowed_environments
+from workers.jobs.generate import generate_sample
+from workers.jobs.valves import Valves
+from workers.rewards.allowed import allowed_rewards
+from workers.rewards.score import Rewards
+from workers.router.choose import make_engine
+
+#: Between two looks at how far the engine is.
+LOOK_S = 0.5
+
+#: Called with the answers that are there, and with what is being done.
+Tell = Callable[[int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One prompt and what came of it."""
+
+    job: str
+    prompt: str
+    answer: str
+    #: None where there is none; ``error`` says why.
+    reward: float | None
+    #: What the reward gave beside the number.
+    reward_info: dict[str, Any]
+    #: Drawn tokens.
+    num_generated: int
+    num_turns: int
+    #: A ``FinishReason``; '' where it has none.
+    finish_reason: str
+    generate_s: float
+    reward_s: float
+    #: What went wrong, in a sentence; '' where nothing did.
+    error: str = ""
+
+
+def try_prompts(config: Config, count: int, gpus: Sequence[str], tell: Tell) -> list[Trial]:
+    """The first ``count`` prompts of the training data, one answer each. Blocks for the engine's start and for them.
+
+    Args:
+        gpus: names of those that the engine may see; none: all.
+        tell: called now and then.
+
+    Raises:
+        ConfigError: the run cannot do it, or its engine cannot start as it is configured.
+        EngineError: the engine did not start.
+        KeyboardInterrupt: a signal ended it; nothing of it runs any more.
+    """
+    if config.fleet.models:
+        raise ConfigError(
+            "--try asks one engine, and the engines of this run are a fleet's: name one of them as engine.url, without "
+            "fleet.models."
+        )
+    jobs = _jobs(config, count)
+    folder = Path(tempfile.mkdtemp(prefix="penstock-try-"))
+    told = ""
+    try:
+        with staying_alive():
+            rows = run_through(_until_stopped(_try(config, jobs, folder, gpus, tell)), uvloop.new_event_loop)
+        told = "".join(row.error for row in rows)
+    except PenstockError as exc:
+        told = str(exc)
+        raise
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        # Whoever is sent to the engine's log finds it.
+        if str(folder) not in told:
+            shutil.rmtree(folder, ignore_errors=True)
+    return rows
+
+
+def _jobs(config: Config, count: int) -> list[Job]:
+    """Jobs as the producer admits them first."""
+    template = chat_template(config)
+    source = mixture_of([Dataset(one, template) for one in config.data.train], config.seed)
+    offers = Offers(config, source, HeldOut([]))
+    # Those that are passed over are as many as there are, at the most.
+    offered = map(offers.at, range(count + len(source)))
+    return list(islice((one for one in offered if isinstance(one, Job)), count))
+
+
+async def _until_stopped(work: Coroutine[Any, Any, list[Trial]]) -> list[Trial]:
+    """``work``, cancelled by SIGINT and SIGTERM; a second one ends code of the user's that holds up the loop."""
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+    asked = False
+
+    def stop(_: int, __: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        loop.call_soon_threadsafe(task.cancel)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return await task
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def _try(config: Config, jobs: Sequence[Job], folder: Path, gpus: Sequence[str], tell: Tell) -> list[Trial]:
+    # Nobody would go on with an answer that a lease has no tokens left for.
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"lease_tokens": None})})
+    rewards = Rewards(config.reward, None, allowed_rewards(config))
+    environments = Environments(allowed_environments(config))
+    tokenizer = load_tokenizer(config.model.path)
+    done: list[Trial] = []
+    async with _engine(_seeing(config, gpus), folder, tell) as engine:
+        slots = asyncio.Semaphore(config.worker.slots)
+
+        async def one(job: Job) -> Trial:
+            async with slots:
+                row = await _draw(config, engine, rewards, environments, tokenizer, job)
+            done.append(row)
+            tell(len(done), "")
+            return row
+
+        try:
+            return list(await asyncio.gather(*map(one, jobs)))
+        finally:
+            await rewards.close()
+
+
+def _seeing(config: Config, gpus: Sequence[str]) -> Config:
+    if not gpus or config.engine.url is not None:
+        return config
+    env = {**config.engine.env, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"env": env})})
+
+
+@asynccontextmanager
+async def _engine(config: Config, folder: Path, tell: Tell) -> AsyncIterator[Engine]:
+    """The engine of a worker, with the model's own weights; ended behind the ``async with``."""
+    engine = make_engine(config, "try", folder)
+    telling = asyncio.create_task(_tell_start(engine, tell))
+    try:
+        try:
+            await engine.start()
+        finally:
+            telling.cancel()
+        yield engine
+    finally:
+        await asyncio.shield(engine.stop())
+
+
+async def _tell_start(engine: Engine, tell: Tell) -> None:
+    while True:
+        phase = await asyncio.to_thread(engine.phase)
+        tell(0, f"engine: {phase or 'starting'}")
+        await asyncio.sleep(LOOK_S)
+
+
+async def _draw(
+    config: Config,
+    engine: Engine,
+    rewards: Rewards,
+    environments: Environments,
+    tokenizer: Tokenizer,
+    job: Job,
+) -> Trial:
+    """Draw one answer, past those that the data gives, and score it."""
+    sample, error = Sample(job, len(job.answers)), ""
+    try:
+        environment = environments.make(job)
+        await generate_sample(engine, Valves(), job, sample.k, tokenizer=tokenizer, rollout=config.rollout,
+                              environment=environment, partial=sample)  # fmt: skip
+        await rewards.score(sample)
+    except PenstockError as exc:
+        error = redact(str(exc))
+    return _row(sample, tokenizer, error)
+
+
+def _row(sample: Sample, tokenizer: Tokenizer, error: str) -> Trial:
+    prompt = sample.job.prompt
+    return Trial(
+        job=sample.job.id,
+        prompt=tokenizer.decode(list(sample.job.prompt_ids or ())) if prompt is None else prompt,
+        answer=sample.text,
+        reward=sample.reward,
+        reward_info=sample.reward_info,
+        num_generated=sum(sample.generated),
+        num_turns=sample.num_turns,
+        finish_reason=sample.finish_reason,
+        generate_s=sample.generate_s,
+        reward_s=sample.reward_s,
+        error=error,
+    )

@@ -1,0 +1,103 @@
+"""How far something is that takes long, on stderr: a bar with an ETA on a terminal, plain lines in a pipe.
+
+Nothing is shown of what takes less than a moment, nor where somebody asked for JSON.
+"""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from console.terminal import Terminal
+from penstock.words import printable
+
+#: Before the first line in a pipe, and between two; and between two that say the same.
+LINE_EVERY_S = 5.0
+SAME_EVERY_S = 30.0
+
+
+class Steps:
+    """A context manager around the work; ``at`` says how far it is.
+
+    Args:
+        what: what is done, in words.
+        total: steps of it; None: not known, and no ETA.
+        hidden: show nothing.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: int | None = None,
+        *,
+        hidden: bool = False,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what, self._total = printable(what), total
+        self._console = console or Terminal(stderr=True)
+        self._clock = clock
+        self._began = self._said_at = clock()
+        self._said: tuple[int, str] | None = None
+        self._hidden = hidden
+        self._bar = _bar(self._console) if self._console.is_terminal and not hidden else None
+        self._task = self._bar.add_task(self._what, total=total, words="") if self._bar is not None else None
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def at(self, done: int, words: str = "", *, total: int | None = None) -> None:
+        """So many steps are done; ``words`` says what is being done now. Returns at once.
+
+        Args:
+            total: steps of the work, where that is known only now.
+        """
+        self._total = self._total if total is None else total
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, total=self._total, words=printable(words))
+        elif not self._hidden and self._clock() - self._said_at >= self._pause_s(done, words):
+            self._said_at, self._said = self._clock(), (done, words)
+            self._console.print(self.line(done, words), markup=False, highlight=False, soft_wrap=True)
+
+    def _pause_s(self, done: int, words: str) -> float:
+        return SAME_EVERY_S if (done, words) == self._said else LINE_EVERY_S
+
+    def line(self, done: int, words: str = "") -> str:
+        """As a pipe gets it."""
+        took_s = self._clock() - self._began
+        counted = f" {done}" if self._total is None else f" {done} of {self._total}"
+        left = f", about {left_text(took_s * (self._total - done) / done)} left" if done and self._total else ""
+        counted = counted if self._total is not None or done else ""
+        return printable(f"{self._what}:{counted}{words and f' {words}'} ({took_s:.0f} s{left})")
+
+
+def left_text(seconds: float) -> str:
+    """A time that is left: ``40 s``, ``12 min``, ``3 h 05 min``."""
+    whole = max(0, round(seconds))
+    if whole < 90:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _bar(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[words]}", markup=False),
+    )
+    return Progress(*columns, console=console, transient=True)

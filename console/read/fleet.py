@@ -1,0 +1,45 @@
+"""The fleet that runs: its groups, its processes, and what its autoscaler decided and why."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.protocol.keys import Keys
+from penstock.redis.commands import Client
+
+#: Processes and decisions that are shown.
+MAX_PROCESSES = 2000
+MAX_DECISIONS = 100
+_DECISION = ("at", "before", "engines", "wanted", "binds", "terms")
+
+
+def read_fleet(client: Client, keys: Keys) -> dict[str, Any] | None:
+    """What ``penstock fleet up`` shows; None where none runs. Blocks for a round trip; raises ProtocolError.
+
+    Returns:
+        ``groups`` and ``processes`` as rows; ``autoscale``: what binds now, {} where nothing is scaled;
+        ``decisions``: changes of its size, the latest first, as far as they can be read.
+    """
+    from workers.fleet.state import read_state
+
+    try:
+        state = read_state(client, keys)
+    except ConfigError:
+        return None
+    auto = state["autoscale"]
+    return {
+        "host": state["host"],
+        "age_s": state["age_s"],
+        "groups": [{"group": name, **group} for name, group in state["groups"].items()],
+        "processes": state["processes"][:MAX_PROCESSES],
+        "endpoints": state["endpoints"],
+        "autoscale": {name: value for name, value in auto.items() if name != "decisions"},
+        "decisions": decisions_of(auto),
+    }
+
+
+def decisions_of(autoscale: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the autoscaler decided, the latest first; what is no decision is left out."""
+    told = autoscale.get("decisions", [])
+    decisions = [one for one in told[-MAX_DECISIONS:] if isinstance(one, dict)] if isinstance(told, list) else []
+    return [{name: one.get(name) for name in _DECISION} for one in reversed(decisions)]

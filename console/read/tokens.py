@@ -1,0 +1,41 @@
+"""The ledger of tokens (I10), for command line, page and metrics: what was drawn, and what became of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.names import Lane
+from penstock.protocol.tokens import TRAINED, ledgers_of
+
+#: In place of an account: what live groups hold, whose fate is open.
+HELD = "held"
+
+
+def list_tokens(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row per account of a snapshot's ledger, by lane, the largest first.
+
+    With ``held`` among them they add up to all that was told of. ``share``: of these, from 0 to 1.
+    """
+    rows = []
+    for lane, ledger in ledgers_of(state).items():
+        accounts = {**ledger.accounts, HELD: ledger.held}
+        for account, tokens in sorted(accounts.items(), key=lambda one: (-one[1], one[0])):
+            share = tokens / ledger.heard if ledger.heard else 0.0
+            rows.append({"lane": lane, "account": account, "tokens": tokens, "share": round(share, 4)})
+    return [row for row in rows if row["tokens"]]
+
+
+def goodput_line(state: Mapping[str, Any]) -> str:
+    """What share of the tokens drawn for training was trained on, and where the rest is; '' before there is one."""
+    ledger = ledgers_of(state).get(Lane.TRAIN)
+    if ledger is None or ledger.goodput is None:
+        return ""
+    rest = [
+        f"{row['account']} {row['share']:.1%}"
+        for row in list_tokens(state)
+        if row["lane"] == Lane.TRAIN and row["account"] != TRAINED
+    ]
+    words = f"; {', '.join(rest)}" if rest else ""
+    said = f"goodput {ledger.goodput:.1%}: {ledger.trained} of {ledger.heard} tokens were trained on{words}"
+    if ledger.unheard:
+        said += f"; what {ledger.unheard} requests drew that were lost on the way is not known"
+    return said

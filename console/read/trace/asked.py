@@ -1,0 +1,47 @@
+"""What a trace is asked of: a job, one of its samples, a prompt over its epochs, or a batch."""
+
+import re
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
+from penstock.history.row import key_of
+from penstock.names import is_name
+
+_JOB = re.compile(r"([^/]+)/([0-9]{1,18})/([0-9]{1,18})")
+_PROMPT = re.compile(r"([^/]+)/([0-9]{1,18})")
+_BATCH = re.compile(r"(?:([^:/]+):)?([0-9]{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One of these is given."""
+
+    #: Id of a job, and of a sample of it, '' for all.
+    job: str = ""
+    sample: str = ""
+    #: A prompt: its dataset and line.
+    dataset: str = ""
+    line: int = -1
+    #: A batch, and its subscription; '': the run's own trainer's, or whose there is.
+    batch: int | None = None
+    subscription: str = ""
+
+
+def asked_of(text: str) -> Asked:
+    """What ``text`` names; ConfigError where it is none of these."""
+    if found := _JOB.fullmatch(text):
+        return Asked(job=text)
+    if found := _PROMPT.fullmatch(text):
+        return Asked(dataset=found[1], line=int(found[2]))
+    if (found := _BATCH.fullmatch(text)) and (found[1] is None or is_name(found[1])):
+        return Asked(batch=int(found[2]), subscription=found[1] or "")
+    try:
+        job, _, _ = key_of(text)
+    except ConfigError:
+        job = ""
+    if not _JOB.fullmatch(job):
+        raise ConfigError(
+            f"{text!r} is nothing that can be traced: write a job (DATASET/EPOCH/LINE), a sample "
+            "(DATASET/EPOCH/LINE/K), a prompt (DATASET/LINE) or a batch (N, or SUBSCRIPTION:N)."
+        )
+    return Asked(job=job, sample=text)

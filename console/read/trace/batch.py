@@ -1,0 +1,99 @@
+"""A batch and the jobs in it; the jobs that ask one prompt."""
+
+from typing import Any
+
+from console.read.trace.asked import Asked
+from console.read.trace.job import first_of
+from console.read.trace.sources import Sources
+from penstock.errors import ProtocolError
+from penstock.history.filters import Filters
+from penstock.history.row import SampleRow, id_of, place_of
+from penstock.names import HOME_LANES
+from penstock.protocol.records.tries import tries_of
+
+#: Samples of a batch, and jobs of a prompt, that are told of.
+MOST_SAMPLES, MOST_JOBS = 20_000, 200
+
+
+def trace_batch(sources: Sources, asked: Asked) -> dict[str, Any] | None:
+    """A batch: its times, its trainer's step, and a row per job in it; None where nothing is known of it. Blocks.
+
+    ``problems`` says where it has more samples than are told of.
+    """
+    subscription = asked.subscription or _whose(sources, asked.batch)
+    filters = Filters(batch=asked.batch, subscription=subscription)
+    page = sources.samples.rows(filters, limit=MOST_SAMPLES)
+    if not (rows := page.rows):
+        return None
+    left = f"It has {sources.samples.count(filters)} samples: {len(rows)} of them are told of." if page.next else ""
+    key = subscription, asked.batch
+    use = next((one for one in sources.samples.uses(rows[0].id) if (one.subscription, one.batch) == key), None)
+    own = subscription == sources.subscription
+    step = next((one for one in sources.steps if own and one.batch == asked.batch), None)
+    jobs: dict[str, list[SampleRow]] = {}
+    for row in rows:
+        jobs.setdefault(row.job, []).append(row)
+    return {
+        "batch": asked.batch,
+        "subscription": subscription,
+        "version": use.version if use else -1,
+        "step": step.step if step else None,
+        "cut_s": first_of(row.cut_s for row in rows),
+        "trained_s": first_of(row.trained_s for row in rows) or (step.ended_s if step else 0.0),
+        "wait_s": step.wait_s if step else None,
+        "train_s": step.train_s if step else None,
+        "publish_s": step.publish_s if step else None,
+        "jobs": [_job(name, jobs[name]) for name in sorted(jobs, key=place_of)],
+        "problems": [left] if left else [],
+    }
+
+
+def _whose(sources: Sources, batch: int | None) -> str:
+    """Whose batch a number alone names, for each subscription counts its own: the run's trainer's, where it has it."""
+    for filters in (Filters(batch=batch, subscription=sources.subscription), Filters(batch=batch)):
+        for row in sources.samples.rows(filters, limit=1).rows:
+            names = {use.subscription for use in sources.samples.uses(row.id) if use.batch == batch}
+            return sources.subscription if sources.subscription in names else min(names, default="")
+    return ""
+
+
+def trace_prompt(sources: Sources, asked: Asked) -> list[dict[str, Any]]:
+    """A row per job that asked this prompt, the latest ``MOST_JOBS``, by epoch (of an evaluation: by version).
+
+    Blocks for the disk.
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
+    for lane in HOME_LANES:
+        for job, k, part in sources.samples.scores(Filters(lane=lane, dataset=asked.dataset)):
+            if place_of(job)[2] == asked.line:
+                found.setdefault(job, []).append((k, part))
+    latest = sorted(found, key=place_of)[-MOST_JOBS:]
+    samples = {job: [sources.samples.row(id_of(job, *key)) for key in sorted(found[job])] for job in latest}
+    return [_job(job, [row for row in rows if row is not None]) for job, rows in samples.items() if any(rows)]
+
+
+def _job(job: str, rows: list[SampleRow]) -> dict[str, Any]:
+    rewards = [row.reward for row in rows if row.reward is not None]
+    admitted, ready = first_of(row.admitted_s for row in rows), first_of(row.ready_s for row in rows)
+    return {
+        "job": job,
+        "lane": rows[0].lane,
+        "samples": len(rows),
+        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+        "oldest": min(row.oldest for row in rows),
+        "newest": max(row.newest for row in rows),
+        "workers": ", ".join(sorted({row.worker for row in rows if row.worker})),
+        "tries": max(_num_tries(row) for row in rows),
+        "admitted_s": admitted,
+        "ready_s": ready,
+        "took_s": ready - admitted if 0 < admitted <= ready else None,
+        "fate": rows[0].fate or f"({rows[0].reason})",
+    }
+
+
+def _num_tries(row: SampleRow) -> int:
+    try:
+        tries = tries_of(row.tries, row.job)
+    except ProtocolError:
+        return 1
+    return tries[-1].number if tries else 1

@@ -1,0 +1,217 @@
+"""The trace of one job: who held it, what came of each try, and what became of each sample, in the order of time.
+
+Command line and page both take it from here, so that they say the same.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from console.read.live_samples import LiveJob, read_live_job
+from console.read.trace.sources import Sources
+from console.read.trace.stages import own_try, stages_of
+from console.read.trace.steps import Step
+from penstock.errors import ProtocolError
+from penstock.history.filters import Filters
+from penstock.history.reader import HistoryReader
+from penstock.history.row import SCORES, WHOLE_JOB, SampleRow, Use
+from penstock.protocol.records.tries import Try, tries_of
+
+#: Samples of one job that are told of.
+MOST_SAMPLES = 1000
+_OF_A_SAMPLE = (
+    *("id", "k", "part", "worker", "status", "finish_reason", "reward", "reward_info", "oldest", "newest"),
+    *("prompt_length", "num_generated", "cached_tokens", "num_turns", "num_aborts", "fate", "reason"),
+    *(
+        "first_token_s",
+        "drawn_s",
+        "rewarded_s",
+        "committed_s",
+        "cut_s",
+        "trained_s",
+        "generate_s",
+        "reward_s",
+        "pauses",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a job or a sample."""
+
+    #: Unix seconds.
+    at_s: float
+    event: str
+    #: A part, a worker, a subscription.
+    who: str
+    what: str
+    #: Id of the sample that it is of; '': of the job.
+    sample: str = ""
+
+
+def trace_job(sources: Sources, job: str, sample: str = "") -> dict[str, Any] | None:
+    """All that is known of a job, by plain values; None where nothing is. Blocks for the disk, and for Redis.
+
+    Args:
+        sample: id of one of its samples, to leave out the others; '': all of them.
+
+    Returns:
+        its lane, state, prompt and times; ``tries``; ``samples``, each with its ``stages`` and the number of its try;
+        ``batches``; ``events`` by time; ``problems``: what of it could not be read.
+    """
+    live = read_live_job(*sources.live, job) if sources.live else None
+    rows, uses = _rows(sources.samples, job, live)
+    if not rows:
+        return None
+    problems = [live.broken] if live and live.broken else []
+    tries = _tries(rows, job, problems)
+    batches = _batches(uses, live, sources, rows)
+    there = [row for row in rows if row.k != WHOLE_JOB and sample in ("", row.id)]
+    if sample and not there:
+        return None
+    events = sorted(_events(rows, tries, batches), key=lambda one: one.at_s)
+    return {
+        "job": job,
+        "lane": rows[0].lane,
+        "state": live.state if live else rows[0].fate,
+        "prompt": next((row.prompt for row in rows if row.prompt), ""),
+        "label": next((row.label for row in rows if row.label), ""),
+        "failed_tries": max(row.attempts for row in rows),
+        "crashes": max(row.crashes for row in rows),
+        "admitted_s": first_of(row.admitted_s for row in rows),
+        "ready_s": first_of(row.ready_s for row in rows),
+        "tries": [asdict(one) for one in tries],
+        "samples": [_sample(row, tries) for row in there],
+        "batches": batches,
+        "events": [asdict(event) for event in events if not sample or event.sample in ("", sample)],
+        "problems": problems,
+    }
+
+
+def _rows(samples: HistoryReader, job: str, live: LiveJob | None) -> tuple[list[SampleRow], list[Use]]:
+    """Those of the history, and those of Redis that it has not yet."""
+    found = {row.key: row for row in samples.rows(Filters(job=job), limit=MOST_SAMPLES).rows}
+    uses = {
+        (use.k, use.part, use.subscription, use.batch): use for row in found.values() for use in samples.uses(row.id)
+    }
+    # What is still in Redis is not over: its row is newer than any of an earlier life of the job.
+    for row in live.rows if live else ():
+        if row.key not in found or not row.fate:
+            found[row.key] = row
+    for use in live.uses if live else ():
+        uses.setdefault((use.k, use.part, use.subscription, use.batch), use)
+    rows = sorted(found.values(), key=lambda row: row.key)
+    ended = [row for row in rows if row.k != WHOLE_JOB]
+    return ended or rows, [use for use in uses.values() if use.k != WHOLE_JOB]
+
+
+def _tries(rows: Sequence[SampleRow], job: str, problems: list[str]) -> list[Try]:
+    text = max((row.tries for row in rows), key=len)
+    try:
+        return tries_of(text, f"job {job}", ready_s=first_of(row.ready_s for row in rows))
+    except ProtocolError as exc:
+        problems.append(str(exc))
+        return []
+
+
+def _sample(row: SampleRow, tries: Sequence[Try]) -> dict[str, Any]:
+    held = own_try(row, tries)
+    return {
+        **{name: getattr(row, name) for name in _OF_A_SAMPLE},
+        "try": held.number if held else None,
+        "stages": [asdict(stage) for stage in stages_of(row, tries)],
+    }
+
+
+def _batches(
+    uses: Sequence[Use], live: LiveJob | None, sources: Sources, rows: Sequence[SampleRow]
+) -> list[dict[str, Any]]:
+    """A row per batch that held samples of the job."""
+    found: dict[tuple[str, int], list[Use]] = {}
+    for use in uses:
+        found.setdefault((use.subscription, use.batch), []).append(use)
+    # Rows know when the first batch that held them was cut and trained.
+    alone = rows if len(found) == 1 else ()
+    steps = {(sources.subscription, step.batch): step for step in sources.steps}
+    return [_batch(found[key], live, steps.get(key), alone) for key in sorted(found)]
+
+
+def _batch(uses: Sequence[Use], live: LiveJob | None, step: Step | None, alone: Sequence[SampleRow]) -> dict[str, Any]:
+    key = uses[0].subscription, uses[0].batch
+    cut, trained = (live.cut_s.get(key, 0.0), live.trained_s.get(key, 0.0)) if live else (0.0, 0.0)
+    return {
+        "subscription": key[0],
+        "batch": key[1],
+        "version": uses[0].version,
+        "samples": len(uses),
+        "staleness": max(use.staleness for use in uses),
+        "loss_tokens": sum(use.loss_tokens for use in uses),
+        "step": step.step if step else None,
+        "cut_s": cut or first_of(row.cut_s for row in alone),
+        "trained_s": trained or first_of(row.trained_s for row in alone) or (step.ended_s if step else 0.0),
+    }
+
+
+def _events(rows: Sequence[SampleRow], tries: Sequence[Try], batches: Sequence[dict[str, Any]]) -> Iterator[Event]:
+    found = [*_of_tries(rows, tries), *_of_samples(rows), *_of_batches(rows, batches)]
+    return (event for event in found if event.at_s > 0)
+
+
+def _of_tries(rows: Sequence[SampleRow], tries: Sequence[Try]) -> Iterator[Event]:
+    yield Event(first_of(row.admitted_s for row in rows), "admitted", "producer", f"lane {rows[0].lane}")
+    for one in tries:
+        yield Event(one.leased_s, "leased", one.worker, f"try {one.number}, from lane {one.lane}")
+        yield Event(one.ended_s, one.end.partition(" ")[0], one.worker, f"end of try {one.number}{_why(one)}")
+    if not tries:
+        yield Event(first_of(row.leased_s for row in rows), "leased", "", "first try")
+
+
+def _why(one: Try) -> str:
+    why = one.end.partition(" ")[2]
+    return f": {why}" if why else ""
+
+
+def _of_samples(rows: Sequence[SampleRow]) -> Iterator[Event]:
+    for row in rows:
+        if row.k == WHOLE_JOB:
+            continue
+        name = f"sample {row.k}" + (f".{row.part}" if row.part else "")
+        yield Event(row.first_token_s, "first token", row.worker, name, row.id)
+        for begin, end in (pause for pause in row.pauses if len(pause) == 2):
+            yield Event(begin, "paused", row.worker, f"{name}, for {max(0.0, end - begin):.3f} s", row.id)
+        yield Event(row.drawn_s, "drawn", row.worker, f"{name}: {row.num_generated} tokens, {_versions(row)}", row.id)
+        yield Event(row.rewarded_s, "rewarded", row.worker, f"{name}: {_reward(row)}", row.id)
+        yield Event(row.committed_s, "committed", row.worker, name, row.id)
+
+
+def _of_batches(rows: Sequence[SampleRow], batches: Sequence[dict[str, Any]]) -> Iterator[Event]:
+    yield Event(first_of(row.ready_s for row in rows), "ready", "", _samples(sum(row.k >= 0 for row in rows)))
+    for batch in batches:
+        who, name = batch["subscription"], f"batch {batch['batch']}"
+        yield Event(batch["cut_s"], "cut", who, f"{name}{_for_version(batch['version'])}")
+        step = "" if batch["step"] is None else f" in step {batch['step']}"
+        done = SCORES.get(rows[0].lane)
+        with_loss = "" if done else f", {batch['loss_tokens']} tokens with loss"
+        yield Event(batch["trained_s"], done or "trained", who, f"{name}{step}{with_loss}")
+
+
+def _samples(count: int) -> str:
+    return "1 sample" if count == 1 else f"{count} samples"
+
+
+def _for_version(version: int) -> str:
+    return f", for version {version}" if version >= 0 else ""
+
+
+def _versions(row: SampleRow) -> str:
+    return f"version {row.newest}" if row.oldest == row.newest else f"versions {row.oldest} to {row.newest}"
+
+
+def _reward(row: SampleRow) -> str:
+    return "no reward" if row.reward is None else f"{row.reward:g}"
+
+
+def first_of(times: Iterable[float]) -> float:
+    """The earliest that is known; 0 where none is."""
+    return min((time for time in times if time > 0), default=0.0)

@@ -1,0 +1,184 @@
+"""What happened in a span of time, on tracks: workers by slot, the queue, the trainer's steps and publications."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from console.read.trace.sources import Sources
+from console.read.trace.stages import MEANING, Stage, stages_of
+from penstock.errors import ProtocolError
+from penstock.history.reader import HistoryReader
+from penstock.history.row import TIMES, WHOLE_JOB, SampleRow
+from penstock.protocol.records.tries import Try, tries_of
+
+#: Samples of a span at most, the latest ones; rows looked at per page.
+MOST_SAMPLES, PAGE = 50_000, 256
+#: Rows stand in the order in which groups were done with, which is nearly that of time: after so many in a row that
+#: ended before the span none that follows is in it.
+SLACK = 4096
+#: Stages of a sample while a worker has it, and those of its group that nobody works on.
+_AT_WORK = frozenset(("prefill", "decode", "generate", "reward", "commit"))
+_WAITS = {"cut": "waits to be cut", "train": "waits to be trained"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something with a beginning and an end (Unix seconds); slices of one line lie apart, or one within another."""
+
+    name: str
+    begin_s: float
+    end_s: float
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of slices, under the name of a part."""
+
+    part: str
+    name: str
+    slices: Sequence[Slice]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Something that overlaps others of its kind: a job in the queue, a lease. (Unix seconds)"""
+
+    part: str
+    kind: str
+    name: str
+    #: Of one kind no two that overlap have the same.
+    id: str
+    begin_s: float
+    end_s: float
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def latest_s(sources: Sources) -> float:
+    """When the last thing happened that is written down (Unix seconds); 0 where nothing is."""
+    rows = sources.samples.rows(limit=1).rows
+    return max([_span(row)[1] for row in rows] + [step.ended_s for step in sources.steps[-1:]], default=0.0)
+
+
+def tracks(sources: Sources, from_s: float, to_s: float) -> tuple[list[Line], list[Wait]]:
+    """All that is known of a span of time (Unix seconds). Blocks for the disk."""
+    rows = list(_rows(sources.samples, from_s, to_s))
+    lines, waits = _of_workers(rows), list(_of_jobs(rows))
+    return [*lines, *_of_trainer(sources, from_s, to_s)], waits
+
+
+def _rows(samples: HistoryReader, from_s: float, to_s: float) -> Iterator[SampleRow]:
+    after, before, taken = "", 0, 0
+    while True:
+        page = samples.rows(limit=PAGE, after=after)
+        for row in page.rows:
+            begin, end = _span(row)
+            before = before + 1 if end < from_s else 0
+            if begin <= to_s and end >= from_s:
+                taken += 1
+                yield row
+        after = page.next
+        if not after or before > SLACK or taken >= MOST_SAMPLES:
+            return
+
+
+def _span(row: SampleRow) -> tuple[float, float]:
+    known = [time for name in TIMES if (time := getattr(row, name)) > 0]
+    return min(known, default=0.0), max(known, default=0.0)
+
+
+def _of_workers(rows: Sequence[SampleRow]) -> list[Line]:
+    """Samples on the slots of their workers; a slot is free once its sample is committed."""
+    made = [(row, _at_work(row)) for row in rows if row.k != WHOLE_JOB and row.worker]
+    slots: dict[str, list[list[Slice]]] = {}
+    for row, slices in sorted((one for one in made if one[1]), key=lambda one: one[1][0].begin_s):
+        of_worker = slots.setdefault(row.worker, [])
+        free = next((slot for slot in of_worker if slot[0].end_s <= slices[0].begin_s), None)
+        if free is None:
+            of_worker.append(free := [slices[0]])
+        # The first of a slot is a copy of its last sample, until the line is made.
+        free[0] = slices[0]
+        free += slices
+    return [
+        Line(f"worker {worker}", f"slot {number}", slot[1:])
+        for worker, found in sorted(slots.items())
+        for number, slot in enumerate(found, 1)
+    ]
+
+
+def _at_work(row: SampleRow) -> list[Slice]:
+    """A sample while a worker has it: itself, and its stages within it."""
+    stages = stages_of(row, _tries(row))
+    work = [stage for stage in stages if stage.name in _AT_WORK]
+    if not work:
+        return []
+    about = {
+        "job": row.job, "tokens": row.num_generated, "versions": f"{row.oldest}..{row.newest}", "reward": row.reward,
+        "fate": row.fate or row.reason, "aborts": row.num_aborts, "cached tokens": row.cached_tokens,
+    }  # fmt: skip
+    whole = Slice(row.id, work[0].begin_s, work[-1].end_s, about)
+    inner = [Slice(stage.name, stage.begin_s, stage.end_s, {"is": MEANING[stage.name]}) for stage in work]
+    return [whole, *inner, *_paused(stages, work)]
+
+
+def _paused(stages: Sequence[Stage], work: Sequence[Stage]) -> Iterator[Slice]:
+    """Pauses, cut where one stage of the work ends and the next begins."""
+    for stage in work:
+        at = stage.begin_s
+        for pause in (one for one in stages if one.name == "paused"):
+            begin, end = max(pause.begin_s, at), min(pause.end_s, stage.end_s)
+            if begin < end:
+                yield Slice("paused", begin, end, {"is": MEANING["paused"]})
+                at = end
+
+
+def _of_jobs(rows: Sequence[SampleRow]) -> Iterator[Wait]:
+    for row in {row.job: row for row in rows}.values():
+        tries = _tries(row)
+        yield from _queued(row, tries)
+        for one in tries:
+            if one.ended_s > one.leased_s:
+                name, about = f"{row.job}, try {one.number}", {"end": one.end, "lane": one.lane}
+                yield Wait(
+                    f"worker {one.worker}", "lease", name, f"{row.job}#{one.number}", one.leased_s, one.ended_s, about
+                )
+        for stage in stages_of(row, tries):
+            if stage.name in _WAITS:
+                yield Wait("queue", _WAITS[stage.name], row.job, row.job, stage.begin_s, stage.end_s)
+
+
+def _queued(row: SampleRow, tries: Sequence[Try]) -> Iterator[Wait]:
+    """Before its first lease, and between two of them."""
+    from_s = row.admitted_s
+    for number, leased_s in [(one.number, one.leased_s) for one in tries] or [(1, row.leased_s)]:
+        if 0 < from_s < leased_s:
+            yield Wait("queue", "queued", row.job, f"{row.job}#{number}", from_s, leased_s)
+        from_s = next((one.ended_s for one in tries if one.number == number), 0.0)
+
+
+def _tries(row: SampleRow) -> list[Try]:
+    try:
+        return tries_of(row.tries, row.job, ready_s=row.ready_s)
+    except ProtocolError:
+        return []
+
+
+def _of_trainer(sources: Sources, from_s: float, to_s: float) -> Iterator[Line]:
+    steps: list[Slice] = []
+    published: list[Slice] = []
+    last = 0.0
+    for step in sources.steps:
+        if step.ended_s < from_s or step.waited_from_s > to_s or step.ended_s <= last:
+            continue
+        about = {"step": step.step, "batch": step.batch, "version": step.version}
+        waited, trained = max(step.waited_from_s, last), max(step.trained_from_s, last)
+        publish, last = max(step.published_from_s, last), step.ended_s
+        steps += [
+            Slice(f"waits for batch {step.batch}", waited, trained, about),
+            Slice(f"step {step.step}", trained, publish, about),
+        ]
+        published.append(Slice(f"publishes after step {step.step}", publish, last, about))
+    part = f"trainer {sources.subscription}"
+    for name, slices in (("steps", steps), ("publications", published)):
+        if found := [one for one in slices if one.begin_s < one.end_s]:
+            yield Line(part, name, found)

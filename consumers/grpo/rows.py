@@ -1,0 +1,107 @@
+"""Rows that a run's parts write into its folder, and what the trainer's come to.
+
+``steps.jsonl`` and ``eval.jsonl`` are the trainer's. After a rewind steps repeat: one that comes again takes the place
+of what was told of it and of all later ones, which made weights that are gone.
+``queue.jsonl`` is the launcher's, a row per second.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.config import Config
+
+Row = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """All rows of a run."""
+
+    #: By step, ascending, each step once; those of the weights that the trainer has now.
+    steps: list[Row]
+    #: By version, ascending, each (dataset, version) once.
+    evals: list[Row]
+    #: By time.
+    queue: list[Row]
+
+
+#: Types that a field must be of for its row to count.
+_NUMBER = (int, float)
+
+
+def read_rows(run_dir: Path) -> Rows:
+    """Read the three files; an absent one has no rows."""
+    steps: list[Row] = []
+    for row in _read(run_dir / "steps.jsonl", {"step": _NUMBER}):
+        while steps and steps[-1]["step"] >= row["step"]:
+            steps.pop()
+        steps.append(row)
+    needed = {"version": _NUMBER, "dataset": (str,), "accuracy": _NUMBER}
+    evals = {(row["version"], row["dataset"]): row for row in _read(run_dir / "eval.jsonl", needed)}
+    return Rows(
+        steps=steps,
+        evals=[evals[key] for key in sorted(evals)],
+        queue=_read(run_dir / "queue.jsonl", {"time_s": _NUMBER}),
+    )
+
+
+def _read(path: Path, needed: Mapping[str, tuple[type, ...]]) -> list[Row]:
+    if not path.exists():
+        return []
+    rows, torn = [], 0
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and all(isinstance(row.get(key), types) for key, types in needed.items()):
+            rows.append(row)
+        else:
+            torn += 1
+    if torn:
+        log.warning("%s: %d lines are torn (a writer was killed) and left out", path, torn)
+    return rows
+
+
+def of_steps(config: Config, rows: Rows) -> dict[str, Any]:
+    """What was trained: a part of ``summary.json``, whose keys ``console.launch.report.summarize`` describes."""
+    steps = rows.steps
+    samples = _sum(steps, "samples")
+    busy_s = sum(_sum(steps, key) for key in ("wait_s", "step_s", "publish_s"))
+    accuracies = headline(config, rows.evals)
+    return {
+        "steps": int(steps[-1]["step"]) if steps else 0,
+        "samples": int(samples),
+        "tokens": int(_sum(steps, "generated_tokens")),
+        "accuracy_first": accuracies[0]["accuracy"] if accuracies else None,
+        "accuracy_last": accuracies[-1]["accuracy"] if accuracies else None,
+        "staleness_max": max((int(row.get("staleness_max") or 0) for row in steps), default=0),
+        "staleness_mean": _mean(steps, "staleness_mean", samples),
+        "skipped_steps": int(_sum(steps, "skipped_steps")),
+        "trainer_wait_share": ratio(_sum(steps, "wait_s"), busy_s),
+    }
+
+
+def headline(config: Config, evals: list[Row]) -> list[Row]:
+    """Rows of the first dataset under ``data.eval``, or of whichever there is."""
+    first = config.data.eval[0].name if config.data.eval else (evals[0]["dataset"] if evals else None)
+    return [row for row in evals if row["dataset"] == first]
+
+
+def _sum(rows: Iterable[Row], key: str) -> float:
+    return sum(float(row.get(key) or 0) for row in rows)
+
+
+def _mean(rows: Iterable[Row], key: str, weight: float) -> float:
+    return ratio(sum(float(row.get(key) or 0) * float(row.get("samples") or 0) for row in rows), weight)
+
+
+def ratio(value: float, over: float) -> float:
+    """``value / over``, 0 where that is nothing."""
+    return round(value / over, 6) if over else 0.0

@@ -1,0 +1,1 @@
+"""Where a trainer's figures are shown: TensorBoard, W&B, trackio, MLflow, each by its own library."""

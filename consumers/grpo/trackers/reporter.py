@@ -1,0 +1,129 @@
+"""A thread that tells one tracker what it is given: training goes on, however slow the tracker is or how it fails."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from consumers.grpo.trackers.tracker import Position, Tracker
+from penstock.words import said
+
+#: Most entries that wait; those beyond are left out.
+MAX_WAITING = 1000
+#: Between two tries to open a tracker that could not be opened.
+REOPEN_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Tells one tracker; every method but ``close`` returns at once.
+
+    Args:
+        name: of the tracker, for people.
+        position: how far the run was told there before.
+        make: opens the tracker. Called in the thread, and again after a while where it raises.
+    """
+
+    def __init__(self, name: str, position: Position, make: Callable[[], Tracker]) -> None:
+        self.name = name
+        self.position = position
+        #: Steps and versions that came again and were told before.
+        self.repeated = 0
+        self._make = make
+        self._tracker: Tracker | None = None
+        self._retry_at = 0.0
+        self._warned = False
+        #: Entries that found no place, and entries at which the tracker failed: each is counted by one thread.
+        self._no_place = self._failed = 0
+        self._waiting: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name=f"report to {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def left_out(self) -> int:
+        """Entries that the tracker was not told."""
+        return self._no_place + self._failed
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Figures of a step."""
+        self._tell(partial(self._metrics, step, values))
+
+    def evaluation(self, version: int, values: Mapping[str, float]) -> None:
+        """Figures of an evaluation."""
+        self._tell(partial(self._evaluation, version, values))
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """What the run came to."""
+        self._tell(lambda tracker: tracker.summary(values))
+
+    def close(self, until: float) -> None:
+        """Blocks until all was told, at most until ``until`` (``time.monotonic``); says what was left out."""
+        try:
+            self._waiting.put(None, timeout=max(0.0, until - time.monotonic()))
+        except queue.Full:
+            pass
+        else:
+            self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            log.warning("%s did not take everything in time: %d entries wait", self.name, self._waiting.qsize())
+        if self.left_out:
+            log.warning("%d entries were left out at %s", self.left_out, self.name)
+
+    def _tell(self, entry: Callable[[Tracker], None]) -> None:
+        try:
+            self._waiting.put_nowait(entry)
+        except queue.Full:
+            self._no_place += 1
+            self._warn(f"{MAX_WAITING} entries wait for it")
+
+    def _run(self) -> None:
+        while (entry := self._waiting.get()) is not None:
+            self._try(entry)
+        if self._tracker is not None:
+            self._try(lambda tracker: tracker.close())
+
+    def _try(self, entry: Callable[[Tracker], None]) -> None:
+        try:
+            if (tracker := self._open()) is not None:
+                entry(tracker)
+            else:
+                self._failed += 1
+        # A library that gives up may want to end the process, or be cancelled: this thread goes on.
+        except BaseException as exc:
+            self._failed += 1
+            self._warn(said(exc))
+
+    def _open(self) -> Tracker | None:
+        if self._tracker is None and time.monotonic() >= self._retry_at:
+            self._retry_at = time.monotonic() + REOPEN_S
+            self._tracker = self._make()
+        return self._tracker
+
+    def _metrics(self, step: int, values: Mapping[str, float], tracker: Tracker) -> None:
+        position = self.position
+        if step <= position.step and not tracker.replaces:
+            self.repeated += 1
+            return
+        tracker.metrics(step, values)
+        position.step = step
+        position.save()
+
+    def _evaluation(self, version: int, values: Mapping[str, float], tracker: Tracker) -> None:
+        position = self.position
+        if version <= position.version:
+            self.repeated += 1
+            return
+        tracker.evaluation(version, values)
+        position.version = version
+        position.save()
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "%s was not told: %s; training goes on, and what else it is not told is counted", self.name, why
+            )

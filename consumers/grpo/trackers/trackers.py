@@ -1,0 +1,132 @@
+"""A run shown at every tracker of ``trainer.report_to``.
+
+    with Trainer(run="digits") as trainer, Trackers(trainer.config) as trackers:
+        for step, batch in enumerate(trainer, 1):
+            loss = train(batch)
+            trackers.metrics(step, {"train/loss": loss}, batch=batch)
+            trainer.commit(batch); trainer.publish(model, step=step)
+
+Each tracker has a thread of its own (reporter.py).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, Self
+
+from consumers.batch.batch import Batch
+from consumers.grpo.trackers import names
+from consumers.grpo.trackers.reporter import Reporter
+from consumers.grpo.trackers.tracker import Position, TrackedRun, Tracker
+from penstock.config import Config
+from penstock.config.reading.secrets import masked
+from penstock.config.trainer import TRACKERS
+from penstock.errors import ConfigError
+from penstock.system.extras import check_installed
+
+#: Longest wait at the end for all trackers to take what they were given; where a trainer fails or was asked to stop.
+CLOSE_S, HURRY_S = 30.0, 5.0
+
+
+class Trackers:
+    """What a trainer's process tells of its run; of several ranks one has it.
+
+    A tracker that fails or is slow is warned of once, and neither stops nor slows whoever calls: what it is not told
+    is counted. A step that comes again, after a rewind or a new start from a checkpoint, has one meaning: TensorBoard
+    shows the later one (as of every step after it), the others the first one.
+
+    Args:
+        report_to: names; None takes ``trainer.report_to``.
+
+    Raises:
+        ConfigError: a name is none, or its library is not installed.
+    """
+
+    def __init__(self, config: Config, report_to: Sequence[str] | None = None) -> None:
+        chosen = config.trainer.report_to if report_to is None else report_to
+        check_trackers(chosen)
+        self._reporters = [_reporter(name, config) for name in dict.fromkeys(chosen)]
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Whoever fails is started again, and must not wait for long.
+        self.close(CLOSE_S if kind is None else HURRY_S)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Entries that each tracker was not told."""
+        return {reporter.name: reporter.left_out for reporter in self._reporters}
+
+    def metrics(self, step: int, values: Mapping[str, Any], batch: Batch | None = None) -> None:
+        """Show figures of a step under these names. Returns at once; what is no finite number is not shown.
+
+        Args:
+            step: counted from 1; of the trainer, whatever the versions are.
+            batch: what was trained: adds its staleness, rewards, lengths, shares (``rollout/...``).
+        """
+        shown = names.numbers(values)
+        if batch is not None:
+            shown = names.of_row(names.of_manifest(batch)) | names.of_batch(batch) | shown
+        for reporter in self._reporters:
+            reporter.metrics(step, shown)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Show a row of ``steps.jsonl``. Returns at once."""
+        if self._reporters:
+            self.metrics(int(row["step"]), names.of_row(row))
+
+    def evaluation(self, version: int, values: Mapping[str, Any]) -> None:
+        """Show figures of an evaluation of ``version``, for instance ``eval/gsm8k``, all at once. Returns at once.
+
+        A version has one evaluation: one that was told before, or is older than one that was, is not told again.
+        """
+        shown = names.numbers(values)
+        for reporter in self._reporters:
+            reporter.evaluation(version, shown)
+
+    def evaluation_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Show rows of ``eval.jsonl``, those of one version together. Returns at once."""
+        if not self._reporters:
+            return
+        versions: dict[int, dict[str, float]] = {}
+        for row in rows:
+            versions.setdefault(int(row["version"]), {}).update(names.of_evaluation(row))
+        for version in sorted(versions):
+            self.evaluation(version, versions[version])
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Show what the run came to, numbers and texts. Returns at once."""
+        shown = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
+        for reporter in self._reporters:
+            reporter.summary(shown)
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Blocks until every tracker has taken what it was given, at most ``timeout_s`` for all of them."""
+        until = time.monotonic() + timeout_s
+        closed, self._closed = self._closed, True
+        for reporter in () if closed else self._reporters:
+            reporter.close(until)
+
+
+def check_trackers(report_to: Sequence[str]) -> None:
+    """Raise ConfigError for a tracker that there is not, or whose library is not installed."""
+    for name in report_to:
+        if name not in TRACKERS:
+            raise ConfigError(f"There is no tracker {name!r}: choose {', '.join(TRACKERS)}.")
+        check_installed(name, f"trainer.report_to {name}")
+
+
+def _reporter(name: str, config: Config) -> Reporter:
+    position = Position.at(config.run_dir / "trackers" / f"{name}.json")
+    shown = masked(config.model_dump(mode="json"))
+    return Reporter(name, position, partial(_open, name, TrackedRun(config.run, config.run_dir, shown, position)))
+
+
+def _open(name: str, run: TrackedRun) -> Tracker:
+    # Here, in the tracker's thread: some of the libraries take seconds to import.
+    make: Callable[[TrackedRun], Tracker] = import_module(f"consumers.grpo.trackers.{name}").make
+    return make(run)

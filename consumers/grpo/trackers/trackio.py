@@ -1,0 +1,50 @@
+"""trackio: project TRACKIO_PROJECT (default penstock), below TRACKIO_DIR, where ``trackio show`` looks.
+
+A start after a kill goes on with the run of the same name, NAME and when it began. What was told cannot be taken back,
+so a step is told once. What the run came to stands as ``summary/...`` at its last step.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from consumers.grpo.trackers.names import numbers
+from consumers.grpo.trackers.tracker import TrackedRun
+
+
+class Trackio:
+    """One run of ``trackio.init``."""
+
+    replaces = False
+
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
+        self._position = run.position
+        # Any: its methods have no types, and most who check have none of it.
+        self._run: Any = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", "penstock"),
+            name=f"{run.name}-{run.position.id}",
+            resume="allow",
+            space_id=os.environ.get("TRACKIO_SPACE_ID"),
+            config=run.config,
+            embed=False,
+        )
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def evaluation(self, version: int, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "eval/version": version}, step=version)
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        shown = {f"summary/{name}": value for name, value in numbers(values).items()}
+        self._run.log(shown, step=max(0, self._position.step))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def make(run: TrackedRun) -> Trackio:
+    """Open it for a run. Blocks for the import."""
+    return Trackio(run)

@@ -1,0 +1,218 @@
+"""Samples of a job that were written at once, as three values: what they say, their tokens, their logprobs.
+
+Together they are much smaller than each by itself: answers to one prompt are alike.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import ProtocolError
+from penstock.history.bodies import MAX_LENGTH, WHAT, Body, Group, body_from, body_of, fields_of, values
+from penstock.history.chunks import read_chunks
+from penstock.history.logprobs import pack_logprobs, unpack_logprobs
+from penstock.history.packing import pack_integers, run_ends, squeeze, unpack_integers, unsqueeze
+from penstock.history.pieces import Spelling
+from penstock.history.row import SampleRow
+from penstock.payloads.format import MAX_TOKENS, Array
+from penstock.protocol.records.codec import MAX_RECORD_BYTES, pack, unpack
+
+#: Most samples of a block, and about how many bytes they have at most together: one is read for each of them.
+MAX_SAMPLES, MAX_BYTES = 32, 1024 * 1024
+
+_NONE = np.zeros(0, "<i4")
+_ARRAYS = ("tokens", "logprobs", "versions", "generated", "loss_mask")
+
+
+class Packed(NamedTuple):
+    """A block as bytes."""
+
+    #: What ``Body`` has of each sample, and whether logprobs are those of drawn tokens alone.
+    bodies: bytes
+    tokens: bytes
+    logprobs: bytes
+
+
+def blocks_of(rows: Sequence[SampleRow]) -> Iterator[list[SampleRow]]:
+    """``rows`` in pieces that are a block each."""
+    block: list[SampleRow] = []
+    size = 0
+    for row in rows:
+        own = 4 * (len(row.answer) + len(row.prompt)) + (0 if row.tokens is None else 9 * len(row.tokens))
+        if block and (len(block) == MAX_SAMPLES or size + own > MAX_BYTES):
+            yield block
+            block, size = [], 0
+        block.append(row)
+        size += own
+    if block:
+        yield block
+
+
+def pack_block(rows: Sequence[SampleRow], group: Group, spelling: Spelling) -> Packed:
+    """Raises ValueError where arrays of a row have different lengths, or only some are there."""
+    kept = [_is_kept(row) for row in rows]
+    own = [_own_tokens(row, group) if there else None for row, there in zip(rows, kept, strict=True)]
+    marked = [row for row, there in zip(rows, kept, strict=True) if there]
+    marks = iter(_marks(marked))
+    bodies = [
+        values(body_of(row, group, spelling, tokens, None if tokens is None else next(marks)))
+        for row, tokens in zip(rows, own, strict=True)
+    ]
+    generated, logprobs = _joined(marked, "generated", "u1"), _joined(marked, "logprobs", "<f4")
+    of_drawn = not logprobs[generated == 0].view("<u4").any()
+    return Packed(
+        squeeze(pack([of_drawn, bodies])),
+        pack_integers(np.concatenate([_NONE, *(one for one in own if one is not None)])),
+        pack_logprobs(logprobs[generated != 0] if of_drawn else logprobs),
+    )
+
+
+class Block:
+    """A block that is read. Raises ProtocolError everywhere, where its bytes are none."""
+
+    def __init__(self, packed: Packed, group: Group) -> None:
+        self._packed = packed
+        self._group = group
+        found = unpack(unsqueeze(packed.bodies, MAX_RECORD_BYTES), WHAT)
+        if not isinstance(found, list) or len(found) != 2 or not isinstance(found[1], list):
+            raise ProtocolError(f"{WHAT} is not what this version of penstock writes.")
+        self._of_drawn = found[0] is True
+        self.bodies = [body_from(one) for one in found[1]]
+        self._lengths = [_length_of(body, group) for body in self.bodies]
+        self._tokens: list[Array] | None = None
+        self._logprobs: list[Array] | None = None
+
+    def fields(self, at: int, spelling: Spelling, *, arrays: bool) -> dict[str, Any]:
+        """What the ``at``-th sample has beside what is looked for, by name; without ``arrays`` these are None."""
+        if not 0 <= at < len(self.bodies):
+            raise ProtocolError(f"{WHAT} is not in its block.")
+        body = self.bodies[at]
+        is_kept = body.num_tokens is not None
+        tokens = self._tokens_of(at) if is_kept and (arrays or body.answer is None) else None
+        found = fields_of(body, self._group, spelling, tokens)
+        if tokens is None or not arrays:
+            return found
+        versions, generated, loss_mask = _unmarked(body)
+        pieces = spelling.pieces(tokens.tolist())
+        return found | {
+            "tokens": tokens,
+            "logprobs": self._logprobs_of(at, generated),
+            "versions": versions,
+            "generated": generated,
+            "loss_mask": loss_mask,
+            "pieces": {one: piece.text for one, piece in pieces.items()},
+        }
+
+    def _tokens_of(self, at: int) -> Array:
+        if self._tokens is None:
+            counts = [body.num_tokens or 0 for body in self.bodies]
+            self._tokens = _split(unpack_integers(self._packed.tokens, sum(counts)), counts)
+        own, shared = self._tokens[at], self._group.tokens
+        if not self.bodies[at].shares_tokens or shared is None:
+            return own
+        return np.concatenate((shared, own))
+
+    def _logprobs_of(self, at: int, generated: Array) -> Array:
+        if self._logprobs is None:
+            counts = [_num_drawn(body) for body in self.bodies] if self._of_drawn else self._lengths
+            self._logprobs = _split(unpack_logprobs(self._packed.logprobs, sum(counts)), counts)
+        if not self._of_drawn:
+            return self._logprobs[at]
+        found = np.zeros(len(generated), np.float32)
+        found[generated != 0] = self._logprobs[at]
+        return found
+
+
+def read_block(connection: sqlite3.Connection, sample: int, group: Group, *, logprobs: bool) -> tuple[int, Block]:
+    """The block that a sample is in, and the number of its first one.
+
+    Raises:
+        ProtocolError: what is there is none.
+        sqlite3.Error: the file cannot be read.
+    """
+    found = connection.execute(
+        "SELECT b, place, bodies, tokens, logprobs FROM blocks WHERE b <= ? ORDER BY b DESC LIMIT 1", (sample,)
+    ).fetchone()
+    if found is None or not all(type(one) is int and 0 <= one < 2**62 for one in found):
+        raise ProtocolError("it is in no block.")
+    first, place, *sizes = found
+    wanted = sizes if logprobs else [*sizes[:2], 0]
+    data = read_chunks(connection, place, sum(wanted))
+    ends = [0, *accumulate(wanted)]
+    return first, Block(Packed(*(data[begin:end] for begin, end in pairwise(ends))), group)
+
+
+def _is_kept(row: SampleRow) -> bool:
+    lengths = {None if (array := getattr(row, name)) is None else len(array) for name in _ARRAYS}
+    if len(lengths) > 1:
+        raise ValueError(f"Arrays of sample {row.id} have different lengths, or some are missing.")
+    length = lengths.pop()
+    return length is not None and length <= MAX_LENGTH
+
+
+def _own_tokens(row: SampleRow, group: Group) -> Array:
+    """Those that are not the group's; all where they begin otherwise."""
+    assert row.tokens is not None
+    tokens, shared = row.tokens.astype("<i4", copy=False), group.tokens
+    if shared is not None and 0 < len(shared) <= len(tokens) and np.array_equal(tokens[: len(shared)], shared):
+        return tokens[len(shared) :]
+    return tokens
+
+
+def _marks(rows: Sequence[SampleRow]) -> list[list[int]]:
+    """Length, version and flags of each run of each row."""
+    if not rows:
+        return []
+    versions = _joined(rows, "versions", "<i4")
+    flags = (_joined(rows, "generated", "u1") != 0) + 2 * (_joined(rows, "loss_mask", "u1") != 0).astype(np.uint8)
+    bounds = list(accumulate(len(_tokens(row)) for row in rows))
+    ends = np.union1d(run_ends(versions, flags), np.array([one for one in bounds if one], np.int64))
+    flat = np.stack((np.diff(ends, prepend=0), versions[ends - 1], flags[ends - 1]), axis=1)
+    cuts = [0, *np.searchsorted(ends, bounds, side="right").tolist()]
+    return [flat[begin:end].reshape(-1).tolist() for begin, end in pairwise(cuts)]
+
+
+def _tokens(row: SampleRow) -> Array:
+    assert row.tokens is not None
+    return row.tokens
+
+
+def _joined(rows: Sequence[SampleRow], name: str, dtype: str) -> Array:
+    return np.concatenate([np.zeros(0, dtype), *(getattr(row, name) for row in rows)]).astype(dtype, copy=False)
+
+
+def _length_of(body: Body, group: Group) -> int:
+    """Of a sample's arrays."""
+    if body.num_tokens is None:
+        return 0
+    shared = 0 if group.tokens is None or not body.shares_tokens else len(group.tokens)
+    marks = body.marks or []
+    if len(marks) % 3 or not all(type(one) is int for one in marks) or not 0 <= body.num_tokens <= MAX_TOKENS:
+        raise ProtocolError(f"{WHAT} has arrays that no row has.")
+    lengths, versions, flags = marks[0::3], marks[1::3], marks[2::3]
+    sound = all(one >= 0 for one in lengths) and all(-(2**31) <= one < 2**31 for one in versions)
+    if not sound or not all(0 <= one <= 3 for one in flags) or sum(lengths) != shared + body.num_tokens:
+        raise ProtocolError(f"{WHAT} has arrays of different lengths.")
+    return shared + body.num_tokens
+
+
+def _num_drawn(body: Body) -> int:
+    # Of a sample without arrays nobody has looked at the marks.
+    marks = (body.num_tokens is not None and body.marks) or []
+    return sum(length for length, flags in zip(marks[0::3], marks[2::3], strict=True) if flags & 1)
+
+
+def _unmarked(body: Body) -> tuple[Array, Array, Array]:
+    """Versions, drawn and loss of each token."""
+    marks = body.marks or []
+    lengths = np.array(marks[0::3], np.int64)
+    versions = np.repeat(np.array(marks[1::3], np.int32), lengths)
+    flags = np.repeat(np.array(marks[2::3], np.uint8), lengths)
+    return versions, flags & 1, flags >> 1
+
+
+def _split(values: Array, counts: Sequence[int]) -> list[Array]:
+    return np.split(values, list(accumulate(counts))[:-1]) if counts else []

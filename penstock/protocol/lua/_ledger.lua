@@ -1,0 +1,254 @@
+-- The ledger of tokens (I10), the first part of each script. Every token that a fenced verb was told of stands in
+-- exactly one account of the hash `tokens`, field LANE:ACCOUNT, or is held by a group that is neither dead nor retiring.
+--
+-- A worker says of a sample `LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`: tokens drawn that it has, those of an earlier
+-- lease among them, what was thrown away under this lease, and requests whose answer it never got. Of a sample that is not committed the group keeps in `t:K` what
+-- was told last, and behind it how much of that its prefix holds; in `tk` the drawn tokens of committed ones, K:TOKENS.
+-- What is told is set and never added, so a verb that is sent again changes nothing.
+local THROWN = {'behind_stop', 'rewound', 'lost_turn'}
+local REWOUND, LOST_TURN, UNHEARD, KEPT = #THROWN, #THROWN + 1, #THROWN + 2, #THROWN + 3
+local FIELDS_AT_ONCE = 1000
+
+-- Where many groups are booked at once, what is not written yet, by field; else nil.
+local unwritten = nil
+
+local function book(prefix, lane, account, by)
+  local name = lane .. ':' .. account
+  if by == 0 then return end
+  if unwritten then
+    unwritten[name] = (unwritten[name] or 0) + by
+  else
+    redis.call('HINCRBY', prefix .. 'tokens', name, by)
+  end
+end
+
+-- Have `act` book what it likes, and write it in one go.
+local function book_together(prefix, act)
+  unwritten = {}
+  act()
+  local booked = unwritten
+  unwritten = nil
+  for name, by in pairs(booked) do redis.call('HINCRBY', prefix .. 'tokens', name, by) end
+end
+
+local function numbers_in(word)
+  local found = {}
+  for number in string.gmatch(word or '', '%d+') do found[#found + 1] = tonumber(number) end
+  for i = #found + 1, KEPT do found[i] = 0 end
+  return found
+end
+
+-- Tokens of each k in a word as `K:TOKENS,K:TOKENS`.
+local function tokens_in(word)
+  local found = {}
+  for k, tokens in string.gmatch(word or '', '(%d+):(%d+)') do found[k] = tonumber(tokens) end
+  return found
+end
+
+-- A group's field `l:SUB`, `N/K:TOKENS,...` of each batch N that it entered, with ';' between them, once it is in a
+-- further one too. A batch that bore no more of any sample than those before says nothing new: they are durable first.
+local function with_batch(known, n, bearing)
+  local word = n .. '/' .. bearing
+  if not known then return word end
+  local most = {}
+  for k, tokens in string.gmatch(known, '(%d+):(%d+)') do most[k] = math.max(most[k] or 0, tonumber(tokens)) end
+  for k, tokens in pairs(tokens_in(bearing)) do
+    if tokens > (most[k] or 0) then return known .. ';' .. word end
+  end
+  return known
+end
+
+local function total(tokens)
+  local sum = 0
+  for _, count in pairs(tokens) do sum = sum + count end
+  return sum
+end
+
+-- Requests of which nobody hears any more what they drew; no tokens, so no account.
+local function unheard(prefix, lane, requests)
+  if requests ~= 0 then redis.call('HINCRBY', prefix .. 'counters', 'unheard:' .. lane, requests) end
+end
+
+-- A group is taken from its worker, which is not asked what it has drawn: all that it may be drawing.
+local function unhear(prefix, key)
+  local g = redis.call('HMGET', key, 'ln', 'n', 'c')
+  if g[1] ~= 'score' then unheard(prefix, g[1], (tonumber(g[2]) or 0) - (tonumber(g[3]) or 0)) end
+end
+
+-- A verb was told `word` of a sample, of which `before` was known. Books what was thrown away since then; returns the
+-- tokens that nobody had told of, for the caller to book, and the numbers of the word.
+local function hear(prefix, lane, before, word)
+  local plain = not before and string.match(word, '^(%d+),0,0,0,0$')
+  if plain then return tonumber(plain), {tonumber(plain), 0, 0, 0, 0, 0} end -- as it is with most
+  local was, now = numbers_in(before), numbers_in(word)
+  local new = now[1] - was[1]
+  for i, account in ipairs(THROWN) do
+    local more = now[i + 1] - was[i + 1]
+    book(prefix, lane, account, more)
+    new = new + more
+  end
+  unheard(prefix, lane, now[UNHEARD] - was[UNHEARD])
+  now[KEPT] = was[KEPT]
+  return new, now
+end
+
+-- Was the prefix thrown away since `was` was told: its sample started over, or was cut behind a stop in it?
+local function is_prefix_gone(was, now)
+  local started_over = now[REWOUND] > was[REWOUND] or now[LOST_TURN] > was[LOST_TURN]
+  return now[KEPT] > 0 and (started_over or now[1] < now[KEPT])
+end
+
+-- The holder of a group's lease says what it has of sample k. `in_prefix`: the prefix holds just that from now on.
+-- Else one that was thrown away goes: it is booked as that, and the next lease would throw it away once more.
+local function tell(prefix, key, lane, k, word, in_prefix)
+  local g = redis.call('HMGET', key, 's:' .. k, 't:' .. k)
+  if g[1] or word == '' then return end -- a committed one is told of by its commit
+  local new, now = hear(prefix, lane, g[2], word)
+  book(prefix, lane, 'heard', new)
+  if in_prefix then
+    now[KEPT] = now[1]
+  elseif is_prefix_gone(numbers_in(g[2]), now) then
+    redis.call('DEL', prefix .. 'partial:' .. string.sub(key, #prefix + #'group:' + 1) .. '/' .. k)
+    now[KEPT] = 0
+  end
+  redis.call('HSET', key, 't:' .. k, table.concat(now, ','), 'told', 1)
+end
+
+-- The same of many samples, from `first` of the arguments on: k, word, k, word, ...
+local function tell_all(prefix, key, lane, arguments, first)
+  for i = first, #arguments, 2 do tell(prefix, key, lane, arguments[i], arguments[i + 1], false) end
+end
+
+-- Field and numbers of each sample of a group that was told of and is not committed.
+local function told_of(key)
+  local g, found = redis.call('HMGET', key, 'told', 'n'), {}
+  if not g[1] then return found end
+  for first = 0, (tonumber(g[2]) or 0) - 1, FIELDS_AT_ONCE do
+    local names = {}
+    for k = first, math.min(first + FIELDS_AT_ONCE, tonumber(g[2])) - 1 do names[#names + 1] = 't:' .. k end
+    for i, word in ipairs(redis.call('HMGET', key, unpack(names))) do
+      if word then found[#found + 1] = {names[i], numbers_in(word)} end
+    end
+  end
+  return found
+end
+
+-- Drawn tokens that a group holds: of committed samples, and of those that are running or have a prefix.
+local function held_by(key)
+  local sum = total(tokens_in(redis.call('HGET', key, 'tk')))
+  for _, one in ipairs(told_of(key)) do sum = sum + one[2][1] end
+  return sum
+end
+
+-- A group's lease is over: what no prefix holds is lost, for this reason.
+local function settle(prefix, key, lane, account)
+  local lost = 0
+  for _, one in ipairs(told_of(key)) do
+    local name, numbers = one[1], one[2]
+    local kept = numbers[KEPT]
+    lost = lost + numbers[1] - kept
+    if kept > 0 then
+      redis.call('HSET', key, name, kept .. string.rep(',0', KEPT - 2) .. ',' .. kept)
+    else
+      redis.call('HDEL', key, name)
+    end
+  end
+  book(prefix, lane, account, lost)
+end
+
+-- Samples of a group that never will be committed hold nothing any more.
+local function forgo(prefix, key, lane, account)
+  local lost = 0
+  for _, one in ipairs(told_of(key)) do
+    lost = lost + one[2][1]
+    redis.call('HDEL', key, one[1])
+  end
+  redis.call('HDEL', key, 'told')
+  book(prefix, lane, account, lost)
+end
+
+-- A group holds nothing from now on: `parts`, {account, tokens} each, and the rest go to their accounts. What is dead is
+-- booked already. `held`: what it holds, where that is known; else nil.
+local function spend(prefix, key, account, parts, held)
+  local g = redis.call('HMGET', key, 'st', 'ln')
+  if g[1] == 'dead' or g[1] == 'retiring' then return end
+  local rest = held or held_by(key)
+  for _, part in ipairs(parts or {}) do
+    local tokens = math.min(part[2], rest)
+    book(prefix, g[2], part[1], tokens)
+    rest = rest - tokens
+  end
+  book(prefix, g[2], account, rest)
+end
+
+-- Names and checkpoints of subscriptions that were dropped: what was durable then stays trained.
+local function left_subs(subs_key)
+  local found, flat = {}, redis.call('HGETALL', subs_key)
+  for i = 1, #flat, 2 do
+    local name = string.match(flat[i], '^was:([^:]+)$')
+    if name then found[#found + 1] = {name = name, ckpt = tonumber(flat[i + 1]) or 0} end
+  end
+  return found
+end
+
+-- Of each k the tokens that bore loss in a durable batch of these subscriptions, the most; nil where no batch is durable.
+local function borne_by(key, users)
+  local names, bore = {}, nil
+  for _, user in ipairs(users) do names[#names + 1] = 'l:' .. user.name end
+  for i, field_of_user in ipairs(redis.call('HMGET', key, unpack(names))) do
+    for n, word in string.gmatch(field_of_user or '', '(%d+)/([^;]*)') do
+      if tonumber(n) <= users[i].ckpt then
+        bore = bore or {}
+        for k, tokens in pairs(tokens_in(word)) do bore[k] = math.max(bore[k] or 0, tokens) end
+      end
+    end
+  end
+  return bore
+end
+
+-- Of the tokens of a group that was in a durable batch: {trained, payload lost}. `bore`: as borne_by.
+local function bearing_of(key, bore, tk, some_lost)
+  local trained, lost = 0, 0
+  for k, tokens in pairs(tokens_in(tk)) do
+    if some_lost and redis.call('HEXISTS', key, 'x:' .. k) == 1 then
+      lost = lost + tokens
+    else
+      trained = trained + math.min(tokens, bore[k] or 0)
+    end
+  end
+  return {{'trained', trained}, {'payload_lost', lost}}
+end
+
+-- What became of a completed group, by those who wanted it: the account of its tokens, and the parts that go to others.
+-- `readers`: name, ckpt, batch (the last that held it, 0: none) and uses (or the code of a disposal) each; `left`: as
+-- left_subs; `reasons`: code of a disposal -> its word; `tk`, `lost`: fields of the group.
+-- One fate by precedence: trained (bore loss in a durable batch), masked, evicted, filtered, dropped.
+local function fate_of(key, lane, tk, lost, readers, left, reasons, otherwise)
+  local users, dropped, filtered = {}, nil, nil
+  local function see(name, batch, ckpt)
+    if batch > 0 then users[#users + 1] = {name = name, ckpt = ckpt} end
+  end
+  for _, sub in ipairs(readers) do
+    see(sub.name, sub.batch, sub.ckpt)
+    local word = sub.uses < 0 and (reasons[tostring(sub.uses)] or 'unknown')
+    if word == 'filtered' then filtered = filtered or redis.call('HGET', key, 'fr:' .. sub.name) or 'unknown' end
+    dropped = dropped or word
+  end
+  for _, sub in ipairs(left) do see(sub.name, tonumber(redis.call('HGET', key, 'b:' .. sub.name) or 0), sub.ckpt) end
+  local bore = #users > 0 and borne_by(key, users)
+  if bore then
+    if lane == 'eval' then return 'evaluated', {} end
+    return 'masked', bearing_of(key, bore, tk, lost)
+  end
+  if #users > 0 then return 'evicted', {} end
+  if filtered then return 'filtered:' .. filtered, {} end
+  if dropped == 'payload_lost' then return 'payload_lost', {} end
+  return dropped and 'dropped:' .. dropped or otherwise, {}
+end
+
+-- Code -> word of a disposal, of `CODE=WORD,CODE=WORD`.
+local function reasons_in(word)
+  local found = {}
+  for code, reason in string.gmatch(word, '(-%d+)=([%w_]+)') do found[code] = reason end
+  return found
+end

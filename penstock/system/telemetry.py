@@ -1,0 +1,247 @@
+"""Spans of jobs for OpenTelemetry, where ``telemetry.traces`` asks for them.
+
+A job is one trace: its id is made of the run and the job, and that of a span of what the span is of, so that every
+process knows both and nothing has to travel with a job.
+
+    job                       producer: as it was admitted
+    ├ attempt                 worker: one lease
+    │ ├ generate              of a sample, at the engine
+    │ ├ reward
+    │ └ commit
+    ├ cut                     buffer: from when it took the group in
+    └ train                   trainer: from when the batch was handed out to its commit
+
+Ended spans are handed to a thread; of more than ``MAX_QUEUED`` that wait the oldest are left out. Nothing waits for it.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.parse import unquote
+
+from penstock.errors import ConfigError
+from penstock.redaction import know, redact
+from penstock.system.extras import check_installed
+from penstock.words import said
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    from penstock.config import Config
+
+log = logging.getLogger(__name__)
+
+#: Spans that wait to be sent, and of one message; seconds between two, and most that one, and the last ones, take.
+MAX_QUEUED, MAX_SENT, EVERY_S, TIMEOUT_S, CLOSE_S = 8192, 512, 1.0, 3.0, 5.0
+#: Most bytes of a file of spans, whoever writes to it.
+MAX_FILE_BYTES = 2 * 1024**3
+#: Parent of all that is not part of anything else.
+ROOT = "job"
+
+Value = str | int | float | bool
+
+
+class Spans(Protocol):
+    """What a part tells of what it did. For any thread."""
+
+    def add(
+        self, job: str, name: str, begin_s: float, end_s: float, *, of: str = "", under: str = ROOT, **about: Value
+    ) -> None:
+        """A span of a job; returns at once, and raises nothing.
+
+        Args:
+            begin_s, end_s: Unix seconds.
+            of: what it is of, where a job has several of this name: a lease's token, a sample.
+            under: ``name_of`` the span that it is a part of.
+            about: its attributes.
+        """
+
+    def close(self) -> None:
+        """Send what waits. Blocks for ``CLOSE_S`` at most."""
+
+
+class NoSpans:
+    """Nobody asked."""
+
+    def add(
+        self, job: str, name: str, begin_s: float, end_s: float, *, of: str = "", under: str = ROOT, **about: Value
+    ) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def name_of(name: str, of: str) -> str:
+    """What a span is called as the parent of others."""
+    return f"{name} {of}" if of else name
+
+
+def open_spans(config: "Config", part: str, name: str = "") -> Spans:
+    """What a part tells its spans to. Blocks for imports alone.
+
+    Raises:
+        ConfigError: the packages of OpenTelemetry are not installed here, or the file cannot be written.
+    """
+    traces = config.telemetry.traces
+    if traces is None:
+        return NoSpans()
+    check_installed("opentelemetry", "telemetry.traces")
+    return _OpenSpans(config, f"{part} {name}".strip(), _ToldOnce(_exporter(traces), redact(traces)))
+
+
+class _OpenSpans:
+    def __init__(self, config: "Config", who: str, exporter: "_ToldOnce") -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        self._run, self._share = config.run, config.telemetry.share
+        about = {"service.name": "penstock", "service.instance.id": who, "penstock.run": config.run}
+        self._resource = Resource(about)
+        self._processor = BatchSpanProcessor(
+            cast("SpanExporter", exporter),
+            max_queue_size=MAX_QUEUED,
+            max_export_batch_size=MAX_SENT,
+            schedule_delay_millis=1000 * EVERY_S,
+            export_timeout_millis=1000 * TIMEOUT_S,
+        )
+
+    def add(
+        self, job: str, name: str, begin_s: float, end_s: float, *, of: str = "", under: str = ROOT, **about: Value
+    ) -> None:
+        from opentelemetry.sdk.trace import ReadableSpan
+
+        trace = _number(16, self._run, job)
+        if (trace >> 64) / 2**64 >= self._share:
+            return  # every process decides alike
+        own = name_of(name, of)
+        # Made as it ended: an id generator, a sampler or a context of the process's own would have a say otherwise.
+        span = ReadableSpan(
+            name,
+            context=_context(trace, _number(8, self._run, job, own)),
+            parent=None if own == ROOT else _context(trace, _number(8, self._run, job, under)),
+            resource=self._resource,
+            attributes={"penstock.job": job, **{f"penstock.{key}": value for key, value in about.items()}},
+            start_time=round(1e9 * begin_s),
+            end_time=round(1e9 * max(begin_s, end_s)),
+        )
+        self._processor.on_end(span)
+
+    def close(self) -> None:
+        # A collector that does not answer would hold up the end of the process for longer.
+        closing = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+
+
+def _number(num_bytes: int, *parts: str) -> int:
+    """An id that is not 0, the same for the same parts."""
+    of = "\0".join(parts).encode(errors="backslashreplace")
+    return int.from_bytes(blake2b(of, digest_size=num_bytes).digest()) or 1
+
+
+def _context(trace: int, span: int) -> Any:
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+
+def _exporter(traces: str) -> "SpanExporter":
+    if not traces.startswith(("http://", "https://")):
+        return _file_exporter(traces)
+    check_installed("opentelemetry.exporter.otlp.proto.http", "telemetry.traces with an address")
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter
+
+    _know_headers()
+    logging.getLogger(trace_exporter.__name__).addFilter(_is_not_ours)
+    base = traces.rstrip("/")
+    return trace_exporter.OTLPSpanExporter(
+        endpoint=base if base.endswith("/v1/traces") else f"{base}/v1/traces", timeout=TIMEOUT_S
+    )
+
+
+def _know_headers() -> None:
+    """Passwords of the collector are never shown: the library writes a header that it cannot read into the log."""
+    for name in ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"):
+        for header in os.environ.get(name, "").split(","):
+            own, equals, value = header.partition("=")
+            secret = (value if equals else own).strip()
+            know(secret)
+            know(unquote(secret))
+
+
+def _file_exporter(path: str) -> "SpanExporter":
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise ConfigError(f"telemetry.traces: {path} cannot be written ({exc.strerror}): name another file.") from exc
+
+    class Lines:
+        """A span a line, as JSON. Several processes may write to one file: a message is one write at its end."""
+
+        def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
+            text = "".join(f"{span.to_json(indent=None)}\n" for span in spans).encode(errors="backslashreplace")
+            if os.fstat(handle).st_size + len(text) > MAX_FILE_BYTES:
+                raise OSError(f"it would have more than {MAX_FILE_BYTES:,} bytes")
+            return SpanExportResult.SUCCESS if os.write(handle, text) == len(text) else SpanExportResult.FAILURE
+
+        def shutdown(self) -> None:
+            os.close(handle)
+
+        def force_flush(self, timeout_millis: int = 0) -> bool:
+            return True
+
+    return cast("SpanExporter", Lines())
+
+
+_sending = threading.local()
+
+
+def _is_not_ours(_: logging.LogRecord) -> bool:
+    """Leaves out what the exporter says of each message of ours that it could not send."""
+    return not getattr(_sending, "is_ours", False)
+
+
+class _ToldOnce:
+    """An exporter that says once that nothing can be sent, and once that it goes on."""
+
+    def __init__(self, exporter: "SpanExporter", where: str) -> None:
+        self._exporter = exporter
+        self._where = where
+        self._fails = False
+        self._left_out = 0
+
+    def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        _sending.is_ours, why = True, ""
+        try:
+            result = self._exporter.export(spans)
+        except Exception as exc:
+            result, why = SpanExportResult.FAILURE, f": {said(exc)}"
+        finally:
+            _sending.is_ours = False
+        self._tell(len(spans), result is SpanExportResult.SUCCESS, why)
+        return result
+
+    def _tell(self, count: int, sent: bool, why: str) -> None:
+        if not sent:
+            self._left_out += count
+            if not self._fails:
+                log.warning("spans cannot be sent to %s (telemetry.traces), and are left out%s", self._where, why)
+        elif self._fails:
+            log.info("spans are sent to %s again; %d were left out", self._where, self._left_out)
+            self._left_out = 0
+        self._fails = not sent
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return bool(self._exporter.force_flush(timeout_millis))

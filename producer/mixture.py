@@ -1,0 +1,48 @@
+"""Several datasets as one endless sequence: an order that is a function of seed and position."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from producer.dataset import Dataset
+from producer.prompt import Prompt
+
+
+class Mixture:
+    """position -> (dataset, epoch, prompt).
+
+    Epoch e is a permutation by (seed, e) over all lines, the shuffled datasets' at least; so a position alone says
+    which prompt comes next, after any crash.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], seed: int) -> None:
+        self.datasets = list(datasets)
+        self.seed = seed
+        self.shuffle = any(dataset.config.shuffle for dataset in self.datasets)
+        self._starts = [0, *accumulate(map(len, self.datasets))]
+        self._order = lru_cache(maxsize=2)(self._order_of)
+
+    def __len__(self) -> int:
+        """Lines of one epoch."""
+        return self._starts[-1]
+
+    def at(self, position: int) -> tuple[Dataset, int, Prompt]:
+        """What stands at a position. Blocks for the disk. Raises what the dataset raises."""
+        dataset, epoch, line = self.place(position)
+        return dataset, epoch, dataset[line]
+
+    def place(self, position: int) -> tuple[Dataset, int, int]:
+        """The dataset, its epoch and the line in its slice that a position means."""
+        epoch, offset = divmod(position, len(self))
+        place = int(self._order(epoch)[offset])
+        d = bisect_right(self._starts, place) - 1
+        return self.datasets[d], epoch, place - self._starts[d]
+
+    def _order_of(self, epoch: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        if not self.shuffle:
+            return np.arange(len(self))
+        return np.random.default_rng([self.seed, epoch]).permutation(len(self))

@@ -1,0 +1,87 @@
+"""What stands at a position of the training data: a job, or a line that is passed over.
+
+A line that is passed over takes its position as a job does, and the position moves by it in the same verb: it is a
+function of the files and the configuration, so that producers that die or run beside one another agree.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.config import Config
+from penstock.errors import ConfigError
+from penstock.names import Lane
+from penstock.protocol.records.job import Job
+from producer.held_out import HeldOut
+from producer.mixture import Mixture
+from producer.prompt import Prompt
+from producer.sources.rows import BadLine
+
+log = logging.getLogger(__name__)
+
+#: Lines of a dataset that are told of one by one.
+TOLD = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A line that is passed over."""
+
+    dataset: str
+    #: Names the line, and what is wrong with it.
+    why: str
+
+
+Offer = Job | Passed
+
+
+def record_of(offer: Offer) -> tuple[Job | None, bytes]:
+    """As admit takes it."""
+    return (offer, offer.to_bytes()) if isinstance(offer, Job) else (None, offer.dataset.encode())
+
+
+class Offers:
+    """The training data of a run by position."""
+
+    def __init__(self, config: Config, source: Mixture, held_out: HeldOut) -> None:
+        self._n = config.rollout.n
+        self._source, self._held_out = source, held_out
+        self._passed: Counter[str] = Counter()
+        #: Lines that were passed over since the last job.
+        self._in_a_row = 0
+
+    def at(self, position: int) -> Offer:
+        """What stands at a position. Blocks for the disk. Raises BadLine where the configuration passes over none."""
+        dataset, epoch, line = self._source.place(position)
+        prompt = dataset.take(line)
+        if isinstance(prompt, Prompt):
+            try:
+                self._held_out.check(dataset, prompt)
+            except BadLine as exc:
+                prompt = dataset.passed(exc)
+        if isinstance(prompt, str):
+            return Passed(dataset.config.name, prompt)
+        return dataset.job(prompt, epoch, n=self._n, lane=Lane.TRAIN, sampling={})
+
+    def took(self, offers: Sequence[Offer]) -> None:
+        """Tell of lines that were passed over.
+
+        Raises:
+            ConfigError: they are as many as there are, with no job among them.
+        """
+        for offer in offers:
+            if isinstance(offer, Job):
+                self._in_a_row = 0
+                continue
+            self._in_a_row += 1
+            self._tell(offer)
+            if self._in_a_row >= len(self._source):
+                raise ConfigError(f"Not one of {len(self._source)} lines in a row can be used; the last: {offer.why}")
+
+    def _tell(self, passed: Passed) -> None:
+        self._passed[passed.dataset] += 1
+        if (count := self._passed[passed.dataset]) <= TOLD:
+            log.warning("passed over: %s", passed.why)
+        elif count == TOLD + 1:
+            log.warning("more lines of dataset %s are passed over; `penstock status` counts them", passed.dataset)

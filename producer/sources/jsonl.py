@@ -1,0 +1,166 @@
+"""Lines of JSON, or the same compressed by gzip: where each line ends is found by one scan of bytes.
+
+A line is decoded when it is taken. What is compressed is decompressed once, into an unnamed file of the temporary
+folder, for gzip cannot be read from the middle.
+"""
+
+import gzip
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+import xxhash
+
+from penstock.errors import ConfigError
+from penstock.protocol.records.codec import MAX_TEXT_BYTES
+from producer.sources.rows import CHUNK_BYTES, BadLine
+
+#: Most bytes of one line; a record takes texts of half as much.
+MAX_LINE_BYTES = 2 * MAX_TEXT_BYTES
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_NEWLINE = ord("\n")
+
+Offsets: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+class JsonLines:
+    """One file of JSON objects, a line each; see :class:`~producer.sources.rows.Rows`.
+
+    Blank lines at the end do no harm. The index takes 8 bytes a line.
+
+    Args:
+        dataset: its name, for errors.
+
+    Raises:
+        ConfigError: the file cannot be read to its end.
+    """
+
+    def __init__(self, path: Path, dataset: str) -> None:
+        self._path, self._dataset = path, dataset
+        self._file: IO[bytes] = self._spool() if path.suffix == ".gz" else self._open()
+        self._stamp = _stamp(self._file)
+        self._ends, self._digest = self._scan()
+        self.num_bytes = int(self._ends[-1]) if len(self._ends) else 0
+        self._len = self._without_blanks(len(self._ends))
+
+    def __len__(self) -> int:
+        return self._len
+
+    def digest(self) -> str:
+        return self._digest
+
+    def row(self, index: int) -> dict[str, Any]:
+        where = f"dataset {self._dataset}: line {index + 1} of {self._path}"
+        start, end = self._span(index)
+        if end - start > MAX_LINE_BYTES:
+            raise BadLine(f"{where} has more than {MAX_LINE_BYTES >> 20} MiB; split it, or take it out.")
+        line = self._line(index)
+        if not line.strip():
+            raise BadLine(f"{where} is blank; remove it.")
+        return _decode(line, where)
+
+    def _line(self, index: int) -> bytes:
+        start, end = self._span(index)
+        line = os.pread(self._file.fileno(), end - start, start)
+        if _stamp(self._file) != self._stamp:
+            raise ConfigError(
+                f"dataset {self._dataset}: {self._path} was changed while it was read: bring back what it held, and "
+                "start the producer again."
+            )
+        return line if index else line.removeprefix(_BYTE_ORDER_MARK)
+
+    def _span(self, index: int) -> tuple[int, int]:
+        """Offsets of the line and of what is behind it."""
+        return (int(self._ends[index - 1]) if index else 0), int(self._ends[index])
+
+    def _without_blanks(self, count: int) -> int:
+        """Lines that are left when the blank ones at the end are not counted."""
+        while count and self._is_blank(count - 1):
+            count -= 1
+        return count
+
+    def _is_blank(self, index: int) -> bool:
+        start, end = self._span(index)
+        return end - start <= MAX_LINE_BYTES and not self._line(index).strip()
+
+    def _scan(self) -> tuple[Offsets, str]:
+        """Where each line ends, and a digest of all bytes."""
+        found: list[Offsets] = [np.zeros(0, np.int64)]
+        digest, read = xxhash.xxh3_128(), 0
+        self._file.seek(0)
+        last = b"\n"
+        while chunk := self._read(found):
+            digest.update(chunk)
+            ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE)
+            found.append(np.add(ends, read + 1, dtype=np.int64))
+            read += len(chunk)
+            last = chunk[-1:]
+        if last != b"\n":
+            found.append(np.array([read], np.int64))
+        return np.concatenate(found), digest.hexdigest()
+
+    def _read(self, found: list[Offsets]) -> bytes:
+        try:
+            return self._file.read(CHUNK_BYTES)
+        except OSError as exc:
+            raise self._unreadable(sum(map(len, found)), exc) from exc
+
+    def _open(self) -> BufferedReader:
+        try:
+            return self._path.open("rb")
+        except OSError as exc:
+            raise self._unreadable(0, exc) from exc
+
+    def _spool(self) -> IO[bytes]:
+        """The file decompressed."""
+        try:
+            # Lives as long as the dataset: nothing is left of it when the process ends, however it does.
+            spooled = tempfile.TemporaryFile(prefix="penstock-")  # noqa: SIM115
+            for chunk in self._decompressed():
+                spooled.write(chunk)
+            spooled.flush()
+        except OSError as exc:
+            raise ConfigError(
+                f"dataset {self._dataset}: {self._path} is decompressed into {tempfile.gettempdir()}, which failed "
+                f"({exc}): make room there, or name another folder in TMPDIR."
+            ) from exc
+        return spooled
+
+    def _decompressed(self) -> Iterator[bytes]:
+        lines = 0
+        try:
+            with gzip.open(self._path, "rb") as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    lines += chunk.count(b"\n")
+                    yield chunk
+        except (OSError, EOFError, zlib.error) as exc:
+            raise self._unreadable(lines, exc) from exc
+
+    def _unreadable(self, lines: int, exc: Exception) -> ConfigError:
+        return ConfigError(
+            f"dataset {self._dataset}: {self._path} cannot be read after line {lines} ({exc}): write it again."
+        )
+
+
+def _stamp(file: IO[bytes]) -> tuple[int, int]:
+    """Changes when the file does."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def _decode(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode())
+    except RecursionError as exc:
+        raise BadLine(f"{where} is nested too deeply to be read.") from exc
+    except ValueError as exc:
+        raise BadLine(f"{where} is not JSON in UTF-8 ({exc}).") from exc
+    if not isinstance(row, dict):
+        raise BadLine(f"{where} is not a JSON object.")
+    return row

@@ -1,0 +1,28 @@
+"""Opens the source that a dataset names."""
+
+from penstock.config import DatasetConfig
+from penstock.config.reading.dataset_path import code_name, hub_name, parse_path
+from penstock.errors import ConfigError
+from producer.sources.code import CodeRows
+from producer.sources.hub import open_hub
+from producer.sources.jsonl import JsonLines
+from producer.sources.parquet import open_parquet
+from producer.sources.rows import Rows
+
+
+def open_rows(config: DatasetConfig) -> Rows:
+    """All rows of what a dataset names, its slice apart. Blocks for one pass over the bytes.
+
+    Raises:
+        ConfigError: it is not there, or cannot be read.
+    """
+    if name := code_name(config.path):
+        return CodeRows(name, config)
+    if name := hub_name(config.path):
+        return open_hub(name, config)
+    path, _, _ = parse_path(config.path)
+    if not path.is_file():
+        raise ConfigError(f"dataset {config.name}: there is no file {path}; correct its path.")
+    if path.suffix == ".parquet":
+        return open_parquet(path, config.name)
+    return JsonLines(path, config.name)

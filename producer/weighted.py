@@ -1,0 +1,59 @@
+"""Datasets in shares: which of them a position is of follows from their weights alone, the line from the seed too."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from penstock.config.reading.shares import shares_of
+from producer.dataset import Dataset
+from producer.mixture import Mixture
+
+
+class Weighted(Mixture):
+    """position -> (dataset, epoch of that dataset, prompt).
+
+    The datasets take turns in a round that repeats: of each as many places as its share, spread evenly, so that in any
+    row of positions no dataset is off its share by more than 1 + its share of the number of datasets. The k-th place
+    of a dataset is its prompt k modulo its lines, in its epoch k divided by them.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], seed: int) -> None:
+        super().__init__(datasets, seed)
+        self._shares = shares_of([one.config.weight or 0 for one in self.datasets])
+        self._turns, self._ranks = _round_of(self._shares)
+        self._lines = lru_cache(maxsize=2 * len(self.datasets))(self._lines_of)
+
+    def place(self, position: int) -> tuple[Dataset, int, int]:
+        rounds, offset = divmod(position, len(self._turns))
+        d = int(self._turns[offset])
+        k = rounds * self._shares[d] + int(self._ranks[offset])
+        epoch, at = divmod(k, len(self.datasets[d]))
+        return self.datasets[d], epoch, int(self._lines(d, epoch)[at])
+
+    def _lines_of(self, d: int, epoch: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """[lines of dataset ``d``] in the order of an epoch."""
+        dataset = self.datasets[d]
+        if not dataset.config.shuffle:
+            return np.arange(len(dataset))
+        return np.random.default_rng([self.seed, d, epoch]).permutation(len(dataset))
+
+
+def mixture_of(datasets: Sequence[Dataset], seed: int) -> Mixture:
+    """By weights where the datasets have them, else one behind the other."""
+    weighted = any(dataset.config.weight is not None for dataset in datasets)
+    return Weighted(datasets, seed) if weighted else Mixture(datasets, seed)
+
+
+def _round_of(shares: Sequence[int]) -> tuple[Any, Any]:
+    """[places of a round] the dataset of each, and which of its places in the round it is.
+
+    A dataset's i-th of s places is wanted at (i + 1/2) / s of the round; all are taken in the order in which they are
+    wanted, of two at once the dataset that is named first.
+    """
+    datasets = np.repeat(np.arange(len(shares)), shares)
+    ranks = np.concatenate([np.arange(share) for share in shares])
+    wanted = np.concatenate([(np.arange(share) + 0.5) / share for share in shares])
+    order = np.argsort(wanted, kind="stable")
+    return datasets[order], ranks[order]

@@ -1,0 +1,66 @@
+"""Which runs there are under a folder."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import typer
+
+from console.cli import completion
+from console.cli.target import newest_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One that was launched, one that was started by hand later, one moved aside, and another user's."""
+    marks = (
+        "launched/run.json",
+        "launched/redis.json",
+        "by-hand/redis.json",
+        "old.prev/redis.json",
+        "theirs/redis.json",
+    )
+    for time_s, mark in enumerate(marks):
+        path = tmp_path / mark
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        os.utime(path, (time_s, time_s))
+    stat = Path.stat
+
+    def refused(self: Path, **how: Any) -> os.stat_result:
+        if self.parent.name == "theirs":
+            raise PermissionError(13, "Permission denied")
+        return stat(self, **how)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    return tmp_path
+
+
+def test_the_shell_completes_runs_past_one_that_cannot_be_read(runs: Path) -> None:
+    context = cast("typer.Context", SimpleNamespace(params={"directory": str(runs)}))
+    assert completion.runs(context, "") == ["by-hand", "launched"]
+    assert completion.runs(context, "l") == ["launched"]
+
+
+OFFERED = [completion.jobs, completion.subscriptions, completion.samples]
+
+
+@pytest.mark.parametrize("offered", OFFERED, ids=["jobs", "subscriptions", "samples"])
+def test_the_shell_is_offered_nothing_of_a_run_that_is_not_there_or_does_not_answer(
+    tmp_path: Path, offered: completion.Completion
+) -> None:
+    for params in ({}, {"run": "gone"}, {"run": "gone", "redis": "redis://127.0.0.1:1/0"}, {"redis": "no address"}):
+        context = SimpleNamespace(params={"directory": str(tmp_path), **params})
+        assert offered(cast("typer.Context", context), "") == []
+
+
+def test_a_defect_in_what_the_shell_is_offered_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("console.cli.target.Target", lambda *_, **__: SimpleNamespace(subs=lambda: 1 // 0))
+    with pytest.raises(ZeroDivisionError):
+        completion.subscriptions(cast("typer.Context", SimpleNamespace(params={})), "")
+
+
+def test_the_newest_run_is_one_that_can_be_read(runs: Path) -> None:
+    assert newest_run(runs) == "by-hand"

@@ -1,0 +1,49 @@
+"""What the pages say of a measurement is what its file in benchmarks/results says: a new file wants a new sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+BENCHMARKS, HISTORY, OPERATIONS = "docs/benchmarks.md", "docs/history.md", "docs/operations.md"
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "sentence"),
+    [
+        ("README.md", "h200-digits.json", "from {accuracy_first:.2f} to {accuracy_last:.2f} of the held-out prompts"),
+        ("README.md", "h200-digits.json", "({seconds:.0f} s, {seconds_of_engine_start} of them SGLang's start"),
+        (BENCHMARKS, "h200-engine_overhead.json", "{tokens_per_s:,.0f} tokens/s through penstock, "),
+        (BENCHMARKS, "h200-engine_overhead.json", "{direct_tokens_per_s:,.0f} by the direct client: {ratio:.2f}"),
+        (BENCHMARKS, "h200-memory.json", "{offload_s[all]:.1f} s, back with the newest weights in {onload_s[all]:.1f}"),
+        (BENCHMARKS, "scale.json", "10^5 groups | {slowdown_max:.2f} |"),
+        (BENCHMARKS, "scale.json", "{bytes_per_job:.0f} per job, {bytes_per_group:,.0f} per group of 8"),
+        (BENCHMARKS, "buffer.json", "slowdown {cut_slowdown:.2f} (worst sampler)"),
+        (BENCHMARKS, "buffer.json", "| {ingest_per_s:,.0f} samples/s; leader"),
+        (BENCHMARKS, "engine_overhead.json", "which do not tell it from 0.95 | {ratio:.2f} ("),
+        (BENCHMARKS, "modes.json", "sync {seconds[sync]:.0f}, one_step {seconds[one_step]:.0f}, "),
+        (BENCHMARKS, "modes.json", ", async {seconds[async]:.0f} ("),
+        (BENCHMARKS, "on_expiry.json", "mask {mask[lost_share]:.2f}, drop {drop[lost_share]:.2f}"),
+        (BENCHMARKS, "on_expiry.json", "| 1, {mask[length_ratio]:.2f}, {drop[length_ratio]:.2f};"),
+        (BENCHMARKS, "history.json", "| {text_ratio} and {random_ratio} |"),
+        (BENCHMARKS, "history.json", "{text_rows_per_s:,} and {random_rows_per_s:,} rows/s"),
+        (HISTORY, "history.json", "{text_ratio} in the benchmark;"),
+        (HISTORY, "history.json", "token ids and logprobs are random, {random_ratio}."),
+        (HISTORY, "history.json", "{text_rows_per_s:,} and {random_rows_per_s:,} such rows of 400 tokens"),
+        (BENCHMARKS, "page.json", "{view_ms_max:.0f} ms, {page_ms_max:.0f} ms"),
+        (OPERATIONS, "chaos/slowdown.jsonl", "trained {ratio:.2f} of the groups"),
+    ],
+)  # fmt: skip
+def test_a_figure_is_that_of_its_file(page: str, file: str, sentence: str) -> None:
+    last: dict[str, Any] = json.loads(_last(RESULTS / file))
+    said = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert sentence.format(**last).strip() in said
+
+
+def _last(file: Path) -> str:
+    """The map in a file, or on its last line."""
+    text = file.read_text(encoding="utf-8")
+    return text.splitlines()[-1] if file.suffix == ".jsonl" else text

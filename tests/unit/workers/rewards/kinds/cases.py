@@ -1,0 +1,126 @@
+"""Verdicts of rewards by name, case by case, beside those of slime at commit 624b824 (``slime/rollout/rm_hub``).
+
+The two agree but where a case says why slime's is wrong.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+#: slime raises, which ends its rollout.
+RAISES = "raises"
+
+
+@dataclass(frozen=True)
+class Case:
+    reward: str
+    text: str
+    label: Any
+    #: Our number; ``RAISES`` where it is a named failure.
+    verdict: float | str
+    #: slime's, where it is another.
+    slime: float | str | None = None
+    why: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def boxed(answer: str) -> str:
+    return f"So it is \\boxed{{{answer}}}."
+
+
+_HALF = "\\frac{1}{2}"
+_FOUR = {"choices": ["red", "green", "dark blue", "no colour"]}
+
+MATHS = [
+    Case("math", boxed("5"), "5", 1),
+    Case("math", boxed("5"), "6", 0),
+    Case("math", "It is 5.", "5", 0),
+    Case("math", "\\boxed{6}, no, \\boxed{5}", "5", 1),
+    Case("math", "\\boxed{5}, no, \\boxed{6}", "5", 0),
+    Case("math", "\\boxed{5", "5", 0),
+    Case("math", boxed("5"), "", 0),
+    Case("math", boxed("5"), "\\boxed{5}", 1),
+    Case("math", boxed("\\dfrac12"), _HALF, 1),
+    Case("math", boxed("0.5"), _HALF, 1),
+    Case("math", boxed("2/4"), "1/2", 0),
+    Case("math", boxed("6/3"), "2", 0),
+    Case("math", boxed("5.0"), "5", 1),
+    Case("math", boxed("1,000"), "1000", 1),
+    Case("math", boxed("32348"), "\\$32,\\!348", 1),
+    Case("math", boxed("x=5"), "5", 1),
+    Case("math", boxed("5 \\text{ cm}"), "5", 1),
+    Case("math", boxed("90^\\circ"), "90", 1),
+    Case("math", boxed("50\\%"), "50", 1),
+    Case("math", boxed("5 million"), "5*10^6", 1),
+    Case("math", boxed("\\text{Cat}"), "cat", 1),
+    Case("math", boxed("(1, 2)"), "(1,2)", 1),
+    Case("math", boxed("(2,1)"), "(1,2)", 0),
+    Case("math", boxed("(1,2)"), "[1,2)", 0),
+    Case("math", boxed("(0.5,3)"), "(\\frac{1}{2},3)", 1),
+    Case("math", boxed("1+x"), "x+1", 1),
+    Case("math", boxed("\\frac{1}{\\sqrt{2}}"), "\\frac{\\sqrt{2}}{2}", 1),
+    Case("math", boxed("7\\frac{3}{4}"), "31/4", 1),
+    Case("math", boxed("1024"), "2^{10}", 0),
+    Case("math", boxed("xyz"), "zyx", 0),
+    Case("math", boxed("\\frac{x}{2}+\\frac{1}{2}"), "\\frac{x+1}{2}", 1, 0, "slime reads (x+1)/2 as x+1/2"),
+    Case("math", boxed("x+\\frac{1}{2}"), "\\frac{x+1}{2}", 0, 1, "slime reads (x+1)/2 as x+1/2"),
+    Case("math", boxed("\\sqrt{x}"), "\\sqrt[3]{x}", 0, 1, "slime leaves the index of a root out"),
+    Case("math", boxed("73/4"), "7 3/4", 0, 1, "slime leaves the blank of a mixed number out"),
+    Case("boxed_math", boxed("5"), "5", 1, 0, "slime looks for a box inside the box"),
+    Case("boxed_math", "5", "5", 0),
+    Case("deepscaler", f"<think>\\boxed{{6}}</think>{boxed('5')}", "5", 1),
+    Case("deepscaler", f"<think>\\boxed{{5}}</think>{boxed('6')}", "5", 0),
+    Case("deepscaler", "<think>\\boxed{5}</think>", "5", 0),
+    Case("deepscaler", f"###Response {boxed('5')}", "5", 1),
+    Case("deepscaler", boxed("5"), "5", 0),
+    Case("boxed_deepscaler", f"hm</think>{boxed('5')}", "5", 1, 0, "slime takes what it looks for away"),
+]
+
+QUICK = [
+    Case("dapo", "Answer: 34", "34", 1),
+    Case("dapo", "answer : $34$", "34", 1),
+    Case("dapo", "Answer: 5\nAnswer: 34", "34", 1),
+    Case("dapo", "Answer: 34\nAnswer: 5", "34", -1),
+    Case("dapo", "The answer is 34", "34", -1),
+    Case("dapo", "Answer: 34" + " " * 300, "34", -1),
+    Case("dapo", "Answer: x = 34", "34", 1),
+    Case("dapo", "Answer: \\boxed{34}", "34", 1),
+    Case("dapo", "Answer: \\boxed{\\text{34}} degrees", "34", 1),
+    Case("dapo", "Answer: 1,234", "1234", 1),
+    Case("dapo", "Answer: 034", "34", -1),
+    Case("dapo", "Answer: 34.", "34", -1),
+    Case("dapo", "Answer: 34", "34.0", 1),
+    Case("dapo", "Answer: 12345678901234567891", "12345678901234567891", 1, -1, "slime's label goes through a float"),
+    Case("dapo", "Answer: 1/2", "\\frac{1}{2}", RAISES),
+    Case("boxed_dapo", boxed("34"), "34", 1, -1, "slime takes `Answer:` away, and looks for it"),
+    Case("f1", "The cat sat.", "the cat sat", 1),
+    Case("f1", "a cat", "the dog", 0),
+    Case("f1", "red cat", "red dog", 0.5),
+    Case("f1", "", "cat", 0),
+    Case("f1", "cat", "", 0),
+    Case("f1", "yes it is", "yes", 0),
+    Case("f1", "Yes!", "yes", 1),
+    Case("f1", "no answer", "noanswer", 0),
+    Case("f1", "cat", ["dog", "cat"], 1, RAISES, "SQuAD's labels are lists, of which the best counts"),
+    Case("boxed_f1", boxed("red cat"), "red cat", 1),
+    Case("boxed_f1", "red cat", "red cat", 0),
+    Case("gpqa", "The answer is B", "B", 1, metadata=_FOUR),
+    Case("gpqa", "Answer: (B)", "B", 1, metadata=_FOUR),
+    Case("gpqa", "A, or C: I take C", "C", 1, metadata=_FOUR),
+    Case("gpqa", "The answer is B", "C", 0, metadata=_FOUR),
+    Case("gpqa", "Answer: A</think>Answer: B", "B", 1, metadata=_FOUR),
+    Case("gpqa", "B is the correct one", "B", 1, metadata=_FOUR),
+    Case("gpqa", "Answer: C", "dark blue", 1, metadata=_FOUR),
+    Case("gpqa", "It is dark blue.", "C", 1, metadata=_FOUR),
+    Case("gpqa", "It is dark blue.", "dark blue", 1),
+    Case("gpqa", "Answer: C", 2, 1, metadata=_FOUR),
+    Case("gpqa", "Answer: C", "A", 1, metadata={"correct_letter": "c", **_FOUR}),
+    Case("gpqa", "Answer: J", "J", 1),
+    Case("gpqa", "", "B", 0, metadata=_FOUR),
+    Case("gpqa", "The answer is (B)", "B", 1, 0, "without choices slime reads the I of is"),
+    Case(
+        "gpqa", "The answer depends. I say B", "B", 1, 0, "slime reads the d of depends", {"valid_letters": ["B", "D"]}
+    ),
+    Case("gpqa", "maybe", "B", 0, 1, "slime finds the b of maybe", _FOUR),
+    Case("gpqa", "I know nothing", "no", 0, 1, "slime finds the no of know"),
+    Case("exact_match", " 12 \n", "12", 1, RAISES, "slime has none of that name"),
+]

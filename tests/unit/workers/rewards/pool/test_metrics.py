@@ -1,0 +1,31 @@
+"""What a pool of verifiers serves: sums that outlive the verifiers that made them."""
+
+from workers.rewards.pool.metrics import PoolCollector, PoolTally
+
+
+def served(tally: PoolTally) -> dict[tuple[str, ...], float]:
+    families = PoolCollector(tally).collect()
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+def test_checks_of_a_verifier_that_died_still_count() -> None:
+    tally = PoolTally(starts=2, queued=5)
+    tally.look("v-0.a", "busy", 3, 1)
+    tally.look("v-1.b", "idle", 10, 0)
+    tally.look("v-0.a", "idle", 4, 1)
+    tally.end("v-0.a")
+    tally.look("v-0.c", "starting", 0, 0)
+    assert served(tally) == {
+        ("penstock_verifiers_processes", "idle"): 1,
+        ("penstock_verifiers_processes", "starting"): 1,
+        ("penstock_verifiers_checks_total",): 15,
+        ("penstock_verifiers_killed_checks_total",): 1,
+        ("penstock_verifiers_starts_total",): 2,
+        ("penstock_verifiers_queued_checks",): 5,
+    }
+
+
+def test_one_that_died_before_it_was_looked_at_counts_nothing() -> None:
+    tally = PoolTally()
+    tally.end("v-0.a")
+    assert served(tally)["penstock_verifiers_checks_total",] == 0

@@ -1,0 +1,94 @@
+"""remote_rm: what a service is sent, and what becomes of what it answers."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from penstock.config import RewardConfig
+from penstock.errors import ConfigError, RewardError
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
+from workers.rewards.score import Rewards
+
+
+class Service:
+    """Answers with what it is told to, in turn; the last for ever."""
+
+    def __init__(self) -> None:
+        self.answers: list[web.Response] = []
+        self.heard: list[Any] = []
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.heard.append(await request.json())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    made = Service()
+    app = web.Application()
+    app.router.add_post("/score", made.handle)
+    async with TestServer(app) as server:
+        made.url = str(server.make_url("/score"))
+        yield made
+
+
+async def score(service: Service, *answers: web.Response, function: str = "remote_rm", **remote: Any) -> Sample:
+    service.answers = list(answers)
+    limits = {"url": service.url, "max_attempts": 2, "max_pause_s": 0.01, **remote}
+    rewards = Rewards(RewardConfig.model_validate({"function": function, "remote": limits}))
+    sample = Sample(Job("sums/0/0", 1, prompt="2+2", label="4", label_value=4), 0, text="It is \\boxed{4}.")
+    try:
+        await rewards.score(sample)
+    finally:
+        await rewards.close()
+    return sample
+
+
+def says(text: str, status: int = 200, **headers: str) -> web.Response:
+    return web.Response(status=status, text=text, headers=headers)
+
+
+async def test_a_service_is_sent_prompt_response_and_label_and_gives_the_reward(service: Service) -> None:
+    assert (await score(service, says("0.25"))).reward == 0.25
+    assert service.heard == [{"prompt": "2+2", "response": "It is \\boxed{4}.", "label": 4}]
+    found = await score(service, says('{"score": 1, "why": "right"}'), function="boxed_remote_rm")
+    assert (found.reward, found.reward_info) == (1.0, {"why": "right"})
+    assert service.heard[-1]["response"] == "4"
+
+
+@pytest.mark.parametrize("first", [says("busy", 503), says("{"), says("[" * 100_000)], ids=["busy", "cut", "deep"])
+async def test_a_try_that_fails_is_made_again(service: Service, first: web.Response) -> None:
+    assert (await score(service, first, says("1"))).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "tries"),
+    [
+        (says("no", 500), "reward_raised", 2),
+        (says("", 307, Location="/score"), "reward_raised", 1),
+        (says("9" * 2000), "reward_too_large", 1),
+        (says("NaN"), "reward_not_a_number", 1),
+        (says('"1"'), "reward_not_a_number", 1),
+    ],
+    ids=["status", "redirect", "large", "nan", "text"],
+)
+async def test_T11_a_service_that_gives_no_number_is_a_named_failure(
+    service: Service, answer: web.Response, outcome: str, tries: int
+) -> None:
+    with pytest.raises(RewardError) as caught:
+        await score(service, answer, max_bytes=1024)
+    assert caught.value.outcome == outcome
+    assert len(service.heard) == tries
+
+
+def test_a_run_without_an_address_asks_nobody() -> None:
+    with pytest.raises(ValueError, match=r"remote_rm needs remote\.url"):
+        RewardConfig(function="remote_rm")
+    with pytest.raises(ConfigError, match="names reward 'remote_rm'"):
+        Rewards(RewardConfig()).check(Job("sums/0/0", 1, reward="remote_rm"))

@@ -1,0 +1,84 @@
+"""What a worker serves: sums of what the engine answered, shares of them, and GPUs; what there is not is absent."""
+
+import zlib
+from types import SimpleNamespace
+from typing import Any, cast
+
+from penstock.protocol.presence import GpuLoad
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
+from workers.engine import Drafts, Segment
+from workers.jobs.repetition import LOOKED_AT, is_repetitive
+from workers.metrics import WorkerCollector
+from workers.services import Services, Tally
+
+JOB = Job(id="d/0/0", n=4)
+
+
+def served(tally: Tally, *gpus: GpuLoad) -> dict[tuple[str, ...], float]:
+    services = SimpleNamespace(
+        tally=tally,
+        gpus=lambda: gpus,
+        engine=SimpleNamespace(version=3, num_running=0),
+        num_running=0,
+        config=SimpleNamespace(worker=SimpleNamespace(slots=4)),
+    )
+    families = WorkerCollector(cast(Services, services)).collect()
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+def segment(*, drawn: int, prompt: int, cached: int, drafts: Drafts | None = None) -> Segment:
+    ids = list(range(drawn))
+    return Segment(ids, [0.0] * drawn, [3] * drawn, "stop", cached, prompt, drafts=drafts)
+
+
+def test_shares_are_over_all_answers_of_the_engine() -> None:
+    tally = Tally()
+    for text in ("so it is. " * LOOKED_AT, "", "so", None):
+        tally.committed(None if text is None else Sample(JOB, 0, text=text, generate_s=2.0, reward_s=0.5))
+    tally.answered(segment(drawn=8, prompt=10, cached=0))
+    tally.answered(segment(drawn=12, prompt=30, cached=20, drafts=Drafts(checks=4, drafted=16, right=8)))
+    found = served(tally)
+    assert found["penstock_worker_prompt_tokens_total",] == 40
+    assert found["rollout_prefix_cache_hit_rate",] == 0.5
+    assert found["rollout_spec_accept_rate",] == 0.5
+    assert found["rollout_spec_accept_length",] == 3, "the answer without drafts is not among them"
+    assert found["rollout_repetition_frac",] == 0.25
+    assert found["penstock_worker_generate_seconds_total",] == 6
+    assert found["penstock_worker_reward_seconds_total",] == 1.5
+
+
+def test_what_there_is_not_is_absent_and_not_0() -> None:
+    names = {name for name, *_ in served(Tally())}
+    assert not {name for name in names if name.startswith("rollout_") or "gpu" in name}
+
+
+def test_gpus_are_told_by_name() -> None:
+    known: dict[str, Any] = {"used_bytes": 2, "size_bytes": 4}
+    found = served(Tally(), GpuLoad(name="0", use=0.5, **known), GpuLoad(name="MIG-1", **known))
+    assert {labels: value for labels, value in found.items() if "gpu" in labels[0]} == {
+        ("penstock_worker_gpu_use_ratio", "0"): 0.5,
+        ("penstock_worker_gpu_memory_used_bytes", "0"): 2,
+        ("penstock_worker_gpu_memory_used_bytes", "MIG-1"): 2,
+        ("penstock_worker_gpu_memory_size_bytes", "0"): 4,
+        ("penstock_worker_gpu_memory_size_bytes", "MIG-1"): 4,
+    }
+
+
+def test_a_long_text_that_says_the_same_again_is_repetitive() -> None:
+    prose = "".join(f"{n * n % 9973} of {n}; " for n in range(LOOKED_AT // 5))
+    assert is_repetitive("so it is. " * LOOKED_AT)
+    assert not is_repetitive("so it is. " * 10), "too short to tell"
+    assert not is_repetitive(prose)
+    assert is_repetitive(prose + "wait, " * LOOKED_AT), "the end counts"
+    assert not is_repetitive("\ud800" * 10 + prose)
+
+
+def test_what_is_repetitive_is_judged_by_the_best_that_zlib_can_do() -> None:
+    phrase = "".join(chr(97 + (n * n + 3 * n) % 23) for n in range(20))
+    text = list(phrase * 501)
+    for j, at in enumerate(range(0, LOOKED_AT + 1, 22)):
+        text[at - j * j % 7] = chr(97 + j * j * j % 26)
+    end = "".join(text[: LOOKED_AT + 1])
+    assert len(zlib.compress(end[-LOOKED_AT:].encode())) > LOOKED_AT / 10, "not by what it does by default"
+    assert is_repetitive(end)

@@ -1,0 +1,172 @@
+"""Fleets of real engines, and fleets on Ray."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock.config import ModelConfig
+from penstock.config.fleet import NodeConfig
+from penstock.errors import ConfigError
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.publication import Publication
+from tests.integration import play
+from tests.integration.engine_fixtures import cpu_engine
+from tests.integration.fake_engine import FakeEngine
+from tests.integration.fleet_play import (
+    Start,
+    external,
+    fakes,
+    living,
+    present,
+    processes,
+    records,
+    shown,
+    start,
+)
+from tests.integration.processes import descendants, open_pidfds, wait_gone
+from tests.integration.worker_play import admit, all_in, job, make_config, publish, read_group, tended, until
+from tests.missing import module
+from workers.fleet.kept import Spec
+
+__all__ = ["fakes", "start"]
+
+pytestmark = pytest.mark.timeout(600)
+
+LONG = {"max_new_tokens": 200, "ignore_eos": True}
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+async def test_a_fleet_of_real_engines_grows_and_shrinks_under_load(
+    client: redis.Redis, keys: Keys, publications: list[Publication], start: Start
+) -> None:
+    settings = cpu_engine().model_dump(mode="json", exclude_defaults=True)
+    model = {"name": "policy", "router": {}, "server_groups": [{"name": "rollout", "num_engines": 1}]}
+    fleet = start({"models": [model]}, engine=settings)
+    publish(client, keys, publications[1])
+    async with tended(client, keys):
+        jobs = admit(client, keys, [job(i, sampling=LONG) for i in range(12)])
+        await until(lambda: behind_router(client, keys) == ["serving"])
+        say("scale", "2", keys, client)
+        await until(lambda: behind_router(client, keys) == ["serving"] * 2)
+        await until(all_in(client, keys, jobs, "ready"))
+
+        # kill -9 of the process that keeps an engine: the engine ends with it, and is the first to leave.
+        publish(client, keys, publications[2])
+        await until(lambda: {one["version"] for one in records(client, keys)["policy.routed"]["engines"]} == {2})
+        more = admit(client, keys, [job(i, sampling=LONG) for i in range(12, 36)])
+        killed = processes(client, keys)["policy.rollout.0.engine"]["pid"]
+        first = records(client, keys)["policy.routed"]["engines"][0]["url"]
+        served_by = engine_at(first)
+        gone = open_pidfds([killed, served_by, *descendants(served_by)])
+        os.kill(killed, signal.SIGKILL)
+        assert await asyncio.to_thread(wait_gone, gone, 30) == []
+        await until(lambda: processes(client, keys)["policy.rollout.0.engine"]["starts"] == 2)
+        await until(lambda: behind_router(client, keys) == ["joining", "serving"])
+        say("scale", "1", keys, client)
+        await until(lambda: behind_router(client, keys) == ["serving"])
+        await until(lambda: "policy.rollout.0.engine" not in processes(client, keys))
+        await until(all_in(client, keys, more, "ready"))
+        await until(lambda: shown(client, keys)["groups"]["policy.rollout"]["engines"] == 1)
+        versions = {v for name in jobs + more for _, p in read_group(client, keys, name) for v in p.versions.tolist()}
+        assert versions == {-1, 1, 2}
+        fleet.process.send_signal(signal.SIGTERM)
+        await until(lambda: fleet.process.poll() is not None)
+    assert fleet.process.returncode == 0, fleet.text()
+    play.assert_conserved(client, keys)
+
+
+def say(*arguments: Any) -> None:
+    """``penstock fleet ...`` on the run of the test."""
+    *words, keys, client = arguments
+    port = client.connection_pool.connection_kwargs["port"]
+    command = [sys.executable, "-m", "penstock.cli", "fleet", *words, "--run", keys.run]
+    subprocess.run([*command, "--redis", f"redis://127.0.0.1:{port}/0"], check=True, stdout=subprocess.DEVNULL)
+
+
+def engine_at(url: str) -> int:
+    """Pid of the server that was started for an address."""
+    port = url.rsplit(":", 1)[1]
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            # Its supervisor has the same words behind its own.
+            if words[1:3] == [b"-m", b"sglang.launch_server"] and words[words.index(b"--port") + 1] == port.encode():
+                return int(entry.name)
+    raise AssertionError(f"nothing was started for {url}")
+
+
+def behind_router(client: redis.Redis, keys: Keys) -> list[str]:
+    """States of the engines behind the router of the fleet's worker."""
+    return [one["state"] for one in records(client, keys).get("policy.routed", {}).get("engines", [])]
+
+
+async def test_ray_brings_a_killed_actor_back_and_the_queue_goes_on(
+    client: redis.Redis, keys: Keys, publications: list[Publication], fakes: list[FakeEngine], start: Start
+) -> None:
+    module("ray")
+    publish(client, keys, publications[1])
+    fleet = start(external(fakes[0].url, launcher="ray"))
+    async with tended(client, keys):
+        await until(lambda: present(client, keys) == {"policy.rollout.0"})
+        fakes[0].open.clear()
+        jobs = admit(client, keys, [job(i) for i in range(4)])
+        await until(all_in(client, keys, jobs, "leased"))
+        worker = processes(client, keys)["policy.rollout.0"]["pid"]
+        actor = parent_of(worker)
+        niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (worker, fleet.process.pid)]
+        assert niceness[0] == niceness[1], "an engine is no background work, though Ray's workers are"
+        gone = open_pidfds([worker])
+        os.kill(actor, signal.SIGKILL)
+        assert await asyncio.to_thread(wait_gone, gone, 30) == [], "a worker never outlives its actor"
+        fakes[0].open.set()
+        await until(all_in(client, keys, jobs, "ready"), fleet.text())
+        await until(lambda: processes(client, keys)["policy.rollout.0"]["state"] == "running")
+        assert processes(client, keys)["policy.rollout.0"]["pid"] not in (0, worker)
+        alive = living(client, keys)
+        fleet.process.send_signal(signal.SIGTERM)
+        await until(lambda: fleet.process.poll() is not None)
+    assert fleet.process.returncode == 0, fleet.text()
+    assert not alive & set(client.hkeys(keys.workers)), "who drains takes its presence along"
+    play.assert_conserved(client, keys)
+
+
+def test_ray_says_what_is_missing_for_a_place(
+    keys: Keys, model_config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = module("ray")
+    from ray.util.placement_group import placement_group
+
+    from workers.fleet.ray_fleet import RayLauncher
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    ray.init(num_gpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        others = placement_group([{"GPU": 1}])
+        assert others.wait(30)
+        fleet = external("http://127.0.0.1:9", placement_timeout_s=1.0)
+        config = make_config("redis://127.0.0.1:9", keys, model_config, tmp_path, fleet=fleet)
+        with RayLauncher(config) as launcher:
+            (node,) = launcher.nodes()
+            assert node.gpus == (0, 1)
+            spec = Spec("policy.r.0", "engine", node.host, (0, 1), ("json.tool",), {}, str(tmp_path / "log"))
+            with pytest.raises(ConfigError, match=r"needs 2 GPUs .* found none within .* = 1 s: .* 1 of them are free"):
+                launcher.start(spec)
+        nowhere = config.fleet.model_copy(update={"nodes": [NodeConfig(host="10.9.9.9")]})
+        launcher = RayLauncher(config.model_copy(update={"fleet": nowhere}))
+        with pytest.raises(ConfigError, match=r"fleet\.nodes names 10\.9\.9\.9, and Ray's nodes are"):
+            launcher.nodes()
+    finally:
+        ray.shutdown()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,40 @@
+"""Which rewards a sample gets, and with what weight."""
+
+from collections.abc import Mapping
+
+from penstock.config import RewardConfig
+from penstock.errors import ConfigError
+from penstock.protocol.records.job import Job
+from penstock.words import shown
+from workers.rewards.kinds.registry import NAMES
+
+#: Entry of a prompt's metadata that names a reward (slime's).
+BY_METADATA = "rm_type"
+
+
+def chosen(job: Job, config: RewardConfig) -> Mapping[str, float]:
+    """Reward -> weight for samples of a job: the job's own, else the run's where it is the user's function, else the
+    one that the metadata name (``reward.by_metadata``), else the run's. Imports nothing.
+
+    Raises:
+        ConfigError: the metadata name no reward of penstock's own.
+    """
+    if job.reward:
+        return {job.reward: 1.0}
+    if config.by_metadata and all(name in NAMES for name in config.names) and (named := _named(job)):
+        return {named: 1.0}
+    return config.parts or {config.function: 1.0}
+
+
+def _named(job: Job) -> str:
+    """The name; '' where there is none."""
+    found = job.metadata.get(BY_METADATA)
+    name = found.strip() if isinstance(found, str) else found
+    if name is None or name == "":
+        return ""
+    if not isinstance(name, str) or name not in NAMES:
+        raise ConfigError(
+            f"job {job.id}: {BY_METADATA} {shown(found)} of its metadata is no reward of penstock's own: correct it, "
+            "or name a function of yours as the dataset's reward, or set reward.by_metadata: false."
+        )
+    return name

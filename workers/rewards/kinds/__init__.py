@@ -1,0 +1,1 @@
+"""Rewards by name: one noun a file, their table in registry.py."""

@@ -1,0 +1,95 @@
+"""``gpqa``: the letter of a choice, or else its text.
+
+Rein et al. 2023, "GPQA: A Graduate-Level Google-Proof Q&A Benchmark".
+"""
+
+import re
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from workers.rewards.kinds.box import after_thoughts
+from workers.rewards.kinds.question import Question
+
+#: Letters that count where neither ``valid_letters`` nor ``choices`` say which.
+LETTERS = tuple(string.ascii_uppercase[:10])
+#: Most choices that are looked at.
+MAX_CHOICES = 26
+
+#: Where answers name their letter, the first that does. It stands alone: "is because" names no B. Possessive, so that
+#: no text takes longer than its length.
+_NAMED = (
+    re.compile(r"(?:answer|option|choice)\s*+(?:is\b|:)?+[\s:*_({\[]*+([A-Z])\b", re.IGNORECASE),
+    re.compile(r"\b([A-Z])\b[\s*_)}\]]{0,8}+is\s{1,8}+(?:the\s{1,8}+)?+correct", re.IGNORECASE),
+)
+_ALONE = re.compile(r"\b[A-Z]\b")
+_NOT_WORDS = re.compile(r"[^a-z0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What is right."""
+
+    letters: tuple[str, ...]
+    #: '' where only a text is known.
+    letter: str
+    #: Each is right where no letter was chosen; words alone, separated by blanks.
+    texts: frozenset[str]
+
+
+def gpqa(question: Question) -> float:
+    """1 where the answer chooses the right letter; where it chooses none, or none is known, where it contains the right
+    text; else 0. What it says after ``</think>`` counts.
+
+    The label is a letter, the text of a choice, or its number from 0. Of ``metadata``: ``choices`` (a list, or a map),
+    ``valid_letters``, ``correct_letter``, ``correct_answer``, ``answer_text``.
+    """
+    key, text = _key(question), after_thoughts(question.text)
+    chosen = _chosen(text, key.letters)
+    if chosen and key.letter:
+        return float(chosen == key.letter)
+    said = f" {_words(text)} "
+    return float(any(f" {right} " in said for right in key.texts))
+
+
+def _chosen(text: str, letters: tuple[str, ...]) -> str:
+    for pattern in _NAMED:
+        if (found := pattern.search(text)) and found[1].upper() in letters:
+            return found[1].upper()
+    alone = [letter for letter in _ALONE.findall(text) if letter in letters]
+    return alone[-1] if alone else ""
+
+
+def _key(question: Question) -> _Key:
+    about, label = question.metadata, question.raw_label
+    choices = _choices(about.get("choices"))
+    letters = _letters(about.get("valid_letters"), len(choices))
+    lettered = list(zip(letters, choices, strict=False))
+    named = about.get("correct_letter")
+    letter = named.strip().upper() if isinstance(named, str) else ""
+    text = label.strip() if isinstance(label, str) else ""
+    if isinstance(label, (int, float)) and not isinstance(label, bool) and 0 <= label < len(letters):
+        letter = letters[int(label)]
+    if not letter and text.upper() in letters:
+        letter = text.upper()
+    if not letter and text:
+        letter = next((one for one, choice in lettered if _words(choice) == _words(text)), "")
+    chosen = [choice for one, choice in lettered if one == letter]
+    texts = [*chosen, *(str(about.get(name) or "") for name in ("correct_answer", "answer_text")), text]
+    return _Key(letters, letter, frozenset(filter(None, (_words(one) for one in texts if one.upper() not in letters))))
+
+
+def _choices(choices: Any) -> list[str]:
+    if isinstance(choices, dict):
+        choices = list(choices.values())
+    return [str(one) for one in choices[:MAX_CHOICES]] if isinstance(choices, list) else []
+
+
+def _letters(valid: Any, num_choices: int) -> tuple[str, ...]:
+    if isinstance(valid, (list, str)) and valid:
+        return tuple(str(one).upper() for one in valid[:MAX_CHOICES])
+    return tuple(string.ascii_uppercase[:num_choices]) if num_choices else LETTERS
+
+
+def _words(text: str) -> str:
+    return _NOT_WORDS.sub(" ", text.lower()).strip()

@@ -1,0 +1,58 @@
+"""Rewards of penstock's own by name. A record may name these; none is imported because it does."""
+
+from collections.abc import Iterable
+
+from penstock.config.code_names import BOXED, REMOTE, REWARDS
+from penstock.system.extras import check_installed
+from workers.rewards.kinds import math_verify
+from workers.rewards.kinds.chance import chance
+from workers.rewards.kinds.dapo import dapo
+from workers.rewards.kinds.exact_match import exact_match
+from workers.rewards.kinds.f1 import f1
+from workers.rewards.kinds.gpqa import gpqa
+from workers.rewards.kinds.kind import Kind
+from workers.rewards.kinds.math_answers import deepscaler, math, read_label
+
+_BOX = "\\boxed{{}}"
+
+#: By the name that a configuration gives. Whoever adds one adds its name to ``REWARDS`` in
+#: penstock/config/code_names.py, which a test compares with this table; all else goes by the two.
+KINDS: dict[str, Kind] = {
+    "exact_match": Kind(exact_match),
+    "math_verify": Kind(math_verify.judge, True, math_verify.read_label, boxed=_BOX, package="math_verify"),
+    "math": Kind(math, True, read_label, boxed=_BOX, package="math_verify"),
+    "deepscaler": Kind(deepscaler, True, read_label, boxed=f"</think>{_BOX}", package="math_verify"),
+    "dapo": Kind(dapo, boxed="Answer: {}"),
+    "f1": Kind(f1),
+    "gpqa": Kind(gpqa),
+    "random": Kind(chance),
+}
+
+#: All names, those of boxes too.
+NAMES = (*REWARDS, *(BOXED + name for name in REWARDS))
+
+
+def kind_of(name: str) -> Kind | None:
+    """The reward of that name; None where it is none of penstock's own."""
+    if found := KINDS.get(name):
+        return found
+    boxed = KINDS.get(name.removeprefix(BOXED)) if name.startswith(BOXED) else None
+    return boxed.of_box() if boxed else None
+
+
+def is_quick(name: str) -> bool:
+    """Whether the worker sees to it itself, with a verifier pool too."""
+    kind = kind_of(name)
+    return is_remote(name) or (kind is not None and not kind.is_slow)
+
+
+def is_remote(name: str) -> bool:
+    """Whether a service computes it (remote.py)."""
+    return name.removeprefix(BOXED) == REMOTE
+
+
+def check_packages(names: Iterable[str]) -> None:
+    """Raise ConfigError where one of these rewards needs what is not installed here. Imports nothing."""
+    for name in names:
+        if (kind := kind_of(name)) and kind.package:
+            check_installed(kind.package, f"reward {name}")

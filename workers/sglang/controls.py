@@ -1,0 +1,321 @@
+"""The controls of one engine over SGLang's HTTP interface: its weights, its memory, its health.
+
+One server (``engine.py``), or several behind a router (``workers/router``), which answer to the same calls. Knows
+nothing of Redis.
+"""
+
+import asyncio
+import os
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from penstock.config import EngineConfig, ModelConfig
+from penstock.config.fleet import MemberConfig
+from penstock.errors import EngineDied, EngineError, EngineRefused, PublishError
+from penstock.protocol.presence import EnginePresence
+from penstock.protocol.records.publication import Publication
+from penstock.protocol.records.sample import LogprobKind
+from penstock.weights.model_folder import read_eos_token_ids, read_vocab_size
+from penstock.words import MAX_SAID, writable
+from workers.sglang.http import EngineHttp
+from workers.sglang.marks import Marks
+from workers.sglang.routed_experts import Routing
+from workers.sglang.server_info import ServerInfo
+from workers.sglang.stream import MAX_EVENT_BYTES, most_tokens
+from workers.sglang.under_way import UnderWay
+from workers.weights.verify import Tensors, has_tied_embeddings, read_folder, verify_publication
+
+
+class SglangControls(ABC):
+    """What an engine is told, wherever it goes; what that promises is in workers/engine.py.
+
+    Args:
+        config: where it is, or how to spawn it.
+        model: folder of config, tokenizer and first weights.
+        name: used in errors and in the name of the log.
+        log_dir: a spawned server logs to ``engine-NAME.log`` in it.
+    """
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, *, name: str, log_dir: Path) -> None:
+        self.config = config
+        self.model = model
+        self.name = name
+        self.log_dir = log_dir
+        #: Publication number of its weights; -1 when none was loaded.
+        self.version = -1
+        #: Revision of that publication.
+        self.rev = 0
+        #: Ranges (first, last) of versions that were abandoned before it: tokens of theirs are not continued (T1).
+        self.abandoned: list[list[int]] = []
+        #: What the server says about itself.
+        self.info = ServerInfo()
+        #: True while an external server does not answer.
+        self.is_away = False
+        #: scaled: logprobs are after temperature; original: before it. A spawned server is given it; a server at a
+        #: URL is asked when it is met.
+        self.logprob_kind: LogprobKind = config.logprob_kind or "scaled"
+        #: Whether weights may change under running requests; what is cached is then shared less where the server does
+        #: not tell which weights a request began with.
+        self.changes_in_place = True
+        #: What the model routes, where answers are to say so; None: they are not.
+        self.routing: Routing | None = None
+        #: True while its generation is frozen.
+        self.paused = False
+        #: True while it loads weights: its scheduler answers nobody then, so health is not checked.
+        self.loading = False
+        #: Memory that it has given back: weights, cuda_graph, kv_cache. Health is not checked meanwhile.
+        self.offloaded: set[str] = set()
+        #: Ids that end an answer of this model.
+        self.eos_token_ids = read_eos_token_ids(model.path)
+        #: Number of its ids; 0: unknown.
+        self.vocab_size = read_vocab_size(model.path)
+        self.http = EngineHttp(name, config, most_bytes=self._most_bytes, ended=self._how_it_ended)
+        self.http.url = (config.url or "").rstrip("/")
+        self._unwatched = 0
+        self._namespace = ""
+        #: Version that it is loading, or loaded last: what is drawn meanwhile may be of it already.
+        self.newest = -1
+        self.under_way = UnderWay()
+        self._marks = Marks(lambda: self.prove(config.request_timeout_s), self._rename_weights)
+        self._reference: Tensors | None = None
+
+    @property
+    def url(self) -> str:
+        """Address while it runs."""
+        return self.http.url
+
+    @property
+    def pid(self) -> int | None:
+        """Pid of a process of ours that serves; None where there is none."""
+        return None
+
+    def phase(self) -> str:
+        """How far a start is, where that is known."""
+        return ""
+
+    def describe(self) -> list[EnginePresence]:
+        """Its servers with their states, for presence; [] of one that is a single server."""
+        return []
+
+    def set_members(self, members: Sequence[MemberConfig]) -> None:
+        """Say which servers it stands for; for several behind a router."""
+        raise EngineError(f"engine {self.name} is one server and has no members: set engine.router.")
+
+    def last_words(self) -> str:
+        """How its process ended, with the end of its log; '' while it runs, and where it is not ours."""
+        return ""
+
+    @abstractmethod
+    async def watch(self) -> str: ...
+
+    @abstractmethod
+    async def start(self, publication: Publication | None = None) -> None: ...
+
+    @abstractmethod
+    async def prove(self, timeout_s: float, *, num_tokens: int = 1) -> None: ...
+
+    async def stop(self) -> None:
+        """End what was started; requests still running return as aborted or raise EngineDied."""
+        await self._marks.end()
+        session = self._detach()
+        if session is not None:
+            await session.close()
+
+    def _detach(self) -> aiohttp.ClientSession | None:
+        """It is down from now on; its session is for the caller to close."""
+        self.paused = False
+        self.offloaded = set()
+        self._set_version(-1)
+        return self.http.detach()
+
+    async def restart(self, publication: Publication | None) -> None:
+        """Stop whatever is left of it and start it with ``publication``; raises as :meth:`start`."""
+        await self.stop()
+        await self.start(publication)
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        timeout_s: float | None = None,
+        *,
+        ok: Iterable[int] = (200,),
+        is_json: bool = True,
+    ) -> Any:
+        """See :meth:`EngineHttp.call`."""
+        return await self.http.call(method, path, body, timeout_s, ok=ok, is_json=is_json)
+
+    def _how_it_ended(self) -> str:
+        """How its process ended, as the end of a sentence."""
+        return ""
+
+    def _set_version(self, version: int, rev: int = 0) -> None:
+        self.version, self.rev, self.newest = version, rev, version
+        # Prefix KV is found by requests of the same load only: an in-place load leaves KV of two versions behind, and
+        # the versions of another run on the same server mean other weights.
+        self._namespace = f"{version}.{secrets.token_hex(4)}"
+
+    async def verify(self, publication: Publication, *, files: bool = True) -> None:
+        """Raise PublishError unless the publication is whole and fits the model. Reads its files in a thread.
+
+        Args:
+            files: False for weights that will not come from the disk: then only their index is read.
+        """
+        folder = Path(self.model.path)
+        if self._reference is None:
+            self._reference = await asyncio.to_thread(read_folder, folder)
+        await asyncio.to_thread(
+            verify_publication, publication, self._reference, tied=has_tied_embeddings(folder), files=files
+        )
+
+    async def load(self, publication: Publication, receive: Callable[[], Awaitable[bool]] | None = None) -> float:
+        """Load verified weights from disk; returns the seconds it took.
+
+        Args:
+            receive: brings the weights in another way; where it returns False they are loaded from disk after all.
+
+        The server must be frozen, or without requests. Never lets the server flush its cache: with requests about
+        (or the last answer just leaving) that ends its scheduler.
+
+        Raises:
+            PublishError: the engine refused; it goes on with the old weights.
+            EngineDied: it died of it, or did not answer within ``load_timeout_s``.
+        """
+        body = {
+            "model_path": _absolute(publication.path),
+            "weight_version": str(publication.version),
+            "flush_cache": False,
+        }
+        started = time.perf_counter()
+        self.newest = publication.version
+        self.loading = True
+        try:
+            received = receive is not None and await receive()
+            if receive is not None and not received:
+                await self.verify(publication)
+            answer = (
+                {"success": True}
+                if received
+                else await self.post("/update_weights_from_disk", body, timeout_s=self.config.load_timeout_s)
+            )
+        except PublishError as exc:
+            raise EngineDied(f"the engine's weights are mixed and cannot be made whole; restart it: {exc}") from exc
+        except EngineDied:
+            raise
+        except EngineError as exc:
+            raise EngineDied(f"the engine failed to load version {publication.version}: {exc}") from exc
+        finally:
+            self.loading = False
+        if not answer.get("success"):
+            message = writable(str(answer.get("message", answer)), MAX_SAID)
+            # Its roll-back reads the folder that just failed.
+            if "rolling back" in message.lower():
+                raise EngineDied(f"the engine's weights are mixed after a failed load; restart it: {message}")
+            self.newest = self.version
+            raise PublishError(f"the engine refused version {publication.version} and keeps {self.version}: {message}")
+        self._set_version(publication.version, publication.rev)
+        self.abandoned = publication.abandoned
+        return time.perf_counter() - started
+
+    async def pause(self) -> None:
+        """Freeze generation where it stands; KV is kept."""
+        await self._marks.end()
+        self.paused = True
+        await self.call("POST", "/pause_generation", {"mode": "in_place"})
+
+    async def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        await self.call("POST", "/continue_generation", {})
+        self.paused = False
+        if self.under_way.began_before(self.version) and self._proves_by_stream:
+            await self._marks.begin(self.version)
+
+    async def _rename_weights(self, name: str) -> None:
+        await self.call("POST", "/update_weight_version", {"new_version": name, "abort_all_requests": False})
+
+    @property
+    def _proves_by_stream(self) -> bool:
+        """Whether weights change in place under a server that does not say which of them drew a token."""
+        return self.changes_in_place and not self.info.reports_spans and self.info.answers_in_turn
+
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        """Give memory back to the GPU: ``weights`` (their contents are lost), ``kv_cache``, ``cuda_graph``.
+
+        The server must be idle: it ends itself otherwise.
+        """
+        self.offloaded |= set(tags)
+        await self.call("POST", "/release_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        """Take memory again. Weights have to be loaded after it."""
+        await self.call("POST", "/resume_memory_occupation", {"tags": list(tags)}, self.config.load_timeout_s)
+        self.offloaded -= set(tags)
+
+    async def flush_cache(self) -> bool:
+        """Empty the prefix cache; False where something still runs, and nothing was done."""
+        try:
+            await self.call("POST", "/flush_cache", {}, is_json=False)
+        except EngineRefused:
+            return False
+        return True
+
+    async def checksum(self) -> str:
+        """Checksum of the weights that it serves, for comparing engines with each other. Blocks its scheduler shortly.
+
+        Raises:
+            EngineError: it cannot (a server on CPU cannot).
+        """
+        answer = await self.post("/weights_checker", {"action": "checksum"}, timeout_s=self.config.load_timeout_s)
+        if not answer.get("success"):
+            raise EngineError(f"engine {self.name} has no checksum of its weights: {answer.get('message')}")
+        return str(answer.get("per_engine_checksum", ""))
+
+    async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """A control call whose answer says ``success`` and ``message``; 400 is such an answer too."""
+        answer = await self.call("POST", path, body, timeout_s, ok=(200, 400))
+        return answer if isinstance(answer, dict) else {}
+
+    async def abort_all(self) -> None:
+        """Ask for the end of every request; each returns with what it has. Returns at once."""
+        await self.call("POST", "/abort_request", {"abort_all": True})
+
+    async def healthy(self) -> bool:
+        """Whether its scheduler answers within ``health_timeout_s``; also true while it is frozen."""
+        try:
+            await self.call("GET", "/server_info", timeout_s=self.config.health_timeout_s)
+        except EngineError:
+            return False
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it may not answer for a reason of ours: no health check counts."""
+        return self.loading or self._unwatched > 0 or bool(self.offloaded)
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """No health checks inside the ``with``: for what a scheduler cannot answer meanwhile, and has its own limit."""
+        self._unwatched += 1
+        try:
+            yield
+        finally:
+            self._unwatched -= 1
+
+    def _most_bytes(self, body: dict[str, Any] | None) -> int:
+        """Most bytes of the answer to a request, or of one event of it."""
+        if self.routing is None or body is None or "input_ids" not in body:
+            return MAX_EVENT_BYTES
+        return MAX_EVENT_BYTES + self.routing.wire_bytes(len(body["input_ids"]) + (most_tokens(body) or 0))
+
+
+def _absolute(path: str) -> str:
+    # The server may have been started in another folder.
+    return os.path.abspath(path)
