@@ -71,6 +71,8 @@ def _unchecked(evidence: Evidence) -> dict[str, str]:
             why[name] = f"no {' and no '.join(missing)} was recorded"
     if evidence.law is None:
         why["wrong_tokens"] = "no law says how tokens are drawn"
+    if not evidence.account.drawn:
+        why["heard_twice"] = "no engine counted what it drew"
     if not evidence.account.keys:
         why["orphan"] = "the account names no keys"
     if len(evidence.account.memory) * 2 < FEWEST_LOOKS * 3:

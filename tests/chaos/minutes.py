@@ -39,6 +39,7 @@ ROUNDS = (
     Round("sync", 5, 6),
     Round("one_step", 6, 6),
     Round("lanes", 7, 6),
+    Round("history", 9, 5, "kill:recorder,kill:recorders,kill:buffers"),
     Round("prefixes", 8, 6, "kill:worker,kill:engine,stop:worker,kill:redis"),
 )
 

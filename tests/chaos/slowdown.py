@@ -2,12 +2,15 @@
 
     python -m tests.chaos.slowdown [--workload async] [--seconds 120] [--every 10] [--rounds 2] [--results FILE]
 
-Rounds of both follow each other, so that a machine that is slow for a while is slow for both. Prints one line of JSON,
-and appends it to FILE.
+Rounds of both follow each other, so that a machine that is slow for a while is slow for both. Groups are counted by
+how far the trainer has come: what it trains again after a rewind is no gain. Its step is a sleep of ``STEP_S``, engines
+have no weights to load and parts no imports to make, so what a real engine or trainer takes to start comes on top.
+Prints one line of JSON, and appends it to FILE.
 """
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -96,10 +99,10 @@ def wait(seconds: float) -> int:
 
 
 def trained(cluster: Cluster) -> int:
-    """Groups in batches that the driving trainer committed."""
+    """Groups up to the cursor of the driving trainer: batches that it trains anew after a rewind are no gain."""
     assert cluster.watch is not None
     name = next(seats.name for seats in cluster.workload.trainers if seats.drives)
-    return cluster.watch.committed_of.get(name, 0) * int(cluster.workload.resolved()["trainer"]["batch_groups"])
+    return cluster.watch.cursors.get(name, 0) * int(cluster.workload.resolved()["trainer"]["batch_groups"])
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
@@ -118,6 +121,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         "groups_per_s": [round(one, 3) for one in quiet], "groups_per_s_struck": [round(one, 3) for one in struck],
         "ratio": round(statistics.mean(struck) / statistics.mean(quiet), 3), "commit": commit(),
         "redis": version_of(find_binary()), "machine": platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
     }  # fmt: skip
 
 

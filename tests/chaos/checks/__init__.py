@@ -6,6 +6,8 @@ from tests.chaos.checks.admission import find_over_admitted
 from tests.chaos.checks.bound import find_over_bound
 from tests.chaos.checks.committed_twice import find_committed_twice
 from tests.chaos.checks.evidence import Evidence, Violation
+from tests.chaos.checks.heard_twice import find_heard_twice
+from tests.chaos.checks.history_rows import find_unrecorded
 from tests.chaos.checks.leftovers import find_dead_leases, find_growth, find_orphans
 from tests.chaos.checks.losses import find_lost, find_misreported
 from tests.chaos.checks.lost_rights import find_lost_rights
@@ -29,7 +31,9 @@ PROPERTIES: dict[str, Callable[[Evidence], Iterator[Violation]]] = {
     "wrong_batch": find_wrong_batch,
     "over_bound": find_over_bound,
     "wrong_tokens": find_wrong_tokens,
+    "heard_twice": find_heard_twice,
     "reused_version": find_reused_versions,
+    "unrecorded": find_unrecorded,
     "dead_lease": find_dead_leases,
     "orphan": find_orphans,
     "growth": find_growth,

@@ -13,7 +13,7 @@ OF_THE_RUN = {
     "servers", "subs", "clock", "source", "leader", "epoch", "weights", "contact", "trials", "aside", "retiring",
     "done", "fleet", "ends", "workers", "trainers", "parts", "waits", "counters", "wake", "gate", "transfer",
     "transfers", "memory", "pins", "loading", "verifiers", "paused", "reclaimer", "steps", "checks", "held", "asker",
-    "verdicts", "unrecorded", "recorder", "history", "paused_by",
+    "verdicts", "unrecorded", "recorder", "history", "paused_by", "looks", "tokens",
 }  # fmt: skip
 OF_A_SUBSCRIPTION = frozenset(("batches", "columns", "columns_lost", "agree", "sub", "owner", "trained"))
 OF_A_JOB = frozenset(("group", "meta", "partial", "payload", "side"))
@@ -79,18 +79,21 @@ def _orphaned_payload(evidence: Evidence, name: str) -> str:
 def find_growth(evidence: Evidence) -> Iterator[Violation]:
     """Memory that grew with the jobs done, where the jobs live at the same time do not explain it.
 
-    By least squares over the last two thirds of the looks: bytes = a + b * done + c * live.
+    By least squares over the last two thirds of the looks: bytes = a + b * done + c * live. Where the jobs live rise
+    with those done, as where all are dead letters, no look can tell the two apart: what of ``done`` ``live`` follows
+    is left out.
     """
     looks = evidence.account.memory
     looks = looks[len(looks) // 3 :]
     if len(looks) < FEWEST_LOOKS:
         return
-    done, live = [look["done"] for look in looks], [look["live"] for look in looks]
-    terms = np.array([np.ones(len(looks)), done, live], dtype=float).T
-    used = np.array([look["bytes"] for look in looks], dtype=float)
+    done, live, used = (np.array([look[name] for look in looks], dtype=float) for name in ("done", "live", "bytes"))
+    of_live = np.array([np.ones(len(looks)), live]).T
+    apart = done - of_live @ np.linalg.lstsq(of_live, done)[0]
+    terms = np.array([*of_live.T, done]).T
     fitted = np.linalg.lstsq(terms, used)[0]
-    each = fitted[1]
-    grown = each * (max(done) - min(done))
+    each = fitted[2]
+    grown = each * (max(apart) - min(apart))
     scatter = float(np.std(used - terms @ fitted))
     if each > BYTES_PER_JOB and grown > max(BYTES_IN_ALL, SCATTERS * scatter):
-        yield Violation(f"memory grew by {grown:,.0f} bytes while {max(done) - min(done):,} jobs were done")
+        yield Violation(f"memory grew by {grown:,.0f} bytes while {max(done) - min(done):,.0f} jobs were done")

@@ -8,7 +8,11 @@ from functools import lru_cache
 from tests.chaos.checks.evidence import Evidence, Violation, proof
 from tests.chaos.checks.reports import find_overstated, find_silent
 from tests.chaos.recording.account import Reported
+from tests.chaos.recording.doubts import begun_in
 from tests.chaos.recording.history import Operation
+
+#: As commits call the control Redis, where payloads go back with all the rest.
+CONTROL = "control"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +38,34 @@ def find_misreported(evidence: Evidence) -> Iterator[Violation]:
     losses = find_losses(evidence)
     yield from find_overstated(evidence)
     for kind, said in evidence.account.reported.items():
-        names = {loss.name for loss in losses.get(kind, ())} | (
-            _on_lost_servers(evidence) if kind == "samples" else set()
-        )
+        names = {loss.name for loss in losses.get(kind, ())}
+        if kind == "samples":
+            names |= _payloads_gone(evidence)
         wrong = sorted(set(map(str, said.named)) - names)
         yield from (Violation(f"{kind}: {name} was reported lost, and is not") for name in wrong)
         if said.count > len(names) and not wrong:
             yield Violation(f"{kind}: {said.count} were reported lost, and {len(names)} are")
 
 
-def _on_lost_servers(evidence: Evidence) -> set[str]:
-    """Samples whose payload lay on a server that was lost: who looks for one finds nothing, and reports it."""
-    gone = set(evidence.account.lost_servers)
-    commits = [one for one in evidence.history.of("commit") if gone and one.facts.get("server") in gone]
-    return {f"{one.facts['job']}/{k}" for one in commits for k, _ in one.facts["samples"]}
+def _payloads_gone(evidence: Evidence) -> set[str]:
+    """Samples whose payload is gone by the nature of a fault: who looks for one finds nothing, and reports it.
+
+    It lay on a server that was lost; or not on the control Redis, which forgot that its group was done with.
+    """
+    lost, freed = set(evidence.account.lost_servers), _freed_in_vain(evidence)
+    return {
+        f"{one.facts['job']}/{k}"
+        for one in evidence.history.of("commit")
+        # Samples that are committed together may lie on several.
+        for (k, _), server in zip(one.facts["samples"], one.facts["servers"], strict=True)
+        if server in lost or (server != CONTROL and one.facts["job"] in freed)
+    }
+
+
+def _freed_in_vain(evidence: Evidence) -> set[str]:
+    """Jobs whose payloads may have been freed while a fault was at work that made Redis forget it."""
+    ways = begun_in(evidence.history.of("seal", "dispose"), evidence.account.forgotten)
+    return {job for one in ways for job in one.answer.get("jobs", one.facts["jobs"])}
 
 
 def unreported(evidence: Evidence, kind: str, losses: list[Loss]) -> list[Loss]:

@@ -13,6 +13,8 @@ from tests.chaos.recording.history import Operation
 
 #: What a leader does under its epoch.
 BY_LEADER = ("cut", "dispose", "seal")
+#: And a recorder under its own.
+BY_RECORDER = ("recorded",)
 
 
 def find_lost_rights(evidence: Evidence) -> Iterator[Violation]:
@@ -22,7 +24,8 @@ def find_lost_rights(evidence: Evidence) -> Iterator[Violation]:
     leases = _leases(evidence)
     yield from _given_twice(leases)
     yield from _late_commits(evidence, leases)
-    yield from _deposed(evidence)
+    yield from _deposed(evidence, BY_LEADER)
+    yield from _deposed(evidence, BY_RECORDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,8 @@ def _is_behind(commit: Operation, other: Given) -> bool:
     return known is not None and sum(k in known for k, _ in commit.facts["samples"]) < commit.answer["new"]
 
 
-def _deposed(evidence: Evidence) -> Iterator[Violation]:
-    acts = [one for one in evidence.history.of(*BY_LEADER) if one.happened and "epoch" in one.facts]
+def _deposed(evidence: Evidence, acts_of: tuple[str, ...]) -> Iterator[Violation]:
+    acts = [one for one in evidence.history.of(*acts_of) if one.happened and "epoch" in one.facts]
     ends = sorted(acts, key=lambda one: one.ended or 0)
     newest: Operation | None = None
     at = 0

@@ -1,6 +1,6 @@
-"""What the leader and the trainers report of a loss, where a fault loses data by its nature.
+"""What buffers and trainers report of a loss, where a fault loses data by its nature.
 
-The leader counts by how much counters went back since its last look, so it reports at least what it had seen by then,
+A buffer counts by how much counters went back since its last look, so it reports at least what it had seen by then,
 and never more than what was acknowledged while the fault was at work.
 """
 
@@ -26,10 +26,12 @@ def find_overstated(evidence: Evidence) -> Iterator[Violation]:
     """More was reported as rolled back than can have been."""
     spans = evidence.account.forgotten
     said: dict[str, int] = {}
-    reports = [one for one in evidence.history.of("report") if "counters" in one.facts and one.may_have_happened]
+    reports = [one for one in _reports(evidence) if one.may_have_happened]
     for one in reports:
-        for name, count in one.facts["counters"].items():
+        for name, count in counters_of(one).items():
             said[name] = said.get(name, 0) + count
+    # What Redis says at the end is what people are told; a report can be forgotten as well, and be made again.
+    said = evidence.account.rolled_back or said
     for name, count in said.items():
         op, number = COUNTED[name]
         most = sum(map(number, begun_in(evidence.history.of(op), spans)))
@@ -37,9 +39,20 @@ def find_overstated(evidence: Evidence) -> Iterator[Violation]:
             yield Violation(f"{count} {name} were reported rolled back, and at most {most} are", proof(*reports))
 
 
+def _reports(evidence: Evidence) -> list[Operation]:
+    """What was said of counters that went back."""
+    return [one for one in evidence.history.of("report") if {"counters", "seen"} & one.facts.keys()]
+
+
+def counters_of(report: Operation) -> dict[str, int]:
+    """By how much a report says that counters went back; nothing where others had reported it, or nobody knows."""
+    told: dict[str, int] = report.facts.get("counters") or report.answer.get("counters", {})
+    return told
+
+
 def find_silent(evidence: Evidence) -> Iterator[Violation]:
     """A sample was lost and committed anew, the leader had seen the first commit and lived on, and nobody reported."""
-    reports = [one for one in evidence.history.of("report") if "counters" in one.facts]
+    reports = [one for one in _reports(evidence) if counters_of(one) or "counters" not in one.answer]
     for first, last in evidence.account.forgotten:
         if any(first <= one.began for one in reports) or not _has_leader_through(evidence, first, last):
             continue

@@ -10,6 +10,7 @@ record what they do in ``FOLDER/history``. Nothing here reads penstock's memory:
 
 import contextlib
 import json
+import os
 import re
 import signal
 import sys
@@ -26,10 +27,11 @@ from penstock.redis.server import find_binary
 from penstock.system.ports import free_port
 from tests.chaos.cluster.adopted import child_of, logged_by
 from tests.chaos.cluster.crew import Crew
+from tests.chaos.cluster.forked import Zygote
 from tests.chaos.cluster.redis_conf import redis_conf
 from tests.chaos.cluster.supervisor import Part, Supervisor, searched
 from tests.chaos.cluster.watch import Watch
-from tests.chaos.cluster.workloads import Seats, Workload, merged
+from tests.chaos.cluster.workloads import STEP_S, Seats, Workload, merged
 from tests.chaos.parts.policy import write_data, write_policy
 from tests.chaos.places import RECORDED, ROOT
 
@@ -38,6 +40,8 @@ PRODUCT = ("penstock", "console", "producer", "workers", "buffer", "consumers")
 #: What is started for a part that is not a command of its name; parts that record nothing, or do so themselves.
 MODULES = {"scorer": ["tests.chaos.parts.scorer"], "verifier": ["penstock.cli", "verifiers"]}
 UNRECORDED = frozenset(("engine", "redis", "payload", "verifier"))
+#: Python parts that are started from scratch: they start others by their own command.
+EXECUTED = frozenset(("launcher", "verifier"))
 #: Interpreter that has a real engine, and the router.
 ENGINE_PYTHON = ROOT / ".engine" / "bin" / "python"
 #: Longest wait for any one thing to happen; the machine may be slow, and a real engine is slow to start.
@@ -54,6 +58,7 @@ class Cluster(Crew):
         source: a checkout whose packages the parts run.
         redis_server: the binary; None: what penstock itself would take.
         seed: of data and engines.
+        step_s: how long a step of a trainer takes; the longer, the less a run does between two faults.
     """
 
     def __init__(
@@ -64,11 +69,13 @@ class Cluster(Crew):
         source: Path = ROOT,
         redis_server: Path | None = None,
         seed: int = 0,
+        step_s: float = STEP_S,
     ) -> None:
         self.folder = folder.absolute()
         self.workload = workload
         self.source = source.absolute()
         self.seed = seed
+        self.step_s = step_s
         self.keys = Keys(workload.resolved()["run"])
         self.history = self.folder / "history"
         self.redis_port = free_port()
@@ -87,10 +94,10 @@ class Cluster(Crew):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.history.mkdir()  # that of one run
         self._link_product()
-        write_policy(self.folder / "model", is_real=self.workload.is_real)
+        write_policy(self.folder / "model", is_real=self.workload.is_real, is_cuda=self.workload.is_cuda)
         write_data(self.folder / "train.jsonl", "t", self.seed)
         write_data(self.folder / "heldout.jsonl", "h", self.seed, lines=8)
-        self._supervisor = Supervisor(self.folder, self._environment_of)
+        self._supervisor = Supervisor(self.folder, self._environment_of, self._zygote())
         try:
             self._start_all()
         except BaseException:
@@ -116,8 +123,8 @@ class Cluster(Crew):
         for seats in self.workload.trainers:
             self.start("trainer", seats=seats)
         counts = {
-            "verifier": self.workload.verifiers, "buffer": self.workload.buffers, "producer": 1,
-            "worker": self.workload.workers, "scorer": self.workload.scorers,
+            "verifier": self.workload.verifiers, "recorder": self.workload.recorders, "buffer": self.workload.buffers,
+            "producer": 1, "worker": self.workload.workers, "scorer": self.workload.scorers,
         }  # fmt: skip
         for kind, count in counts.items():
             for number in range(count - len(self.of(kind))):
@@ -152,7 +159,7 @@ class Cluster(Crew):
 
     def of(self, kind: str) -> list[Part]:
         """Parts of a kind that are not retired: redis, payload, producer, worker, router, engine, verifier, buffer,
-        trainer, scorer, launcher.
+        trainer, scorer, recorder, launcher.
 
         leader and standby are the buffer that leads now, and the others.
         """
@@ -222,7 +229,7 @@ class Cluster(Crew):
             "--ranks", str(seats.ranks), "--role", seats.role, "--roles", ",".join(seats.roles),
             "--subscription", json.dumps(seats.subscription), "--definition", json.dumps(seats.definition),
             *(["--drives"] if seats.drives else []),
-            "--checkpoints", str(self.folder / "checkpoints" / seats.group),
+            "--checkpoints", str(self.folder / "checkpoints" / seats.group), "--step-s", str(self.step_s),
         ]  # fmt: skip
         ranks = []
         for rank in range(seats.ranks):
@@ -235,7 +242,7 @@ class Cluster(Crew):
     def _engine_words(self, worker: str) -> list[str]:
         """What says which engine a worker has: ours, or a real one that it starts itself."""
         if self.workload.is_real:
-            return [f"--engine.python={ENGINE_PYTHON}"]
+            return [f"--engine.python={sys.executable if self.workload.is_cuda else ENGINE_PYTHON}"]
         urls = [f"http://127.0.0.1:{self.ports[engine]}" for engine in self._engines_of(worker)]
         if len(urls) == 1:
             return [f"--engine.url={urls[0]}"]
@@ -274,7 +281,16 @@ class Cluster(Crew):
         return part
 
     def _part(self, kind: str, name: str, command: list[str], environment: dict[str, str]) -> Part:
-        return Part(kind, name, command, environment, log=self.folder / "logs" / f"{name}.log")
+        part = Part(kind, name, command, environment, log=self.folder / "logs" / f"{name}.log")
+        part.is_forked = kind not in EXECUTED and command[:2] == [sys.executable, "-m"]
+        return part
+
+    def _zygote(self) -> Zygote | None:
+        """What forks the parts; None where ``CHAOS_FORK=0`` has each start from scratch."""
+        if os.environ.get("CHAOS_FORK") == "0":
+            return None
+        log = self.folder / "logs" / "zygote.log"
+        return Zygote(self.folder, {**os.environ, **self._environment_of(Part("zygote", "zygote", [], {}, log))}, log)
 
     def _new_name(self, kind: str) -> str:
         taken = sum(part.kind == kind for part in self.parts.values())

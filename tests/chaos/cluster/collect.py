@@ -1,9 +1,6 @@
 """The account of a run that is at rest: what Redis and the payload servers hold, and what the run says that it lost."""
 
-import json
-import os
-import subprocess
-import sys
+import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,8 +10,9 @@ from urllib.parse import unquote
 import orjson
 import redis
 
+from penstock.history.reader import HistoryReader
 from penstock.protocol.presence import live_workers
-from tests.chaos.cluster.supervisor import searched
+from tests.chaos.parts.drawn import DRAWN, drawn_in
 from tests.chaos.recording import history
 from tests.chaos.recording.account import Account, Reported
 
@@ -44,30 +42,18 @@ def collect(cluster: "Cluster") -> Account:
         workers=[worker.name for worker in live_workers(client, keys)],
         keys=_keys(cluster),
         memory=cluster.watch.memory,
+        tokens={name.decode(): int(value) for name, value in client.hgetall(keys.tokens).items()},
+        unheard=sum(int(n) for name, n in client.hgetall(keys.counters).items() if name.startswith(b"unheard:")),
+        drawn=sum(map(drawn_in, cluster.history.glob(f"*{DRAWN}"))),
         reported=_reported(cluster),
-        forgotten=list(_forgotten(cluster)),
-        lost_servers=list(_lost_servers(cluster)),
+        rolled_back=dict(_rolled_back(client, keys.counters)),
+        rows=_rows(cluster) if client.exists(keys.history) else None,
+        unrecorded=int(client.hget(keys.counters, "unrecorded") or 0),
+        forgotten=list(forgotten(cluster)),
+        lost_servers=list(lost_servers(cluster)),
     )
     (cluster.history / "account.json").write_bytes(orjson.dumps(asdict(account)))
     return account
-
-
-def audit(cluster: "Cluster") -> dict[str, Any]:
-    """What ``penstock audit`` says of the run; ``ok`` where nothing differs. Blocks."""
-    words = ["audit", "--run", cluster.keys.run, "--redis", cluster.redis_url, "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock.cli", *words],
-        cwd=cluster.folder,
-        env={**os.environ, "PYTHONPATH": searched(str(cluster.folder / "source"))},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    if done.returncode not in (0, 1) or not done.stdout:
-        return {"ok": False, "differences": [f"penstock audit failed: {done.stderr[-500:]}"]}
-    found: dict[str, Any] = json.loads(done.stdout)
-    return {"ok": done.returncode == 0} | found
 
 
 def _jobs(client: redis.Redis, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -130,6 +116,16 @@ def _files(folder: Path) -> Iterator[tuple[str, int]]:
             yield unquote(path.name), -1
 
 
+def _rows(cluster: "Cluster") -> list[tuple[str, int, str]]:
+    """Rows of the history as everybody reads them; of a sample that has several parts the first stands for all."""
+    reader = HistoryReader(cluster.folder / "runs" / cluster.keys.run / "history")
+    with contextlib.closing(reader):
+        rows = [(row.job, row.k, str(row.fate)) for row in reader.each() if not row.part]
+        if problems := reader.problems:
+            raise RuntimeError(f"the history cannot be read: {'; '.join(problems)}")
+    return rows
+
+
 def _scan(client: redis.Redis, pattern: str) -> Iterator[str]:
     escaped = pattern.replace("[", "\\[").replace("]", "\\]")
     return (key.decode() for key in set(client.scan_iter(escaped, count=COUNT)))
@@ -142,14 +138,22 @@ def _reported(cluster: "Cluster") -> dict[str, Reported]:
     return {"samples": Reported(len(samples), list(samples))} if samples else {}
 
 
-def _forgotten(cluster: "Cluster") -> Iterator[tuple[int, int]]:
+def _rolled_back(client: redis.Redis, key: str) -> Iterator[tuple[str, int]]:
+    for name, value in client.hgetall(key).items():
+        kind, _, counter = name.decode().partition(":")
+        if kind == "rolled_back" and counter:
+            yield counter, int(value)
+
+
+def forgotten(cluster: "Cluster") -> Iterator[tuple[int, int]]:
     """When faults that lose what was acknowledged were at work, by the log of the nemesis."""
     for record, end in _struck(cluster):
         if record["act"]["kind"] in FORGETTING:
             yield record["mono"], int(end["ended"] * 1e9) + AFTERWARDS_NS
 
 
-def _lost_servers(cluster: "Cluster") -> Iterator[str]:
+def lost_servers(cluster: "Cluster") -> Iterator[str]:
+    """Payload servers that are lost for good, by the log of the nemesis."""
     return (record["act"]["facts"]["part"] for record, _ in _struck(cluster) if record["act"]["kind"] in LOSING_SERVERS)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.system.processes import die_with
+from tests.chaos.cluster.forked import Process, Zygote
 from tests.chaos.cluster.processes import runs
 
 #: Between two looks at the processes.
@@ -43,7 +44,9 @@ class Part:
     lives: int = 0
     #: Exit codes of its former lives; minus the signal of one that was killed.
     exits: list[int] = field(default_factory=list)
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
+    #: Whether a zygote may fork it: ``command`` is ``python -m MODULE ...``.
+    is_forked: bool = False
     #: Whether another part starts it, and keeps it up: ``pid`` is found by ``seek``, or told by who sees it.
     is_adopted: bool = False
     seek: Callable[[], int] | None = None
@@ -66,12 +69,16 @@ class Supervisor:
     Args:
         folder: their working directory.
         expand: called before each start with the part; its environment for this life, on top of its own.
+        zygote: forks the parts that may be; None: all are started from scratch.
     """
 
-    def __init__(self, folder: Path, expand: Callable[[Part], Mapping[str, str]] = lambda part: {}) -> None:
+    def __init__(
+        self, folder: Path, expand: Callable[[Part], Mapping[str, str]] = lambda part: {}, zygote: Zygote | None = None
+    ) -> None:
         self.parts: dict[str, Part] = {}
         self._folder = folder
         self._expand = expand
+        self._zygote = zygote
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._error: BaseException | None = None
@@ -128,11 +135,6 @@ class Supervisor:
         """Kill everything; blocks until it is gone."""
         self._ended.set()
         self._thread.join()
-        for part in self.parts.values():
-            if part.process is not None and part.process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    part.process.kill()
-                part.process.wait()
 
     def check(self) -> None:
         """Raise what the supervisor itself died of."""
@@ -145,6 +147,17 @@ class Supervisor:
                 self._look()
         except BaseException as exc:
             self._error = exc
+        finally:
+            self._kill_all()
+
+    def _kill_all(self) -> None:
+        for part in self.parts.values():
+            if part.process is not None and part.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    part.process.kill()
+                part.process.wait()
+        if self._zygote is not None:
+            self._zygote.end()
 
     def _look(self) -> None:
         with self._lock:
@@ -191,8 +204,15 @@ class Supervisor:
         environment = {**os.environ, **part.environment, **self._expand(part)}
         with part.log.open("ab") as log:
             log.write(f"--- {part.name}, life {part.lives}\n".encode())
-            log.flush()
-            part.process = subprocess.Popen(
+        if self._zygote is not None and part.is_forked:
+            part.process = self._zygote.fork(part.command[2:], environment, part.log)
+        else:
+            part.process = self._execute(part, environment)
+        part.pid, part.started = part.process.pid, time.monotonic()
+
+    def _execute(self, part: Part, environment: Mapping[str, str]) -> Process:
+        with part.log.open("ab") as log:
+            return subprocess.Popen(
                 part.command,
                 cwd=self._folder,
                 env=environment,
@@ -201,7 +221,6 @@ class Supervisor:
                 stderr=log,
                 preexec_fn=die_with(),
             )
-        part.pid, part.started = part.process.pid, time.monotonic()
 
 
 def searched(*folders: str) -> str:

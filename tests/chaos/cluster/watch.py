@@ -1,4 +1,4 @@
-"""Looks at a run while it goes on, in a thread: batches that were committed, and the memory in use."""
+"""Looks at a run while it goes on, in a thread: batches that were committed, memory in use, the ledger of tokens."""
 
 import threading
 import time
@@ -7,12 +7,15 @@ from typing import Any
 
 import redis
 
+from penstock.errors import PenstockError
 from penstock.names import LANES
 from penstock.protocol.keys import GROUP, Keys
 from penstock.protocol.presence import live_workers
+from penstock.protocol.scripts import recount_tokens, run
+from penstock.protocol.tokens import LaneTokens, lanes_of
 
 #: Between two looks at the cursors, and at the memory.
-LOOK_S, MEMORY_S = 0.1, 1.0
+LOOK_S, MEMORY_S = 0.1, 2.0
 #: Streams that are cut at a length: of events, publications, and what trainers tell workers.
 CAPPED = ("samples", "weights", "memory", "transfers")
 #: Counters of jobs that are over.
@@ -40,6 +43,9 @@ class Watch:
         self.cursors: dict[str, int] = {}
         #: Looks at the memory, as an account has them.
         self.memory: list[dict[str, int]] = []
+        #: First look at which the ledger of tokens did not add up (I10), in words; '' for none. And looks at it.
+        self.unbalanced = ""
+        self.balances = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
@@ -68,8 +74,9 @@ class Watch:
                 self._look()
                 if time.monotonic() >= memory_at:
                     self._weigh()
+                    self._balance()
                     memory_at = time.monotonic() + MEMORY_S
-            except redis.RedisError:
+            except (redis.RedisError, PenstockError):
                 continue
 
     def _look(self) -> None:
@@ -95,6 +102,16 @@ class Watch:
         for name in names:
             pipe.memory_usage(name, samples=0)
         self.memory.append({"done": done, "live": live, "bytes": sum(filter(None, pipe.execute()))})
+
+    def _balance(self) -> None:
+        """Tokens told of = those in accounts + those that live groups hold, in this instant."""
+        fields, held = run(self._client, recount_tokens(self._keys))
+        ledgers = lanes_of(fields)
+        self.balances += 1
+        for lane in ledgers.keys() | held.keys():
+            open_, there = ledgers.get(lane, LaneTokens()).held, held.get(lane, 0)
+            if open_ != there and not self.unbalanced:
+                self.unbalanced = f"of the tokens of lane {lane} {open_} are in no account, and groups hold {there}"
 
     def _is_capped(self, key: str) -> bool:
         """A stream that is cut at a length, which it reaches after more jobs than a run has."""

@@ -1,8 +1,11 @@
 """What is run under faults: configurations of the product and the parts that work on them, by name."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
+#: How long a step of a trainer takes, where nothing else is said.
+STEP_S = 0.15
 #: What all have in common: short leases, tiny samples, quick retries.
 BASE: dict[str, Any] = {
     "run": "chaos",
@@ -60,9 +63,13 @@ class Workload:
     #: Payloads lie in a folder, which all parts share.
     payload_folder: bool = False
     scorers: int = 0
+    #: Recorders of the history; with any the run keeps one.
+    recorders: int = 0
     verifiers: int = 0
     #: Whether workers start real engines.
     is_real: bool = False
+    #: Whether those need a GPU, and are of this very Python: nothing chooses it by itself.
+    is_cuda: bool = False
     #: Engines of each worker; of several a router is before them.
     engines: int = 1
     #: Whether `penstock run` starts producer, buffer and a worker, and keeps them up.
@@ -113,6 +120,21 @@ REAL: dict[str, Any] = {
         "mem-fraction-static": 0.3, "disable-radix-cache": True, "sleep-on-idle": True,
     },
     "env": {"OMP_NUM_THREADS": "1"},
+    "health_timeout_s": 5.0,
+    "load_timeout_s": 60,
+}  # fmt: skip
+
+#: What runs with every build of SGLang's kernels, and starts soonest; many share one GPU.
+CUDA: dict[str, Any] = {
+    "args": {
+        "attention-backend": "triton", "sampling-backend": "pytorch", "grammar-backend": "none",
+        "disable-cuda-graph": True, "disable-overlap-schedule": True, "max-total-tokens": 20000,
+        "max-running-requests": 32, "mem-fraction-static": 0.3, "disable-radix-cache": True,
+    },
+    "env": {
+        "SGLANG_IS_FLASHINFER_AVAILABLE": "false", "SGLANG_ENABLE_JIT_DEEPGEMM": "0", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    },
     "health_timeout_s": 5.0,
     "load_timeout_s": 60,
 }  # fmt: skip
@@ -172,8 +194,13 @@ WORKLOADS = {
         ),
         Workload("leases", {"rollout": LONG | {"lease_tokens": 12}}),
         Workload("folder", payload_folder=True),
+        # Two recorders, and so few groups that may wait for them that some are given up when both are struck.
+        Workload("history", {"history": {"backlog": 64, "patience_s": 4.0}}, recorders=2),
         # A real engine on the CPU, which its worker starts; the law says nothing of its tokens.
-        Workload("engine", {"engine": REAL}, workers=1, is_real=True),
+        Workload("engine", {"engine": REAL}, is_real=True),
+        Workload(
+            "engine_cuda", {"engine": CUDA, "model": {"dtype": "bfloat16"}}, workers=4, is_real=True, is_cuda=True
+        ),
         Workload("prefixes", {"rollout": LONG, "worker": {"checkpoint_tokens": 6}}),
         Workload(
             "verifiers",

@@ -44,7 +44,7 @@ DEFECTS = {
     for one in (
         Defect(
             "commit_without_fence", "a worker that lost its lease commits all the same",
-            ("lost_right", "committed_twice"), "async", ("stop:worker",), 10,
+            ("lost_right", "committed_twice"), "slow", ("stop:worker",), 10,
         ),
         Defect(
             "acknowledged_before_write", "a sample is committed before its payload is written",

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 
 #: A lease that has run out for certain, in leases.
-PAST = (1.2, 2.0)
+PAST = (1.1, 1.6)
 #: Lease of the owner of a subscription; penstock has no key for it.
 OWNER_LEASE_S = 6.0
+#: Lease of the recorder, for which there is none either.
+RECORDER_LEASE_S = 15.0
+#: What most faults may be keyed to.
+USUAL_MOMENTS = ("cut", "commit", "weights", "publication", "lease", "checkpoint")
 
 
 class NotStruck(Exception):
@@ -30,7 +34,7 @@ class Ground:
     cluster: "Cluster"
     #: Between the parts and their Redis; None: they reach it themselves, and no fault of the network is there.
     proxy: "ProxyControl | None" = None
-    #: Small file systems of the run, by what lies there: redis, payloads, weights, checkpoints.
+    #: Small file systems of the run, by what lies there: redis, payloads, weights, checkpoints, history.
     disks: dict[str, Path] = field(default_factory=dict)
     #: What moves a part's clock: libfaketime, with the file that it reads; None where it is not installed.
     clocks: Path | None = None
@@ -44,6 +48,7 @@ class Ground:
             "worker": config["worker"]["lease_s"],
             "buffer": config["buffer"]["lease_s"],
             "trainer": OWNER_LEASE_S,
+            "recorder": RECORDER_LEASE_S,
             "engine": config["engine"]["health_timeout_s"] * config["engine"]["health_failures"],
         }
         same = {"leader": "buffer", "standby": "buffer", "rank": "trainer"}
@@ -68,7 +73,7 @@ class Kind:
     choose: Callable[[Ground, Random], Facts | None]
     strike: Callable[[Ground, Facts], None]
     weight: float = 1.0
-    moments: tuple[str, ...] = ("cut", "commit", "weights", "publication", "lease", "checkpoint")
+    moments: tuple[str, ...] = USUAL_MOMENTS
 
 
 @dataclass(frozen=True, slots=True)

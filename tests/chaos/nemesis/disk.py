@@ -1,4 +1,4 @@
-"""Full disks: a small file system under the append-only file, the payloads, the weights or the checkpoints."""
+"""Full disks: a small file system under the append-only file, payloads, weights, checkpoints or the history."""
 
 import contextlib
 import time
@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from tests.chaos.cluster.redis_conf import version_of
 from tests.chaos.nemesis.act import Facts, Ground, Kind
+from tests.chaos.nemesis.storage import rewrite
 from tests.small_disks import fill, mount, unmount
 
 #: What may lie on a small disk: where it is below the folder of a cluster, and its size in MB.
@@ -16,6 +18,7 @@ PLACES = {
     "payloads": ("payloads", 64),
     "weights": ("runs/chaos/weights", 16),
     "checkpoints": ("checkpoints", 16),
+    "history": ("runs/chaos/history", 64),
 }
 
 
@@ -35,7 +38,9 @@ def small_disks(folder: Path, sizes: Mapping[str, tuple[str, int]] = PLACES) -> 
 
 
 def _choose(name: str, ground: Ground, rng: Random) -> Facts | None:
-    if name not in ground.disks or (name == "payloads" and not ground.cluster.workload.payload_folder):
+    workload = ground.cluster.workload
+    unused = {"payloads": not workload.payload_folder, "history": not workload.recorders}
+    if name not in ground.disks or unused.get(name):
         return None
     return {"disk": name, "hold_s": round(rng.uniform(1.0, 5.0), 3)}
 
@@ -50,8 +55,12 @@ def _strike(ground: Ground, facts: Facts) -> None:
             time.sleep(0.1)
     finally:
         ballast.unlink()
+    # Where a write was cut short Redis 7.0 leaves zeros in its append-only file, and would not start with them.
+    if facts["disk"] == "redis" and version_of(ground.cluster.binary).startswith("7."):
+        rewrite(ground)
 
 
 def kinds() -> dict[str, Kind]:
     """By name."""
-    return {f"disk:{name}": Kind(partial(_choose, name), _strike, moments=("commit", "cut")) for name in PLACES}
+    at = {name: ("retirement",) if name == "history" else ("commit", "cut") for name in PLACES}
+    return {f"disk:{name}": Kind(partial(_choose, name), _strike, moments=at[name]) for name in PLACES}

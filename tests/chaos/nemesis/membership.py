@@ -74,6 +74,7 @@ def _strike_second(ground: Ground, facts: Facts) -> None:
     taken = sum(name.startswith(f"second-{part.name}") for name in cluster.parts)
     name = f"second-{part.name}-{taken}"
     second = Part(part.kind, name, part.command, part.environment, log=cluster.folder / "logs" / f"{name}.log")
+    second.is_forked = part.is_forked
     cluster.supervisor.add(second)
     cluster.wait(f"{name} to be started", lambda: second.lives)
     if facts["kill_first"]:
@@ -125,9 +126,8 @@ def _strike_other(ground: Ground, facts: Facts) -> None:
     What a run refuses, such as another mode, is taken back, as the refusal says.
     """
     before = ground.cluster.workload
-    batches = _driven(ground)
     _start_again(ground, replace(before, config=merged(before.config, facts["config"])), facts["rolling"])
-    if not _is_taken(ground, batches):
+    if not _is_taken(ground):
         _start_again(ground, before, facts["rolling"])
 
 
@@ -143,8 +143,12 @@ def _start_again(ground: Ground, workload: Workload, rolling: bool) -> None:
             time.sleep(0.3)
 
 
-def _is_taken(ground: Ground, batches: dict[str, int]) -> bool:
-    """Whether all that drive commit batches before parts have refused their configuration twice, or time is over."""
+def _is_taken(ground: Ground) -> bool:
+    """Whether all that drive commit batches before parts have refused their configuration twice, or time is over.
+
+    Asked for once all parts were killed: what a trainer commits before its turn it commits as it was.
+    """
+    batches = _driven(ground)
     refused, deadline = _refusals(ground), time.monotonic() + TAKEN_S
     while any(now <= batches[name] + 1 for name, now in _driven(ground).items()):  # one may have been under way
         if _refusals(ground) >= refused + 2 or time.monotonic() > deadline:

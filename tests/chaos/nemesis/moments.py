@@ -27,6 +27,20 @@ def _leased(ground: Ground) -> Any:
     return ground.cluster.ask(lambda client: client.zcard(ground.cluster.keys.of("inflight")))
 
 
+def _retirement(ground: Ground) -> Any:
+    """Groups are done with, wait for the recorder, were recorded, or are gone."""
+    keys = ground.cluster.keys
+
+    def ask(client: Any) -> Any:
+        pipe = client.pipeline(transaction=True)
+        pipe.zcard(keys.unrecorded)
+        pipe.scard(keys.retiring)
+        pipe.hget(keys.counters, "retired")
+        return pipe.execute()
+
+    return ground.cluster.ask(ask)
+
+
 def _publication(ground: Ground) -> Any:
     keys = ground.cluster.keys
     return ground.cluster.ask(lambda client: client.xrevrange(keys.weights("policy"), count=1))
@@ -44,6 +58,7 @@ MOMENTS: dict[str, Callable[[Ground], Any]] = {
     "commit": lambda ground: _places(ground, "cursor"),
     "checkpoint": lambda ground: _places(ground, "ckpt"),
     "lease": _leased,
+    "retirement": _retirement,
     "publication": _publication,
     "weights": _weights,
 }

@@ -53,11 +53,13 @@ class Nemesis:
         #: What went wrong where a fault expects something of the run: a command that failed, a part that never came.
         self.found: list[str] = []
 
-    def run(self, faults: int) -> list[Counted]:
-        """Strike until ``faults`` were done, or nothing is left to do; what each was worth."""
-        tries = 0
+    def run(self, faults: int, seconds: float = float("inf")) -> list[Counted]:
+        """Strike until ``faults`` were done, ``seconds`` are over or nothing is left to do; what each was worth."""
+        tries, deadline = 0, time.monotonic() + seconds
         while sum(not strike.error for strike in self.strikes) < faults and tries < 3 * faults + 10:
             tries += 1
+            if time.monotonic() > deadline:
+                break
             act = self._acts.next(self._await_possible())
             if act is None:
                 break

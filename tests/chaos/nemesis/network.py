@@ -6,16 +6,18 @@ from functools import cache, partial
 from pathlib import Path
 from random import Random
 
+from penstock.redis.call import HELPERS
 from tests.chaos.cluster.proxy import DOWN, MID_REPLY, REPLY, REQUEST, UP
 from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, names_of, pick
 
 #: Those that reach Redis.
-CLIENTS = ("producer", "worker", "buffer", "trainer")
+CLIENTS = ("producer", "worker", "buffer", "trainer", "recorder")
 #: Verb -> who sends it. A cut is keyed to one of these, or to any request.
 VERBS = {
     "admit": "producer", "lease": "worker", "renew": "worker", "commit": "worker", "release": "worker",
     "cut": "buffer", "seal": "buffer", "sweep": "buffer", "reclaim": "buffer", "ask": "trainer",
     "commit_batch": "trainer", "publish": "trainer", "checkpointed": "trainer", "rewind": "trainer",
+    "record": "recorder", "recorded": "recorder", "unrecorded": "buffer",
 }  # fmt: skip
 #: Longest wait for a request of that kind.
 SPRUNG_S = 15.0
@@ -25,23 +27,28 @@ SPRUNG_S = 15.0
 def digest_of(source: Path, verb: str) -> str:
     """How requests name a verb: the digest of its script, as ``source`` has it."""
     folder = source / "penstock" / "protocol" / "lua"
-    text = (folder / "_common.lua").read_bytes() + (folder / f"{verb}.lua").read_bytes()
+    text = b"".join((folder / f"{part}.lua").read_bytes() for part in (*HELPERS, verb))
     return hashlib.sha1(text, usedforsecurity=False).hexdigest()
 
 
 def _cut(ground: Ground, rng: Random) -> Facts | None:
     if ground.proxy is None:
         return None
-    verb = rng.choice(["", *VERBS])
-    name = pick(rng, names_of(ground, VERBS[verb] if verb else rng.choice(CLIENTS)))
+    verb = rng.choice(["", *(verb for verb, kind in VERBS.items() if ground.cluster.of(kind))])
+    name = pick(rng, names_of(ground, VERBS[verb] if verb else rng.choice(_clients(ground))))
     return name and {"ways": [name], "verb": verb, "count": rng.choice([1, 1, 1, 3])}
+
+
+def _clients(ground: Ground) -> list[str]:
+    """Those that the workload has."""
+    return [kind for kind in CLIENTS if ground.cluster.of(kind)]
 
 
 def _ways(ground: Ground, rng: Random) -> Facts | None:
     """One part, or all of them; and for how long."""
     if ground.proxy is None:
         return None
-    kind = rng.choice(CLIENTS)
+    kind = rng.choice(_clients(ground))
     name = pick(rng, names_of(ground, kind))
     if name is None:
         return None

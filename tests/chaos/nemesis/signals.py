@@ -7,14 +7,16 @@ from functools import partial
 from random import Random
 
 from tests.chaos.cluster.processes import descendants
-from tests.chaos.nemesis.act import Facts, Ground, Kind, NotStruck, names_of, own_names, pick
+from tests.chaos.nemesis.act import USUAL_MOMENTS, Facts, Ground, Kind, NotStruck, names_of, own_names, pick
 
 PARTS = (
     "redis", "producer", "worker", "engine", "leader", "standby", "trainer", "verifier", "router", "launcher",
-    "payload",
+    "payload", "recorder",
 )  # fmt: skip
 #: Those that leave cleanly when asked to, and are started again.
-ASKED = ("producer", "worker", "leader", "standby", "trainer", "verifier", "launcher", "redis")
+ASKED = ("producer", "worker", "leader", "standby", "trainer", "verifier", "launcher", "redis", "recorder")
+#: Those by which groups leave.
+RETIRING = ("leader", "recorder", "buffers", "recorders")
 #: Longest wait for a check, of those that are made beside each other.
 CHECK_S = 15.0
 
@@ -87,9 +89,14 @@ def _stop(ground: Ground, facts: Facts) -> None:
             ground.cluster.cont(part)
 
 
+def _moments(part: str) -> tuple[str, ...]:
+    """Who seals, records and sweeps is struck at that, too."""
+    return (*USUAL_MOMENTS, "retirement") if part in RETIRING else USUAL_MOMENTS
+
+
 def kinds() -> dict[str, Kind]:
     """By name."""
-    made = {f"kill:{part}": Kind(partial(_one, part), _kill) for part in PARTS}
+    made = {f"kill:{part}": Kind(partial(_one, part), _kill, moments=_moments(part)) for part in PARTS}
     made |= {f"stop:{part}": Kind(partial(_held, part), _stop) for part in PARTS}
     made |= {f"term:{part}": Kind(partial(_asked, part), _ask_to_end, weight=0.5) for part in ASKED}
     made["kill:check"] = Kind(_below, _strike_below)
@@ -97,6 +104,7 @@ def kinds() -> dict[str, Kind]:
         "workers": ("worker", "engine"),
         "trainers": ("trainer",),
         "buffers": ("buffer",),
+        "recorders": ("recorder",),
         "all": ("producer", "worker", "engine", "buffer", "trainer"),
         "everything": (
             "launcher",
@@ -108,6 +116,10 @@ def kinds() -> dict[str, Kind]:
             "buffer",
             "trainer",
             "payload",
+            "recorder",
         ),
     }
-    return made | {f"kill:{name}": Kind(partial(_all, kinds), _kill, weight=0.5) for name, kinds in together.items()}
+    return made | {
+        f"kill:{name}": Kind(partial(_all, kinds), _kill, weight=0.5, moments=_moments(name))
+        for name, kinds in together.items()
+    }

@@ -91,11 +91,14 @@ def _strike_aof(ground: Ground, facts: Facts) -> None:
         if append_only_file(ground.cluster.folder / "redis") != path or path.stat().st_size < before:
             raise NotStruck("the append-only file was rewritten meanwhile, and Redis only killed")
         cut_file(path, before, facts["share"])
-    _rewrite(ground)
+    rewrite(ground)
 
 
-def _rewrite(ground: Ground) -> None:
-    """As whoever runs a Redis 6.2 has to after a power loss, and as penstock's own does at its start."""
+def rewrite(ground: Ground) -> None:
+    """The append-only file is written anew; blocks until it is.
+
+    As whoever runs a Redis 6.2 has to after a power loss, and as penstock's own does at its start.
+    """
     cluster = ground.cluster
     cluster.wait("Redis to answer", lambda: cluster.ask(lambda client: client.ping()))
     cluster.wait("a rewrite to begin", lambda: cluster.ask(lambda client: client.bgrewriteaof()))

@@ -65,7 +65,8 @@ def _row(run: Run, folder: Path) -> dict[str, Any]:
         words = err.replace(f"{ROOT}/", "").splitlines()[-KEPT_LINES:]
         return row | {"faults": {}, "counted": {}, "recovery_s": {}, "violations": {"run": 1}, "words": words}
     result = json.loads(out)
-    return row | {key: result[key] for key in OF_RESULT} | {"words": result["words"][:KEPT_LINES]}
+    words = [one.replace(f"{folder}/", "") for one in result["words"][:KEPT_LINES]]
+    return row | {key: result[key] for key in OF_RESULT} | {"words": words}
 
 
 def _process(run: Run, folder: Path) -> tuple[str, str]:
@@ -92,6 +93,8 @@ def _keep(folder: Path, kept: Path) -> Path:
 
 
 def commit() -> str:
-    """What the checkout stands at; '+' behind it where files differ from it."""
+    """What the checkout stands at; '+' behind it where files differ from it. Without a repository ``CHAOS_COMMIT``."""
+    if said := os.environ.get("CHAOS_COMMIT"):
+        return said
     words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()

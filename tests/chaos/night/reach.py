@@ -16,6 +16,8 @@ HAS: dict[str, Callable[[Workload], bool]] = {
     "router": lambda one: one.engines > 1,
     "launcher": lambda one: one.is_launched,
     "payload": lambda one: one.payload_servers > 0,
+    "recorder": lambda one: one.recorders > 0,
+    "recorders": lambda one: one.recorders > 1,
 }
 #: Kind -> whether a workload has what else it needs.
 NEEDS: dict[str, Callable[[Workload], bool]] = {
@@ -27,6 +29,7 @@ NEEDS: dict[str, Callable[[Workload], bool]] = {
     "operator:drain": lambda one: one.payload_servers > 1,
     "payloads:lost": lambda one: one.payload_servers > 1,
     "disk:payloads": lambda one: one.payload_folder,
+    "disk:history": lambda one: one.recorders > 0,
     "member:second_producer": lambda one: not one.is_launched,
     "member:leave": lambda one: one.workers > 1,
     "member:config": lambda one: not one.is_launched,

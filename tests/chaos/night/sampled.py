@@ -1,12 +1,14 @@
 """The history of a run in one small file: the faults, and what all processes recorded, in the order of time.
 
-A file is JSON lines, packed by xz. The first line says what is kept: of how many records, and which share of the jobs.
+A file is JSON lines, packed by xz. The first line says what is kept: of how many records, which share of the jobs, and
+where only the first part of the run is kept, which.
 Lines behind it are the nemesis's and the histories' own, with the file that each stood in and without the wall clock;
 lists of jobs hold the kept ones alone. What is kept of a job is all of it, and what is of no job is kept in any case.
 An end stands behind its call.
 """
 
 import lzma
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import blake2b
@@ -19,29 +21,50 @@ Record = dict[str, Any]
 Keeps = Callable[[str], bool]
 
 #: Most bytes of a packed history; of one in which something was found.
-KEPT_BYTES, FOUND_BYTES = 20 * 1024, 200 * 1024
+KEPT_BYTES, FOUND_BYTES = 40 * 1024, 200 * 1024
 #: Smallest share of the jobs that is tried: one in so many.
 FEWEST = 4096
+#: Presets of xz.
+QUICKLY, WELL = 1, 6
 #: Calls that say nothing without a job.
 OF_JOBS = frozenset(("admit", "lease", "dispose"))
 
 
 def sampled(folder: Path, *, most: int = KEPT_BYTES) -> bytes:
-    """The history of the run in ``folder``, of as many jobs as go into ``most`` bytes; the faults alone if none do."""
+    """The history of the run in ``folder``, of as many jobs as go into ``most`` bytes.
+
+    Where what is of no job is more than that alone, its first part, of all jobs.
+    """
     faults, records = list(_lines(folder / "nemesis.jsonl")), merged(folder / "history")
-    one_in = 1
-    while one_in <= FEWEST:
-        kept = list(of_jobs(records, partial(_is_one_in, one_in)))
-        packed = _pack(faults, kept, {"records": len(records), "kept": len(kept), "jobs": f"1 in {one_in}"})
-        if len(packed) <= most:
+
+    def of_share(one_in: int) -> tuple[Record, list[Record]]:
+        return {"jobs": f"1 in {one_in}"}, list(of_jobs(records, partial(_is_one_in, one_in)))
+
+    def of_time(one_in: int) -> tuple[Record, list[Record]]:
+        return {"jobs": "1 in 1", "first": f"1 in {one_in}"}, records[: len(records) // one_in]
+
+    for part in (of_share, of_time):
+        if packed := _largest(part, faults, len(records), most):
             return packed
-        one_in *= 2 if len(packed) < 4 * most else 4
     return _pack(faults, [], {"records": len(records), "kept": 0, "jobs": "none"})
 
 
-def _pack(faults: list[Record], records: list[Record], head: Record) -> bytes:
+def _largest(part: Callable[[int], tuple[Record, list[Record]]], faults: list[Record], whole: int, most: int) -> bytes:
+    """The largest part, one in so many, that goes into ``most`` bytes; none where not even the smallest does."""
+    one_in = 1
+    while one_in <= FEWEST:
+        of_it, kept = part(one_in)
+        head = {"records": whole, "kept": len(kept)} | of_it
+        # To pack well takes ten times as long, and is not much smaller.
+        if (size := len(_pack(faults, kept, head, QUICKLY))) <= most:
+            return _pack(faults, kept, head)
+        one_in *= max(2, 1 << int(math.log2(size / most)))
+    return b""
+
+
+def _pack(faults: list[Record], records: list[Record], head: Record, preset: int = WELL) -> bytes:
     lines = b"".join(orjson.dumps(one) + b"\n" for one in [head, *faults, *records])
-    return lzma.compress(lines, preset=6)
+    return lzma.compress(lines, preset=preset)
 
 
 def merged(folder: Path) -> list[Record]:

@@ -1,7 +1,8 @@
 """A clock that is wrong: what a Python process reads of the wall clock is moved by what stands in a file.
 
-libfaketime 0.9 breaks ``time.sleep`` of Python 3.11, so Python's own functions are replaced, before anybody can have
-taken them; the monotonic clock stays right, as it does when somebody sets a machine's clock.
+libfaketime 0.9 breaks ``time.sleep`` of Python 3.11, so Python's own functions are replaced in their module, where all
+parts of penstock look them up (``time.time()``); the monotonic clock stays right, as it does when somebody sets a
+machine's clock.
 """
 
 import time

@@ -20,6 +20,7 @@ from aiohttp import web
 from safetensors import safe_open
 
 from tests.chaos.parts import law
+from tests.chaos.parts.drawn import DrawnCount
 from tests.chaos.recording.recorder import Recorder
 from tests.integration.fake_engine import FakeEngine
 
@@ -101,6 +102,7 @@ class LawEngine(FakeEngine):
         self._rng = random.Random(seed)
         self._seed = law.UNTRAINED
         self._requests: dict[str, Request] = {}
+        self._drawn = DrawnCount(recorder.folder, recorder.who)
         self._may_draw = asyncio.Event()
         self._may_draw.set()
 
@@ -109,7 +111,10 @@ class LawEngine(FakeEngine):
         while True:
             await self._may_draw.wait()
             for request in list(self._requests.values()):
+                before = len(request.ids)
                 request.step(self._seed, self.version, self._count, self._rng)
+                if "proof" not in request.rid:  # that the engine works, by a request for no sample
+                    self._drawn.add(len(request.ids) - before)
                 if request.reason:
                     self._requests.pop(request.rid, None)
             await asyncio.sleep(STEP_S)

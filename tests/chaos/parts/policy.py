@@ -10,16 +10,17 @@ from safetensors.numpy import save_file
 from tests.chaos.parts import law
 
 
-def write_policy(folder: Path, *, is_real: bool = False) -> None:
+def write_policy(folder: Path, *, is_real: bool = False, is_cuda: bool = False) -> None:
     """Config, tokenizer of one token per character, and one tensor: the seed of the law.
 
     Args:
         is_real: a model of transformers in its stead, for a real engine.
+        is_cuda: one with heads as wide as attention kernels of a GPU have them.
     """
     if is_real:
         from tests.tiny_model import make_tiny_model
 
-        make_tiny_model(folder)
+        make_tiny_model(folder, **({"hidden_size": 256} if is_cuda else {}))
         return
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

@@ -225,7 +225,7 @@ def read_settings() -> argparse.Namespace:
     parser.add_argument("--subscription", default="{}", help="fields that differ, as JSON")
     parser.add_argument("--definition", default="{}", help="what it takes, as JSON; else as the configuration has it")
     parser.add_argument("--drives", action="store_true", help="publish weights")
-    parser.add_argument("--step-s", type=float, default=0.15)
+    parser.add_argument("--step-s", type=float, default=0.15, help="how long a step takes")
     parser.add_argument("--checkpoints", required=True, help="their folder")
     parser.add_argument("--job", default=os.environ.get("CHAOS_JOB"))
     return parser.parse_args()

@@ -42,6 +42,18 @@ class Account:
     forgotten: list[tuple[int, int]] = field(default_factory=list)
     #: Payload servers that were lost with all that they held.
     lost_servers: list[str] = field(default_factory=list)
+    #: Rows of the history: job, k (-1: of a job without a sample), fate; None: the run keeps none.
+    rows: list[tuple[str, int, str]] | None = None
+    #: Groups that the run says it has given up for the history: they may have no rows.
+    unrecorded: int = 0
+    #: Counter -> by how much Redis says that it went back, in all.
+    rolled_back: dict[str, int] = field(default_factory=dict)
+    #: LANE:ACCOUNT -> tokens, as the ledger of tokens has them; LANE:heard all that were told of.
+    tokens: dict[str, int] = field(default_factory=dict)
+    #: Tokens that engines drew, in all their lives, by their own count; 0: none counts.
+    drawn: int = 0
+    #: Requests of which nobody heard what they drew, as the run counts them.
+    unheard: int = 0
     #: jobs, samples (JOB/k), batches (SUB/n), versions (MODEL/v), checkpoints (SUB/n) -> what was reported lost.
     reported: dict[str, Reported] = field(default_factory=dict)
 
@@ -57,4 +69,6 @@ def from_json(value: dict[str, Any]) -> Account:
         raise ValueError(f"An account has no field {', '.join(sorted(unknown))}.")
     reported = {kind: Reported(**said) for kind, said in value.get("reported", {}).items()}
     forgotten = [(first, last) for first, last in value.get("forgotten", ())]
-    return Account(**value | {"reported": reported, "forgotten": forgotten})
+    rows = value.get("rows")
+    rows = rows if rows is None else [(job, k, fate) for job, k, fate in rows]
+    return Account(**value | {"reported": reported, "forgotten": forgotten, "rows": rows})

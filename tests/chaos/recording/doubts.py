@@ -15,7 +15,8 @@ Spans = Sequence[tuple[int, int]]
 #: Operations that Redis acknowledged; the others are what a process did itself.
 BY_REDIS = frozenset((
     "admit", "lease", "commit", "release", "fail", "crash", "cut", "dispose", "park", "seal", "grant", "requeue",
-    "unsubscribe", "subscribe", "commit_batch", "publish", "checkpoint", "rewind", "report",
+    "unsubscribe", "subscribe", "commit_batch", "publish", "checkpoint", "rewind", "report", "record",
+    "recorded",
 ))  # fmt: skip
 
 

@@ -55,8 +55,8 @@ def _commit(args: Facts) -> Facts:
 
     metas = [SampleMeta.from_bytes(record) for _, _, record in args["samples"]]
     samples = [[meta.k, [version for version, _ in meta.loss_by_version]] for meta in metas]
-    # Those that are committed together lie together.
-    return {"job": args["job"], "token": args["token"], "samples": samples, "server": metas[0].server if metas else ""}
+    servers = [meta.server for meta in metas]
+    return {"job": args["job"], "token": args["token"], "samples": samples, "servers": servers}
 
 
 def _committed(args: Facts, answer: Any) -> tuple[str, Facts]:
@@ -114,6 +114,11 @@ def _batch(args: Facts) -> Facts:
     return seat | {"sub": batch.manifest.sub, "n": batch.n, "digest": batch.digest, "jobs": jobs, "rows": own}
 
 
+def _recorded(args: Facts) -> Facts:
+    jobs = [job.decode() if isinstance(job, bytes) else job for job in args["jobs"]]
+    return {"epoch": args["recording"].epoch, "jobs": jobs}
+
+
 def _done(args: Facts, value: Any) -> tuple[str, Facts]:
     return YES, {}
 
@@ -161,7 +166,13 @@ VERBS: dict[tuple[str, str], Hook] = {
         "grant", _take("sub", "groups"), lambda args, owed: (YES if owed > 0 else NO, {"owed": owed})
     ),
     ("penstock.protocol.scripts.leader", "rolled_back"): Hook(
-        "report", lambda args: {"counters": dict(args["lost"])}, _done
+        "report", lambda args: {"seen": dict(args["seen"])}, lambda args, lost: (YES, {"counters": lost})
+    ),
+    ("penstock.protocol.scripts.recorder", "record"): Hook(
+        "record", lambda args: {}, lambda args, epoch: (YES if epoch else NO, {"epoch": epoch})
+    ),
+    ("penstock.protocol.scripts.recorder", "recorded"): Hook(
+        "recorded", _recorded, lambda args, count: (YES, {"count": count})
     ),
     ("penstock.protocol.scripts.operator", "requeue"): Hook("requeue", _take("job")),
     ("penstock.protocol.scripts.operator", "unsubscribe"): Hook("unsubscribe", _take("sub")),
@@ -214,6 +225,8 @@ STEPS: dict[tuple[str, str], Hook] = {
 RESENT = ("penstock.redis.control", "_Patience.next_wait")
 
 _losses = 0
+#: What records this process.
+_installed: Recorder | None = None
 
 
 def install(recorder: Recorder) -> None:
@@ -326,8 +339,16 @@ class _AfterLoading(importlib.abc.MetaPathFinder):
 
 def install_from_environment() -> None:
     """Install for the folder ``CHAOS_HISTORY``, where it is set; parts are named by their command."""
+    global _installed
     if folder := os.environ.get("CHAOS_HISTORY"):
-        install(Recorder(Path(folder), os.environ.get("CHAOS_WHO") or _own_name()))
+        _installed = Recorder(Path(folder), os.environ.get("CHAOS_WHO") or _own_name())
+        install(_installed)
+
+
+def rename(who: str) -> None:
+    """This process, which was forked from one with hooks, is another part."""
+    if _installed is not None:
+        _installed.who = who
 
 
 def _own_name() -> str:

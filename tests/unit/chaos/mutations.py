@@ -41,6 +41,11 @@ class Mutant:
         now = {"epoch": self.play.epoch} if "epoch" in facts else {}
         self.play.record(process, op, facts | now, answer or {})
 
+    @property
+    def rows(self) -> list[tuple[str, int, str]]:
+        assert self.account.rows is not None
+        return self.account.rows
+
     def job(self, where: Callable[[Any], bool]) -> str:
         return self.rng.choice([name for name, about in self.account.jobs.items() if where(about)])
 
@@ -74,6 +79,7 @@ def sample_of_a_retired_group_in_no_batch(m: Mutant) -> None:
     m.say(process, "admit", facts | {"jobs": [[job, 1]]}, {"jobs": [job]})
     m.say("w0.0", "commit", {"job": job, "token": "t", "samples": [[0, [0]]]}, {"new": 1, "again": 0, "taken": 0})
     m.account.done.append(job)
+    m.rows.append((job, 0, "dropped"))
 
 
 def batch_lost(m: Mutant) -> None:
@@ -328,6 +334,45 @@ def gate_left_open(m: Mutant) -> None:
     admitted_at_the_end(m, [f"many/0/{at}" for at in range(PLACES + 1)], "train")
 
 
+def row_missing(m: Mutant) -> None:
+    m.account.rows = [row for row in m.rows if row[0] != m.rows[0][0]]
+
+
+def row_of_one_sample_missing(m: Mutant) -> None:
+    m.account.rows = [row for row in m.rows if row is not max(m.rows, key=lambda row: row[1])]
+
+
+def row_missing_though_others_were_given_up(m: Mutant) -> None:
+    gone = {m.rows[0][0], m.rows[-1][0]}
+    m.account.rows, m.account.unrecorded = [row for row in m.rows if row[0] not in gone], 1
+
+
+def row_twice(m: Mutant) -> None:
+    m.account.rows = [*m.rows, m.rng.choice(m.rows)]
+
+
+def row_of_nobody(m: Mutant) -> None:
+    m.account.rows = [*m.rows, ("never/0/9", 0, "dropped")]
+
+
+def row_of_what_was_in_no_batch(m: Mutant) -> None:
+    job, k, _ = dropped = next(row for row in m.rows if row[1] >= 0 and row[2] == "dropped")
+    m.account.rows = [(job, k, "trained") if row == dropped else row for row in m.rows]
+
+
+def said_by_a_recorder_that_was_deposed(m: Mutant) -> None:
+    for epoch in (3, 2):
+        m.play.record("recorder", "recorded", {"epoch": epoch, "jobs": []}, {"count": 1})
+
+
+def retry_booked_twice(m: Mutant) -> None:
+    m.account.tokens = m.account.tokens | {"train:heard": m.account.drawn + 1}
+
+
+def tokens_that_nobody_told_of(m: Mutant) -> None:
+    m.account.drawn, m.account.unheard = 2000, 3
+
+
 MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
     "lost": [
         job_lost, job_lost_of_several_reported, sample_lost, sample_of_a_retired_group_in_no_batch, batch_lost,
@@ -336,7 +381,10 @@ MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
     "misreported": [reported_and_there, reported_too_many, samples_reported_and_there],
     "unexpected": [job_from_nowhere, job_that_was_refused, lease_from_nowhere, sample_from_nowhere, batch_from_nowhere],
     "committed_twice": [commit_without_the_fence, commit_counted_twice, commit_overwritten],
-    "lost_right": [late_commit, commit_that_the_next_lease_did_not_know, token_given_twice, act_of_a_deposed_leader],
+    "lost_right": [
+        late_commit, commit_that_the_next_lease_did_not_know, token_given_twice, act_of_a_deposed_leader,
+        said_by_a_recorder_that_was_deposed,
+    ],
     "forgotten_try": [failure_forgotten],
     "over_admitted": [gate_left_open],
     "trained_twice": [
@@ -348,7 +396,12 @@ MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
     ],
     "over_bound": [cut_too_late, bound_of_the_subscription_is_less],
     "wrong_tokens": [boundary_one_token_off, prefix_with_new_versions, logprob_off],
+    "heard_twice": [retry_booked_twice, tokens_that_nobody_told_of],
     "reused_version": [number_of_other_weights, loaded_other_weights, version_that_goes_back],
+    "unrecorded": [
+        row_missing, row_of_one_sample_missing, row_missing_though_others_were_given_up, row_twice, row_of_nobody,
+        row_of_what_was_in_no_batch,
+    ],
     "dead_lease": [lease_of_a_dead_worker, lease_of_nobody],
     "orphan": [group_left, payload_left, key_of_no_kind, batches_left],
     "growth": [memory_that_grows],

@@ -99,6 +99,43 @@ def test_no_more_may_be_reported_than_a_fault_can_have_lost() -> None:
     mutant.account.forgotten = [(0, 2**62)]
     assert checker.check(mutant.play.history(), mutant.account, law).broken == []
 
+    mutant.account.rolled_back = {"committed": 1_000_000}
+    assert checker.check(mutant.play.history(), mutant.account, law).broken == ["misreported"]
+
+
+def test_a_payload_may_be_gone_that_was_freed_elsewhere_while_redis_forgot_it() -> None:
+    mutant = Mutant(1)
+    job = mutant.job(lambda about: about["samples"] and about["state"] != "leased")
+    mutant.account.reported["samples"] = Reported(1, [f"{job}/{min(mutant.account.jobs[job]['samples'])}"])
+    committed = next(facts for _, facts, _ in mutant.calls("commit") if facts["job"] == job)
+
+    def broken(server: str, forgotten: list[tuple[int, int]]) -> list[str]:
+        committed["servers"], mutant.account.forgotten = [server] * len(committed["samples"]), forgotten
+        return checker.check(mutant.play.history(), mutant.account, law).broken
+
+    forgetting = [(10**9, 2 * 10**9)]
+    assert broken("folder", forgetting) == ["misreported"], "nobody had freed it"
+    mutant.play._now = 10**9
+    mutant.say("buffer", "seal", {"subs": [], "jobs": [job], "evict": [], "epoch": 0}, {"jobs": [job]})
+    assert broken("folder", [(1, 2)]) == ["misreported"], "Redis remembers that"
+    assert broken("control", forgetting) == ["misreported"], "there it goes back with Redis"
+    assert broken("folder", forgetting) == []
+
+
+def test_a_group_that_was_given_up_or_over_before_any_recorder_needs_no_row() -> None:
+    mutant = Mutant(1)
+    gone = mutant.rows[0][0]
+    mutant.account.rows, mutant.account.unrecorded = [row for row in mutant.rows if row[0] != gone], 1
+    assert checker.check(mutant.play.history(), mutant.account, law).broken == []
+
+    mutant.account.unrecorded = 0
+    mutant.play._now = -100
+    mutant.say("early", "seal", {"subs": [], "jobs": [gone], "evict": []}, {"jobs": [gone]})
+    assert checker.check(mutant.play.history(), mutant.account, law).broken == []
+
+    mutant.account.rows = None
+    assert checker.check(mutant.play.history(), mutant.account, law).broken == [], "it keeps no history"
+
 
 def test_what_was_forgotten_and_made_anew_must_be_reported() -> None:
     mutant = Mutant(1)
@@ -118,7 +155,10 @@ def test_what_was_forgotten_and_made_anew_must_be_reported() -> None:
         return [one.what for one in verdict.violations["lost"] if "no loss was reported" in one.what]
 
     assert end_of() != []
-    assert end_of(Operation("report", "report:1", "b", 5, {"counters": {"committed": 1}}, "yes", 6)) == []
+    report = Operation("report", "report:1", "b", 5, {"seen": {"committed": 1}}, "yes", 6, {"counters": {}})
+    assert end_of(report) != [], "there was nothing that others had not reported, and nobody had"
+    assert end_of(replace(report, answer={"counters": {"committed": 1}})) == []
+    assert end_of(replace(report, outcome="unknown", ended=None, answer={})) == []
 
 
 def test_a_token_may_be_newer_than_it_claims_where_that_is_not_proven_and_never_older() -> None:
@@ -145,10 +185,20 @@ def test_a_violation_names_the_operations_that_prove_it() -> None:
     assert [where.rpartition(":")[0] for where in found.proof] == [process, process]
 
 
+@pytest.mark.parametrize("leak", [0, 1000])
+def test_memory_of_jobs_that_stay_is_no_growth_and_that_of_jobs_done_is(leak: int) -> None:
+    """Dead letters stay, so that the jobs live rise with those done."""
+    stay = [{"done": 12 * at, "live": 30 + 9 * at + at % 7, "bytes": 5000 * (30 + 9 * at) + at**2} for at in range(90)]
+    leave = [{"done": 12 * at, "live": 30 + at % 7, "bytes": 5000 * (30 + at % 7) + leak * 12 * at} for at in range(90)]
+
+    assert not checker.check(History(()), Account(memory=stay)).violations.get("growth")
+    assert bool(checker.check(History(()), Account(memory=leave)).violations.get("growth")) == bool(leak)
+
+
 def test_what_cannot_be_looked_at_is_said_and_not_found_good() -> None:
     verdict = checker.check(History(()), Account())
 
-    assert set(verdict.unchecked) == {*checker.NEEDED, "orphan", "growth"}
+    assert set(verdict.unchecked) == {*checker.NEEDED, "orphan", "growth", "heard_twice"}
     assert "trained_twice: not checked (no train was recorded)" in checker.words(verdict)
 
 
@@ -240,9 +290,14 @@ def operation(at: int, op: str, facts: dict[str, object]) -> Operation:
 def test_a_sample_that_went_with_its_server_may_be_reported() -> None:
     mutant = Mutant(1)
     _, facts, _ = mutant.one("commit")
-    facts["server"] = "gone"
-    mutant.account.reported["samples"] = Reported(1, [f"{facts['job']}/{facts['samples'][0][0]}"])
-    assert checker.check(mutant.play.history(), mutant.account, law).broken == ["misreported"]
-
+    # Committed together, they may lie apart.
+    facts["samples"].append([7, []])
+    facts["servers"] = [*("kept" for _ in facts["samples"][1:]), "gone"]
     mutant.account.lost_servers = ["gone"]
-    assert checker.check(mutant.play.history(), mutant.account, law).broken == []
+
+    def broken(k: int) -> bool:
+        mutant.account.reported["samples"] = Reported(1, [f"{facts['job']}/{k}"])
+        return "misreported" in checker.check(mutant.play.history(), mutant.account, law).broken
+
+    assert broken(facts["samples"][0][0])
+    assert not broken(7)

@@ -1,8 +1,12 @@
-"""Faults at a pace are struck when they are due, whatever the run has got over."""
+"""Faults at a pace are struck when they are due, whatever the run has got over; what is trained again is no gain."""
 
+from types import SimpleNamespace
+from typing import Any
+
+from tests.chaos.cluster.workloads import BASE, WORKLOADS
 from tests.chaos.nemesis.act import Kind
 from tests.chaos.nemesis.schedule import Schedule
-from tests.chaos.slowdown import Paced
+from tests.chaos.slowdown import Paced, trained
 
 
 def test_an_act_comes_each_time_that_one_is_due_and_waits_for_nothing() -> None:
@@ -13,3 +17,10 @@ def test_an_act_comes_each_time_that_one_is_due_and_waits_for_nothing() -> None:
 
     assert [act and act.number for act in acts] == [1, 2, 3, 4, 5, None]
     assert all(act.chained and not act.moment and not act.after_s for act in acts if act)
+
+
+def test_batches_that_are_trained_again_after_a_rewind_count_once() -> None:
+    watch = SimpleNamespace(cursors={"actor": 7, "judge": 3}, committed_of={"actor": 10, "judge": 3}, committed=13)
+    cluster: Any = SimpleNamespace(watch=watch, workload=WORKLOADS["async"])
+
+    assert trained(cluster) == 7 * BASE["trainer"]["batch_groups"]

@@ -69,6 +69,8 @@ class Play:
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.jobs: dict[str, Job] = {}
         self.done: list[str] = []
+        #: Those of them, as they were.
+        self.ended: dict[str, Job] = {}
         self.subs = [Sub("actor", "train", driving=True), Sub("left", "pooled", "p"), Sub("right", "pooled", "p")]
         self.clock = 0
         self.ageless: set[int] = set()
@@ -80,6 +82,7 @@ class Play:
         self.epoch = 1
         self._stock: set[str] = set()
         self._subscribe()
+        self.record("recorder", "record", {}, {"epoch": 1})
         acts = [self.admit] * 3 + [self.lease] * 4 + [self.commit] * 6 + [self.cut_one, self.train_one] * 3
         acts += [self.publish, self.checkpoint, self.retire, self.give_up, self.kill_worker, self.kill_trainer]
         acts += [self.fail, self.kill_leader, self.grant]
@@ -126,8 +129,15 @@ class Play:
                 "jobs": jobs, "done": list(self.done), "subscriptions": subscriptions, "clock": {MODEL: self.clock},
                 "workers": [f"{name}.{start}" for name, start in self.workers.items()],
                 "keys": keys | {"payload:gone/0:t": 60}, "memory": self.memory,
+                "rows": self._rows(),
+                "tokens": {"train:heard": 90, "train:trained": 60}, "drawn": 100, "unheard": 1,
             }
         )  # fmt: skip
+
+    def _rows(self) -> list[tuple[str, int, str]]:
+        """Of each job that is done: its samples, or itself."""
+        return [(job, int(k), "trained" if self.ended[job].used else "dropped") for job in self.done
+                for k in self.ended[job].samples or [-1]]  # fmt: skip
 
     def _fate(self) -> tuple[bool, bool]:
         """(it happens, it is acknowledged): a reply is lost now and then, and a call that never came."""
@@ -195,7 +205,7 @@ class Play:
         ks = self.rng.sample(left, self.rng.randint(1, len(left)))
         samples = [[k, self._draw(name, k, job.worker)] for k in ks]
         happens, told = self._fate()
-        facts = {"job": name, "token": job.token, "samples": samples}
+        facts = {"job": name, "token": job.token, "samples": samples, "servers": ["control"] * len(samples)}
         counts = {"new": len(ks), "again": 0, "taken": 0}
         self.record(job.worker, "commit", facts, counts if told else None)
         if not happens:
@@ -345,12 +355,13 @@ class Play:
         facts = {"sub": sub.name, "reason": reason, "jobs": [name], "epoch": self.epoch}
         self.record("buffer", "dispose", facts, {"count": 1})
         self._stock.discard(name)
-        del self.jobs[name]
+        self.ended[name] = self.jobs.pop(name)
         self.done.append(name)
 
     def retire(self) -> None:
         checkpoints = {sub.name: sub.checkpoint for sub in self.subs}
         past = [name for name, job in self.jobs.items() if job.batch and job.batch[1] <= checkpoints[job.batch[0]]]
         for name in past:
-            del self.jobs[name]
+            self.ended[name] = self.jobs.pop(name)
+        self.record("recorder", "recorded", {"epoch": 1, "jobs": past}, {"count": len(past)})
         self.done += past

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from penstock.redis.call import HELPERS
 from penstock.redis.server import RedisServer
 from tests.chaos.checker import PROPERTIES
 from tests.chaos.defects import DEFECTS, PATCHES, ROOT, copy_source, seed
@@ -43,9 +44,11 @@ def test_a_defect_changes_code_that_compiles(name: str, tmp_path: Path, lua: "re
         if path.endswith(".py"):
             assert ast.dump(ast.parse(text)) != ast.dump(ast.parse((ROOT / path).read_text())), path
         else:
-            common = (seeded / Path(path).parent / "_common.lua").read_text()
-            verbs = [text] if Path(path).name != "_common.lua" else [""]
-            assert all(lua.script_load(common + verb) for verb in verbs), path
+            verb = Path(path).stem
+            parts = (*HELPERS, *([] if verb in HELPERS else [verb]))
+            assert lua.script_load("".join((seeded / Path(path).parent / f"{one}.lua").read_text() for one in parts)), (
+                path
+            )
 
 
 def _files(folder: Path) -> list[str]:

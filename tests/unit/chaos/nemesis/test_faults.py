@@ -159,6 +159,7 @@ def test_the_clock_of_a_server_that_hangs_under_the_library_is_left_alone(
 ) -> None:
     monkeypatch.setattr(clock, "START_S", 0.1)
     binaries = {"good": "exit 0", "bad": "exit 1", "hangs": "exec sleep 60"}
+    binaries["jemalloc"] = "echo Redis server v=7.0.15 malloc=jemalloc-5.3.0"
     for name, script in binaries.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
@@ -167,6 +168,7 @@ def test_the_clock_of_a_server_that_hangs_under_the_library_is_left_alone(
     monkeypatch.setattr(clock, "START_S", 60.0)
     assert clock.starts_under(Path(), tmp_path / "good")
     assert not clock.starts_under(Path(), tmp_path / "bad")
+    assert not clock.starts_under(Path(), tmp_path / "jemalloc")
 
 
 def test_a_python_part_has_a_clock_that_jumps_and_sleeps_as_long_as_ever(tmp_path: Path) -> None:
@@ -245,6 +247,17 @@ def test_a_nemesis_strikes_logs_and_counts(ground: Ground, tmp_path: Path) -> No
     assert sum(one.counts for one in found) >= 2
     assert len(struck) == 4
     assert nemesis.stuck_after == 0
+
+
+def test_no_fault_is_begun_when_its_seconds_are_over(ground: Ground, tmp_path: Path) -> None:
+    kinds = {"any:thing": Kind(lambda _, rng: {}, lambda *_: time.sleep(0.2), moments=())}
+    nemesis = Nemesis(ground, Schedule(1, kinds), kinds, Log(tmp_path / "log", {}))
+    try:
+        found = nemesis.run(1000, seconds=0.1)
+    finally:
+        nemesis.close()
+
+    assert len(found) == 1
 
 
 def test_a_run_that_does_not_recover_is_said_to_be_stuck(

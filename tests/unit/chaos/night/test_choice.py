@@ -66,7 +66,13 @@ def test_a_night_comes_to_every_kind_in_runs_of_kinds_that_go_together() -> None
 
     missing = TARGETS.keys() - counted.keys()
     assert missing <= ({"clock:redis"} if library() is None else set())
-    assert runs.keys() == WORKLOADS.keys()
+    assert runs.keys() == {one.name for one in WORKLOADS.values() if not one.is_cuda}
+
+
+def test_a_night_of_given_kinds_strikes_with_no_other() -> None:
+    workload, kinds = choose(1, {}, {}, ["async", "engine_cuda", "verifiers"], ["kill:check"])
+
+    assert (workload, kinds) == ("verifiers", ("kill:check",))
 
 
 def test_the_same_seed_chooses_the_same() -> None:

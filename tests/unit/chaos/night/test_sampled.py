@@ -93,3 +93,19 @@ def test_the_end_of_a_call_that_is_left_out_is_left_out() -> None:
     told = call | {"seq": 3, "op": "told", "facts": {"sample": "b/1"}}
 
     assert list(of_jobs([call, end, told], lambda job: job == "b")) == [told]
+
+
+def test_of_a_run_with_more_of_no_job_than_fits_the_first_part_is_kept(tmp_path: Path) -> None:
+    write(tmp_path, 20)
+    trainer = Part(tmp_path, "trainer-3")
+    for version in range(2000):
+        trainer.record("publish", {"version": version, "weights": random.Random(version).randbytes(8).hex()}, {})
+
+    packed = sampled(tmp_path, most=4000)
+    head, _, *records = read(packed)
+
+    assert len(packed) <= 4000
+    assert head["first"] != "1 in 1"
+    times = [one["mono"] for one in records]
+    assert times == sorted(times)
+    assert head["kept"] == len(records) > 50

@@ -72,7 +72,7 @@ scripts.commit(keys, "d/0/1", "tok", iter([(1, 2, meta.to_bytes())])).parse([b"o
 
     (lease,), (commit,) = history.of("lease"), history.of("commit")
     assert lease.answer == {"jobs": [["d/0/1", "tok", 1, []]]}
-    assert commit.facts == {"job": "d/0/1", "token": "tok", "samples": [[1, [2, 3]]], "server": "s"}
+    assert commit.facts == {"job": "d/0/1", "token": "tok", "samples": [[1, [2, 3]]], "servers": ["s"]}
     assert (commit.outcome, commit.answer) == ("yes", {"new": 1, "again": 0, "taken": 0})
 
 
@@ -169,7 +169,8 @@ Stream.hand_out(Some(_subscriber=subscriber, _ahead=Some(depth=0)), batch)
 progress = Some(commit=lambda n, digest: None)
 Session.commit(
     Some(
-        subscriber=subscriber, name="actor", progress=progress, publishes=False, clock=Some(see=print), _exporter=None
+        subscriber=subscriber, name="actor", progress=progress, publishes=False, clock=Some(see=print), _exporter=None,
+        _tell=print,
     ),
     batch,
 )
