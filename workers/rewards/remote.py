@@ -14,6 +14,7 @@ from penstock.config.reward import RemoteConfig
 from penstock.errors import RewardError
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
+from penstock.redaction import redact
 from penstock.words import said
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -49,7 +50,7 @@ class RemoteReward:
                 # Spread, so that a service that comes back is not asked by all at once.
                 await asyncio.sleep(min(2.0**attempt, self.config.max_pause_s) * random.uniform(0.5, 1.0))
         outcome = JobFailure.REWARD_TIMEOUT if isinstance(last, TimeoutError) else JobFailure.REWARD_RAISED
-        why = str(last) if isinstance(last, _Failed) else said(last)
+        why = str(last) if isinstance(last, _Failed) else redact(said(last))
         raise RewardError(
             outcome, f"sample {sample.id}: remote_rm: {self.config.max_attempts} tries failed, the last with {why}."
         ) from last
@@ -74,12 +75,12 @@ class RemoteReward:
             if 300 <= answer.status < 400:
                 raise RewardError(
                     JobFailure.REWARD_RAISED,
-                    f"sample {sample.id}: remote_rm: {self.config.url} redirects ({answer.status}), which is refused: "
-                    "set reward.remote.url to where it leads.",
+                    f"sample {sample.id}: remote_rm: {redact(self.config.url)} redirects ({answer.status}), which is "
+                    "refused: set reward.remote.url to where it leads.",
                 )
             if answer.status != 200:
                 raise _Failed(f"status {answer.status}")
-            text = b""
+            text = bytearray()
             async for chunk in answer.content.iter_any():
                 text += chunk
                 if len(text) > self.config.max_bytes:

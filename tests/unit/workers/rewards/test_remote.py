@@ -87,6 +87,15 @@ async def test_T11_a_service_that_gives_no_number_is_a_named_failure(
     assert len(service.heard) == tries
 
 
+@pytest.mark.parametrize("to", ["it", "nobody"])
+async def test_a_failure_names_no_secret_of_the_address(service: Service, to: str) -> None:
+    address = service.url.removeprefix("http://") if to == "it" else "127.0.0.1:1/score"
+    with pytest.raises(RewardError) as caught:
+        await score(service, says("", 307, Location="/score"), url=f"http://me:hunter2@{address}?token=hunter2")
+    assert "127.0.0.1" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_run_without_an_address_asks_nobody() -> None:
     with pytest.raises(ValueError, match=r"remote_rm needs remote\.url"):
         RewardConfig(function="remote_rm")
