@@ -202,7 +202,8 @@ class Cutter:
         by_reason: dict[Disposal, list[Group]] = {}
         records = self._state.records.read([group.job for group in groups])
         for group, samples in zip(groups, records, strict=True):
-            by_reason.setdefault(why_no_loss(group, samples), []).append(group)
+            why = why_no_loss(group, samples, masks_truncated=sub.definition.mask_truncated)
+            by_reason.setdefault(why, []).append(group)
         for reason, given_up in by_reason.items():
             self._state.dispose(sub, reason, given_up)
         words = limits.dropped_words({reason: len(found) for reason, found in by_reason.items()})

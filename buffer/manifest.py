@@ -37,6 +37,8 @@ class Ages:
     floor: int
     #: Nor do those that are older than the newest of their sample.
     newest_only: bool = False
+    #: Nor does any token of a sample that ended at a limit.
+    masks_truncated: bool = False
     lags: dict[int, int] = field(default_factory=dict)
     loss_tokens: int = 0
     weighted: int = 0
@@ -76,7 +78,7 @@ def make_manifest(state: State, sub: Subscription, cut: Cut) -> Manifest:
     definition, lineage = sub.definition, sub.position.lineage
     bounded = bool(definition.model)
     mask_below = cut.policy.mask_below(cut.floor)
-    ages = Ages(lineage, cut.train_version, bounded, mask_below, newest_only=definition.mask_offpolicy)
+    ages = Ages(lineage, cut.train_version, bounded, mask_below, definition.mask_offpolicy, definition.mask_truncated)
     rows, oldest = _rows(cut, ages, state.records.read([group.job for group in cut.groups]))
     return Manifest(
         sub=sub.name,
@@ -87,6 +89,7 @@ def make_manifest(state: State, sub: Subscription, cut: Cut) -> Manifest:
         mode=definition.mode,
         mask_below=mask_below,
         mask_offpolicy=definition.mask_offpolicy,
+        mask_truncated=definition.mask_truncated,
         rows=rows,
         num_loss_tokens=ages.loss_tokens,
         num_samples=len(rows),
@@ -149,7 +152,8 @@ def _rows(cut: Cut, ages: Ages, found: Sequence[Sequence[SampleMeta]]) -> tuple[
 def row_of(group: Group, record: SampleMeta, ages: Ages) -> Row:
     k = record.k
     lost = k in group.lost
-    bearing = [] if lost else ages.add(record.loss_by_version, record.newest)
+    is_cut_off = ages.masks_truncated and record.status == SampleStatus.TRUNCATED
+    bearing = [] if lost or is_cut_off else ages.add(record.loss_by_version, record.newest)
     num_loss = sum([tokens for _, tokens in bearing])
     oldest_loss = min([version for version, _ in bearing], default=-1)
     # By place, in the order of Row: by name it takes five times as long, for every sample.
@@ -160,10 +164,14 @@ def row_of(group: Group, record: SampleMeta, ages: Ages) -> Row:
     )  # fmt: skip
 
 
-def why_no_loss(group: Group, records: Sequence[SampleMeta]) -> Disposal:
+def why_no_loss(group: Group, records: Sequence[SampleMeta], *, masks_truncated: bool = False) -> Disposal:
     """Why nothing of a group bears loss, as the ledger has it: its tokens became too old, its payloads are gone, or it
-    never had a token that bears loss (``no_loss``)."""
-    bearing = [record for record in records if record.num_loss]
+    never had a token that bears loss (``no_loss``), with ``masks_truncated`` in a sample that was not cut off."""
+    bearing = [
+        record
+        for record in records
+        if record.num_loss and not (masks_truncated and record.status == SampleStatus.TRUNCATED)
+    ]
     if not bearing:
         return Disposal.NO_LOSS
     gone = all(record.k in group.lost for record in bearing)

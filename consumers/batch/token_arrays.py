@@ -19,6 +19,7 @@ from penstock.errors import PayloadError, ProtocolError
 from penstock.payloads import Payload
 from penstock.payloads.format import sum_runs
 from penstock.protocol.records.manifest import Manifest, Row
+from penstock.protocol.records.sample import SampleStatus
 
 #: Keys whose arrays have one entry per token, what stands where there is none, and their dtype.
 TOKEN_KEYS: dict[str, tuple[float, type]] = {
@@ -115,6 +116,9 @@ class TokenArrays:
         if self._manifest.mask_offpolicy:
             newest = np.array([self._rows[i].newest for i in members] or [-1], np.int32)
             loss &= make["versions"]() == np.repeat(newest, lengths)
+        if self._manifest.mask_truncated:
+            kept = [self._rows[i].status != SampleStatus.TRUNCATED for i in members] or [True]
+            loss &= np.repeat(np.array(kept, np.bool_), lengths)
         self._check(members, lengths, runs, generated, loss)
         if self._loss.max_staleness is not None:
             loss &= make["staleness"]() <= self._loss.max_staleness

@@ -132,6 +132,8 @@ class SubscriptionConfig(Section):
     on_expiry: OnExpiry | None = None
     #: Only tokens of the newest version in their sample bear loss (partial rollouts); all keep versions and logprobs.
     mask_offpolicy: bool = False
+    #: Samples that ended at a limit (status truncated) bear no loss; their rewards stay in their group.
+    mask_truncated: bool = False
     #: Split over ranks: equal counts balanced on tokens (Karmarkar-Karp), tokens alone, or strided.
     split: Annotated[Split, Trait.LIVE, Trait.LIVE_WHERE_ASKED] = Split.BALANCED
 

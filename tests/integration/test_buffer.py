@@ -14,10 +14,12 @@ from buffer.payload_servers import PayloadServers
 from buffer.state import State
 from consumers.trainer import Trainer
 from penstock.config import RedisConfig
+from penstock.errors import WaitTimeout
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
+from penstock.protocol.records.job import Job
 from penstock.protocol.scripts import RawLease, run
 from penstock.protocol.waits import Waiting
 from penstock.redis.server import RedisServer
@@ -29,6 +31,7 @@ from tests.integration.parts import (
     jobs_of,
     kill,
     make_config,
+    make_sample,
     publish,
     running,
     step,
@@ -217,6 +220,46 @@ def test_loss_on_the_newest_version_only_is_one_subscriptions_choice(
         assert int(wanted.sum()) == batch.manifest.num_loss_tokens == sum(row.num_loss for row in batch.rows)
     assert whole.manifest.num_loss_tokens == newest.manifest.num_loss_tokens + 2 * 3
     assert newest.manifest.staleness_mean == 1.5, "of those that bear loss"
+
+
+def test_T11_cut_off_answers_bear_no_loss_for_a_subscription_that_says_so(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    """They stay in their group and its statistics; a batch of nothing else is never cut."""
+    masks = {"subscription": {"mask_truncated": True}}
+    config = make_config(redis_server.url, keys.run, tmp_path, trainer=masks)
+    worker = Player(client, keys)
+    with buffering(config), Trainer(config) as trainer:
+        publish(trainer)
+        admit(client, keys, 4)
+        hopeless = worker.lease(2, version=1)
+        for held in hopeless:
+            answer_cut_off(worker, held, {0, 1})
+        with pytest.raises(WaitTimeout):
+            trainer.next(timeout=0.2)
+        until(lambda: client.hget(keys.sub("actor"), "drop:no_loss") == b"2")
+        mixed, whole = worker.lease(2, version=1)
+        answer_cut_off(worker, mixed, {1})
+        answer_cut_off(worker, whole, set())
+        batch = step(trainer)
+    assert jobs_of(batch) == [mixed.job, whole.job]
+    assert [(row.k, row.num_loss, row.masked) for row in batch.rows if row.job == mixed.job] == [
+        (0, 2, False),
+        (1, 0, False),
+    ]
+    assert batch.manifest.num_loss_tokens == 3 * 2
+    data = batch.padded()
+    cut_off = [row.status == "truncated" for row in batch.rows]
+    assert [not bool(mask.any()) for mask in data["loss_mask"]] == cut_off
+    assert all(bool(values.any()) for values in data["advantages"])
+
+
+def answer_cut_off(worker: Player, held: RawLease, cut_off: set[int]) -> None:
+    """Answers ``cut_off`` reached the most tokens that they may have."""
+    samples = [make_sample(Job.from_bytes(held.body), k, [1], 2) for k in range(2)]
+    for k in cut_off:
+        samples[k].status, samples[k].finish_reason = "truncated", "length"
+    assert worker.commit(held, samples, 1).outcome == "ready"
 
 
 def test_T4_drop_gives_up_what_is_too_old_and_frees_its_place(

@@ -104,6 +104,8 @@ class Manifest(Record):
     split: str = "balanced"
     #: True: tokens older than the newest one of their sample bear no loss.
     mask_offpolicy: bool = False
+    #: True: samples of status truncated bear no loss.
+    mask_truncated: bool = False
 
     def samples(self) -> list[Row]:
         return self.rows

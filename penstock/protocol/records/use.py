@@ -1,6 +1,6 @@
 """A use of a group by a batch, as the group keeps it in a run that has a history: manifests may go before it does.
 
-The field ``h:SUB`` of the hash ``group:JOB`` is ``N:CUT_MS:TRAIN:MASK_BELOW:NEWEST_ONLY:ABANDONED`` of each, with ``;``
+The field ``h:SUB`` of the hash ``group:JOB`` is ``N:CUT_MS:TRAIN:MASK_BELOW:MASKS:ABANDONED`` of each, with ``;``
 between them; what follows CUT_MS comes from the leader (``note``), the rest from ``cut.lua``.
 """
 
@@ -9,11 +9,14 @@ from dataclasses import dataclass
 
 from penstock.errors import ProtocolError
 from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.records.sample import SampleStatus
 from penstock.protocol.records.sample_meta import SampleMeta
 from penstock.words import shown
 
 #: Most characters of one group's uses by one subscription.
 MAX_USES_BYTES = 1024 * 1024
+#: What MASKS is the sum of.
+_NEWEST_ONLY, _NO_TRUNCATED = 1, 2
 #: What the queue counts with counts no further.
 MAX_NUMBER = 2**53
 
@@ -33,9 +36,13 @@ class BatchUse:
     newest_only: bool = False
     #: Ranges (first, last) of versions that age nothing.
     abandoned: tuple[tuple[int, int], ...] = ()
+    #: Samples that ended at a limit bore no loss.
+    no_truncated: bool = False
 
     def bearing(self, meta: SampleMeta) -> list[list[int]]:
         """The pairs (version, tokens) of a sample that bore loss in this batch, if its payload was there."""
+        if self.no_truncated and meta.status == SampleStatus.TRUNCATED:
+            return []
         floor = max(self.mask_below, meta.newest) if self.newest_only else self.mask_below
         return [pair for pair in meta.loss_by_version if pair[0] >= floor]
 
@@ -53,7 +60,8 @@ def note(manifest: Manifest, *, clocked: bool) -> str:
     """What the leader says of a batch when it is cut. ``clocked``: a model's clock bounds it."""
     train = manifest.train_version if clocked else -1
     abandoned = ",".join(f"{first}-{last}" for first, last in manifest.abandoned)
-    return f"{train}:{manifest.mask_below}:{int(manifest.mask_offpolicy)}:{abandoned}"
+    masks = _NEWEST_ONLY * manifest.mask_offpolicy | _NO_TRUNCATED * manifest.mask_truncated
+    return f"{train}:{manifest.mask_below}:{masks}:{abandoned}"
 
 
 def uses_of(text: bytes, what: str) -> list[BatchUse]:
@@ -67,14 +75,15 @@ def uses_of(text: bytes, what: str) -> list[BatchUse]:
 
 
 def _use(parts: Sequence[str]) -> BatchUse:
-    batch, cut_ms, train, mask_below, newest_only, abandoned = parts
+    batch, cut_ms, train, mask_below, masks, abandoned = parts
     return BatchUse(
         _whole(batch),
         _whole(cut_ms) / 1000,
         _whole(train),
         _whole(mask_below),
-        newest_only == "1",
+        bool(_whole(masks) & _NEWEST_ONLY),
         tuple(_span(span) for span in abandoned.split(",") if span),
+        no_truncated=bool(_whole(masks) & _NO_TRUNCATED),
     )
 
 

@@ -200,6 +200,18 @@ def test_tokens_below_the_bound_bear_no_loss() -> None:
     assert data["staleness"][0].tolist() == [-1, -1, 5, 5, -1, 4, 4, 4]
 
 
+def test_T11_an_answer_that_was_cut_off_bears_no_loss_and_its_reward_counts_in_its_group() -> None:
+    samples = [sample_of(0, k) for k in range(3)]
+    samples[1].status = "truncated"
+    of_all = make_batch(samples).arrays()
+    cut_off = {"num_loss": 0, "oldest_loss": -1, "loss_versions": []}
+    data = make_batch(samples, mask_truncated=True, row_changes={1: cut_off}).arrays()
+    assert [bool(mask.any()) for mask in data["loss_mask"]] == [True, False, True]
+    for i in range(3):
+        np.testing.assert_array_equal(data["generated"][i], of_all["generated"][i])
+        np.testing.assert_allclose(data["advantages"][i], of_all["advantages"][i])
+
+
 @pytest.mark.parametrize(
     "false", [{"length": 9}, {"prompt_length": 1}, {"num_generated": 4}, {"num_loss": 4}, {"num_loss": 6}]
 )

@@ -26,7 +26,8 @@ GIVEN = st.fixed_dictionaries(
         "prefetch": st.none() | st.integers(0, 9), "keep_groups": st.integers(0, 10**9),
         "keep_bytes": st.integers(0, 2**60), "keep_s": st.floats(0, 1e9), "bound": st.none() | st.integers(0, 99),
         "start": st.sampled_from(["oldest", "newest", "completed:7", "version:123456"]),
-        "on_expiry": st.sampled_from(OnExpiry), "mask_offpolicy": st.booleans(), "split": st.sampled_from(Split),
+        "on_expiry": st.sampled_from(OnExpiry), "mask_offpolicy": st.booleans(),
+        "mask_truncated": st.booleans(), "split": st.sampled_from(Split),
     },
 )  # fmt: skip
 
@@ -65,9 +66,9 @@ def test_redis_holds_texts_under_the_names_that_they_always_had() -> None:
         "lanes": "train,score", "from": "newest", "size": "4", "per_version": "3", "gb": "12", "driving": "1",
         "model": "policy", "quota": "0.5", "share": "", "unit": "groups", "multiple": "1", "sampler": "fifo",
         "priority": "reward", "exponent": "1.0", "reuse": "1", "prefetch": "", "keep_groups": "0", "keep_bytes": "0",
-        "keep_s": "0.0", "bound": "0", "on_expiry": "mask", "mask_offpolicy": "0", "split": "balanced",
-        "mode": "async", "seed": "0", "over": "0", "min_first": "0", "filters": "", "on_filter_error": "keep",
-        "keep_when_few": "0", "roles": "", "minibatches": "1",
+        "keep_s": "0.0", "bound": "0", "on_expiry": "mask", "mask_offpolicy": "0", "mask_truncated": "0",
+        "split": "balanced", "mode": "async", "seed": "0", "over": "0", "min_first": "0", "filters": "",
+        "on_filter_error": "keep", "keep_when_few": "0", "roles": "", "minibatches": "1",
     }  # fmt: skip
     assert Definition(unit=Unit.TOKENS, size=4096, per_version=2).fields()["gb"] == "2", "a guess"
 

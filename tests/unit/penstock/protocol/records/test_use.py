@@ -39,6 +39,16 @@ def test_what_was_masked_bore_no_loss() -> None:
     assert BatchUse(1, 0.0, 9, 5, newest_only=True).bearing(sample) == [[6, 30]]
 
 
+def test_an_answer_that_was_cut_off_bore_no_loss_where_the_subscription_says_so() -> None:
+    [use] = uses_of(f"7:1500:{note(manifest(mask_truncated=True), clocked=True)}".encode(), "group d/0/0")
+    assert (use.no_truncated, use.newest_only) == (True, False)
+    sample = meta(0, "tok")
+    sample.loss_by_version, sample.newest = [[5, 20], [6, 30]], 6
+    assert use.bearing(sample) == [[5, 20], [6, 30]]
+    sample.status = "truncated"
+    assert use.bearing(sample) == []
+
+
 @pytest.mark.parametrize("text", [b"", b"1:2:3", b"1:x:3:4:0:", b"1:2:3:4:0:5-", b"\xff", b"1:2:3:4:0:;" * 200_000,
                                   b"1:%s:3:4:0:" % (b"9" * 400), b"%d:2:3:4:0:" % 2**63, b"1:2:-2:4:0:"])  # fmt: skip
 def test_a_field_that_no_cut_wrote_is_refused(text: bytes) -> None:
