@@ -16,6 +16,7 @@ from console.cli.history.trace import trace
 from console.cli.nouns import lanes
 from console.cli.nouns.dead import dead_app
 from console.cli.nouns.jobs import jobs_app
+from console.cli.nouns.rewards import reward_app
 from console.cli.nouns.trainers import trainers_app
 from console.cli.nouns.weights import weights_app
 from console.cli.nouns.workers import show_workers, workers_app
@@ -35,6 +36,7 @@ _NOUNS = {
     "engines": engines_app,
     "samples": samples_app,
     "eval": eval_app,
+    "reward": reward_app,
 }
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -41,6 +41,8 @@ from workers.router.choose import make_engine
 
 #: Between two looks at how far the engine is.
 LOOK_S = 0.5
+
+T = TypeVar("T")
 
 #: Called with the answers that are there, and with what is being done.
 Tell = Callable[[int, str], None]
@@ -90,7 +92,7 @@ def try_prompts(config: Config, count: int, gpus: Sequence[str], tell: Tell) -> 
     told = ""
     try:
         with staying_alive():
-            rows = run_through(_until_stopped(_try(config, jobs, folder, gpus, tell)), uvloop.new_event_loop)
+            rows = run_through(until_stopped(_try(config, jobs, folder, gpus, tell)), uvloop.new_event_loop)
         told = "".join(row.error for row in rows)
     except PenstockError as exc:
         told = str(exc)
@@ -114,7 +116,7 @@ def _jobs(config: Config, count: int) -> list[Job]:
     return list(islice((one for one in offered if isinstance(one, Job)), count))
 
 
-async def _until_stopped(work: Coroutine[Any, Any, list[Trial]]) -> list[Trial]:
+async def until_stopped(work: Coroutine[Any, Any, T]) -> T:
     """``work``, cancelled by SIGINT and SIGTERM; a second one ends code of the user's that holds up the loop."""
     task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
     asked = False

@@ -121,11 +121,16 @@ class HistoryReader:
                 last = place_found
         return Page(found, "")
 
-    def each(self, filters: Filters | None = None, *, arrays: bool = False) -> Iterator[SampleRow]:
-        """All rows that are asked for, in the order in which they were written; nothing is locked in between."""
+    def each(
+        self, filters: Filters | None = None, *, arrays: bool = False, ascending: bool = True
+    ) -> Iterator[SampleRow]:
+        """All rows that are asked for, in the order in which they were written, or the latest first.
+
+        Nothing is locked in between.
+        """
         after = ""
         while True:
-            page = self.rows(filters, limit=CHUNK, after=after, ascending=True, arrays=arrays)
+            page = self.rows(filters, limit=CHUNK, after=after, ascending=ascending, arrays=arrays)
             yield from page.rows
             after = page.next
             if not after:

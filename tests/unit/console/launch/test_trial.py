@@ -6,7 +6,7 @@ import signal
 import pytest
 import uvloop
 
-from console.launch.trial import _until_stopped
+from console.launch.trial import until_stopped
 from penstock.system.user_code import Raised, bounded, run_through, staying_alive
 
 
@@ -27,6 +27,6 @@ def test_a_second_signal_ends_code_that_holds_up_the_loop() -> None:
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(asyncio.CancelledError), staying_alive():
-        run_through(_until_stopped(work()), uvloop.new_event_loop)  # type: ignore[arg-type]
+        run_through(until_stopped(work()), uvloop.new_event_loop)  # type: ignore[arg-type]
     assert went_on == ["after one"]
     assert signal.getsignal(signal.SIGINT) is before

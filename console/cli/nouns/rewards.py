@@ -1,0 +1,158 @@
+"""``penstock reward try``: what a reward says of answers that are there."""
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from console.cli import completion
+from console.cli.asking import many
+from console.cli.history.asked import DatasetOption, LaneOption, open_run
+from console.cli.history.samples import excerpt
+from console.cli.options import DIRECTORY, OVERRIDES, FolderOption, JsonOption, UrlOption
+from console.cli.usage import overrides_of
+from console.terminal import print_json, say, table
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from console.launch.reward_trial import Recorded, Scored, Summary
+    from penstock.config import Config
+
+reward_app = typer.Typer(help="Rewards: what one says of answers that are there.")
+
+_COLUMNS = ("id", "prompt", "answer", "label", "then", "now", "info", "seconds")
+#: Answers that are scored where nobody says how many.
+SCORED = 100
+
+
+@reward_app.callback()
+def _root() -> None:
+    """A callback keeps ``try`` a verb of its own."""
+
+
+@reward_app.command("try", context_settings=OVERRIDES)
+def reward_try(
+    context: typer.Context,
+    config: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="YAML file whose reward is tried.")] = None,
+    function: Annotated[
+        str, typer.Option("--function", metavar="NAME", help="This reward in its place, by name or module:function.")
+    ] = "",
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="F.jsonl", help="Lines of {prompt, response, label}.")
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", help="Answers that this run has kept; default: CONFIG's.", autocompletion=completion.runs
+        ),
+    ] = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    dataset: DatasetOption = "",
+    lane: LaneOption = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most answers, the latest first.")] = SCORED,
+    as_json: JsonOption = False,
+) -> None:
+    """Score answers of a run, or of a file, and show each one's reward then and now. Exit code 1 where all fail."""
+    from console.launch.reward_trial import rewards_of, score, summarize
+    from console.progress import Steps
+
+    overrides = overrides_of(context)
+    if config is not None and config.startswith("--"):
+        # Without a file the first override stands in its place.
+        overrides, config = [config, *overrides], None
+    if file is not None and run is not None:
+        raise ConfigError("--file and --run each say which answers are scored: give one of them.")
+    read = _read(config, overrides, run, directory, needed=not function)
+    reward, allowed = rewards_of(read, function)
+    # What rewards print is no part of what is told.
+    with redirect_stdout(sys.stderr):
+        recorded = _recorded(file, run, redis, directory, read, dataset, lane, limit, own_rewards=not function)
+        with Steps("scoring", len(recorded), hidden=as_json) as steps:
+            rows = score(reward, allowed, recorded, steps.at)
+    summary = summarize(rows)
+    if as_json:
+        print_json({"rows": [_plain(row) for row in rows], "summary": asdict(summary)})
+    else:
+        _show(rows, summary)
+    if rows and not summary.scored:
+        raise typer.Exit(1)
+
+
+def _read(path: str | None, overrides: list[str], run: str | None, directory: Path, *, needed: bool) -> "Config | None":
+    """The configuration that was named, or that of the run. Raises ConfigError."""
+    from penstock.config.load import load_config
+    from penstock.redis.saved_config import CONFIG_FILE, load_saved
+
+    if path is not None:
+        return load_config(Path(path), overrides)
+    if run is not None and (directory / run / CONFIG_FILE).is_file():
+        saved = directory / run / CONFIG_FILE
+        return load_config(saved, overrides) if overrides else load_saved(directory / run)
+    if overrides:
+        raise ConfigError(f"{overrides[0]} changes a configuration: name its file, or a run.")
+    if needed:
+        raise ConfigError("Say which reward is tried: CONFIG, a file, or --function NAME.")
+    return None
+
+
+def _recorded(
+    file: Path | None,
+    run: str | None,
+    url: str | None,
+    directory: Path,
+    config: "Config | None",
+    dataset: str,
+    lane: str,
+    limit: int,
+    *,
+    own_rewards: bool,
+) -> "list[Recorded]":
+    from console.launch.reward_trial import of_file, of_run
+    from penstock.history.filters import Filters
+
+    if file is not None:
+        return list(islice(of_file(file), limit))
+    if run is None and config is not None:
+        run, directory = config.run, config.directory
+    found = open_run(run, url, directory)
+    latest = found.samples.each(Filters(dataset=dataset, lane=lane), arrays=True, ascending=False)
+    recorded = list(islice(of_run(latest, config, own_rewards=own_rewards), limit))
+    found.tell_problems()
+    return recorded
+
+
+def _show(rows: "list[Scored]", summary: "Summary") -> None:
+    table([_in_words(row) for row in rows], _COLUMNS, "scored")
+    for name in summary.failures:
+        say(next(row.error for row in rows if row.failure == name), err=True)
+    parts = [f"{many(summary.samples, 'answer')}, {summary.scored} scored"]
+    if summary.mean is not None:
+        then = ""
+        if summary.mean_then is not None:
+            then = f" (then {summary.mean_then:.4g} of {summary.had}; {summary.differ} differ)"
+        parts.append(f"mean {summary.mean:.4g}{then}")
+    if summary.failures:
+        parts.append("failed: " + ", ".join(f"{name} {count}" for name, count in summary.failures.items()))
+    say("; ".join(parts))
+
+
+def _in_words(row: "Scored") -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "prompt": excerpt(row.prompt or ""),
+        "answer": excerpt(row.response),
+        "label": excerpt(str(row.label)),
+        "then": row.then,
+        "now": row.failure or row.now,
+        "info": excerpt(", ".join(f"{name} {value}" for name, value in row.info.items())),
+        "seconds": row.seconds,
+    }
+
+
+def _plain(row: "Scored") -> dict[str, Any]:
+    return {**asdict(row), "differs": row.differs}

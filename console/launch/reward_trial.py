@@ -1,0 +1,285 @@
+"""A reward over samples that are there, those of a run or of a file: ``penstock reward try``.
+
+Nothing is drawn and nothing is written. Rewards run in this process, those of a verifier pool too.
+"""
+
+import asyncio
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from pydantic import ValidationError
+
+from console.launch.trial import until_stopped
+from penstock.config import Config, DatasetConfig, RewardConfig
+from penstock.errors import ConfigError, RewardError
+from penstock.history.row import WHOLE_JOB, SampleRow, place_of
+from penstock.names import Lane
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
+from penstock.redaction import redact
+from penstock.system.user_code import run_through, staying_alive
+from producer.sources.jsonl import JsonLines
+from producer.sources.opening import open_rows
+from producer.sources.rows import BadLine, Rows
+from workers.rewards.allowed import allowed_rewards
+from workers.rewards.score import Rewards
+
+#: Rewards closer to each other are the same: they travel as float64, and metrics round.
+SAME = 1e-6
+#: Name of the failure of a job that asks for a reward which may not be run.
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An answer that was given before."""
+
+    sample: Sample
+    #: Its reward then; None: it had none.
+    then: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One answer, and what the reward says of it now."""
+
+    id: str
+    #: None: it was given as token ids, or is not kept.
+    prompt: str | None
+    response: str
+    label: Any
+    then: float | None
+    #: None where there is none; ``failure`` says why.
+    now: float | None
+    #: What the reward gave beside the number.
+    info: dict[str, Any]
+    seconds: float
+    #: Name of the failure, and what happened in a sentence; '' where nothing did.
+    failure: str = ""
+    error: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether it has another reward now than it had then."""
+        return self.then is not None and self.now is not None and abs(self.now - self.then) > SAME
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What all of them come to."""
+
+    samples: int
+    scored: int
+    #: Mean reward now, of those that have one.
+    mean: float | None
+    #: Mean reward then, of the ``had`` that had one and have one now.
+    mean_then: float | None
+    had: int
+    #: How many have another reward now than then.
+    differ: int
+    #: Samples by the name of their failure.
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+def rewards_of(config: Config | None, function: str) -> tuple[RewardConfig, frozenset[str]]:
+    """Section ``reward``, with ``function`` in place of its own where that is named; what jobs may name beside it.
+
+    Raises:
+        ConfigError: there is no such reward, or it lacks what it needs.
+    """
+    if not function:
+        return (config.reward, allowed_rewards(config)) if config else (RewardConfig(), frozenset())
+    values = config.reward.model_dump(exclude={"parts", "by_metadata"}) if config else {}
+    try:
+        return RewardConfig.model_validate({**values, "function": function}), frozenset()
+    except ValidationError as exc:
+        reasons = "; ".join(str(error.get("ctx", {}).get("error") or error["msg"]) for error in exc.errors())
+        raise ConfigError(f"--function {function} cannot be tried: {reasons.rstrip('.')}") from None
+
+
+def of_file(path: Path) -> Iterator[Recorded]:
+    """Answers in a file of JSON lines: ``prompt``, ``response``, ``label``, and where there are ``reward`` (the one of
+    then), ``metadata`` and ``id``.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line of it is none of these; names the line.
+    """
+    if not path.is_file():
+        raise ConfigError(f"--file: there is no file {path}; correct the path.")
+    lines = JsonLines(path, "--file")
+    for number in range(len(lines)):
+        where = f"{path}, line {number + 1}"
+        row = lines.row(number)
+        response, metadata, then = row.get("response"), row.get("metadata") or {}, row.get("reward")
+        if not isinstance(response, str):
+            raise ConfigError(f"{where}: `response` is the text of an answer: give one.")
+        if not isinstance(metadata, dict):
+            raise ConfigError(f"{where}: `metadata` is no map: correct it, or leave it out.")
+        if then is not None and (isinstance(then, bool) or not isinstance(then, int | float)):
+            raise ConfigError(f"{where}: `reward` is no number: correct it, or leave it out.")
+        job = _job(str(row.get("id") or f"{path.stem}/0/{number}"), row.get("prompt"), row.get("label", ""), metadata)
+        yield Recorded(Sample(job, 0, text=response), None if then is None else float(then))
+
+
+def of_run(rows: Iterable[SampleRow], config: Config | None, *, own_rewards: bool = True) -> Iterator[Recorded]:
+    """Answers that a run has kept. Their metadata and whole labels come from its datasets, where these are there.
+
+    Args:
+        own_rewards: samples of a dataset with a reward of its own are scored by that one.
+    """
+    sets = {one.name: _Lines(one) for one in (*config.data.train, *config.data.eval)} if config else {}
+    for row in rows:
+        if row.k == WHOLE_JOB or row.lane == Lane.SCORE or (not row.answer and row.tokens is None):
+            continue
+        dataset, _, line = place_of(row.job)
+        found = sets.get(dataset)
+        label, metadata = found.of(line, row.label) if found else (row.label, {})
+        job = _job(row.job, row.prompt, label, metadata, row.lane)
+        if found and own_rewards:
+            job = replace(job, reward=found.config.reward)
+        yield Recorded(_sample(row, job), row.reward)
+
+
+def score(
+    config: RewardConfig,
+    allowed: Collection[str],
+    recorded: Sequence[Recorded],
+    tell: Callable[[int], None] = lambda done: None,
+) -> list[Scored]:
+    """What the reward says of each answer now, in their order; blocks until the last is scored.
+
+    Args:
+        allowed: rewards that a dataset may name beside the run's.
+        tell: called with how many are scored.
+
+    Raises:
+        ConfigError: the reward is not there, or needs what is not installed.
+        KeyboardInterrupt: a signal ended it.
+    """
+    try:
+        with staying_alive():
+            return run_through(until_stopped(_score(config, allowed, recorded, tell)), uvloop.new_event_loop)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def summarize(rows: Sequence[Scored]) -> Summary:
+    """Means, differences and failures."""
+    scored = [row for row in rows if row.now is not None]
+    return Summary(
+        samples=len(rows),
+        scored=len(scored),
+        mean=_mean([row.now for row in scored]),
+        mean_then=_mean([row.then for row in scored]),
+        had=sum(row.then is not None for row in scored),
+        differ=sum(row.differs for row in scored),
+        failures=dict(sorted(Counter(row.failure for row in rows if row.failure).items())),
+    )
+
+
+async def _score(
+    config: RewardConfig, allowed: Collection[str], recorded: Sequence[Recorded], tell: Callable[[int], None]
+) -> list[Scored]:
+    rewards = Rewards(config, None, allowed)
+    # No check waits for a process within its time.
+    free, done = asyncio.Semaphore(config.processes), 0
+
+    async def one(given: Recorded) -> Scored:
+        nonlocal done
+        async with free:
+            row = await _one(rewards, given)
+        done += 1
+        tell(done)
+        return row
+
+    try:
+        return list(await asyncio.gather(*map(one, recorded)))
+    finally:
+        await rewards.close()
+
+
+async def _one(rewards: Rewards, given: Recorded) -> Scored:
+    sample, failure, error = given.sample, "", ""
+    try:
+        await rewards.score(sample)
+    except RewardError as exc:
+        failure, error = str(exc.outcome), redact(str(exc))
+    except ConfigError as exc:
+        failure, error = REFUSED, redact(str(exc))
+    return Scored(
+        sample.id, sample.job.prompt, sample.text, sample.job.raw_label, given.then, sample.reward,
+        sample.reward_info, sample.reward_s, failure, error,
+    )  # fmt: skip
+
+
+class _Lines:
+    """Labels and metadata of one dataset by line, where it can still be read."""
+
+    def __init__(self, config: DatasetConfig) -> None:
+        self.config = config
+        self._rows: Rows | None = None
+        self._is_gone = False
+
+    def of(self, line: int, label: str) -> tuple[Any, dict[str, Any]]:
+        """Label and metadata of a line; the ``label`` that was kept, and none, where the line now has another."""
+        row = self._row(line)
+        if row is None:
+            return label, {}
+        whole = row.get(self.config.label_key, "") if self.config.label_key else ""
+        # Of a long label the beginning is kept.
+        if not _as_text(whole).startswith(label):
+            return label, {}
+        metadata = row.get(self.config.metadata_key) if self.config.metadata_key else None
+        return whole, metadata if isinstance(metadata, dict) else {}
+
+    def _row(self, line: int) -> dict[str, Any] | None:
+        if self._is_gone:
+            return None
+        try:
+            if self._rows is None:
+                self._rows = open_rows(self.config)
+            return self._rows.row(line) if 0 <= line < len(self._rows) else None
+        except BadLine:
+            return None
+        except ConfigError:
+            self._is_gone = True
+            return None
+
+
+def _job(id_: str, prompt: Any, label: Any, metadata: dict[str, Any], lane: str = Lane.TRAIN) -> Job:
+    return Job(
+        id_,
+        1,
+        prompt=prompt if isinstance(prompt, str) or prompt is None else json.dumps(prompt, ensure_ascii=False),
+        label=_as_text(label),
+        label_value=None if isinstance(label, str) else label,
+        metadata=metadata,
+        lane=lane,
+    )
+
+
+def _sample(row: SampleRow, job: Job) -> Sample:
+    sample = Sample(job, row.k, text=row.answer, turns=[row.answer], status=row.status, finish_reason=row.finish_reason)
+    sample.prompt_length, sample.num_turns = row.prompt_length, row.num_turns
+    if row.tokens is None or row.generated is None:
+        sample.generated = [1] * row.num_generated
+        return sample
+    for name in ("tokens", "logprobs", "generated", "loss_mask", "versions"):
+        if (array := getattr(row, name)) is not None:
+            setattr(sample, name, array.tolist())
+    return sample
+
+
+def _as_text(label: Any) -> str:
+    return label if isinstance(label, str) else json.dumps(label, ensure_ascii=False)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
