@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from console.read.samples import listed
+from consumers.grpo.scores import NONE, Answer, by_category, pass_rates, scores_of
 from penstock.errors import ConfigError
 from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
-from penstock.history.row import id_of, place_of
+from penstock.history.row import WHOLE_JOB, id_of, place_of
 from penstock.names import Lane
 from penstock.words import shown as in_short
 
@@ -16,17 +17,52 @@ from penstock.words import shown as in_short
 MAX_VERSIONS = 32
 PAGE = 40
 
-#: What a row has of an evaluation.
-FIELDS = ("dataset", "version", "prompts", "answers", "reward_mean", "reward_min", "reward_max")
+#: What a row has of an evaluation; ``pass_at``: k -> chance that one of k answers to a prompt has reward 1.
+FIELDS = ("dataset", "version", "prompts", "answers", "reward_mean", "reward_min", "reward_max", "pass_at")
+#: What a row has of a category of one; ``majority_at``: k -> reward of what most of k answers come to.
+CATEGORY_FIELDS = ("dataset", "version", "category", "prompts", "answers", "reward_mean", "pass_at", "majority_at")
 
 
 def list_evals(samples: HistoryReader, dataset: str = "") -> list[dict[str, Any]]:
     """A row per dataset and version that was evaluated, in this order. Blocks for the disk."""
-    found: dict[tuple[str, int], list[tuple[int, float | None]]] = {}
-    for (job, _, _), reward in samples.scores(Filters(lane=Lane.EVAL, dataset=dataset)).items():
-        name, version, line = place_of(job)
-        found.setdefault((name, version), []).append((line, reward))
+    found: dict[tuple[str, int], list[tuple[str, int, float | None]]] = {}
+    for (job, k, _), reward in samples.scores(Filters(lane=Lane.EVAL, dataset=dataset)).items():
+        name, version, _ = place_of(job)
+        found.setdefault((name, version), []).append((job, k, reward))
     return [_row(name, version, found[name, version]) for name, version in sorted(found)]
+
+
+def list_categories(samples: HistoryReader, dataset: str = "", *, newest: bool = False) -> list[dict[str, Any]]:
+    """A row per dataset, version and category of its prompts (``category_key``), those without one as ``(none)``.
+
+    Takes longer than ``list_evals``: it reads what rewards said of each answer. Blocks for the disk.
+
+    Args:
+        newest: of the newest version of each dataset alone.
+    """
+    jobs = {job for job, _, _ in samples.scores(Filters(lane=Lane.EVAL, dataset=dataset))}
+    last: dict[str, int] = {}
+    for name, version, _ in map(place_of, jobs):
+        last[name] = max(version, last.get(name, version))
+    found: dict[tuple[str, int], list[Answer]] = {}
+    for row in samples.each(Filters(lane=Lane.EVAL, dataset=dataset)):
+        name, version, _ = place_of(row.job)
+        if row.reward is not None and row.k != WHOLE_JOB and not (newest and version < last.get(name, version)):
+            pred, category = (str(row.reward_info.get(entry) or "") for entry in ("pred", "category"))
+            found.setdefault((name, version), []).append(Answer(row.job, row.k, row.reward, pred, category))
+    return [
+        {"dataset": name, "version": version, "category": category, **_of_scores(scores)}
+        for name, version in sorted(found)
+        for category, scores in (by_category(found[name, version]) or {NONE: scores_of(found[name, version])}).items()
+    ]
+
+
+def _of_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
+    rates = {
+        field: {key.removeprefix(begin): value for key, value in scores.items() if key.startswith(begin)}
+        for field, begin in (("pass_at", "pass@"), ("majority_at", "maj@"))
+    }
+    return {"prompts": scores["prompts"], "answers": scores["num"], "reward_mean": scores["accuracy"], **rates}
 
 
 def answers_to(samples: HistoryReader, dataset: str, line: int) -> list[dict[str, Any]]:
@@ -110,14 +146,16 @@ ORDERS: Mapping[str, Callable[[Sequence[float | None]], float]] = {
 }
 
 
-def _row(dataset: str, version: int, answers: list[tuple[int, float | None]]) -> dict[str, Any]:
-    rewards = [reward for _, reward in answers if reward is not None]
+def _row(dataset: str, version: int, answers: list[tuple[str, int, float | None]]) -> dict[str, Any]:
+    scored = [Answer(job, k, reward) for job, k, reward in answers if reward is not None]
+    rewards = [one.reward for one in scored]
     return {
         "dataset": dataset,
         "version": version,
-        "prompts": len({line for line, _ in answers}),
+        "prompts": len({job for job, _, _ in answers}),
         "answers": len(answers),
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,
         "reward_min": min(rewards, default=None),
         "reward_max": max(rewards, default=None),
+        "pass_at": {str(k): rate for k, rate in pass_rates(scored).items()},
     }

@@ -14,7 +14,8 @@
     /api/runs/RUN/samples          samples page by page (samples.py); .../sample?id=SAMPLE: one of them
     /api/runs/RUN/newest           the best and the worst rewarded answers of the batch that was trained last
     /api/runs/RUN/evals            scores of held-out prompts; .../prompts?dataset=D: each over versions, page by page;
-                                   .../answers?dataset=D&line=L: how versions answered one of them
+                                   .../answers?dataset=D&line=L: how versions answered one of them;
+                                   .../categories?dataset=D: scores of the newest version by category
     POST /api/runs/RUN/dead        {"do": "requeue" | "purge", "jobs": [...]}
     POST /api/runs/RUN/lane        {"lane": "eval", "closed": true}
 
@@ -118,6 +119,7 @@ class _Paths:
             "/api/runs/{run}/sample": self.sample,
             "/api/runs/{run}/newest": self.newest,
             "/api/runs/{run}/evals": self.evals,
+            "/api/runs/{run}/categories": self.categories,
             "/api/runs/{run}/prompts": self.prompts,
             "/api/runs/{run}/answers": self.answers,
         }
@@ -201,6 +203,9 @@ class _Paths:
 
     def evals(self, run: str) -> Response:
         return Json(self._samples.evals(self._runs.folder(run)))
+
+    def categories(self, run: str, dataset: str) -> Response:
+        return Json(self._samples.categories(self._runs.folder(run), dataset))
 
     def prompts(self, run: str, dataset: str, order: str = "", after: int = 0) -> Response:
         return Json(self._samples.prompts(self._runs.folder(run), dataset, order=order, after=after))

@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any, get_type_hints
 
-from console.read.evals import answers_to, list_evals, prompts_over_versions
+from console.read.evals import answers_to, list_categories, list_evals, prompts_over_versions
 from console.read.samples import listed, newest_batch, open_live, open_samples, shown, token_rows
 from console.web.looks import Looks
 from console.web.replies import NotThere
@@ -87,6 +87,11 @@ class Samples:
         """Scores of held-out prompts by dataset and version."""
         with self._open(folder) as samples:
             return {"rows": list_evals(samples), "there": samples.is_there, "problems": samples.problems}
+
+    def categories(self, folder: RunFolder, dataset: str) -> dict[str, Any]:
+        """Scores of a dataset's held-out prompts by category, of the newest version that was evaluated."""
+        with self._open(folder) as samples:
+            return {"rows": list_categories(samples, dataset, newest=True)}
 
     def answers(self, folder: RunFolder, dataset: str, line: int) -> dict[str, Any]:
         """How the newest versions answered one held-out prompt."""

@@ -7,21 +7,22 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from math import comb
 from pathlib import Path
 from typing import Any
 
+from consumers.grpo.scores import Answer, by_category, rates_of
 from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
 from penstock.config.staleness import Sampler
 from penstock.config.subscription import ASKED, Definition
-from penstock.errors import ConfigError, PenstockError, WaitTimeout
+from penstock.errors import ConfigError, PenstockError, ProtocolError, WaitTimeout
 from penstock.names import Lane
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.records.sample import SampleStatus
+from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.redis.control import PASSING
 from penstock.system.disk import append, until_room
 
@@ -32,6 +33,9 @@ NAME = "eval"
 LEAST_SHARE = 0.95
 #: Least share of an evaluation's prompts that were answered, for it to end training.
 LEAST_ANSWERED = 0.95
+#: Jobs whose records are read in one round trip.
+JOBS_AT_ONCE = 64
+NOTHING: Mapping[tuple[str, int], Mapping[str, Any]] = {}
 #: How late a stop is seen.
 LOOK_S = 0.5
 
@@ -53,6 +57,8 @@ class Evaluation:
         self._path = path
         self._tell = tell
         self._datasets = {one.name for one in config.data.eval}
+        #: Votes need several answers to a prompt.
+        self._tells_more = any((one.n or 1) > 1 or one.category_key is not None for one in config.data.eval)
         self._stop = threading.Event()
         self._news = threading.Condition()
         #: Version -> dataset -> accuracy.
@@ -190,7 +196,7 @@ class Evaluation:
         except WaitTimeout:
             return
         # One that was written down before a kill comes again.
-        found = summarize(delivery.manifest, self._num_jobs)
+        found = summarize(delivery.manifest, self._num_jobs, self._said_of(delivery.manifest))
         rows = [row for row in found if row["dataset"] not in self.accuracy.get(row["version"], {})]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         until_room(partial(append, self._path, text), tell=self._subscriber.waiting.for_, stopped=self._stop.is_set)
@@ -200,26 +206,49 @@ class Evaluation:
             self.remember(rows)
             self._news.notify_all()
 
+    def _said_of(self, manifest: Manifest) -> dict[tuple[str, int], Mapping[str, Any]]:
+        """What rewards said of the samples beside their numbers, where anything is told by it. Blocks."""
+        if not self._tells_more:
+            return {}
+        jobs = list(dict.fromkeys(row.job for row in manifest.rows))
+        found: dict[tuple[str, int], Mapping[str, Any]] = {}
+        for at in range(0, len(jobs), JOBS_AT_ONCE):
+            some = jobs[at : at + JOBS_AT_ONCE]
+            for job, data in zip(some, self._records(some), strict=True):
+                found |= {(job, meta.k): meta.reward_info for meta in _metas(job, data)}
+        return found
+
+    def _records(self, jobs: Sequence[str]) -> list[bytes | None]:
+        names = [self._subscriber.keys.meta(job) for job in jobs]
+        return self._subscriber.control.do(lambda client: client.mget(names))
+
 
 def definition(num_jobs: int) -> Definition:
     """The subscription that reads evaluations of ``num_jobs`` jobs each."""
     return Definition(lanes=(Lane.EVAL,), mode=ASKED, sampler=Sampler.COHORT, size=num_jobs)
 
 
-def summarize(manifest: Manifest, asked: int) -> Iterator[dict[str, Any]]:
+def summarize(
+    manifest: Manifest, asked: int, said: Mapping[tuple[str, int], Mapping[str, Any]] = NOTHING
+) -> Iterator[dict[str, Any]]:
     """One row per (dataset, version) of an evaluation's manifest.
 
     ``version`` is the one that was asked for, ``oldest`` and ``newest`` are those that drew, and ``asked_share`` is the
     share of the tokens proven to be of the asked one, of all whose version is known (a filter may have masked others);
     weights that change in place, or between two prompts, make them differ. ``accuracy`` is the mean reward over the
     ``num`` samples of ``prompts`` prompts of this dataset; ``asked`` are the prompts that the whole evaluation has.
-    ``pass@K`` are as ``pass_rates``.
+    ``pass@K`` and ``maj@K`` are as ``pass_rates`` and ``majority_rates``; ``categories`` has the scores of each one.
+
+    Args:
+        said: what the reward said of a sample beside its number, by job and k.
     """
     by_set: dict[tuple[str, int], list[Row]] = {}
     for row in manifest.samples():
         dataset, epoch, _ = row.job.rsplit("/", 2)
         by_set.setdefault((dataset, int(epoch)), []).append(row)
     for (dataset, version), rows in sorted(by_set.items()):
+        answers = [_answer(row, said.get((row.job, row.k), {})) for row in rows]
+        categories = by_category(answers)
         yield {
             "dataset": dataset,
             "version": version,
@@ -231,24 +260,14 @@ def summarize(manifest: Manifest, asked: int) -> Iterator[dict[str, Any]]:
             "newest": max(row.newest for row in rows),
             "asked_share": sum(_drawn_by(version, row) for row in rows) / max(1, sum(row.num_loss for row in rows)),
             "truncated_ratio": sum(row.status == SampleStatus.TRUNCATED for row in rows) / len(rows),
-            **{f"pass@{k}": rate for k, rate in pass_rates(rows).items()},
+            **rates_of(answers),
+            **({"categories": categories} if categories else {}),
             "time_s": time.time(),
         }
 
 
-def pass_rates(rows: Iterable[Row]) -> dict[int, float]:
-    """k -> chance that one of k samples of a prompt has reward 1, mean over prompts; {} where prompts have one sample.
-
-    k are 1, 2, 4, ..., up to the samples that each prompt has. Of n samples, c with reward 1, the unbiased estimate is
-    1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
-    """
-    prompts: dict[str, list[bool]] = {}
-    for row in rows:
-        prompts.setdefault(row.job, []).append(row.reward == 1)
-    counts = [(len(one), sum(one)) for one in prompts.values()]
-    most = min((n for n, _ in counts), default=0)
-    sizes = [2**power for power in range(most.bit_length())] if most > 1 else []
-    return {k: sum(1 - comb(n - c, k) / comb(n, k) for n, c in counts) / len(counts) for k in sizes}
+def _answer(row: Row, said: Mapping[str, Any]) -> Answer:
+    return Answer(row.job, row.k, row.reward, *(str(said.get(name) or "") for name in ("pred", "category")))
 
 
 def _drawn_by(version: int, row: Row) -> int:
@@ -260,6 +279,15 @@ def _drawn_by(version: int, row: Row) -> int:
     told = row.loss_versions or [[row.oldest_loss, row.num_loss]]
     drawn = sum(tokens for drawn_by, tokens in told if drawn_by == version)
     return max(0, drawn - row.num_unproven)
+
+
+def _metas(job: str, data: bytes | None) -> Sequence[SampleMeta]:
+    """Records of a group; none where they cannot be read: its rewards are in the manifest all the same."""
+    try:
+        return list(iter_metas(data or b"", f"metadata of group {job}"))
+    except ProtocolError as exc:
+        log.warning("%s: what was said of its samples is left out", exc)
+        return []
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

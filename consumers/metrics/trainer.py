@@ -69,11 +69,18 @@ EVAL_PASS = slime(
     "eval/{dataset}-pass@{k}",
     "Chance that one of k of its answers to a prompt has reward 1, mean over prompts; where each prompt has several.",
 )
+EVAL_MAJORITY = Series(
+    "eval_maj_at",
+    "gauge",
+    "Reward of what most of k of its answers to a prompt come to, mean over prompts; where each prompt has several.",
+    ("dataset", "k"),
+)
 
 SERIES = (
     *SUMS.values(), LENGTH, STALENESS, STALENESS_MAX, STALENESS_MEAN, BOUND, BATCH, TRAIN_VERSION, WAIT,
     *PUBLISHED.values(), REPORTED, EVALUATED, *LENGTHS.values(), TRUNCATED, REWARD, SAME, FILTERED, DROPPED, UPDATE,
     STEP, TRAIN_WAIT, WAIT_RATIO, SCORE, EVAL_TRUNCATED, EVAL_PASS,
+    EVAL_MAJORITY,
 )  # fmt: skip
 
 #: Evaluated row's field -> its series.
@@ -104,8 +111,9 @@ class TrainerCollector(Collector):
         rows = list(tally.evaluations.items())
         for field, series in _EVALUATION:
             yield series.each([(name, row[field]) for name, row in rows if field in row])
-        passed = [(name, key, rate) for name, row in rows for key, rate in row.items() if key.startswith("pass@")]
-        yield EVAL_PASS.each([((name, key.removeprefix("pass@")), rate) for name, key, rate in passed])
+        for begin, series in (("pass@", EVAL_PASS), ("maj@", EVAL_MAJORITY)):
+            rates = [(name, key, rate) for name, row in rows for key, rate in row.items() if key.startswith(begin)]
+            yield series.each([((name, key.removeprefix(begin)), rate) for name, key, rate in rates])
 
     def _steps(self) -> Iterator[Metric]:
         step_s, wait_s = self._tally.step_s, self._tally.step_wait_s

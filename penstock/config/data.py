@@ -32,6 +32,8 @@ class DatasetConfig(Section):
     answer_key: str | None = None
     #: Column handed through to rewards; None: none.
     metadata_key: str | None = None
+    #: Of held-out prompts: entry of the metadata that names a prompt's category; scores are told by category too.
+    category_key: str | None = None
     #: Render chat messages with the model's chat template.
     apply_chat_template: bool = False
     #: Comes before the messages of each prompt that do not begin with a system message; None: nothing does.
@@ -93,6 +95,12 @@ class DatasetConfig(Section):
         return kwargs
 
     @model_validator(mode="after")
+    def _category_is_of_the_metadata(self) -> Self:
+        if self.category_key is not None and self.metadata_key is None:
+            raise ValueError("category_key is an entry of the metadata: name their column by metadata_key")
+        return self
+
+    @model_validator(mode="after")
     def _template_is_applied(self) -> Self:
         given = [key for key in ("system_prompt", "chat_template_kwargs", "tools_key") if getattr(self, key)]
         if given and not self.apply_chat_template:
@@ -125,6 +133,12 @@ class DataConfig(Section):
     #: Longest wait for the last evaluation; the trainer then ends with exit code 1, and one that is started again waits
     #: for the same evaluation. None: it waits, and `penstock why` says for what.
     eval_timeout_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _categories_are_of_held_out_prompts(self) -> Self:
+        if named := [one.name for one in self.train if one.category_key is not None]:
+            raise ValueError(f"dataset {named[0]!r} is trained on, where a category_key means nothing: remove it")
+        return self
 
     @model_validator(mode="after")
     def _weights_are_shares(self) -> Self:

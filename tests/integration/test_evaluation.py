@@ -103,5 +103,38 @@ async def test_a_pinned_version_does_not_wait_for_a_lane_that_is_paused(
     play.assert_conserved(client, keys)
 
 
+async def test_an_evaluation_tells_votes_and_categories_of_what_its_workers_noted(
+    client: redis.Redis,
+    keys: Keys,
+    config: Make,
+    fake: FakeEngine,
+    publications: list[Publication],
+    tmp_path: Path,
+) -> None:
+    held = {"name": "held", "path": "held.jsonl", "n": 2, "metadata_key": "about", "category_key": "kind"}
+    made = config(data={"eval": [held]})
+    jobs = [
+        job(i, id=f"held/1/{i}", n=2, lane="eval", metadata={"kind": "even"} if i % 2 == 0 else {})
+        for i in range(NUM_PROMPTS)
+    ]
+    client.hset(keys.source, "eval_jobs", NUM_PROMPTS)
+    pairs = [(one, one.to_bytes()) for one in jobs]
+    call = scripts.admit(keys, pairs, lane="eval", source="eval@1", position=0, model="policy", gate=None, cohorts=True)
+    assert run(client, call).admitted == NUM_PROMPTS
+    evaluation = Evaluation(made, tmp_path / "eval.jsonl")
+    with buffering(made):
+        async with working(made):
+            await until(all_in(client, keys, [one.id for one in jobs], "ready"))
+            evaluation.start()
+            try:
+                await until(lambda: 1 in evaluation.accuracy)
+            finally:
+                evaluation.stop()
+    (row,) = _rows(tmp_path)
+    assert (row["num"], row["prompts"]) == (2 * NUM_PROMPTS, NUM_PROMPTS)
+    assert (row["maj@2"], row["pass@2"]) == (row["accuracy"], 0.0)
+    assert {name: scores["prompts"] for name, scores in row["categories"].items()} == {"(none)": 2, "even": 2}
+
+
 def _rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]

@@ -41,6 +41,7 @@ from penstock.protocol.scripts import Committed, RawLease
 from penstock.system.telemetry import name_of
 from penstock.words import said
 from workers.jobs.charge import Charge
+from workers.jobs.evaluated import note
 from workers.jobs.generate import generate_sample
 from workers.jobs.given import check_answers, give_sample
 from workers.jobs.prefixes import Prefix, read_prefixes
@@ -275,6 +276,7 @@ class HeldJob:
         if self._job.lane != Lane.SCORE:
             with self._told("reward", sample.k):
                 await services.rewards.score(sample)
+            note(sample, services.config.data.eval)
         with self._told("commit", sample.k):
             await self._commit(sample)
 

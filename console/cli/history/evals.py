@@ -1,5 +1,6 @@
 """``penstock eval``: how held-out prompts were answered, version by version."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -25,14 +26,24 @@ def eval_ls(
     after: AfterOption = 0,
     as_json: JsonOption = False,
     dataset: DatasetOption = "",
+    categories: Annotated[
+        bool, typer.Option("--categories", help="By category of the prompts, with votes; takes longer.")
+    ] = False,
 ) -> None:
-    """Per dataset and version: prompts, answers, and their rewards."""
-    from console.read.evals import FIELDS, list_evals
+    """Per dataset and version: prompts, answers, their rewards, and chances that one of several is right."""
+    from console.read.evals import CATEGORY_FIELDS, FIELDS, list_categories, list_evals
 
     found = open_run(run, redis, directory)
-    rows = list_evals(found.samples, dataset)
-    show(rows, FIELDS, FIELDS, "evaluation", Choice(where or (), sort, limit, as_json, after))
+    rows, fields = list_evals(found.samples, dataset), FIELDS
+    if categories:
+        rows, fields = list_categories(found.samples, dataset), CATEGORY_FIELDS
+    show(rows, fields, fields, "evaluation", Choice(where or (), sort, limit, as_json, after), _rates_in_words)
     found.tell_problems()
+
+
+def _rates_in_words(row: Mapping[str, Any]) -> dict[str, Any]:
+    rates = {name: row[name] for name in ("pass_at", "majority_at") if name in row}
+    return {**row, **{name: ", ".join(f"{k}: {rate:.3g}" for k, rate in of.items()) for name, of in rates.items()}}
 
 
 @eval_app.command("show")

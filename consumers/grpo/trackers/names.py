@@ -1,6 +1,7 @@
 """Names under which figures are shown: slime's where it has one, penstock's own in the same groups elsewhere."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,9 @@ NAMES = {
     },
 }
 
+#: What names of figures at all trackers are made of, the slash apart.
+_UNNAMED = re.compile(r"[^\w.() -]", re.ASCII)
+
 
 def of_row(row: Mapping[str, Any]) -> dict[str, float]:
     """Figures of a row of ``steps.jsonl`` by their names; one that holds a slash is one already."""
@@ -38,10 +42,26 @@ def of_row(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_evaluation(row: Mapping[str, Any]) -> dict[str, float]:
-    """Figures of a row of ``eval.jsonl``: ``eval/DATASET`` is its accuracy."""
+    """Figures of a row of ``eval.jsonl``: ``eval/DATASET`` is its accuracy, ``eval/DATASET/CATEGORY`` a category's."""
     name = f"eval/{row['dataset']}"
-    passed = {f"{name}-{key}": value for key, value in row.items() if key.startswith("pass@")}
-    return numbers({name: row["accuracy"], f"{name}-truncated_ratio": row.get("truncated_ratio"), **passed})
+    categories = row.get("categories")
+    named = categories.items() if isinstance(categories, Mapping) else ()
+    return numbers(
+        {name: row["accuracy"], f"{name}-truncated_ratio": row.get("truncated_ratio"), **_rates(name, row)}
+    ) | {
+        key: value
+        for category, scores in named
+        if isinstance(scores, Mapping)
+        for key, value in _of_category(f"{name}/{_UNNAMED.sub('_', str(category))}", scores).items()
+    }
+
+
+def _of_category(name: str, scores: Mapping[str, Any]) -> dict[str, float]:
+    return numbers({name: scores.get("accuracy"), **_rates(name, scores)})
+
+
+def _rates(name: str, scores: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{name}-{key}": value for key, value in scores.items() if key.startswith(("pass@", "maj@"))}
 
 
 def of_manifest(batch: Batch) -> dict[str, Any]:

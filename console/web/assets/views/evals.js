@@ -10,13 +10,13 @@ import { table } from "../table.js";
 const ORDERS = [["worst", "the worst now"], ["unlearned", "the unlearned"], ["hardest", "the hardest"], ["line", "in order"]];
 
 export function evals({ run }) {
-  const scores = h("div", {}), answers = h("div", { "aria-live": "polite" }), charts = h("div", { class: "charts" }), grid = h("div", {});
+  const scores = h("div", {}), answers = h("div", { "aria-live": "polite" }), charts = h("div", { class: "charts" }), grid = h("div", {}), kinds = h("div", {});
   const order = h("select", { onchange: () => prompts(0) }, ORDERS.map(([value, name]) => h("option", { value }, name)));
-  const dataset = h("select", { onchange: () => prompts(0) });
+  const dataset = h("select", { onchange: () => { prompts(0); categories(); } });
   const more = h("button", { type: "button", class: "more", hidden: true, onclick: () => prompts(next) }, "More");
   const held = h("div", { hidden: true }, h("h2", {}, "Each prompt over versions"),
     h("div", { class: "filters" }, h("label", { class: "picker" }, h("span", {}, "Dataset"), dataset), h("label", { class: "picker" }, h("span", {}, "First"), order)),
-    answers, grid, more, h("h2", {}, "Scores"), scores);
+    answers, grid, more, kinds, h("h2", {}, "Scores"), scores);
   const none = h("div", {});
   let close = () => {}, rows = [], next = null, turn = 0;
 
@@ -32,6 +32,7 @@ export function evals({ run }) {
       replace(dataset, names.map((name) => h("option", { value: name }, name)));
       draw(names, found);
       prompts(0);
+      categories();
     } catch (error) {
       replace(none, failure(error));
     }
@@ -51,6 +52,7 @@ export function evals({ run }) {
       ["Dataset", (one) => one.dataset], ["Version", (one) => number(one.version), "number"], ["Prompts", (one) => number(one.prompts), "number"],
       ["Answers", (one) => number(one.answers), "number"], ["Mean", (one) => number(one.reward_mean, 3), "number"],
       ["Least", (one) => number(one.reward_min, 3), "number"], ["Greatest", (one) => number(one.reward_max, 3), "number"],
+      ["pass@k", (one) => rates(one.pass_at)],
     ], found.toReversed()));
   }
 
@@ -65,6 +67,22 @@ export function evals({ run }) {
       replace(grid, matrix(found.versions, rows, look), h("p", { class: "count" }, `${number(rows.length)} of ${number(found.total)} prompts`));
     } catch (error) {
       if (mine === turn) replace(grid, failure(error));
+    }
+  }
+
+  // Where no prompt has a category there is nothing to tell apart.
+  async function categories() {
+    const asked = dataset.value;
+    try {
+      const { rows: found } = await get(ofRun(run, "categories"), { dataset: asked });
+      if (asked !== dataset.value) return;
+      const told = found.length > 1 || found.some((one) => Object.keys(one.majority_at).length);
+      replace(kinds, told ? h("div", {}, h("h2", {}, `By category, version ${found[0].version}`), table("By category", [
+        ["Category", (one) => said(one.category)], ["Prompts", (one) => number(one.prompts), "number"], ["Answers", (one) => number(one.answers), "number"],
+        ["Mean", (one) => number(one.reward_mean, 3), "number"], ["pass@k", (one) => rates(one.pass_at)], ["Majority of k", (one) => rates(one.majority_at)],
+      ], found)) : "");
+    } catch (error) {
+      if (asked === dataset.value) replace(kinds, failure(error));
     }
   }
 
@@ -87,6 +105,8 @@ export function evals({ run }) {
   load();
   return { node: h("section", {}, h("h1", {}, "Evaluation"), none, charts, held), close: () => close() };
 }
+
+const rates = (of) => Object.entries(of).map(([k, rate]) => `${k}: ${number(rate, 3)}`).join(", ");
 
 // A row a prompt, a cell a version, its colour the reward.
 function matrix(versions, rows, onRow) {

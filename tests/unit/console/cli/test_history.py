@@ -43,6 +43,34 @@ def asked(runs: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> An
     return json.loads(capsys.readouterr().out)
 
 
+def test_evaluations_are_told_by_category_with_votes(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = HistoryWriter(runs / "demo" / "history", 2, max_bytes=2**30)
+    told = [("sum", ["5", "5"]), ("sum", ["5", "6"]), ("", ["6", "6"])]
+    writer.write(
+        [
+            row(
+                f"kinds/3/{line}",
+                k,
+                lane="eval",
+                reward=float(pred == "5"),
+                reward_info={"pred": pred, "category": kind},
+            )
+            for line, (kind, preds) in enumerate(told)
+            for k, pred in enumerate(preds)
+        ]
+    )
+    writer.close()
+    [found] = asked(runs, capsys, "eval", "ls", "--dataset", "kinds")
+    assert (found["prompts"], found["answers"], found["pass_at"]) == (3, 6, {"1": 0.5, "2": pytest.approx(2 / 3)})
+    none, sums = asked(runs, capsys, "eval", "ls", "--dataset", "kinds", "--categories")
+    assert (none["category"], none["reward_mean"], none["majority_at"]) == ("(none)", 0.0, {"2": 0.0})
+    assert (sums["category"], sums["prompts"], sums["majority_at"]) == ("sum", 2, {"2": 0.75})
+    assert call(runs, "eval", "ls", "--categories", "--where", "category=sum") == 0
+    assert "1: 0.75, 2: 1" in capsys.readouterr().out
+    plain = asked(runs, capsys, "eval", "ls", "--categories", "--dataset", "heldout")
+    assert [(one["version"], one["category"], one["prompts"]) for one in plain] == [(1, "(none)", 3), (2, "(none)", 3)]
+
+
 def test_samples_are_listed_in_plain_columns(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(runs, "samples", "ls", "--dataset", "math") == 0
 

@@ -73,6 +73,8 @@ def test_a_sample_is_shown_with_its_tokens_and_uses(runs: Path) -> None:
 def test_versions_are_compared_on_one_prompt(runs: Path) -> None:
     scores = ask(runs, "/runs/demo/evals")["rows"]
     assert [(one["version"], one["prompts"], one["reward_mean"]) for one in scores] == [(1, 3, 0.5), (2, 3, 1.0)]
+    [newest] = ask(runs, "/runs/demo/categories", dataset="held")["rows"]
+    assert (newest["version"], newest["category"], newest["reward_mean"]) == (2, "(none)", 1.0)
     answers = ask(runs, "/runs/demo/answers", dataset="held", line=1)["rows"]
     assert [(one["version"], one["answer"]) for one in answers] == [(1, "by 1"), (2, "by 2")]
     assert ask(runs, "/runs/demo/answers", dataset="none", line=1)["rows"] == []

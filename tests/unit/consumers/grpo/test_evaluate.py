@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from consumers.grpo import evaluate
-from consumers.grpo.evaluate import Evaluation, pass_rates, summarize
+from consumers.grpo.evaluate import Evaluation, summarize
+from consumers.grpo.scores import pass_rates
 from penstock.config import Config
 from penstock.errors import WaitTimeout
 from penstock.protocol.records.manifest import Row
@@ -56,7 +57,7 @@ def answers(job: str, *rewards: float) -> list[Row]:
 def test_chances_to_pass_are_unbiased_means_over_prompts() -> None:
     """Of 4 answers 1 is right: of 2 drawn from them it is among them in 3 of 6 cases."""
     [found] = rows_of(*answers("held/1/0", 0, 1, 0, 0), *answers("held/1/1", 1, 1, 1, 1))
-    rates = {key: value for key, value in found.items() if key.startswith("pass@")}
+    rates = {key: value for key, value in found.items() if key.startswith(("pass@", "maj@"))}
     assert rates == {"pass@1": (0.25 + 1) / 2, "pass@2": (0.5 + 1) / 2, "pass@4": 1.0}
 
 
