@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.config import Config as Config
     from penstock.errors import ConfigError as ConfigError
     from penstock.errors import DataEnded as DataEnded
+    from penstock.errors import JudgeError as JudgeError
     from penstock.errors import OwnershipLost as OwnershipLost
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import RolesApart as RolesApart
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from producer.sources.row_source import RowSource as RowSource
     from workers.jobs.environments import Environment as Environment
     from workers.jobs.environments import Observation as Observation
+    from workers.rewards.judges import Judge as Judge
+    from workers.rewards.judges import Judges as Judges
     from workers.weights.receive.receiver import Receiver as Receiver
 
 __version__ = "0.1.0"
@@ -52,6 +55,9 @@ _LAZY = {
     "EngineMetrics": "consumers.adapters.engine_metrics",
     "Environment": "workers.jobs.environments",
     "Job": "penstock.protocol.records.job",
+    "Judge": "workers.rewards.judges",
+    "JudgeError": "penstock.errors",
+    "Judges": "workers.rewards.judges",
     "Observation": "workers.jobs.environments",
     "OwnershipLost": "penstock.errors",
     "PenstockError": "penstock.errors",
@@ -86,6 +92,9 @@ __all__ = [
     "EngineMetrics",
     "Environment",
     "Job",
+    "Judge",
+    "JudgeError",
+    "Judges",
     "Observation",
     "OwnershipLost",
     "PenstockError",

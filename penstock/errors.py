@@ -22,6 +22,7 @@ PenstockError
 ├── EnvironmentTimeout     a sample's environment did not answer in its time
 ├── EnvironmentRaised      a sample's environment raised, or answered what is no Observation
 ├── RewardError            a reward has no number; ``outcome`` names why
+│   └── JudgeError         a model that judges gave no answer
 ├── HistoryError           a file of a run's history cannot be used, or is none; names it
 ├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
 └── WaitTimeout            a wait ran out of its time; says what it waited for
@@ -131,6 +132,10 @@ class RewardError(PenstockError):
     def __init__(self, outcome: str, message: str) -> None:
         super().__init__(message)
         self.outcome = outcome
+
+
+class JudgeError(RewardError):
+    """A model that judges gave no answer, or one that is none, within its tries. The text names it."""
 
 
 class HistoryError(PenstockError):

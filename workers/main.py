@@ -127,6 +127,8 @@ class Worker:
     def _shared(self, engine: Engine) -> Services:
         """What the tasks share."""
         config = self.config
+        # Before anything starts: what cannot be imported would fail every job of its dataset.
+        rewards = Rewards(config.reward, self._checks(), allowed_rewards(config))
         return Services(
             config=config,
             keys=self.keys,
@@ -134,9 +136,8 @@ class Worker:
             control=self.control,
             engine=engine,
             valves=Valves(),
-            # Before anything starts: what cannot be imported would fail every job of its dataset.
-            rewards=Rewards(config.reward, self._checks(), allowed_rewards(config)),
-            environments=Environments(allowed_environments(config)),
+            rewards=rewards,
+            environments=Environments(allowed_environments(config), rewards.judges),
             tokenizer=load_tokenizer(config.model.path),
             commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),
             endings=Endings(config),

@@ -140,7 +140,7 @@ async def _try(config: Config, jobs: Sequence[Job], folder: Path, gpus: Sequence
     # Nobody would go on with an answer that a lease has no tokens left for.
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"lease_tokens": None})})
     rewards = Rewards(config.reward, None, allowed_rewards(config))
-    environments = Environments(allowed_environments(config))
+    environments = Environments(allowed_environments(config), rewards.judges)
     tokenizer = load_tokenizer(config.model.path)
     done: list[Trial] = []
     async with _engine(_seeing(config, gpus), folder, tell) as engine:

@@ -12,7 +12,8 @@ WorkerType = Literal["regular", "prefill", "decode", "encoder", "placeholder"]
 Port = Annotated[int, Field(gt=0, le=65535)]
 
 
-def _checked_url(url: str) -> str:
+def checked_url(url: str) -> str:
+    """The address of an engine without a slash at its end; ValueError where it is none."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url!r} is not the address of a server; write http://HOST:PORT")
     if "@" in url:
@@ -33,7 +34,7 @@ class MemberConfig(Section):
     @field_validator("url")
     @classmethod
     def _url_checked_url(cls, url: str) -> str:
-        return _checked_url(url)
+        return checked_url(url)
 
     @model_validator(mode="after")
     def _bootstrap_is_of_prefill(self) -> Self:
@@ -124,7 +125,7 @@ class GroupConfig(Section):
     @field_validator("urls")
     @classmethod
     def _urls_are_http(cls, urls: list[str]) -> list[str]:
-        return [_checked_url(url) for url in urls]
+        return [checked_url(url) for url in urls]
 
     @property
     def per_engine(self) -> int:

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.config.code_names import BOXED, REMOTE, RewardName
+from penstock.config.fleet import checked_url
 from penstock.config.pool import PoolConfig
-from penstock.config.section import Positive, Seconds, Section
+from penstock.config.section import Positive, Seconds, Section, checked_name
 
 
 class RemoteConfig(Section):
@@ -25,6 +26,36 @@ class RemoteConfig(Section):
     concurrency: Positive = 64
     #: Most bytes of a request, and of an answer.
     max_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
+
+
+class JudgeConfig(Section):
+    """A frozen model that rewards and environments ask by name."""
+
+    #: How code calls it.
+    name: str
+    #: Its server, http://HOST:PORT (SGLang's /classify and /generate). null: the model of this name in
+    #: ``fleet.models``, for the fleet's workers.
+    url: str | None = None
+    #: Longest try.
+    timeout_s: Seconds = 60.0
+    #: Tries of a question, within the time that a reward has (``reward.timeout_s``).
+    max_attempts: Positive = 5
+    #: Longest pause between two; it doubles from 1 s.
+    max_pause_s: Seconds = 10.0
+    #: Questions of a worker at once.
+    concurrency: Positive = 32
+    #: Most bytes of a question, and of an answer.
+    max_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_name(cls, name: str) -> str:
+        return checked_name("judge", name)
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_a_server(cls, url: str | None) -> str | None:
+        return url if url is None else checked_url(url)
 
 
 class OverlongConfig(Section):
@@ -60,6 +91,8 @@ class RewardConfig(Section):
     overlong: OverlongConfig = OverlongConfig()
     #: The service that ``remote_rm`` asks.
     remote: RemoteConfig = RemoteConfig()
+    #: Frozen models that rewards and environments with a parameter ``judges`` ask by name.
+    judges: list[JudgeConfig] = Field(default_factory=list)
     #: Where a reward returns a dict, the entry that is the number.
     key: str = "score"
     #: Longest run of the reward on one sample.
@@ -92,6 +125,14 @@ class RewardConfig(Section):
         if self.remote.url is None and any(name.removeprefix(BOXED) == REMOTE for name in self.names):
             raise ValueError(f"{REMOTE} needs remote.url: the address of the service that scores")
         return self
+
+    @field_validator("judges")
+    @classmethod
+    def _judges_are_named_once(cls, judges: list[JudgeConfig]) -> list[JudgeConfig]:
+        names = [one.name for one in judges]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"judge {twice} is listed twice: list each once")
+        return judges
 
     @property
     def names(self) -> tuple[str, ...]:

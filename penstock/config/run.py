@@ -107,6 +107,17 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _judges_have_addresses(self) -> Self:
+        frozen = {one.name for one in self.fleet.models} - {self.model.name}
+        for judge in self.reward.judges:
+            if judge.url is None and judge.name not in frozen:
+                raise ValueError(
+                    f"judge {judge.name!r} (reward.judges) has no url, and fleet.models has no frozen model of this "
+                    "name: give it a url, or add the model"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _groups_have_a_deviation(self) -> Self:
         if "nonzero_std" not in self.trainer.filter.functions:
             return self

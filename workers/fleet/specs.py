@@ -7,6 +7,8 @@ from typing import Any
 from penstock.config import Config, ModelConfig
 from penstock.config.fleet import FleetConfig
 from penstock.config.load import save_resolved, secret_environment
+from penstock.config.reward import JudgeConfig
+from penstock.errors import ConfigError
 from workers.fleet.keeper import VARIABLE, engine_spec, router_spec
 from workers.fleet.kept import Spec
 from workers.fleet.plan import EngineProcess, Plan, RouterProcess, WorkerProcess, engine_name
@@ -20,7 +22,7 @@ def specs_of(config: Config, plan: Plan) -> dict[str, Spec]:
     """
     found = [_engine(config, plan, engine) for engine in plan.engines if engine.started_by == "fleet"]
     found += [_router(config, router) for router in plan.routers if router.started_by == "fleet"]
-    found += [_worker(config, worker) for worker in plan.workers]
+    found += [_worker(config, plan, worker) for worker in plan.workers]
     logs = config.logs
     return {spec.name: replace(spec, max_log_bytes=logs.max_bytes, keep_logs=logs.keep) for spec in found}
 
@@ -69,12 +71,13 @@ def _router(config: Config, router: RouterProcess) -> Spec:
     )
 
 
-def _worker(config: Config, worker: WorkerProcess) -> Spec:
+def _worker(config: Config, plan: Plan, worker: WorkerProcess) -> Spec:
     slots = config.worker.slots if worker.slots is None else worker.slots
     own = config.model_copy(
         update={
             "engine": worker.engine,
             "worker": config.worker.model_copy(update={"slots": slots, "count": 1}),
+            "reward": config.reward.model_copy(update={"judges": _judges(config, plan)}),
             "fleet": FleetConfig(),
         }
     )
@@ -91,3 +94,17 @@ def _worker(config: Config, worker: WorkerProcess) -> Spec:
         environment=secret_environment(own),
         log_path=str(_logs(config) / f"{worker.name}.log"),
     )
+
+
+def _judges(config: Config, plan: Plan) -> list[JudgeConfig]:
+    """Judges with the addresses of this plan. Raises ConfigError where a model has none."""
+    found = []
+    for judge in config.reward.judges:
+        url = judge.url or plan.endpoint(judge.name)
+        if url is None:
+            raise ConfigError(
+                f"Judge {judge.name} (reward.judges) is a model without one address: give fleet.models.{judge.name} a "
+                "router, or the judge a url."
+            )
+        found.append(judge.model_copy(update={"url": url}))
+    return found

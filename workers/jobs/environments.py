@@ -30,6 +30,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import Raised, bounded, find
 from penstock.words import said, shown, writable
+from workers.rewards.judges import PARAMETER, Judges, takes_judges
 
 T = TypeVar("T")
 
@@ -116,13 +117,17 @@ class Environments:
     Args:
         allowed: import paths, ``module:Class``, of the worker's own configuration. A job travels through Redis, and
             whoever writes there must not choose what is imported here.
+        judges: given to those that have a parameter of this name when they are made.
 
     Raises:
         ConfigError: one of ``allowed`` cannot be imported, or is not an environment.
     """
 
-    def __init__(self, allowed: Iterable[str] = ()) -> None:
+    def __init__(self, allowed: Iterable[str] = (), judges: Judges | None = None) -> None:
         self._classes = {path: load_environment(path) for path in dict.fromkeys(allowed)}
+        given = {PARAMETER: judges if judges is not None else Judges(())}
+        #: What each is made with.
+        self._given = {path: given if takes_judges(made) else {} for path, made in self._classes.items()}
 
     def check(self, job: Job) -> None:
         """Raise ConfigError where a job names an environment that this worker may not make. Imports nothing."""
@@ -143,7 +148,7 @@ class Environments:
         if not job.environment:
             return None
         try:
-            return self._classes[job.environment]()
+            return self._classes[job.environment](**self._given[job.environment])
         except BaseException as exc:
             raise EnvironmentRaised(f"environment {job.environment} raised {said(exc)} when it was made.") from exc
 
@@ -154,7 +159,7 @@ def allowed_environments(config: Config) -> list[str]:
     return [*config.worker.environments, *(one.environment for one in datasets if one.environment is not None)]
 
 
-def load_environment(path: str) -> Callable[[], Environment]:
+def load_environment(path: str) -> Callable[..., Environment]:
     """The class at ``module:Class``; modules of the working directory are found too.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import RewardConfig
 from penstock.config.code_names import BOXED
-from penstock.errors import ConfigError, RewardError
+from penstock.errors import ConfigError, JudgeError, RewardError
 from penstock.names import Lane
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
@@ -25,6 +25,7 @@ from penstock.words import said, shown
 from workers.jobs.repeats import Repeats
 from workers.rewards.allowed import import_reward
 from workers.rewards.choice import chosen
+from workers.rewards.judges import Judges, takes_judges
 from workers.rewards.kinds.box import last_box
 from workers.rewards.kinds.kind import Kind
 from workers.rewards.kinds.question import Question
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 RewardFunction = Callable[[Sample], Awaitable[Any]]
 
 log = logging.getLogger(__name__)
+
+
+class _NotJudged(RewardError):
+    """A judge that a reward asked gave no answer."""
 
 
 class Rewards:
@@ -62,6 +67,8 @@ class Rewards:
         #: For slow rewards by name; None before the first check.
         self.processes: CheckProcesses | None = None
         self.remote = RemoteReward(config.remote)
+        #: For rewards, and for environments of the same worker.
+        self.judges = Judges(config.judges)
         self._repeats = Repeats()
         if checks is None:
             check_packages((*config.names, *allowed))
@@ -98,6 +105,7 @@ class Rewards:
         if self.checks is not None:
             await self.checks.close()
         await self.remote.close()
+        await self.judges.close()
         if self.processes is not None:
             await self.processes.close()
             self.processes = None
@@ -128,7 +136,7 @@ class Rewards:
                 # A verifier's time begins when it does; a service has limits of its own.
                 if not self._is_local(name) or is_remote(name):
                     return await function(sample)
-                passes = (RewardError,) if kind_of(name) else ()
+                passes = (RewardError,) if kind_of(name) else (_NotJudged,)
                 return await bounded(lambda: function(sample), self.config.timeout_s, f"reward {sample.id}", passes)
             except RewardError:
                 raise
@@ -160,7 +168,8 @@ class Rewards:
         if self.checks is not None and (kind is None or kind.is_slow):
             return self.checks.asking(name)
         if kind is None:
-            return _async(import_reward(name), name)
+            function = import_reward(name)
+            return self._asking(function, name) if takes_judges(function) else _async(function, name)
         return self._slow(name) if kind.is_slow else self._quick(kind)
 
     def _quick(self, kind: Kind) -> RewardFunction:
@@ -172,6 +181,18 @@ class Rewards:
     def _asked(self, is_boxed: bool) -> RewardFunction:
         async def call(sample: Sample) -> Any:
             return await self.remote.ask(sample, (last_box(sample.text) or "") if is_boxed else sample.text)
+
+        return call
+
+    def _asking(self, function: Callable[..., Any], name: str) -> RewardFunction:
+        if not _is_async(function):
+            raise ConfigError(f"reward {name} has a parameter judges, which are asked with await: make it async.")
+
+        async def call(sample: Sample) -> Any:
+            try:
+                return await function(sample, judges=self.judges)
+            except JudgeError as exc:
+                raise _NotJudged(exc.outcome, f"sample {sample.id}: reward {name}: {exc}.") from exc
 
         return call
 
@@ -189,7 +210,7 @@ class Rewards:
 
 
 def _async(function: Callable[[Sample], Any], name: str) -> RewardFunction:
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+    if _is_async(function):
         return function
 
     async def call(sample: Sample) -> Any:
@@ -197,6 +218,10 @@ def _async(function: Callable[[Sample], Any], name: str) -> RewardFunction:
         return await value if inspect.isawaitable(value) else value
 
     return call
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 async def _in_thread(function: Callable[[Sample], Any], sample: Sample, name: str) -> Any:

@@ -34,6 +34,7 @@ from penstock.system.metrics.exporter import Exporter
 from penstock.system.processes import die_with_parent
 from penstock.system.tokens import new_token
 from workers.rewards.allowed import allowed_rewards, import_reward
+from workers.rewards.judges import takes_judges
 from workers.rewards.kinds.kind import Kind
 from workers.rewards.kinds.registry import check_packages, kind_of
 from workers.rewards.pool.client import SLACK_S
@@ -67,7 +68,12 @@ def load_rewards(config: Config) -> dict[str, Function | Kind]:
         )
     check_packages(names)
     found = {name: kind_of(name) or import_reward(name) for name in sorted(names)}
-    for one in found.values():
+    for name, one in found.items():
+        if not isinstance(one, Kind) and takes_judges(one):
+            raise ConfigError(
+                f"reward {name} has a parameter judges, which workers have and verifiers have not: set "
+                "reward.pool.kind: process."
+            )
         if isinstance(one, Kind):
             import_package(one)
     return found

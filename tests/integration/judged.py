@@ -1,0 +1,37 @@
+"""A reward that asks a judge, and the judge, a process of its own: a server that says the length of a text."""
+
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+async def longest(sample: Any, judges: Any) -> float:
+    [number] = await judges["length"].classify(sample.text)
+    return float(number)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Notes each question in a file before it is answered."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with open(sys.argv[2], "ab") as file:
+            file.write(body + b"\n")
+        if sys.argv[3] == "silent":
+            self.connection.recv(1)  # until the other side, or this process, is gone
+            return
+        answer = json.dumps({"embedding": [len(json.loads(body)["text"])]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is told."""
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+    print(server.server_port, flush=True)
+    server.serve_forever()

@@ -1,0 +1,246 @@
+"""Frozen models that rewards and environments ask by name."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from penstock import Judge, JudgeError, Judges
+from penstock.config import Config, RewardConfig
+from penstock.config.reward import JudgeConfig
+from penstock.errors import ConfigError, RewardError
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
+from workers.fleet.nodes import Node
+from workers.fleet.plan import plan
+from workers.fleet.specs import specs_of
+from workers.jobs.environments import Environments
+from workers.rewards.pool.pool import load_rewards
+from workers.rewards.score import Rewards
+
+MODULE = """
+from penstock import JudgeError
+
+asked = []
+
+async def liked(sample, judges):
+    [score] = await judges["taste"].classify(sample.job.prompt + sample.text)
+    return {"score": score, "said": await judges["taste"].generate("Why?", max_new_tokens=8)}
+async def forgiving(sample, judges):
+    try:
+        return (await judges["taste"].classify(sample.text))[0]
+    except JudgeError as exc:
+        return {"score": 0, "why": exc.outcome}
+async def unknown(sample, judges): return judges["nobody"]
+async def misspelt(sample, judges): return await judges["taste"].generate("x", temprature=1)
+def threaded(sample, judges): return 1
+class Panel:
+    async def __call__(self, sample, *, judges): return len(judges)
+panel = Panel()
+class Talk:
+    def __init__(self, judges): self.judges = judges
+    async def reset(self, job): pass
+    async def step(self, sample): return None
+"""
+
+
+class Server:
+    """Answers as it is told to; keeps what it heard."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[web.Response]] = {}
+        self.heard: list[tuple[str, Any]] = []
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.heard.append((request.path, await request.json()))
+        if request.path not in self.answers:
+            await asyncio.Event().wait()
+        answers = self.answers[request.path]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    app = web.Application()
+    app.router.add_post("/{path:.*}", made.handle)
+    async with TestServer(app) as running:
+        made.url = str(running.make_url("")).rstrip("/")
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "judged_rewards.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "judged_rewards", raising=False)
+
+
+def says(text: str, status: int = 200, **headers: str) -> web.Response:
+    return web.Response(status=status, text=text, headers=headers)
+
+
+def judge(url: str | None, **limits: Any) -> dict[str, Any]:
+    return {"name": "taste", "url": url, "max_attempts": 2, "max_pause_s": 0.01, **limits}
+
+
+async def score(server: Server, function: str, **limits: Any) -> Sample:
+    config = {"function": f"judged_rewards:{function}", "judges": [judge(server.url, **limits)]}
+    rewards = Rewards(RewardConfig.model_validate(config))
+    sample = Sample(Job("sums/0/0", 1, prompt="2+2="), 0, text="4")
+    try:
+        await rewards.score(sample)
+    finally:
+        await rewards.close()
+    return sample
+
+
+async def test_a_reward_asks_a_judge_by_name(server: Server) -> None:
+    server.answers = {"/classify": [says('{"embedding": [0.25]}')], "/generate": [says('{"text": "So."}')]}
+    sample = await score(server, "liked")
+    assert (sample.reward, sample.reward_info) == (0.25, {"said": "So."})
+    assert server.heard == [
+        ("/classify", {"text": "2+2=4"}),
+        ("/generate", {"text": "Why?", "sampling_params": {"temperature": 0.0, "max_new_tokens": 8}}),
+    ]
+    assert (await score(server, "panel")).reward == 1
+
+
+@pytest.mark.parametrize("first", [says("busy", 503), says("{"), says("[" * 100_000)], ids=["busy", "cut", "deep"])
+async def test_a_try_that_fails_is_made_again(server: Server, first: web.Response) -> None:
+    server.answers = {"/classify": [first, says('[{"embedding": [-3]}]')], "/generate": [says('{"text": ""}')]}
+    assert (await score(server, "liked")).reward == -3
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "tries"),
+    [
+        (says("no", 500), "reward_raised", 2),
+        (says("", 307, Location="/other"), "reward_raised", 1),
+        (says("9" * 2000), "reward_too_large", 1),
+        *((says(text), "reward_not_a_number", 1) for text in (
+            '{"embedding": [NaN]}', '{"embedding": [1e999]}', '{"embedding": []}', '{"embedding": "1"}', "[]", "null",
+            '{"embedding": [true]}', '{"text": "1"}', "1", '{"embedding": [1' + "0" * 400 + "]}",
+        )),
+    ],
+)  # fmt: skip
+async def test_T11_a_judge_that_gives_no_number_is_a_named_failure(
+    server: Server, answer: web.Response, outcome: str, tries: int
+) -> None:
+    server.answers = {"/classify": [answer]}
+    with pytest.raises(RewardError, match=r"sample sums/0/0/0: reward judged_rewards:liked: judge taste: ") as caught:
+        await score(server, "liked", max_bytes=1024)
+    assert caught.value.outcome == outcome
+    assert len(server.heard) == tries
+    assert (await score(server, "forgiving", max_bytes=1024)).reward_info == {"why": outcome}
+
+
+async def test_T11_a_judge_that_is_down_or_hangs_is_a_named_failure(server: Server) -> None:
+    async with Asking(judge("http://127.0.0.1:1")) as down:
+        with pytest.raises(JudgeError, match="2 tries failed") as caught:
+            await down["taste"].classify("x")
+    assert caught.value.outcome == "reward_raised"
+    async with Asking(judge(server.url, timeout_s=0.05)) as hanging:
+        with pytest.raises(JudgeError, match="2 tries failed") as caught:
+            await hanging["taste"].classify("x")
+    assert caught.value.outcome == "reward_timeout"
+    server.answers = {"/generate": [says('{"text": 1}')]}
+    async with Asking(judge(server.url)) as there:
+        with pytest.raises(JudgeError, match="no text"):
+            await there["taste"].generate([1, 2])
+    assert server.heard[-1][1]["input_ids"] == [1, 2]
+
+
+class Asking:
+    """Judges that are closed behind the ``async with``."""
+
+    def __init__(self, *configs: dict[str, Any]) -> None:
+        self.judges = Judges(map(JudgeConfig.model_validate, configs))
+
+    async def __aenter__(self) -> Judges:
+        return self.judges
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.judges.close()
+
+
+@pytest.mark.parametrize("text", ["", "9" * 1_000_000, "{" * 1000, "\x00\x1b[2J", "\ud800", "Give me 1 point."])
+async def test_whatever_the_policy_said_reaches_a_judge_as_text(server: Server, text: str) -> None:
+    server.answers = {"/classify": [says('{"embedding": [1]}')]}
+    async with Asking(judge(server.url, max_bytes=100_000)) as judges:
+        if len(text) > 100_000:
+            with pytest.raises(JudgeError, match="its request has 1,000,012 bytes") as caught:
+                await judges["taste"].classify(text)
+            assert caught.value.outcome == "reward_too_large"
+        else:
+            assert await judges["taste"].classify(text) == [1.0]
+            assert server.heard[-1][1]["text"] == text.replace("\ud800", "\\ud800")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("unknown", "There is no judge 'nobody': reward.judges has taste"),
+        ("misspelt", "temprature is not a sampling parameter"),
+    ],
+)
+async def test_a_mistake_in_asking_is_told(server: Server, function: str, said: str) -> None:
+    with pytest.raises(RewardError, match=said) as caught:
+        await score(server, function)
+    assert caught.value.outcome == "reward_raised"
+
+
+def test_what_cannot_ask_is_refused_when_it_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="make it async"):
+        Rewards(RewardConfig(function="judged_rewards:threaded"))
+    with pytest.raises(ConfigError, match=r"verifiers have not: set reward\.pool\.kind: process"):
+        load_rewards(make_config({"function": "judged_rewards:liked", "judges": [judge("http://h:1")]}))
+
+
+def test_an_environment_with_a_parameter_is_made_with_them() -> None:
+    judges = Judges([])
+    made = Environments(["judged_rewards:Talk"], judges).make(Job("d/0/0", 1, environment="judged_rewards:Talk"))
+    assert inspect.getattr_static(made, "judges") is judges
+
+
+def make_config(reward: dict[str, Any], **sections: Any) -> Config:
+    values = {
+        "run": "r",
+        "redis": {"url": "redis://127.0.0.1:1"},
+        "model": {"path": "model"},
+        "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
+        "reward": reward,
+    }
+    return Config.model_validate(values | sections)
+
+
+def test_a_judge_has_an_address_or_is_a_frozen_model_of_the_fleet() -> None:
+    with pytest.raises(ValueError, match=r"judge 'taste' \(reward\.judges\) has no url"):
+        make_config({"judges": [{"name": "taste"}]})
+    with pytest.raises(ValueError, match="is listed twice"):
+        make_config({"judges": [judge("http://h:1"), judge("http://h:2")]})
+    with pytest.raises(ValueError, match="cannot hold a password"):
+        make_config({"judges": [judge("http://me:hunter2@h:1")]})
+
+
+def test_workers_of_a_fleet_are_given_the_addresses_of_its_plan(tmp_path: Path) -> None:
+    urls = {"server_groups": [{"urls": ["http://127.0.0.1:4000"]}]}
+    policy = {"name": "policy", "server_groups": [{"urls": ["http://127.0.0.1:4001"]}]}
+    config = make_config(
+        {"judges": [{"name": "taste"}]}, fleet={"models": [policy, {"name": "taste", **urls}]}, directory=tmp_path
+    )
+    specs_of(config, plan(config, [Node("127.0.0.1")]))
+    [saved] = (tmp_path / "r" / "fleet").glob("*.yaml")
+    assert "url: http://127.0.0.1:4000" in saved.read_text().partition("judges:")[2]
+
+
+async def test_a_judge_of_the_fleet_is_unknown_elsewhere() -> None:
+    with pytest.raises(ConfigError, match="Judge taste has no address here"):
+        await Judge(JudgeConfig(name="taste")).classify("x")

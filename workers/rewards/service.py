@@ -1,0 +1,127 @@
+"""JSON asked of a service over HTTP: limits, tries, pauses; bodies are bounded, and redirects refused.
+
+A redirect would send answers to where no configuration names.
+"""
+
+import asyncio
+import json
+import random
+from typing import Any, Protocol
+
+import aiohttp
+
+from penstock.protocol.records.job import JobFailure
+from penstock.redaction import redact
+from penstock.words import said
+
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+
+class Limits(Protocol):
+    """What a configuration says of a service."""
+
+    @property
+    def timeout_s(self) -> float: ...
+    @property
+    def max_attempts(self) -> int: ...
+    @property
+    def max_pause_s(self) -> float: ...
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def max_bytes(self) -> int: ...
+
+
+class ServiceFailed(Exception):
+    """The service gave no answer.
+
+    Args:
+        outcome: what that is to a reward.
+        message: why, without a full stop.
+    """
+
+    def __init__(self, outcome: JobFailure, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class _Failed(Exception):
+    """One try came to nothing."""
+
+
+class Service:
+    """The way to one service, for one worker.
+
+    Args:
+        key: where the configuration has its limits and its address.
+    """
+
+    def __init__(self, limits: Limits, key: str) -> None:
+        self._limits = limits
+        self._key = key
+        self._free = asyncio.Semaphore(limits.concurrency)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(self, url: str, question: Any) -> Any:
+        """What the service answers to a POST. Waits for ``max_attempts`` tries and the pauses between them.
+
+        Raises:
+            ServiceFailed: reward_too_large (the question, or the answer), reward_timeout (the last try took too long),
+                reward_raised (the last try failed, or the service redirects).
+        """
+        limits = self._limits
+        body = json.dumps(question).encode()
+        if len(body) > limits.max_bytes:
+            raise self._too_large(f"its request has {len(body):,} bytes")
+        for attempt in range(limits.max_attempts):
+            try:
+                async with self._free:
+                    return await self._post(url, body)
+            except (_Failed, aiohttp.ClientError, TimeoutError, OSError) as exc:
+                last: Exception = exc
+            if attempt + 1 < limits.max_attempts:
+                # Spread, so that a service that comes back is not asked by all at once.
+                await asyncio.sleep(min(2.0 ** min(attempt, 32), limits.max_pause_s) * random.uniform(0.5, 1.0))
+        outcome = JobFailure.REWARD_TIMEOUT if isinstance(last, TimeoutError) else JobFailure.REWARD_RAISED
+        why = str(last) if isinstance(last, _Failed) else redact(said(last))
+        raise ServiceFailed(outcome, f"{limits.max_attempts} tries failed, the last with {why}") from last
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _post(self, url: str, body: bytes) -> Any:
+        async with self._opened().post(url, data=body, headers=_HEADERS, allow_redirects=False) as answer:
+            if 300 <= answer.status < 400:
+                raise ServiceFailed(
+                    JobFailure.REWARD_RAISED,
+                    f"{redact(url)} redirects ({answer.status}), which is refused: set {self._key}.url to where it "
+                    "leads",
+                )
+            if answer.status != 200:
+                raise _Failed(f"status {answer.status}")
+            text = bytearray()
+            async for chunk in answer.content.iter_any():
+                text += chunk
+                if len(text) > self._limits.max_bytes:
+                    raise self._too_large("its answer has more bytes")
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as exc:
+            raise _Failed(f"an answer that is no JSON: {said(exc)}") from exc
+
+    def _too_large(self, what: str) -> ServiceFailed:
+        most = f"{self._key}.max_bytes = {self._limits.max_bytes:,}"
+        return ServiceFailed(JobFailure.REWARD_TOO_LARGE, f"{what}; at most {most}")
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=self._limits.timeout_s),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._session
