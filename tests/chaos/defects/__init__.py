@@ -90,6 +90,18 @@ DEFECTS = {
             "prefix_takes_new_version", "tokens of a prefix are said to be of the version that goes on from it",
             ("wrong_tokens",), "slow", ("kill:worker",), 10,
         ),
+        Defect(
+            "drop_unbooked", "tokens of a group that is dropped stand in no account",
+            ("audit",), "filters", ("kill:worker",), 5,
+        ),
+        Defect(
+            "told_is_added", "what is told of a sample is added to what was told of it before",
+            ("audit", "heard_twice"), "slow", ("kill:worker",), 5,
+        ),
+        Defect(
+            "recorded_before_rows", "a group is said to be in the history before its rows are written",
+            ("unrecorded",), "history", ("kill:recorders",), 20,
+        ),
     )
 }  # fmt: skip
 
