@@ -67,7 +67,7 @@ class BatchReader:
         manifest, digest = delivery.manifest, delivery.digest
         rows = [row for row in rank_rows(manifest, self._seat.dp_rank, self._seat.dp_size) if not row.lost]
         payloads = self._read_payloads(manifest.n, rows)
-        missing = [(row.job, row.k) for row in rows if payloads[row.sample] is None]
+        missing = [row for row in rows if payloads[row.sample] is None]
         if missing:
             self._subscriber.lost(missing)
         return Batch(

@@ -9,7 +9,7 @@ rank: every rank reads manifest n by its id (manifests.py).
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from consumers.subscription.manifests import Delivery, Manifests
 from consumers.subscription.ownership import Ownership
@@ -19,6 +19,7 @@ from penstock.errors import ConfigError, ProtocolError
 from penstock.names import check_name
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.manifest import Row
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import Control
 from penstock.system.tokens import new_token
@@ -203,11 +204,11 @@ class Subscriber:
         )
         return self.control.call(call)
 
-    def lost(self, samples: list[tuple[str, int]]) -> None:
-        """Payloads of these samples (job, k) are gone; they are counted once. Blocks for one round trip."""
-        new = self.control.call(scripts.lost(self.keys, samples))
+    def lost(self, rows: Sequence[Row]) -> None:
+        """Payloads of these samples are gone; they are counted once. Blocks for one round trip."""
+        new = self.control.call(scripts.lost(self.keys, [(row.job, row.k, row.token) for row in rows]))
         if new:
-            log.warning("%d payloads are gone, as of sample %s/%d; they bear no loss", new, *samples[0])
+            log.warning("%d payloads are gone, as of sample %s; they bear no loss", len(new), new[0])
 
     def checkpointed(self, n: int) -> None:
         """Everything up to batch ``n`` is safe on disk; older groups may go. Raises OwnershipLost, ProtocolError."""

@@ -79,4 +79,4 @@ def test_what_parts_say_at_their_start_a_full_redis_takes(server: RedisServer) -
         assert client.hget(keys.source, "epoch_lines") == b"4"
         assert run(client, scripts.swap(keys, "evaluating", 0, 3)) == 3
         assert run(client, scripts.write_column("column", 60, {0: b"x"})) == []
-        assert run(client, scripts.lost(keys, [("d/0/0", 0)])) == 0
+        assert run(client, scripts.lost(keys, [("d/0/0", 0, "token")])) == []

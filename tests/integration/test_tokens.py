@@ -243,6 +243,21 @@ def test_I10_a_batch_is_trained_when_its_groups_are_sealed(client: redis.Redis, 
     assert ledger(client, keys).goodput == 25 / 74
 
 
+def test_I8_I10_a_report_of_a_lost_payload_names_the_commit_that_had_it(
+    client: redis.Redis, keys: Keys, leader: Leadership
+) -> None:
+    job = complete(client, keys, leader, 3, 4)
+    committed = client.hget(keys.group(job), "s:0")
+    assert run(client, scripts.lost(keys, [(job, 0, "of a commit that Redis forgot")])) == []
+    assert cut(client, keys, leader, 1, {job: "0:3,1:4"}) == "cut"
+    train(client, keys, 1)
+    assert committed is not None
+    assert run(client, scripts.lost(keys, [(job, 0, committed.decode()), (job, 1, "another")])) == [f"{job}/0"]
+    assert run(client, scripts.lost(keys, [(job, 0, committed.decode())])) == []
+    run(client, scripts.seal(keys, leader, revision=play.revision(client, keys), subs=["actor"], jobs=[job]))
+    assert accounts(client, keys) == {"heard": 7, "trained": 4, "payload_lost": 3}
+
+
 def test_I10_a_rewind_moves_nothing_because_nothing_is_booked_before(
     client: redis.Redis, keys: Keys, leader: Leadership
 ) -> None:

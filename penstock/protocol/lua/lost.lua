@@ -1,12 +1,17 @@
 -- lost: the payload of a sample that was cut is gone (trainer that looked for it).
 -- KEYS: counters (unused; it names the hash slot)
--- ARGV: prefix, then per sample: job, k
--- Returns: samples that nobody had reported before
--- Atomic because every rank and every delivery may find it, and it counts once.
+-- ARGV: prefix, then per sample: job, k, token that committed it
+-- Returns: those that nobody had reported before, by their place in ARGV (from 0)
+-- Atomic because every rank and every delivery may find it, and it counts once. Where Redis went back behind a commit,
+-- the sample is drawn again, and committed under another token: that one's payload is not gone.
 local prefix = ARGV[1]
 local first_sample = 2
 
 freeing(prefix)
-local new = 0
-for i = first_sample, #ARGV, 2 do new = new + lose(prefix, ARGV[i], ARGV[i + 1]) end
+local new = {}
+for i = first_sample, #ARGV, 3 do
+  local job, k, token = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  local is_there = redis.call('HGET', group_key_of(prefix, job), 's:' .. k) == token
+  if is_there and lose(prefix, job, k) == 1 then new[#new + 1] = (i - first_sample) / 3 end
+end
 return new

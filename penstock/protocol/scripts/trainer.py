@@ -1,6 +1,6 @@
 """Verbs of trainers and their subscriptions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,7 +231,8 @@ def rewind(keys: Keys, sub: str, *, owner: str, gen: int, n: int, model: str) ->
     return Call(script("rewind"), names, args, lambda a: Rewound(text(a[0]), int(a[1]), int(a[2])))
 
 
-def lost(keys: Keys, samples: Iterable[tuple[str, int]]) -> Call[int]:
-    """Payloads of these samples (job, k) are gone; how many nobody had reported before."""
-    flat: list[Value] = [part for pair in samples for part in pair]
-    return Call(script("lost"), [keys.counters], [keys.prefix, *flat], int)
+def lost(keys: Keys, samples: Sequence[tuple[str, int, str]]) -> Call[list[str]]:
+    """Payloads of these samples (job, k, token that committed it) are gone; those that nobody had reported before."""
+    flat: list[Value] = [part for sample in samples for part in sample]
+    names = [f"{job}/{k}" for job, k, _ in samples]
+    return Call(script("lost"), [keys.counters], [keys.prefix, *flat], lambda answer: [names[int(i)] for i in answer])

@@ -132,9 +132,10 @@ def _scan(client: redis.Redis, pattern: str) -> Iterator[str]:
 
 
 def _reported(cluster: "Cluster") -> dict[str, Reported]:
-    """What trainers said of samples whose payload was gone, each once."""
-    reports = history.read(cluster.history).of("report")
-    samples = sorted({name for one in reports if one.may_have_happened for name in one.facts.get("samples", ())})
+    """Samples whose payload is gone as far as Redis was told, each once."""
+    reports = [one for one in history.read(cluster.history).of("report") if "samples" in one.facts]
+    told = (one.answer if one.happened else one.facts for one in reports if one.may_have_happened)
+    samples = sorted({name for said in told for name in said["samples"]})
     return {"samples": Reported(len(samples), list(samples))} if samples else {}
 
 

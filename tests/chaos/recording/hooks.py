@@ -208,7 +208,9 @@ VERBS: dict[tuple[str, str], Hook] = {
         lambda args, answer: (YES if answer.outcome == "rewound" else NO, {"gen": answer.gen}),
     ),
     ("penstock.protocol.scripts.trainer", "lost"): Hook(
-        "report", lambda args: {"samples": [f"{job}/{k}" for job, k in args["samples"]]}, _done
+        "report",
+        lambda args: {"samples": [f"{job}/{k}" for job, k, _ in args["samples"]]},
+        lambda args, new: (YES, {"samples": new}),
     ),
 }  # fmt: skip
 
