@@ -47,6 +47,32 @@ def test_a_folder_of_parquet_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [one.text for one in dataset(tmp_path / "data")] == [row["prompt"] for row in ROWS]
 
 
+def test_a_damaged_folder_is_a_sentence_and_no_signal(tmp_path: Path) -> None:
+    """Where a text ends says that it ends far behind the file."""
+    pa, datasets = module("pyarrow"), module("datasets")
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "d")
+    (file,) = (tmp_path / "d").glob("*.arrow")
+    ends = pa.array([row["prompt"] for row in ROWS]).buffers()[1].to_pybytes()[: 4 * len(ROWS) + 4]
+    whole = file.read_bytes()
+    assert whole.count(ends) == 1
+    file.write_bytes(whole.replace(ends, ends[:8] + b"\0\0\0\x70" + ends[12:]))
+    with pytest.raises(ConfigError, match=f"dataset d: {tmp_path}/d is damaged .*: save or download it again"):
+        dataset(tmp_path / "d")
+
+
+def test_a_folder_whose_file_was_cut_is_a_sentence(tmp_path: Path) -> None:
+    datasets = module("datasets")
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "d")
+    (file,) = (tmp_path / "d").glob("*.arrow")
+    whole = file.read_bytes()
+    for length in range(0, len(whole), 64):
+        file.write_bytes(whole[:length])
+        try:
+            assert len(list(dataset(tmp_path / "d"))) == len(ROWS)
+        except ConfigError as exc:
+            assert "dataset d" in str(exc)
+
+
 def test_a_folder_is_made_absolute_and_a_name_is_not(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     assert anchored("hf:here@[:2]", tmp_path) == f"hf:{tmp_path}/here@[:2]"
