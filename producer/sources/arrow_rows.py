@@ -1,53 +1,69 @@
 """Rows of an Arrow table, one at a time."""
 
+from collections.abc import Iterable
 from typing import Any
 
+from penstock.config import DatasetConfig
+from penstock.errors import ConfigError
+from penstock.words import said
 from producer.sources.rows import BadLine
 
 
 class ArrowRows:
-    """Rows of a table, most of which may be a file mapped into memory.
+    """Rows of a table, most of which may be a file mapped into memory: of the columns that a dataset names.
 
     Times lose what is below a microsecond, for which Python's have no room.
 
     Args:
         table: a ``pyarrow.Table``.
-        where: of whom errors speak.
         digest: of the table's content.
+
+    Raises:
+        ConfigError: one of these columns is there twice.
     """
 
-    def __init__(self, table: Any, where: str, digest: str) -> None:
-        self._table, self._where, self._digest = table, where, digest
-        held = _held_schema(table.schema)
-        self._cast_to = None if held.equals(table.schema) else held
+    def __init__(self, table: Any, config: DatasetConfig, digest: str) -> None:
+        self._where, self._digest = f"dataset {config.name}", digest
+        self._columns = {name: self._column(table, name) for name in _named(config) if name in table.schema.names}
+        self._len = int(table.num_rows)
         self.num_bytes = int(table.nbytes)
 
     def __len__(self) -> int:
-        return int(self._table.num_rows)
+        return self._len
 
     def digest(self) -> str:
         return self._digest
 
     def row(self, index: int) -> dict[str, Any]:
+        return {name: self._value(name, index) for name in self._columns}
+
+    def _column(self, table: Any, name: str) -> tuple[Any, Any]:
+        """A column, and the type as which its values are read."""
+        if (times := table.schema.names.count(name)) > 1:
+            raise ConfigError(
+                f"{self._where}: it has {times} columns named {name!r}, and which one is meant is not known: leave one."
+            )
+        column = table.column(name)
+        held = _held_type(column.type)
+        return column, None if held.equals(column.type) else held
+
+    def _value(self, name: str, index: int) -> Any:
+        import pyarrow
+
+        column, held = self._columns[name]
         try:
-            (row,) = self._of(index).to_pylist()
-        except (ValueError, OverflowError) as exc:  # text that is not UTF-8, times that Python's have no room for
-            raise BadLine(f"{self._where}, line {index + 1}: it cannot be read ({exc}).") from exc
-        return dict(row)
-
-    def _of(self, index: int) -> Any:
-        row = self._table.slice(index, 1)
-        return row if self._cast_to is None else row.cast(self._cast_to, safe=False)
+            value = column.slice(index, 1)
+            (found,) = (value if held is None else value.cast(held, safe=False)).to_pylist()
+        # Text that is not UTF-8, times that Python's have no room for, time zones that nobody knows.
+        except (ValueError, OverflowError, LookupError, pyarrow.ArrowException) as exc:
+            raise BadLine(f"{self._where}, line {index + 1}: its {name!r} cannot be read ({said(exc)}).") from exc
+        return found
 
 
-def _held_schema(schema: Any) -> Any:
-    """``schema``, with microseconds in place of nanoseconds.
-
-    What pyarrow makes of nanoseconds depends on whether pandas is installed: its own types, or an error.
-    """
-    import pyarrow as pa
-
-    return pa.schema([_held_field(field) for field in schema])
+def _named(config: DatasetConfig) -> Iterable[str]:
+    """The columns that a prompt is made of."""
+    keys = (config.input_key, config.label_key, config.metadata_key, config.answer_key, config.tools_key)
+    return dict.fromkeys(key for key in keys if key is not None)
 
 
 def _held_field(field: Any) -> Any:
@@ -55,6 +71,10 @@ def _held_field(field: Any) -> Any:
 
 
 def _held_type(kind: Any) -> Any:
+    """``kind``, with microseconds in place of nanoseconds.
+
+    What pyarrow makes of nanoseconds depends on whether pandas is installed: its own types, or an error.
+    """
     import pyarrow as pa
     from pyarrow import types
 

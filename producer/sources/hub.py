@@ -22,13 +22,12 @@ def open_hub(name: str, config: DatasetConfig) -> ArrowRows:
     300 MB that the kernel has in its cache. Images and sounds are bytes and paths, not decoded.
 
     Raises:
-        ConfigError: it is not there, cannot be read, is damaged, or has no such split.
+        ConfigError: it is not there, cannot be read, is damaged, has no such split, or a column twice.
     """
-    where = f"dataset {config.name}"
-    check_installed("datasets", f"{where}: path hf:{name}")
+    check_installed("datasets", f"dataset {config.name}: path hf:{name}")
     table = _one_split(_load(name, config), config).data.table
     _check_whole(table, name, config)
-    return ArrowRows(table, where, _digest(table))
+    return ArrowRows(table, config, _digest(table))
 
 
 def _load(name: str, config: DatasetConfig) -> Any:

@@ -24,5 +24,5 @@ def open_rows(config: DatasetConfig) -> Rows:
     if not path.is_file():
         raise ConfigError(f"dataset {config.name}: there is no file {path}; correct its path.")
     if path.suffix == ".parquet":
-        return open_parquet(path, config.name)
+        return open_parquet(path, config)
     return JsonLines(path, config.name)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from penstock.system.extras import check_installed
 from producer.sources.arrow_rows import ArrowRows
@@ -17,12 +18,13 @@ from producer.sources.rows import digest_of_file
 _BATCH = 16384
 
 
-def open_parquet(path: Path, dataset: str) -> ArrowRows:
+def open_parquet(path: Path, config: DatasetConfig) -> ArrowRows:
     """Rows of a file. Blocks for one pass over it.
 
     Raises:
-        ConfigError: it cannot be read, or there is no room for the Arrow file.
+        ConfigError: it cannot be read, has a column twice, or there is no room for the Arrow file.
     """
+    dataset = config.name
     check_installed("pyarrow", f"dataset {dataset}: parquet")
     import pyarrow
 
@@ -36,7 +38,7 @@ def open_parquet(path: Path, dataset: str) -> ArrowRows:
             f"dataset {dataset}: {path} is unpacked into {tempfile.gettempdir()}, which failed ({exc}): make room "
             "there, or name another folder in TMPDIR."
         ) from exc
-    return ArrowRows(table, f"dataset {dataset}", digest_of_file(path))
+    return ArrowRows(table, config, digest_of_file(path))
 
 
 def _spool(path: Path, dataset: str, to: str) -> None:

@@ -5,11 +5,17 @@ from typing import Any
 
 import pytest
 
+from penstock.config import DatasetConfig
+from penstock.errors import ConfigError
 from producer.sources.arrow_rows import ArrowRows
 from producer.sources.rows import BadLine
 from tests.missing import module
 
 FAR = 2**60
+
+
+def rows(table: Any, **keys: Any) -> ArrowRows:
+    return ArrowRows(table, DatasetConfig(name="d", path="d.parquet", **keys), "digest")
 
 
 def values(kind: str) -> Any:
@@ -31,8 +37,8 @@ def values(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["text", "day", "second", "span"])
 def test_what_python_cannot_hold_is_a_bad_line_by_its_number(kind: str) -> None:
     table = module("pyarrow").table({"prompt": values(kind)})
-    with pytest.raises(BadLine, match="dataset d, line 1: it cannot be read"):
-        ArrowRows(table, "dataset d", "digest").row(0)
+    with pytest.raises(BadLine, match="dataset d, line 1: its 'prompt' cannot be read"):
+        rows(table).row(0)
 
 
 def test_times_are_pythons_own_whether_pandas_is_installed_or_not() -> None:
@@ -41,7 +47,7 @@ def test_times_are_pythons_own_whether_pandas_is_installed_or_not() -> None:
     nested = arrow.list_(arrow.struct([("at", time)]))
     columns = {"at": ([1_001], time), "for": ([2_001], span), "in": ([[{"at": 3_001}]], nested), "no": ([None], time)}
     table = arrow.table({name: arrow.array(values, kind) for name, (values, kind) in columns.items()})
-    row = ArrowRows(table, "dataset d", "digest").row(0)
+    row = {name: rows(table, input_key=name).row(0)[name] for name in columns}
     assert row == {
         "at": datetime(1970, 1, 1, microsecond=1),
         "for": timedelta(microseconds=2),
@@ -49,3 +55,22 @@ def test_times_are_pythons_own_whether_pandas_is_installed_or_not() -> None:
         "no": None,
     }
     assert [type(row["at"]), type(row["for"])] == [datetime, timedelta]
+
+
+def test_columns_that_nobody_asked_for_are_not_read() -> None:
+    arrow = module("pyarrow")
+    nowhere = arrow.array([0], arrow.timestamp("us", tz="Nowhere/Bad"))
+    far = arrow.array([FAR], arrow.duration("ms"))
+    table = arrow.table({"prompt": ["p"], "label": ["l"], "about": [{"a": 1}], "nowhere": nowhere, "far": far})
+    assert rows(table, metadata_key="about").row(0) == {"prompt": "p", "label": "l", "about": {"a": 1}}
+    for name in ("nowhere", "far"):
+        with pytest.raises(BadLine, match=f"line 1: its '{name}' cannot be read"):
+            rows(table, label_key=name).row(0)
+
+
+def test_a_column_that_is_there_twice_is_refused_where_it_is_read() -> None:
+    arrow = module("pyarrow")
+    table = arrow.table([["p"], ["l"], ["m"], ["x"], ["y"]], names=["prompt", "label", "label", "other", "other"])
+    with pytest.raises(ConfigError, match="dataset d: it has 2 columns named 'label'.*leave one"):
+        rows(table)
+    assert rows(table, label_key=None).row(0) == {"prompt": "p"}
