@@ -84,8 +84,8 @@ class Rewards:
         Waits for at most ``timeout_s`` per try and part; with a verifier pool, beside the wait for a free verifier.
         Of several parts ``reward_info`` has each one's number (``parts``), and what it said beside it (``said``).
 
-        A bool counts as 1 or 0. A reward that raises is tried ``max_attempts`` times; one that hangs, or gives no
-        finite number, is not tried again.
+        A bool counts as 1 or 0. A reward that raises is tried ``max_attempts`` times; one that hangs, gives no finite
+        number, or is a quick one by name that refuses the label, is not tried again.
 
         Raises:
             ConfigError: as :meth:`check`.
@@ -170,11 +170,15 @@ class Rewards:
         if kind is None:
             function = import_reward(name)
             return self._asking(function, name) if takes_judges(function) else _async(function, name)
-        return self._slow(name) if kind.is_slow else self._quick(kind)
+        return self._slow(name) if kind.is_slow else self._quick(kind, name)
 
-    def _quick(self, kind: Kind) -> RewardFunction:
+    def _quick(self, kind: Kind, name: str) -> RewardFunction:
         async def call(sample: Sample) -> Any:
-            return keyed(kind.judge(Question.of(sample)), self.config.key)
+            try:
+                return keyed(kind.judge(Question.of(sample)), self.config.key)
+            # It is pure: what it says of a label it would say again.
+            except ValueError as exc:
+                raise RewardError(JobFailure.REWARD_RAISED, f"sample {sample.id}: reward {name} {words(exc)}") from exc
 
         return call
 

@@ -8,8 +8,10 @@ Models" (Minerva, appendix D.1).
 import re
 from typing import Any
 
-from workers.rewards.kinds.question import Question
+from workers.rewards.kinds.question import Question, check_label
 
+#: Most characters of a label: its normal form takes time by the square of its length.
+MAX_LABEL = 1024
 #: Characters at the end of an answer in which the result must stand.
 TAIL = 300
 #: What is given where no line begins so.
@@ -39,8 +41,9 @@ def dapo(question: Question) -> dict[str, Any]:
     same as a bool; ``pred``: what was read.
 
     Raises:
-        ValueError: the label is no integer.
+        ValueError: the label is no integer, or too long for one.
     """
+    check_label("dapo", [question.label], MAX_LABEL)
     found = _ANSWER.findall(question.text[-TAIL:])
     pred = normal(found[-1]) if found else NONE
     right = pred == _integer(question.label)

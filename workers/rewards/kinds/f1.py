@@ -8,7 +8,7 @@ import string
 from collections import Counter
 from typing import Any
 
-from workers.rewards.kinds.question import Question
+from workers.rewards.kinds.question import Question, check_label
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -20,17 +20,15 @@ def f1(question: Question) -> dict[str, Any]:
     """``score`` and ``f1``: the harmonic mean of ``precision`` and ``recall`` of the label's words, each as often as
     it is there; ``em``: 1 where both are the same words in the same order. Case, punctuation and articles do not count.
     Of a label that is a list the entry counts that is met best.
+
+    Raises:
+        ValueError: the label is too long.
     """
-    said, raw = words(question.text), question.raw_label
-    labels = raw if isinstance(raw, list) and raw else [question.label]
-    return max((_held_against(said, words(str(label))) for label in labels), key=lambda found: found["score"])
-
-
-def _held_against(said: list[str], wanted: list[str]) -> dict[str, Any]:
-    precision, recall = _shares(said, wanted)
-    mean = 2 * precision * recall / (precision + recall) if precision else 0.0
-    return {"score": mean, "f1": mean, "em": float(bool(wanted) and said == wanted),
-            "precision": precision, "recall": recall}  # fmt: skip
+    raw = question.raw_label
+    labels = [str(one) for one in raw] if isinstance(raw, list) and raw else [question.label]
+    check_label("f1", labels)
+    said = _Said(words(question.text))
+    return max((said.held_against(words(label)) for label in labels), key=lambda found: found["score"])
 
 
 def words(text: str) -> list[str]:
@@ -38,9 +36,23 @@ def words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
-def _shares(said: list[str], wanted: list[str]) -> tuple[float, float]:
-    is_verdict = not _VERDICTS.isdisjoint({" ".join(said), " ".join(wanted)})
-    same = (Counter(said) & Counter(wanted)).total()
-    if not same or (is_verdict and said != wanted):
-        return 0.0, 0.0
-    return same / len(said), same / len(wanted)
+class _Said:
+    """The words of an answer, counted once however many labels there are."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._words, self._counts = said, Counter(said)
+        self._is_verdict = " ".join(said) in _VERDICTS
+
+    def held_against(self, wanted: list[str]) -> dict[str, Any]:
+        """Takes time by the length of ``wanted``."""
+        precision, recall = self._shares(wanted)
+        mean = 2 * precision * recall / (precision + recall) if precision else 0.0
+        return {"score": mean, "f1": mean, "em": float(bool(wanted) and self._words == wanted),
+                "precision": precision, "recall": recall}  # fmt: skip
+
+    def _shares(self, wanted: list[str]) -> tuple[float, float]:
+        is_verdict = self._is_verdict or " ".join(wanted) in _VERDICTS
+        same = sum(min(count, self._counts[word]) for word, count in Counter(wanted).items())
+        if not same or (is_verdict and self._words != wanted):
+            return 0.0, 0.0
+        return same / len(self._words), same / len(wanted)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workers.rewards.kinds.box import after_thoughts
-from workers.rewards.kinds.question import Question
+from workers.rewards.kinds.question import Question, check_label
 
 #: Letters that count where neither ``valid_letters`` nor ``choices`` say which.
 LETTERS = tuple(string.ascii_uppercase[:10])
@@ -43,6 +43,9 @@ def gpqa(question: Question) -> float:
 
     The label is a letter, the text of a choice, or its number from 0. Of ``metadata``: ``choices`` (a list, or a map),
     ``valid_letters``, ``correct_letter``, ``correct_answer``, ``answer_text``.
+
+    Raises:
+        ValueError: the label and these have more than ``MAX_LABEL`` characters.
     """
     key, text = _key(question), after_thoughts(question.text)
     chosen = _chosen(text, key.letters)
@@ -63,19 +66,22 @@ def _chosen(text: str, letters: tuple[str, ...]) -> str:
 def _key(question: Question) -> _Key:
     about, label = question.metadata, question.raw_label
     choices = _choices(about.get("choices"))
+    answers = [str(about.get(name) or "") for name in ("correct_answer", "answer_text")]
     letters = _letters(about.get("valid_letters"), len(choices))
     lettered = list(zip(letters, choices, strict=False))
     named = about.get("correct_letter")
     letter = named.strip().upper() if isinstance(named, str) else ""
     text = label.strip() if isinstance(label, str) else ""
+    check_label("gpqa", [*choices, *answers, text])
     if isinstance(label, (int, float)) and not isinstance(label, bool) and 0 <= label < len(letters):
         letter = letters[int(label)]
     if not letter and text.upper() in letters:
         letter = text.upper()
     if not letter and text:
-        letter = next((one for one, choice in lettered if _words(choice) == _words(text)), "")
+        wanted = _words(text)
+        letter = next((one for one, choice in lettered if _words(choice) == wanted), "")
     chosen = [choice for one, choice in lettered if one == letter]
-    texts = [*chosen, *(str(about.get(name) or "") for name in ("correct_answer", "answer_text")), text]
+    texts = [*chosen, *answers, text]
     return _Key(letters, letter, frozenset(filter(None, (_words(one) for one in texts if one.upper() not in letters))))
 
 

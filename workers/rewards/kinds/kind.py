@@ -16,7 +16,8 @@ def _no_reading(label: str) -> None:
 class Kind:
     """A reward by name: pure but for ``random``, and it imports nothing that a question names."""
 
-    #: A number, or a dict whose ``score`` is the number. ValueError where the label is not one for this reward.
+    #: A number, or a dict whose ``score`` is the number. ValueError where the label is not one for this reward, or
+    #: longer than what is quick reads of one.
     judge: Callable[[Question], Any]
     #: It may take long, or hang: it runs in a process with a limit of CPU time, where Python is not asked. What is not
     #: slow takes time by the length of the answer alone, and runs in the worker's event loop.

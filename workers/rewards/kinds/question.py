@@ -1,9 +1,13 @@
 """What a reward by name is asked: an answer, and what it is held against."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.protocol.records.sample import Sample
+
+#: Most characters of a label, with all that counts as one, that is read in the worker's event loop.
+MAX_LABEL = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +24,12 @@ class Question:
     @classmethod
     def of(cls, sample: Sample) -> "Question":
         return cls(sample.text, sample.job.label, sample.job.raw_label, sample.job.metadata)
+
+
+def check_label(name: str, texts: Iterable[str], most: int = MAX_LABEL) -> None:
+    """Raise ValueError where the texts that reward ``name`` holds answers against have more than ``most`` characters,
+    each counted as one more."""
+    if (count := sum(len(text) + 1 for text in texts)) > most:
+        raise ValueError(
+            f"reward {name}: the label has {count:,} characters, and at most {most:,} are read: shorten it"
+        )

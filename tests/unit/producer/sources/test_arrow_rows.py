@@ -71,6 +71,6 @@ def test_columns_that_nobody_asked_for_are_not_read() -> None:
 def test_a_column_that_is_there_twice_is_refused_where_it_is_read() -> None:
     arrow = module("pyarrow")
     table = arrow.table([["p"], ["l"], ["m"], ["x"], ["y"]], names=["prompt", "label", "label", "other", "other"])
-    with pytest.raises(ConfigError, match="dataset d: it has 2 columns named 'label'.*leave one"):
+    with pytest.raises(ConfigError, match=r"dataset d: it has 2 columns named 'label'.*leave one"):
         rows(table)
     assert rows(table, label_key=None).row(0) == {"prompt": "p"}

@@ -65,12 +65,10 @@ def test_a_folder_whose_file_was_cut_is_a_sentence(tmp_path: Path) -> None:
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "d")
     (file,) = (tmp_path / "d").glob("*.arrow")
     whole = file.read_bytes()
-    for length in range(0, len(whole), 64):
+    for length in range(0, len(whole) - 8, 64):
         file.write_bytes(whole[:length])
-        try:
-            assert len(list(dataset(tmp_path / "d"))) == len(ROWS)
-        except ConfigError as exc:
-            assert "dataset d" in str(exc)
+        with pytest.raises(ConfigError, match="dataset d"):
+            list(dataset(tmp_path / "d"))
 
 
 def test_a_folder_is_made_absolute_and_a_name_is_not(tmp_path: Path) -> None:

@@ -150,6 +150,18 @@ async def test_T11_a_function_that_raises_is_tried_again_and_then_reward_raised(
     assert len(module.calls) == 3
 
 
+async def test_T11_a_label_that_a_quick_reward_by_name_refuses_is_reward_raised_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(
+        RewardError, match=r"sample sums/0/0/0: reward dapo raised ValueError: .*not an integer"
+    ) as caught:
+        await score("dapo", sample("Answer: 7", "seven"), max_attempts=5)
+
+    assert caught.value.outcome == "reward_raised"
+    assert "tried again" not in caplog.text
+
+
 async def test_a_function_that_raises_once_is_scored_by_its_second_try(module: Any) -> None:
     assert (await score("reward_examples:raises_once", max_attempts=2)).reward == 1.0
     assert len(module.calls) == 2
