@@ -8,7 +8,7 @@ ARGS ?=
 # Tests of one engine stay together (tests/conftest.py).
 TEST_PROCESSES ?= 4
 
-.PHONY: setup venv engine adapters prometheus browser run several test test-wide unit model chaos chaos-defects chaos-night check reference release bench clean help
+.PHONY: setup venv engine adapters prometheus bubblewrap browser run several test test-wide unit model chaos chaos-defects chaos-night check reference release bench clean help
 
 help:
 	@echo "make setup      .venv, and .engine with SGLang on CPU"
@@ -67,7 +67,7 @@ several: setup
 unit: venv
 	@.venv/bin/pytest tests/unit -q $(ARGS)
 
-test: setup
+test: setup bubblewrap
 	@.venv/bin/pytest tests --ignore tests/release --ignore tests/wide --ignore tests/chaos/test_defects.py \
 		-n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
@@ -85,6 +85,14 @@ prometheus: .prometheus/.ready
 	@command -v promtool > /dev/null || ($(APT_UPDATE); cd .prometheus && apt-get -o APT::Sandbox::User=root download -q prometheus > /dev/null && \
 		dpkg -x prometheus_*.deb . && rm prometheus_*.deb) || echo "prometheus could not be had from Debian's packages"
 	@if command -v promtool > /dev/null || test -x .prometheus/usr/bin/promtool; then touch $@; fi
+
+# What a jail is made of first; where it cannot be had the tests say so.
+bubblewrap: .bubblewrap/.ready
+.bubblewrap/.ready:
+	@mkdir -p .bubblewrap
+	@command -v bwrap > /dev/null || ($(APT_UPDATE); cd .bubblewrap && apt-get -o APT::Sandbox::User=root download -q bubblewrap > /dev/null && \
+		dpkg -x bubblewrap_*.deb . && rm bubblewrap_*.deb) || echo "bubblewrap could not be had from Debian's packages"
+	@if command -v bwrap > /dev/null || test -x .bubblewrap/usr/bin/bwrap; then touch $@; fi
 
 # What drives Debian's chromium, for the tests of the page, and trackers; a machine that lacks the browser says so.
 browser: .venv/.browser
@@ -138,4 +146,4 @@ bench: setup .bench/.ready
 	@touch $@
 
 clean:
-	rm -rf .venv .engine .bench .adapters .prometheus runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .engine .bench .adapters .prometheus .bubblewrap runs .mypy_cache .ruff_cache .pytest_cache

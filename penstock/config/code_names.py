@@ -12,7 +12,9 @@ from pydantic import AfterValidator
 from penstock.weights.transport import TRANSPORTS
 
 #: Rewards and filters of penstock's own. All environments are the user's.
-REWARDS = ("exact_match", "math_verify", "math", "deepscaler", "dapo", "f1", "gpqa", "random", "remote_rm")
+REWARDS = ("exact_match", "math_verify", "math", "deepscaler", "dapo", "f1", "gpqa", "code", "random", "remote_rm")
+#: The one that runs what an answer wrote.
+CODE = "code"
 #: The one that a service of the user's computes.
 REMOTE = "remote_rm"
 #: Before any of them: what is in the last box of an answer is judged.

@@ -4,10 +4,11 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.config.code_names import BOXED, REMOTE, RewardName
+from penstock.config.code_names import BOXED, CODE, REMOTE, RewardName
 from penstock.config.fleet import checked_url
-from penstock.config.pool import PoolConfig
 from penstock.config.section import Positive, Seconds, Section, checked_name
+from penstock.config.verifying.jail import CodeConfig, JailConfig
+from penstock.config.verifying.pool import PoolConfig
 
 
 class RemoteConfig(Section):
@@ -93,6 +94,10 @@ class RewardConfig(Section):
     remote: RemoteConfig = RemoteConfig()
     #: Frozen models that rewards and environments with a parameter ``judges`` ask by name.
     judges: list[JudgeConfig] = Field(default_factory=list)
+    #: What answers' programs are worth: reward ``code``.
+    code: CodeConfig = CodeConfig()
+    #: Where they run.
+    jail: JailConfig = JailConfig()
     #: Where a reward returns a dict, the entry that is the number.
     key: str = "score"
     #: Longest run of the reward on one sample.
@@ -133,6 +138,15 @@ class RewardConfig(Section):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"judge {twice} is listed twice: list each once")
         return judges
+
+    @model_validator(mode="after")
+    def _code_ends_in_time(self) -> Self:
+        if any(name.removeprefix(BOXED) == CODE for name in self.names) and self.code.total_s >= self.timeout_s:
+            raise ValueError(
+                f"code.total_s {self.code.total_s:g} is not below timeout_s {self.timeout_s:g}: a slow answer would "
+                "fail as reward_timeout in place of being worth less; raise timeout_s"
+            )
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:

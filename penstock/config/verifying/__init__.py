@@ -1,0 +1,1 @@
+"""Sections below ``reward``: where rewards are computed, and where programs of answers run."""

@@ -1,0 +1,1 @@
+"""Where programs run that a model wrote: shut off, bounded, and gone afterwards."""

@@ -1,0 +1,52 @@
+"""Whether there is a jail here, asked by processes that had better not fork: those with threads.
+
+Run as ``python -m workers.rewards.jail.asking CONFIG`` this prints what was found, as JSON.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+from penstock.config import RewardConfig
+from penstock.errors import ConfigError
+from penstock.system.processes import python_command, python_environment
+from workers.rewards.jail.finding import find_jail
+
+#: Longest wait for the answer, on a busy machine too.
+_ASK_S = 300
+
+
+def check_jail(config: RewardConfig) -> str:
+    """What shuts programs of answers off on this machine, in words. Blocks for a second or so.
+
+    Raises:
+        ConfigError: no jail that the configuration allows holds here.
+    """
+    command = python_command("workers.rewards.jail.asking", config.model_dump_json(include={"code", "jail"}))
+    try:
+        done = subprocess.run(
+            command, env=python_environment(os.environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=_ASK_S, check=True,
+        )  # fmt: skip
+    except subprocess.SubprocessError as exc:
+        raise ConfigError(f"reward.jail: whether there is a jail here could not be found out ({exc}).") from exc
+    found = json.loads(done.stdout)
+    if "error" in found:
+        raise ConfigError(found["error"])
+    return str(found["jail"])
+
+
+def main(config: RewardConfig) -> None:
+    """Print what was found."""
+    try:
+        jail = find_jail(config)
+        found = {"jail": jail.describe()}
+        jail.close()
+    except ConfigError as exc:
+        found = {"error": str(exc)}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(RewardConfig.model_validate_json(sys.argv[1]))

@@ -1,0 +1,231 @@
+"""Ways to shut a program in, best first. Each is told what to run, and starts it in a child process.
+
+======== ================================================= ==================== ============================
+name     shuts off by                                      processes and files  needs
+======== ================================================= ==================== ============================
+bwrap    namespaces that bubblewrap makes, seccomp         its own alone        the program ``bwrap``
+namespaces  the same namespaces, made here; seccomp        its own alone        the right to make them
+filters  seccomp and Landlock                              none, and no file    Linux 5.13; x86_64 or aarch64
+======== ================================================= ==================== ============================
+"""
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from workers.rewards.jail import landlock, libc, namespaces, seccomp
+from workers.rewards.jail.walls import DEVICES, ENVIRONMENT, HOME, Walls
+
+#: Ids of users that no account has: those that systemd lends to services. One for each program, so that limits of a
+#: user's processes are the program's own.
+_FIRST_USER, _NUM_USERS = 61184, 4336
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Open files of a child: stdin, stdout and stderr, and where the id of the program's process is told."""
+
+    stdin: int
+    output: int
+    errors: int
+    told: int
+    #: ``cgroup.procs`` of the cgroups that the program belongs to.
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a program is shut into, and what it is."""
+
+    walls: Walls
+    files: Files
+    argv: list[str]
+    #: Whose id it takes; None: ours.
+    user: int | None
+    #: Most bytes in its folder.
+    files_bytes: int
+
+
+class Warden(Protocol):
+    """One way. ``enter`` is called in a child process, and never returns."""
+
+    name: str
+    #: Whether the program itself takes its user's id, before anything else.
+    leaves_user: bool
+    #: What it shuts off, in words.
+    means: str
+
+    def lack(self) -> str:
+        """Why it cannot be had here, or ''; what is not seen beforehand shows when it is tried."""
+
+    def enter(self, cell: Cell) -> NoReturn:
+        """Become the program, or what has it as a child. Raises OSError."""
+
+
+def user_of_its_own() -> int | None:
+    """The id of a user for programs of this process, one at a time; None: we may not take another."""
+    return _FIRST_USER + os.getpid() % _NUM_USERS if os.geteuid() == 0 else None
+
+
+class Bwrap:
+    name = "bwrap"
+    # It maps root to root, and leaves the program the right to be another.
+    leaves_user = True
+    means = "namespaces by bubblewrap, seccomp"
+
+    def lack(self) -> str:
+        return "" if shutil.which("bwrap") else "the program bwrap is not installed"
+
+    def enter(self, cell: Cell) -> NoReturn:
+        join(cell.files)
+        place(cell.files)
+        filter_ = _kept(seccomp.program()) if seccomp.is_known() else None
+        os.set_inheritable(cell.files.told, True)
+        program = shutil.which("bwrap") or "bwrap"
+        os.execve(program, [program, *self._options(cell, filter_), "--", *cell.argv], {})
+
+    @staticmethod
+    def _options(cell: Cell, filter_: int | None) -> list[str]:
+        options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+        options += ["--unshare-user"] if cell.user is None else ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        options += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "jail", "--clearenv"]
+        for name, value in ENVIRONMENT.items():
+            options += ["--setenv", name, value]
+        # Before what can be read, some of which may be below it.
+        options += ["--perms", "1777", "--size", str(cell.files_bytes), "--tmpfs", HOME]
+        for folder in _above(cell.walls.readable):
+            # Which bubblewrap would make for its own user alone.
+            options += ["--perms", "0755", "--dir", folder]
+        for path in cell.walls.readable:
+            options += ["--ro-bind", path, path]
+        for link, target in cell.walls.links:
+            options += ["--symlink", target, link]
+        for path in DEVICES:
+            options += ["--dev-bind-try", path, path]
+        options += ["--chdir", HOME, "--remount-ro", "/"]
+        options += ["--info-fd", str(cell.files.told)]
+        return [*options, "--seccomp", str(filter_)] if filter_ is not None else options
+
+
+class Namespaces:
+    name = "namespaces"
+    leaves_user = False
+    means = "namespaces, seccomp"
+
+    def lack(self) -> str:
+        return "" if sys.platform == "linux" else "namespaces are Linux's"
+
+    def enter(self, cell: Cell) -> NoReturn:
+        user = cell.user
+        namespaces.unshare_all(own_user=user is None)
+        child = os.fork()
+        if child:
+            told = cell.files.told
+            os.write(told, b"%d\n" % child)
+            os.closerange(0, told)
+            os.closerange(told + 1, 1024)
+            _, status = os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+        libc.die_with_parent(signal.SIGKILL)
+        os.setsid()
+        namespaces.build(cell.walls, cell.files_bytes)
+        join(cell.files)
+        place(cell.files)
+        become(user)
+        libc.drop_capabilities()
+        libc.take_no_rights()
+        if seccomp.is_known():
+            libc.filter_calls(seccomp.program())
+        os.chdir(HOME)
+        os.execve(cell.argv[0], cell.argv, ENVIRONMENT)
+
+
+class Filters:
+    name = "filters"
+    leaves_user = False
+    means = "seccomp, Landlock; no process and no file can be made"
+
+    def lack(self) -> str:
+        if not seccomp.is_known():
+            return f"the system calls of {libc.machine()} are not known here"
+        return "" if landlock.version() else "the kernel has no Landlock"
+
+    def enter(self, cell: Cell) -> NoReturn:
+        os.write(cell.files.told, b"%d\n" % os.getpid())
+        user = cell.user
+        join(cell.files)
+        place(cell.files)
+        os.setsid()
+        os.chdir("/")
+        libc.take_no_rights()
+        become(user)
+        libc.drop_capabilities()
+        folders = [path for path in cell.walls.readable if os.path.isdir(path)]
+        plain = [path for path in cell.walls.readable if not os.path.isdir(path)]
+        landlock.restrict(folders, [*plain, *DEVICES], ["/dev/null"])
+        libc.filter_calls(seccomp.program(strict_for=os.getpid()))
+        os.execve(cell.argv[0], cell.argv, ENVIRONMENT)
+
+
+class NoWarden:
+    """``reward.jail.kind: none``: limits, and a bare environment; nothing is shut off."""
+
+    name = "none"
+    leaves_user = False
+    means = "nothing is shut off"
+
+    def lack(self) -> str:
+        return ""
+
+    def enter(self, cell: Cell) -> NoReturn:
+        os.write(cell.files.told, b"%d\n" % os.getpid())
+        join(cell.files)
+        place(cell.files)
+        os.setsid()
+        os.execve(cell.argv[0], cell.argv, ENVIRONMENT)
+
+
+def become(user: int | None) -> None:
+    """Take this user's id, where it is another."""
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        # It is forgotten where the id changes.
+        libc.die_with_parent(signal.SIGKILL)
+
+
+def join(files: Files) -> None:
+    """Become a member of the program's cgroups."""
+    for group in files.groups:
+        os.write(group, b"0\n")
+
+
+def place(files: Files) -> None:
+    """Have stdin, stdout and stderr where a program expects them; the rest ends with ``exec``."""
+    for number, file in enumerate((files.stdin, files.output, files.errors)):
+        os.dup2(file, number)
+
+
+def _above(paths: Iterable[str]) -> list[str]:
+    """Folders that these lie in, outermost first; the two that are there anyway left out."""
+    found = {str(folder) for path in paths for folder in Path(path).parents}
+    return sorted(found - {"/", HOME})
+
+
+def _kept(program: bytes) -> int:
+    """A file with these bytes, which a program that is executed can read."""
+    file = os.memfd_create("seccomp", 0)
+    os.write(file, program)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+WARDENS: tuple[Warden, ...] = (Bwrap(), Namespaces(), Filters())
+NO_WARDEN = NoWarden()
