@@ -15,6 +15,7 @@ from console.launch.placement import place
 from console.launch.preflight import steps
 from console.launch.run_parts import check_parts
 from console.progress import Steps
+from console.read.health import look_at_jail
 from console.terminal import print_json, say, table
 from penstock.config import Config
 from penstock.config.load import load_config
@@ -94,7 +95,8 @@ def _in_words(row: "Trial") -> dict[str, Any]:
 
 def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
     for what, step in steps(config, trains="trainer" not in without, claims=False):
-        yield what, partial(_passed, what, step)
+        # Which jail it is says more than that there is one.
+        yield what, partial(look_at_jail, config) if what == "jail" else partial(_passed, what, step)
     yield "placement", partial(_passed, "placement", lambda: place(config, gpus, without))
     yield "run's folder", lambda: [look_at_disk("run's folder", config.run_dir), _earlier(config)]
 

@@ -23,7 +23,8 @@ from penstock.system.own_packages import check_ours
 from penstock.system.user_imports import check_user_code
 from penstock.weights.transport import transport
 from workers.rewards.allowed import allowed_rewards
-from workers.rewards.kinds.registry import check_packages
+from workers.rewards.jail.asking import check_jail
+from workers.rewards.kinds.registry import check_packages, needs_jail
 
 _BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"
 #: Most lines of prompts that are read twice for the sake of an early sentence.
@@ -53,6 +54,8 @@ def steps(config: Config, *, trains: bool = True, claims: bool = True) -> Iterat
     """
     yield "parts", lambda: _check_parts(config)
     yield "packages", lambda: check_extras(config, trains=trains)
+    if runs_programs(config):
+        yield "jail", lambda: check_jail(config.reward)
     yield "sampling", lambda: check_rollouts(config)
     if trains:
         yield "groups", lambda: check_groups(config)
@@ -112,6 +115,11 @@ def check_extras(config: Config, *, trains: bool) -> None:
     if config.reward.pool.kind == "rq":
         check_installed("rq", "reward.pool.kind rq")
     check_packages(sorted(allowed_rewards(config)))
+
+
+def runs_programs(config: Config) -> bool:
+    """Whether a reward of this configuration runs what answers wrote."""
+    return needs_jail(allowed_rewards(config))
 
 
 def check_data(config: Config) -> None:

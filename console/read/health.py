@@ -9,6 +9,7 @@ from typing import Any
 import redis
 
 from penstock.config import Config
+from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S, live_workers, read_workers
 from penstock.redaction import redact
@@ -53,6 +54,7 @@ def checks_of_machine(config: Config | None, folder: Path) -> list[tuple[str, Ch
     return [
         *checks,
         ("packages", lambda: look_at_packages(config)),
+        ("jail", lambda: look_at_jail(config)),
         ("engine", lambda: look_at_engine(config)),
         ("gpus", lambda: look_at_gpus(config)),
     ]
@@ -187,6 +189,25 @@ def look_at_packages(config: Config) -> Iterator[Finding]:
     from console.launch.preflight import check_extras
 
     yield passes("packages", lambda: check_extras(config, trains=True), "all that the configuration needs is there")
+
+
+def look_at_jail(config: Config) -> Iterator[Finding]:
+    """Where programs of answers run on this machine; nothing where no reward runs one. Blocks for a second."""
+    from console.launch.preflight import runs_programs
+    from workers.rewards.jail.asking import check_jail
+
+    if not runs_programs(config):
+        return
+    try:
+        found = check_jail(config.reward)
+    except ConfigError as exc:
+        yield Finding("jail", Level.ERROR, str(exc))
+        return
+    if config.reward.jail.kind == "none":
+        todo = "set reward.jail.kind auto, unless this machine is a jail itself"
+        yield Finding("jail", Level.WARNING, "none: programs of answers may do what this user may", todo)
+    else:
+        yield Finding("jail", Level.OK, found)
 
 
 def look_at_engine(config: Config) -> Iterator[Finding]:

@@ -82,7 +82,8 @@ SETTINGS = (
     "docs/fleet.md: fleet:",
     "docs/fleet.md: engine:",
     "docs/rewards.md: reward: {parts",
-    "docs/rewards.md: reward: {function",
+    "docs/rewards.md: reward: {function: code",
+    'docs/rewards.md: reward: {function: "rewards',
     "docs/tracing.md: telemetry:",
 )
 

@@ -120,7 +120,7 @@ def sample(name: str, *, text: str = "so \\boxed{2}", label: str = "2", folder: 
 
 async def outcome(rewards: Rewards, name: str, **about: Any) -> tuple[Any, ...]:
     """(reward, info), or (outcome, sentence)."""
-    made = sample(name if ":" in name or name == "math_verify" else f"{PARTS}:{name}", **about)
+    made = sample(name if ":" in name or name in ("math_verify", "code") else f"{PARTS}:{name}", **about)
     try:
         await rewards.score(made)
     except RewardError as exc:
@@ -343,6 +343,23 @@ async def test_a_workers_samples_wait_for_the_pool_and_outlive_the_worker(
 
 def _rewards_wait(client: redis.Redis, keys: Keys) -> str:
     return next((one.what for one in read_waits(client, keys) if one.who.endswith(":rewards")), "")
+
+
+async def test_T11_the_pool_runs_programs_of_answers_in_a_jail(
+    client: redis.Redis, keys: Keys, verifying: Callable[..., Config], start: Callable[[Config], Pool]
+) -> None:
+    config = verifying(function="code", timeout_s=200.0, code={"total_s": 100.0})
+    pool = start(config)
+    label = json.dumps({"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]})
+    reaches = f"import redis\nprint(redis.from_url({config.redis.url!r}).ping())"
+    peeks = "import os\nprint([one for one in os.environ if 'PENSTOCK' in one.upper()][0])"
+    async with asking(config, client, keys) as rewards:
+        texts = ["print(sum(map(int, input().split())))", "print(3)", reaches, peeks, "import os\nos.kill(-1, 9)"]
+        found = await asyncio.gather(*(outcome(rewards, "code", text=text, label=label) for text in texts))
+    assert [one[0] for one in found] == [1.0, 0.0, 0.0, 0.0, 0.0], found
+    assert found[0] == (1.0, "{'passed': 2, 'tests': 2}")
+    assert "run in a jail: " in pool.log.read_text()
+    assert pool.process.poll() is None
 
 
 def test_a_pool_whose_reward_is_not_there_says_so(

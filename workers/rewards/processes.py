@@ -5,7 +5,7 @@ ones. Here the limit is CPU time, kept by the kernel: an answer that uses it up 
 is no answer's fault (SIGPROF), and a check that merely waited is the caller's time-out (T11). The wait for a free
 process counts for none of them.
 
-Run as ``python -m workers.rewards.processes CPU_S`` this is one such process: a JSON line in, a JSON line out.
+Run as ``python -m workers.rewards.processes CPU_S CONFIG`` this is one such process: a JSON line in, a JSON line out.
 """
 
 import asyncio
@@ -19,7 +19,12 @@ import sys
 from dataclasses import dataclass
 from typing import IO, Any
 
+from penstock.config import RewardConfig
+from penstock.errors import ConfigError
 from penstock.system.processes import die_with, python_command, python_environment
+from workers.rewards.jail.finding import find_jail
+from workers.rewards.jail.jail import JailError
+from workers.rewards.kinds.code import Workshop
 from workers.rewards.kinds.kind import Kind
 from workers.rewards.kinds.question import Question
 from workers.rewards.kinds.registry import kind_of
@@ -45,10 +50,15 @@ class Checked:
 
 
 class CheckProcesses:
-    """Processes that compute slow rewards, started when first needed."""
+    """Processes that compute slow rewards, started when first needed.
 
-    def __init__(self, num_processes: int, *, cpu_s: int) -> None:
+    Args:
+        config: what programs of answers are worth, and where they run.
+    """
+
+    def __init__(self, num_processes: int, *, cpu_s: int, config: RewardConfig | None = None) -> None:
         self.cpu_s = cpu_s
+        self.config = config or RewardConfig()
         #: Held by each check.
         self.free = asyncio.Semaphore(num_processes)
         #: Processes that check nothing now.
@@ -64,7 +74,7 @@ class CheckProcesses:
             RuntimeError: the process died of something other than its CPU limit.
         """
         async with self.free:
-            process = self.idle.pop() if self.idle else await _Process.start(self.cpu_s)
+            process = self.idle.pop() if self.idle else await _Process.start(self.cpu_s, self.config)
             try:
                 answer = await process.ask({"reward": name, "label": question.label, "text": question.text[-MAX_TEXT:]})
             except BaseException:
@@ -88,7 +98,7 @@ class CheckProcesses:
     async def close(self) -> None:
         """End the idle processes; checks that run end with their caller."""
         while self.idle:
-            await self.idle.pop().kill()
+            await self.idle.pop().leave()
 
 
 class _Process:
@@ -97,10 +107,11 @@ class _Process:
         self.num_checks = 0
 
     @classmethod
-    async def start(cls, cpu_s: int) -> "_Process":
+    async def start(cls, cpu_s: int, config: RewardConfig) -> "_Process":
+        told = config.model_dump_json(include={"code", "jail"})
         return cls(
             await asyncio.create_subprocess_exec(
-                *python_command("workers.rewards.processes", str(cpu_s)),
+                *python_command("workers.rewards.processes", str(cpu_s), told),
                 env=python_environment(os.environ),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -132,13 +143,19 @@ class _Process:
         except TimeoutError:
             return await self.kill()
 
+    async def leave(self) -> int:
+        """Let one that checks nothing end by itself."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return await self.end()
+
     async def kill(self) -> int:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         return await self.process.wait()
 
 
-def serve(cpu_s: int) -> None:
+def serve(cpu_s: int, config: RewardConfig) -> None:
     """Answer requests from stdin until it closes."""
     import resource
 
@@ -149,22 +166,23 @@ def serve(cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
-        _answer(json.loads(line), cpu_s, answers)
+        _answer(json.loads(line), cpu_s, config, answers)
 
 
-def _answer(request: dict[str, Any], cpu_s: int, answers: IO[str]) -> None:
+def _answer(request: dict[str, Any], cpu_s: int, config: RewardConfig, answers: IO[str]) -> None:
     kind = kind_of(request.pop("reward"))
     assert kind is not None
     try:
-        answer: dict[str, Any] = {"value": check(kind, Question(**request), cpu_s)}
-    except ValueError as exc:
+        workshop = Workshop(config.code, find_jail(config)) if kind.needs_jail else None
+        answer: dict[str, Any] = {"value": check(kind, Question(**request), cpu_s, workshop)}
+    except (ValueError, ConfigError, JailError) as exc:
         answer = {"error": str(exc)}
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
 
 
-def check(kind: Kind, question: Question, cpu_s: int) -> Any:
-    """What a slow reward gives; ValueError where the label is not one for it.
+def check(kind: Kind, question: Question, cpu_s: int, workshop: Workshop | None = None) -> Any:
+    """What a slow reward gives; ValueError where the label is not one for it, JailError where no program can be run.
 
     The kernel ends this process where the label takes more than ``cpu_s`` of CPU time (SIGPROF), or the answer
     (SIGXCPU).
@@ -180,7 +198,7 @@ def check(kind: Kind, question: Question, cpu_s: int) -> Any:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(usage.ru_utime + usage.ru_stime) + 1 + cpu_s
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-    return kind.judge(question)
+    return kind.judge(question) if workshop is None else kind.judge(question, workshop)
 
 
 def import_package(kind: Kind) -> None:
@@ -196,4 +214,4 @@ def too_slow(name: str, label: str, cpu_s: int) -> str:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), RewardConfig.model_validate_json(sys.argv[2]))

@@ -25,11 +25,12 @@ from penstock.words import said, shown
 from workers.jobs.repeats import Repeats
 from workers.rewards.allowed import import_reward
 from workers.rewards.choice import chosen
+from workers.rewards.jail.asking import check_jail
 from workers.rewards.judges import Judges, takes_judges
 from workers.rewards.kinds.box import last_box
 from workers.rewards.kinds.kind import Kind
 from workers.rewards.kinds.question import Question
-from workers.rewards.kinds.registry import NAMES, check_packages, is_quick, is_remote, kind_of
+from workers.rewards.kinds.registry import NAMES, check_packages, is_quick, is_remote, kind_of, needs_jail
 from workers.rewards.outcomes import Raised, keyed, number_of, too_long, words
 from workers.rewards.processes import CheckProcesses
 from workers.rewards.remote import RemoteReward
@@ -72,6 +73,8 @@ class Rewards:
         self._repeats = Repeats()
         if checks is None:
             check_packages((*config.names, *allowed))
+            if needs_jail((*config.names, *allowed)):
+                log.info("programs of answers run in a jail: %s", check_jail(config))
         own = [name for name in NAMES if checks is None or is_quick(name)]
         if config.remote.url is None:
             own = [name for name in own if not is_remote(name)]
@@ -204,7 +207,9 @@ class Rewards:
         async def call(sample: Sample) -> Any:
             if self.processes is None:
                 check_packages([name])
-                self.processes = CheckProcesses(self.config.processes, cpu_s=self.config.check_cpu_s)
+                self.processes = CheckProcesses(
+                    self.config.processes, cpu_s=self.config.check_cpu_s, config=self.config
+                )
             found = await self.processes.check(name, Question.of(sample))
             if found.out_of_time:
                 return {self.config.key: found.value, "out_of_time": True}

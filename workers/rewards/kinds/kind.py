@@ -18,7 +18,8 @@ class Kind:
 
     #: A number, or a dict whose ``score`` is the number. ValueError where the label is not one for this reward, or
     #: longer than what is quick reads of one.
-    judge: Callable[[Question], Any]
+    #: Called with a question; where ``needs_jail``, with the workshop (code.py) too.
+    judge: Callable[..., Any]
     #: It may take long, or hang: it runs in a process with a limit of CPU time, where Python is not asked. What is not
     #: slow takes time by the length of the answer alone, and runs in the worker's event loop.
     is_slow: bool = False
@@ -29,14 +30,16 @@ class Kind:
     boxed: str = "{}"
     #: What it imports, of an extra.
     package: str = ""
+    #: It runs what an answer wrote.
+    needs_jail: bool = False
 
     def of_box(self) -> "Kind":
         """The same reward for what is in the last box of an answer; of '' where there is none."""
 
-        def judge(question: Question) -> Any:
+        def judge(question: Question, *more: Any) -> Any:
             content = last_box(question.text)
             # No template: the content may have braces.
             text = "" if content is None else self.boxed.replace("{}", content, 1)
-            return self.judge(replace(question, text=text))
+            return self.judge(replace(question, text=text), *more)
 
         return replace(self, judge=judge)

@@ -6,6 +6,8 @@ from penstock.config.code_names import BOXED, REMOTE, REWARDS
 from penstock.system.extras import check_installed
 from workers.rewards.kinds import math_verify
 from workers.rewards.kinds.chance import chance
+from workers.rewards.kinds.code import code
+from workers.rewards.kinds.code import read_label as read_code_label
 from workers.rewards.kinds.dapo import dapo
 from workers.rewards.kinds.exact_match import exact_match
 from workers.rewards.kinds.f1 import f1
@@ -25,6 +27,7 @@ KINDS: dict[str, Kind] = {
     "dapo": Kind(dapo, boxed="Answer: {}"),
     "f1": Kind(f1),
     "gpqa": Kind(gpqa),
+    "code": Kind(code, True, read_code_label, needs_jail=True),
     "random": Kind(chance),
 }
 
@@ -44,6 +47,11 @@ def is_quick(name: str) -> bool:
     """Whether the worker sees to it itself, with a verifier pool too."""
     kind = kind_of(name)
     return is_remote(name) or (kind is not None and not kind.is_slow)
+
+
+def needs_jail(names: Iterable[str]) -> bool:
+    """Whether one of these rewards runs what an answer wrote."""
+    return any(kind.needs_jail for name in names if (kind := kind_of(name)))
 
 
 def is_remote(name: str) -> bool:

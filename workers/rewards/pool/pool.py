@@ -34,9 +34,10 @@ from penstock.system.metrics.exporter import Exporter
 from penstock.system.processes import die_with_parent
 from penstock.system.tokens import new_token
 from workers.rewards.allowed import allowed_rewards, import_reward
+from workers.rewards.jail.finding import find_jail
 from workers.rewards.judges import takes_judges
 from workers.rewards.kinds.kind import Kind
-from workers.rewards.kinds.registry import check_packages, kind_of
+from workers.rewards.kinds.registry import check_packages, kind_of, needs_jail
 from workers.rewards.pool.client import SLACK_S
 from workers.rewards.pool.metrics import PoolCollector, PoolTally
 from workers.rewards.pool.worker import RQ_TTL_S, Function, Verifier
@@ -67,6 +68,8 @@ def load_rewards(config: Config) -> dict[str, Function | Kind]:
             "set reward.function, or name rewards of jobs in reward.pool.functions."
         )
     check_packages(names)
+    if needs_jail(names):
+        log.info("programs of answers run in a jail: %s", find_jail(config.reward).describe())
     found = {name: kind_of(name) or import_reward(name) for name in sorted(names)}
     for name, one in found.items():
         if not isinstance(one, Kind) and takes_judges(one):

@@ -34,6 +34,8 @@ from penstock.system.processes import die_with_parent
 from penstock.system.user_code import staying_alive
 from penstock.words import said, shown, trace_of
 from workers.rewards import processes
+from workers.rewards.jail.finding import find_jail
+from workers.rewards.kinds.code import Workshop
 from workers.rewards.kinds.kind import Kind
 from workers.rewards.kinds.question import Question
 from workers.rewards.kinds.registry import kind_of
@@ -251,5 +253,11 @@ def _checked(kind: Kind, sample: Sample, config: RewardConfig) -> Any:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     question = Question.of(sample)
-    value = processes.check(kind, replace(question, text=question.text[-processes.MAX_TEXT :]), config.check_cpu_s)
+    workshop = Workshop(config.code, find_jail(config)) if kind.needs_jail else None
+    question = replace(question, text=question.text[-processes.MAX_TEXT :])
+    try:
+        value = processes.check(kind, question, config.check_cpu_s, workshop)
+    finally:
+        if workshop is not None:
+            workshop.jail.close()
     return keyed(value, config.key)

@@ -36,7 +36,7 @@ def test_T11_verdicts_by_name_are_those_of_the_table(case: Case) -> None:
 
 def test_each_verdict_that_is_not_slimes_has_its_reason() -> None:
     cases = [*MATHS, *QUICK]
-    assert {one.reward for one in cases} | {"random", "math_verify", "remote_rm"} >= set(REWARDS)
+    assert {one.reward for one in cases} | {"random", "math_verify", "remote_rm", "code"} >= set(REWARDS)
     assert all(bool(one.why) == (one.slime is not None) and one.slime != one.verdict for one in cases)
 
 

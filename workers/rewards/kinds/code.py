@@ -1,0 +1,79 @@
+"""``code``: the program in an answer, run against the tests in its label, each in a jail of its own.
+
+The jailed program is told a test's input alone. What it should give stays outside, where what it gave is compared:
+a program that forges results has to know them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.config.verifying.jail import CodeConfig
+from workers.rewards.jail.jail import Jail
+from workers.rewards.jail.task import End, Ended, Task
+from workers.rewards.kinds.code_block import code_block
+from workers.rewards.kinds.code_tests import Case, Cases, is_right, read_tests
+from workers.rewards.kinds.question import Question
+
+#: Why a test failed, beside how a program may end.
+WRONG, NO_TIME_LEFT, NO_CODE = "wrong_output", "no_time_left", "no_code"
+#: Most characters of a program's last words that are kept.
+MAX_SAID = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """Where answers' programs are run, and what they are worth."""
+
+    config: CodeConfig
+    jail: Jail
+
+
+def read_label(label: str) -> None:
+    """Raise ValueError where a label has no tests."""
+    read_tests(label)
+
+
+def code(question: Question, workshop: Workshop) -> dict[str, Any]:
+    """``score``: 1 where all tests pass, else 0, or the share that passes (``reward.code.score``); ``passed``,
+    ``tests``; ``failed``: which was the first that did not pass, from 0, why, and what the program said last.
+
+    Blocks for at most ``code.total_s``, the wait for a free core and for starts left out.
+
+    Raises:
+        ValueError: the label has no tests.
+        JailError: no program can be run.
+    """
+    config = workshop.config
+    found = read_tests(question.label)
+    tests = found.tests[: config.max_tests]
+    program = code_block(question.text)
+    if not program.strip():
+        return {"score": 0.0, "passed": 0, "tests": len(tests), "failed": {"test": 0, "why": NO_CODE}}
+    passed, left_s, failed = 0, config.total_s, None
+    for index, test in enumerate(tests):
+        why, said, took_s = _failure(test, found, program, workshop, left_s)
+        left_s -= took_s
+        passed += not why
+        if why and failed is None:
+            failed = {"test": index, "why": why, **({"said": said} if said else {})}
+        if why and (config.score == "all" or left_s <= 0):
+            break
+    score = float(passed == len(tests)) if config.score == "all" else passed / len(tests)
+    return {"score": score, "passed": passed, "tests": len(tests), **({"failed": failed} if failed else {})}
+
+
+def _failure(test: Case, tests: Cases, program: str, workshop: Workshop, left_s: float) -> tuple[str, str, float]:
+    """(why the test does not pass, or ''; the program's last words; seconds)."""
+    if left_s <= 0:
+        return NO_TIME_LEFT, "", 0.0
+    task = Task(tests.program(program), test.stdin, test.function or None, test.arguments)
+    ended = workshop.jail.run(task, test_s=left_s)
+    if ended.how is not End.DONE:
+        return ended.how.value, _last_line(ended), ended.took_s
+    right = is_right(test, ended.output, workshop.config.tolerance)
+    return ("" if right else WRONG), "", ended.took_s
+
+
+def _last_line(ended: Ended) -> str:
+    lines = ended.errors.strip().splitlines()
+    return lines[-1][-MAX_SAID:] if lines else ""

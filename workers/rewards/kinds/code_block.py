@@ -1,0 +1,16 @@
+"""The program in an answer."""
+
+import re
+
+from workers.rewards.kinds.box import after_thoughts
+
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_PYTHON = ("", "python", "python3", "py", "py3")
+
+
+def code_block(text: str) -> str:
+    """What the last block of Python in an answer holds, behind a model's thoughts; the rest of the answer where the
+    block is not closed; all of the answer where it has no block of Python."""
+    text = after_thoughts(text)
+    blocks = [code for language, code in _FENCE.findall(text) if language.lower() in _PYTHON]
+    return blocks[-1] if blocks else text

@@ -1,0 +1,182 @@
+"""Tests of a program: a label read into tests, and what a program gave compared with what it should.
+
+Forms of labels, each as a map or list, or as its JSON:
+
+    {"inputs": [...], "outputs": [...]}                          APPS, TACO, LiveCodeBench, verl's prime_code
+    {"inputs": [...], "outputs": [...], "fn_name": "add"}        the same for a function
+    [{"input": ..., "output": ..., "fn_name": "add"}, ...]       one map a test, ``fn_name`` where it is a function
+
+``prefix`` and ``suffix`` beside them, or in a ``{"tests": [...]}`` map, are put around the answer's program.
+"""
+
+import json
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+#: Most tests of a label.
+MAX_TESTS = 1000
+_FORMS = 'a map with "inputs" and "outputs", or a list of maps with "input" and "output"'
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    #: Text on stdin; where a function is called ''.
+    stdin: str = ""
+    #: Name of the function, and what it is called with; '': the program runs by itself.
+    function: str = ""
+    arguments: tuple[Any, ...] = ()
+    #: Text on stdout, or what the function returns; any of them is right.
+    expected: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    tests: tuple[Case, ...]
+    prefix: str = ""
+    suffix: str = ""
+
+    def program(self, code: str) -> str:
+        """The answer's code with what stands around it."""
+        return f"{self.prefix}{code}{self.suffix}"
+
+
+def read_tests(label: str) -> Cases:
+    """The tests of a label. Raises ValueError where it has none, or in another form."""
+    try:
+        found = json.loads(label)
+        # JSON inside of JSON, as tables of text have it.
+        found = json.loads(found) if isinstance(found, str) else found
+    except (ValueError, RecursionError):
+        raise ValueError(f"the label {label[:80]!r} is no JSON of tests: {_FORMS}") from None
+    about = found if isinstance(found, dict) else {}
+    function = _name(about)
+    if isinstance(found, dict) and "tests" in found:
+        found = found["tests"]
+    if isinstance(found, dict):
+        pairs = [(one, other, function) for one, other in _pairs(found)]
+    elif isinstance(found, list) and all(isinstance(one, dict) and {"input", "output"} <= one.keys() for one in found):
+        pairs = [(one["input"], one["output"], _name(one) or function) for one in found]
+    else:
+        raise ValueError(f"the label {label[:80]!r} is not {_FORMS}")
+    if not 0 < len(pairs) <= MAX_TESTS:
+        raise ValueError(f"the label has {len(pairs)} tests; 1 to {MAX_TESTS} are run")
+    tests = tuple(_call(*pair) if pair[2] else _run(*pair[:2]) for pair in pairs)
+    return Cases(tests, _text(about, "prefix"), _text(about, "suffix"))
+
+
+def _pairs(found: dict[str, Any]) -> list[tuple[Any, Any]]:
+    inputs, outputs = found.get("inputs"), found.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ValueError('"inputs" and "outputs" of the label are not two lists of the same length')
+    return list(zip(inputs, outputs, strict=True))
+
+
+def _name(found: dict[str, Any]) -> str:
+    for key in ("fn_name", "func_name"):
+        if found.get(key) is not None:
+            return _text(found, key)
+    return ""
+
+
+def _text(found: dict[str, Any], key: str) -> str:
+    value = found.get(key, "")
+    if not isinstance(value, str):
+        raise ValueError(f'"{key}" of the label is no text')
+    return value
+
+
+def _run(stdin: Any, stdout: Any) -> Case:
+    """Lists of lines are text too."""
+    texts = ["\n".join(map(str, one)) if isinstance(one, list) else one for one in (stdin, stdout)]
+    if not all(isinstance(one, str) for one in texts):
+        raise ValueError("a test's input and output are no texts, and no function is named (fn_name)")
+    return Case(stdin=texts[0], expected=(texts[1],))
+
+
+def _call(given: Any, wanted: Any, function: str) -> Case:
+    """Of text each line is an argument as JSON; a list are the arguments, and what is wanted may be a list of one."""
+    try:
+        if isinstance(given, str):
+            arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
+            expected = [json.loads(wanted) if isinstance(wanted, str) else wanted]
+        elif isinstance(given, list):
+            arguments = given
+            expected = [wanted, *(wanted if isinstance(wanted, list) and len(wanted) == 1 else [])]
+        else:
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise ValueError(f"a test of {function} has arguments or a result that are no JSON") from None
+    return Case(function=function, arguments=tuple(arguments), expected=tuple(expected))
+
+
+def is_right(test: Case, output: bytes, tolerance: float) -> bool:
+    """Whether a program gave what the test wants."""
+    text = output.decode(errors="replace")
+    if not test.function:
+        return any(_same_text(text, wanted, tolerance) for wanted in test.expected)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    try:
+        return any(_same_value(value, wanted, tolerance) for wanted in test.expected)
+    except RecursionError:
+        return False
+
+
+def _same_text(said: str, wanted: str, tolerance: float) -> bool:
+    """Line by line, white space around lines and empty lines at the end left out; else word by word as numbers."""
+    lines, others = _lines(said), _lines(wanted)
+    if lines == others:
+        return True
+    return len(lines) == len(others) and all(
+        _same_words(line.split(), other.split(), tolerance) for line, other in zip(lines, others, strict=True)
+    )
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.rstrip().split("\n")]
+
+
+def _same_words(words: list[str], others: list[str], tolerance: float) -> bool:
+    return len(words) == len(others) and all(
+        word == other or _same_number(word, other, tolerance) for word, other in zip(words, others, strict=True)
+    )
+
+
+def _same_number(word: str, other: str, tolerance: float) -> bool:
+    """Two numbers as text. Digits that no number needs are none: 1.0 is 1."""
+    try:
+        said, wanted = Decimal(word), Decimal(other)
+    except InvalidOperation:
+        return False
+    if not said.is_finite() or not wanted.is_finite():
+        return False
+    return said == wanted or (tolerance > 0 and _near(float(said), float(wanted), tolerance))
+
+
+def _near(said: float, wanted: float, tolerance: float) -> bool:
+    return abs(said - wanted) <= tolerance * max(1.0, abs(wanted))
+
+
+def _same_value(said: Any, wanted: Any, tolerance: float) -> bool:
+    """Values of JSON; a bool is no number."""
+    if isinstance(said, bool) or isinstance(wanted, bool):
+        return said is wanted
+    if isinstance(said, list) and isinstance(wanted, list):
+        return len(said) == len(wanted) and all(
+            _same_value(one, other, tolerance) for one, other in zip(said, wanted, strict=True)
+        )
+    if isinstance(said, dict) and isinstance(wanted, dict):
+        return said.keys() == wanted.keys() and all(_same_value(said[key], wanted[key], tolerance) for key in said)
+    if isinstance(said, int | float) and isinstance(wanted, int | float):
+        return said == wanted or (tolerance > 0 and _near_values(said, wanted, tolerance))
+    return bool(said == wanted)
+
+
+def _near_values(said: float, wanted: float, tolerance: float) -> bool:
+    try:
+        return _near(float(said), float(wanted), tolerance)
+    except OverflowError:
+        return False
