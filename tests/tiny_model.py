@@ -35,6 +35,14 @@ def make_tiny_mixture(folder: Path, seed: int = 0) -> Path:
     return _write(folder, seed, Qwen3MoeForCausalLM, config)
 
 
+def make_tiny_classifier(folder: Path, seed: int = 0) -> Path:
+    """A reward model of the same shape: one number for a text, of its last token."""
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+    config = Qwen2Config(**_SHAPE | {"tie_word_embeddings": False}, num_hidden_layers=2, num_labels=1)
+    return _write(folder, seed, Qwen2ForSequenceClassification, config)
+
+
 _SHAPE: dict[str, Any] = {
     "vocab_size": 2 + len(ALPHABET),
     "hidden_size": 64,
