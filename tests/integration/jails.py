@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import traceback
 import uuid
@@ -50,6 +51,21 @@ def interpreter(who: str) -> str | None:
     if not os.access("/usr/bin/python3", os.X_OK):
         lack("there is no Python here that a plain user can run: install python3")
     return "/usr/bin/python3"
+
+
+def need_kernel(kind: str, who: str) -> None:
+    """Skip where the kernel, or the container around, gives this user nothing to make such a jail of."""
+    if kind == "filters":
+        (warden,) = [one for one in WARDENS if one.name == kind]
+        if lacking := warden.lack():
+            pytest.skip(f"no jail of filters can be made here: {lacking}")
+        return
+    user = ["--user", "--map-root-user"] if who == "plain" else []
+    unshare = ["unshare", *user, "--pid", "--net", "--ipc", "--uts", "--mount", "--fork", "true"]
+    other = {"user": PLAIN_USER, "group": PLAIN_USER} if who == "plain" and os.geteuid() == 0 else {}
+    done = subprocess.run(unshare, capture_output=True, text=True, check=False, **other)
+    if done.returncode:
+        pytest.skip(f"this machine gives no namespaces to {who}: {done.stderr.strip()}")
 
 
 class Tried:

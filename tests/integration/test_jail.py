@@ -13,7 +13,7 @@ import pytest
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError
 from penstock.redis.server import RedisServer
-from tests.integration.jails import LIMITS, TEST_S, Tried, bwrap_on_path
+from tests.integration.jails import LIMITS, TEST_S, Tried, bwrap_on_path, need_kernel
 from workers.rewards.jail import finding, wardens
 from workers.rewards.jail.jail import Jail, JailError
 from workers.rewards.jail.task import End, Limits, Task
@@ -115,6 +115,7 @@ def who(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def tried(kind: str, who: str, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tried]:
+    need_kernel(kind, who)
     with bwrap_on_path(open_folder, monkeypatch):
         yield Tried(kind, who)
 
@@ -233,6 +234,7 @@ def reward(kind: str, **jail: Any) -> RewardConfig:
 
 
 def test_the_first_that_holds_is_taken_and_says_what_it_is(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_kernel("namespaces", "root" if os.geteuid() == 0 else "plain")
     with bwrap_on_path(open_folder, monkeypatch):
         finding._found.cache_clear()
         assert finding.find_jail(reward("auto")).describe().startswith("bwrap: namespaces by bubblewrap")
