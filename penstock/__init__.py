@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import RolesApart as RolesApart
     from penstock.errors import WaitTimeout as WaitTimeout
+    from penstock.hooks.signatures import GenerateHook as GenerateHook
+    from penstock.hooks.signatures import SampleHook as SampleHook
     from penstock.protocol.groups import CompletedGroup as CompletedGroup
     from penstock.protocol.records.job import Job as Job
     from penstock.protocol.records.sample import Sample as Sample
@@ -54,6 +56,7 @@ _LAZY = {
     "DataEnded": "penstock.errors",
     "EngineMetrics": "consumers.adapters.engine_metrics",
     "Environment": "workers.jobs.environments",
+    "GenerateHook": "penstock.hooks.signatures",
     "Job": "penstock.protocol.records.job",
     "Judge": "workers.rewards.judges",
     "JudgeError": "penstock.errors",
@@ -69,6 +72,7 @@ _LAZY = {
     "RolloutManager": "consumers.adapters.rollout_manager",
     "RowSource": "producer.sources.row_source",
     "Sample": "penstock.protocol.records.sample",
+    "SampleHook": "penstock.hooks.signatures",
     "Score": "consumers.scorer",
     "Scorer": "consumers.scorer",
     "Sender": "consumers.weights.transports.sender",
@@ -91,6 +95,7 @@ __all__ = [
     "DataEnded",
     "EngineMetrics",
     "Environment",
+    "GenerateHook",
     "Job",
     "Judge",
     "JudgeError",
@@ -106,6 +111,7 @@ __all__ = [
     "RolloutManager",
     "RowSource",
     "Sample",
+    "SampleHook",
     "Score",
     "Scorer",
     "Sender",

@@ -23,6 +23,7 @@ PenstockError
 ├── EnvironmentRaised      a sample's environment raised, or answered what is no Observation
 ├── RewardError            a reward has no number; ``outcome`` names why
 │   └── JudgeError         a model that judges gave no answer
+├── HookError              a function of section ``hooks`` raised, or gave what it may not; ``outcome`` names why
 ├── HistoryError           a file of a run's history cannot be used, or is none; names it
 ├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
 └── WaitTimeout            a wait ran out of its time; says what it waited for
@@ -136,6 +137,19 @@ class RewardError(PenstockError):
 
 class JudgeError(RewardError):
     """A model that judges gave no answer, or one that is none, within its tries. The text names it."""
+
+
+class HookError(PenstockError):
+    """A function that section ``hooks`` names raised, hung, or gave what it may not.
+
+    Args:
+        outcome: the ``JobFailure`` that it is to its job: ``hook_raised``, ``hook_timeout``, ...
+        message: what happened, with the name of the function.
+    """
+
+    def __init__(self, outcome: str, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 class HistoryError(PenstockError):

@@ -28,6 +28,7 @@ import uvloop
 
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError
+from penstock.hooks.slime import args_of
 from penstock.protocol.keys import Keys
 from penstock.protocol.scripts import ensure_lanes
 from penstock.protocol.waits import Waiting
@@ -42,6 +43,8 @@ from penstock.system.user_code import run_through, staying_alive
 from penstock.weights.tokenizer import load_tokenizer
 from workers.caretaker import Caretaker
 from workers.engine import Engine
+from workers.hooks.generate import Generating
+from workers.hooks.sample_hooks import SampleHooks
 from workers.jobs.commits import Commits
 from workers.jobs.endings import Endings
 from workers.jobs.environments import Environments, allowed_environments
@@ -128,7 +131,7 @@ class Worker:
         """What the tasks share."""
         config = self.config
         # Before anything starts: what cannot be imported would fail every job of its dataset.
-        rewards = Rewards(config.reward, self._checks(), allowed_rewards(config))
+        rewards = Rewards(config.reward, self._checks(), allowed_rewards(config), args_of(config))
         return Services(
             config=config,
             keys=self.keys,
@@ -138,6 +141,8 @@ class Worker:
             valves=Valves(),
             rewards=rewards,
             environments=Environments(allowed_environments(config), rewards.judges),
+            generating=Generating(config),
+            sample_hooks=SampleHooks(config),
             tokenizer=load_tokenizer(config.model.path),
             commits=Commits(config, self.keys, self.control, self._waiting("commit"), self.name),
             endings=Endings(config),

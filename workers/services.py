@@ -17,6 +17,8 @@ from penstock.redis.control import AsyncControl
 from penstock.system.telemetry import NoSpans, Spans
 from penstock.weights.tokenizer import Tokenizer
 from workers.engine import Engine, Segment
+from workers.hooks.generate import Generating
+from workers.hooks.sample_hooks import SampleHooks
 from workers.jobs.commits import Commits
 from workers.jobs.endings import Endings
 from workers.jobs.environments import Environments
@@ -107,6 +109,8 @@ class Services:
     valves: Valves
     rewards: Rewards
     environments: Environments
+    generating: Generating
+    sample_hooks: SampleHooks
     tokenizer: Tokenizer
     commits: Commits
     endings: Endings

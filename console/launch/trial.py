@@ -21,6 +21,7 @@ import uvloop
 
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError
+from penstock.hooks.slime import args_of
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.redaction import redact
@@ -32,8 +33,9 @@ from producer.main import chat_template
 from producer.offers import Offers
 from producer.weighted import mixture_of
 from workers.engine import Engine
+from workers.hooks.generate import Generating
+from workers.hooks.sample_hooks import SampleHooks
 from workers.jobs.environments import Environments, allowed_environments
-from workers.jobs.generate import generate_sample
 from workers.jobs.valves import Valves
 from workers.rewards.allowed import allowed_rewards
 from workers.rewards.score import Rewards
@@ -139,8 +141,9 @@ async def until_stopped(work: Coroutine[Any, Any, T]) -> T:
 async def _try(config: Config, jobs: Sequence[Job], folder: Path, gpus: Sequence[str], tell: Tell) -> list[Trial]:
     # Nobody would go on with an answer that a lease has no tokens left for.
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"lease_tokens": None})})
-    rewards = Rewards(config.reward, None, allowed_rewards(config))
+    rewards = Rewards(config.reward, None, allowed_rewards(config), args_of(config))
     environments = Environments(allowed_environments(config), rewards.judges)
+    generating, hooks = Generating(config), SampleHooks(config)
     tokenizer = load_tokenizer(config.model.path)
     done: list[Trial] = []
     async with _engine(_seeing(config, gpus), folder, tell) as engine:
@@ -148,7 +151,7 @@ async def _try(config: Config, jobs: Sequence[Job], folder: Path, gpus: Sequence
 
         async def one(job: Job) -> Trial:
             async with slots:
-                row = await _draw(config, engine, rewards, environments, tokenizer, job)
+                row = await _draw(engine, rewards, environments, generating, hooks, tokenizer, job)
             done.append(row)
             tell(len(done), "")
             return row
@@ -189,10 +192,11 @@ async def _tell_start(engine: Engine, tell: Tell) -> None:
 
 
 async def _draw(
-    config: Config,
     engine: Engine,
     rewards: Rewards,
     environments: Environments,
+    generating: Generating,
+    hooks: SampleHooks,
     tokenizer: Tokenizer,
     job: Job,
 ) -> Trial:
@@ -200,9 +204,10 @@ async def _draw(
     sample, error = Sample(job, len(job.answers)), ""
     try:
         environment = environments.make(job)
-        await generate_sample(engine, Valves(), job, sample.k, tokenizer=tokenizer, rollout=config.rollout,
-                              environment=environment, partial=sample)  # fmt: skip
-        await rewards.score(sample)
+        await generating.make(engine, Valves(), sample, tokenizer=tokenizer, environment=environment)
+        await hooks.apply(sample)
+        if sample.reward is None:
+            await rewards.score(sample)
     except PenstockError as exc:
         error = redact(str(exc))
     return _row(sample, tokenizer, error)

@@ -4,6 +4,7 @@ from penstock.config.buffer import BufferConfig, FilterConfig
 from penstock.config.data import DataConfig, DatasetConfig
 from penstock.config.engine import EngineConfig, FaultsConfig
 from penstock.config.history import HistoryConfig
+from penstock.config.hooks import HooksConfig
 from penstock.config.model import ModelConfig
 from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig
@@ -23,6 +24,7 @@ __all__ = [
     "FaultsConfig",
     "FilterConfig",
     "HistoryConfig",
+    "HooksConfig",
     "ModelConfig",
     "RedisConfig",
     "RewardConfig",

@@ -41,3 +41,4 @@ RewardName = Annotated[str, AfterValidator(_named("reward", REWARDS, prefix=BOXE
 FilterName = Annotated[str, AfterValidator(_named("filter", FILTERS))]
 TransportName = Annotated[str, AfterValidator(_named("transport", tuple(TRANSPORTS), like="module:Class"))]
 EnvironmentName = Annotated[str, AfterValidator(_named("environment", like="module:Class"))]
+HookName = Annotated[str, AfterValidator(_named("hook"))]

@@ -10,6 +10,7 @@ from penstock.config.data import DataConfig
 from penstock.config.engine import EngineConfig, FaultsConfig
 from penstock.config.fleet import FleetConfig
 from penstock.config.history import HistoryConfig
+from penstock.config.hooks import HooksConfig
 from penstock.config.model import ModelConfig
 from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig
@@ -69,6 +70,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     worker: WorkerConfig = WorkerConfig()
     reward: RewardConfig = RewardConfig()
+    hooks: HooksConfig = HooksConfig()
     buffer: BufferConfig = BufferConfig()
     history: HistoryConfig = HistoryConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -114,6 +116,15 @@ class Config(Section):
                 raise ValueError(
                     f"judge {judge.name!r} (reward.judges) has no url, and fleet.models has no frozen model of this "
                     "name: give it a url, or add the model"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _samples_are_made_by_one(self) -> Self:
+        for dataset in (*self.data.train, *self.data.eval):
+            if self.hooks.generate is not None and dataset.environment is not None:
+                raise ValueError(
+                    f"hooks.generate makes samples, and dataset {dataset.name!r} has an environment: remove one of them"
                 )
         return self
 

@@ -12,6 +12,7 @@ import sys
 from penstock.config import Config
 from penstock.config.reading.dataset_path import code_name
 from penstock.errors import ConfigError
+from penstock.hooks.signatures import FORMS, check_hook
 from penstock.system.processes import python_command, python_environment
 from penstock.system.user_code import find
 from penstock.words import printable, said
@@ -34,7 +35,12 @@ def named(config: Config) -> list[tuple[str, str]]:
     found += [("trainer.filter.functions", name) for name in config.trainer.filter.functions]
     found += [("buffer.filters", name) for name in config.buffer.filters]
     found += [("trainer.transport", config.trainer.transport)]
+    found += [(f"hooks.{key}", name) for key in FORMS for name in _many(getattr(config.hooks, key))]
     return [pair for pair in dict.fromkeys(found) if ":" in pair[1]]
+
+
+def _many(named: list[str] | str | None) -> list[str]:
+    return [named] if isinstance(named, str) else named or []
 
 
 def check_user_code(config: Config) -> None:
@@ -69,6 +75,7 @@ def main() -> int:
             found = find(name, what)
             if not callable(found):
                 raise ConfigError(f"{what} {name} is not a function.")
+            check_hook(what, name, found)
     except ConfigError as exc:
         print(printable(" ".join(str(exc).split())), file=sys.stderr)
         return 2

@@ -10,6 +10,7 @@ from penstock.errors import (
     EngineRefused,
     EnvironmentRaised,
     EnvironmentTimeout,
+    HookError,
     MemberDied,
     PayloadError,
     ProtocolError,
@@ -63,7 +64,7 @@ class Charge:
                 await self._crash(str(failure), *died)
             case ConfigError() | ProtocolError() | EngineRefused():
                 await self._fail(failure, JobFailure.REFUSED, str(failure), permanent=True)
-            case RewardError():
+            case RewardError() | HookError():
                 await self._fail(failure, failure.outcome, detail)
             case EngineError():
                 await self._fail(failure, JobFailure.ENGINE_ERROR, str(failure))

@@ -42,7 +42,6 @@ from penstock.system.telemetry import name_of
 from penstock.words import said
 from workers.jobs.charge import Charge
 from workers.jobs.evaluated import note
-from workers.jobs.generate import generate_sample
 from workers.jobs.given import check_answers, give_sample
 from workers.jobs.prefixes import Prefix, read_prefixes
 from workers.jobs.sampling import sampling_for
@@ -275,7 +274,9 @@ class HeldJob:
             return  # its tokens of this lease are used up
         if self._job.lane != Lane.SCORE:
             with self._told("reward", sample.k):
-                await services.rewards.score(sample)
+                await services.sample_hooks.apply(sample)
+                if sample.reward is None:
+                    await services.rewards.score(sample)
             note(sample, services.config.data.eval)
         with self._told("commit", sample.k):
             await self._commit(sample)
@@ -304,15 +305,12 @@ class HeldJob:
         services, birth = self._services, self._services.births
         begun_on = services.publication
         try:
-            await generate_sample(
+            await services.generating.make(
                 services.engine,
                 services.valves,
-                self._job,
-                sample.k,
+                sample,
                 tokenizer=services.tokenizer,
-                rollout=services.config.rollout,
                 environment=services.environments.make(self._job),
-                partial=sample,
                 interval=services.config.worker.stream_interval,
                 drawn=prefix.keep_if_due,
                 account=prefix.account,

@@ -1,14 +1,20 @@
 """Which rewards a job may name, and the user's own by name."""
 
+import inspect
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
 from penstock.config import Config
 from penstock.config.code_names import REWARDS
 from penstock.errors import ConfigError
+from penstock.hooks.signatures import Form, is_async
+from penstock.hooks.slime import seen
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import find
 from workers.rewards.kinds.registry import is_quick
+
+_SLIME = Form(("args", "sample"))
 
 
 def allowed_rewards(config: Config) -> frozenset[str]:
@@ -19,12 +25,31 @@ def allowed_rewards(config: Config) -> frozenset[str]:
     return frozenset(name for name in named if not is_quick(name))
 
 
-def import_reward(name: str) -> Callable[[Sample], Any]:
-    """The reward ``module:function``. Raises ConfigError."""
+def import_reward(name: str, args: Namespace | None = None) -> Callable[[Sample], Any]:
+    """The reward ``module:function``, one of slime's signature (args, sample, **kwargs) among them. Raises ConfigError.
+
+    Args:
+        args: what a function of slime's signature is given first.
+    """
     if ":" not in name:
         raise ConfigError(f"reward.function {name!r} is not a reward: use {', '.join(REWARDS)} or module:function.")
     found = find(name, "reward.function")
     if not callable(found):
         raise ConfigError(f"reward.function {name} is not a function.")
     function: Callable[[Sample], Any] = found
-    return function
+    return _of_slime(found, args or Namespace()) if _is_of_slime(found) else function
+
+
+def _is_of_slime(function: Callable[..., Any]) -> bool:
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return False
+    return names[:1] == ["args"] and _SLIME.takes(function)
+
+
+def _of_slime(function: Callable[..., Any], args: Namespace) -> Callable[[Sample], Any]:
+    async def asked(sample: Sample) -> Any:
+        return await function(args, seen(sample))
+
+    return asked if is_async(function) else lambda sample: function(args, seen(sample))

@@ -11,6 +11,7 @@ import inspect
 import logging
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +58,21 @@ class Rewards:
         checks: the way to the verifier pool; None: rewards are computed here.
         allowed: rewards that jobs may name beside the run's and the built-in ones, from the worker's own configuration.
             A job travels through Redis, and whoever writes there must not choose what is imported here.
+        args: what functions of slime's signature are given first; None: nothing is in it.
 
     Raises:
         ConfigError: the run's reward, or one of ``allowed``, is not there, or needs what is not installed.
     """
 
-    def __init__(self, config: RewardConfig, checks: "Checks | None" = None, allowed: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        config: RewardConfig,
+        checks: "Checks | None" = None,
+        allowed: Collection[str] = (),
+        args: Namespace | None = None,
+    ) -> None:
         self.config = config
+        self._args = args
         self.checks = checks
         #: For slow rewards by name; None before the first check.
         self.processes: CheckProcesses | None = None
@@ -171,7 +180,7 @@ class Rewards:
         if self.checks is not None and (kind is None or kind.is_slow):
             return self.checks.asking(name)
         if kind is None:
-            function = import_reward(name)
+            function = import_reward(name, self._args)
             return self._asking(function, name) if takes_judges(function) else _async(function, name)
         return self._slow(name) if kind.is_slow else self._quick(kind, name)
 

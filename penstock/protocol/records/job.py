@@ -34,6 +34,11 @@ class JobFailure(StrEnum):
     REWARD_TOO_LARGE = "reward_too_large"
     ENVIRONMENT_RAISED = "environment_raised"
     ENVIRONMENT_TIMEOUT = "environment_timeout"
+    #: Of a function that section ``hooks`` names.
+    HOOK_RAISED = "hook_raised"
+    HOOK_TIMEOUT = "hook_timeout"
+    #: It made of a sample what was not drawn.
+    HOOK_UNPROVEN = "hook_unproven"
     ENGINE_ERROR = "engine_error"
     #: Arrays of a sample that contradict each other.
     PAYLOAD_ERROR = "payload_error"

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 
 from penstock.config import Config
 from penstock.errors import ConfigError
+from penstock.hooks.slime import args_of
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
@@ -68,9 +69,10 @@ def load_rewards(config: Config) -> dict[str, Function | Kind]:
             "set reward.function, or name rewards of jobs in reward.pool.functions."
         )
     check_packages(names)
+    args = args_of(config)
     if needs_jail(names):
         log.info("programs of answers run in a jail: %s", find_jail(config.reward).describe())
-    found = {name: kind_of(name) or import_reward(name) for name in sorted(names)}
+    found = {name: kind_of(name) or import_reward(name, args) for name in sorted(names)}
     for name, one in found.items():
         if not isinstance(one, Kind) and takes_judges(one):
             raise ConfigError(

@@ -1,0 +1,23 @@
+"""Section ``hooks``: functions of the user's at named places of a run (docs/hooks.md)."""
+
+from typing import Any
+
+from pydantic import Field
+
+from penstock.config.code_names import HookName
+from penstock.config.section import Seconds, Section
+
+
+class HooksConfig(Section):
+    """Functions of the user's at named places of a run, each ``module:function`` (docs/hooks.md)."""
+
+    #: Makes each sample in place of a turn of the engine, which it asks itself, in the worker; null: none.
+    generate: HookName | None = None
+    #: Longest run of it on one sample; the job then fails as ``hook_timeout``.
+    generate_timeout_s: Seconds = 3600.0
+    #: Asked in this order with each drawn sample before its reward, in the worker.
+    sample: list[HookName] = Field(default_factory=list)
+    #: Longest run of such a function on one sample; the job then fails as ``hook_timeout``.
+    timeout_s: Seconds = 30.0
+    #: Attributes of the ``args`` that functions of slime's signature are given, beside those that follow from the run.
+    args: dict[str, Any] = Field(default_factory=dict)

@@ -1,0 +1,127 @@
+"""What each key of section ``hooks`` names: a Protocol, and how its function must be able to be called."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.errors import ConfigError
+from penstock.protocol.records.sample import Sample
+from penstock.system.user_code import find
+
+
+class SampleHook(Protocol):
+    """``hooks.sample``: asked with each drawn sample before its reward.
+
+    It may take loss off tokens (``sample.loss_mask``), and set ``sides`` and ``reward``; tokens, logprobs, versions and
+    what was generated stay as they were drawn (T6, T8).
+    """
+
+    def __call__(self, sample: Sample, /) -> Awaitable[None] | None: ...
+
+
+class GenerateHook(Protocol):
+    """``hooks.generate``: makes one sample, as slime's custom generate functions do.
+
+    ``args.engine.generate(input_ids, sampling_params)`` asks the worker's engine, and so does a request to
+    ``/generate`` at ``args.sglang_router_ip`` and ``args.sglang_router_port``. It returns the sample with ``tokens``,
+    ``response_length``, ``response``, ``loss_mask`` and ``status`` set; what bears loss must be of such requests.
+    """
+
+    async def __call__(self, args: Any, sample: Any, sampling_params: dict[str, Any], /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way in which a function may be written."""
+
+    #: Names of what it is given.
+    parameters: tuple[str, ...]
+    #: Names of what it is given beside it, where it takes that.
+    optional: tuple[str, ...] = ()
+    #: As slime has it: ``args``, and samples as slime's look.
+    is_slime: bool = False
+    #: It must be an async function.
+    is_async: bool = False
+
+    def takes(self, function: Callable[..., Any]) -> bool:
+        """Whether ``function`` can be called so; true where Python does not know."""
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            return True
+        try:
+            signature.bind(*self.parameters)
+        except TypeError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return f"({', '.join(self.parameters)})"
+
+
+#: Key of section ``hooks`` -> the forms that its function may have.
+FORMS: dict[str, tuple[Form, ...]] = {
+    "generate": (Form(("args", "sample", "sampling_params"), ("evaluation",), is_slime=True, is_async=True),),
+    "sample": (Form(("sample",)), Form(("args", "sample"), ("rollout_id", "evaluation"), is_slime=True)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A function of the user's."""
+
+    #: As errors call it: key and import path.
+    name: str
+    function: Callable[..., Any]
+    form: Form
+
+    def named(self, **values: Any) -> dict[str, Any]:
+        """Of ``values`` those that the function takes."""
+        try:
+            parameters = inspect.signature(self.function).parameters
+        except (TypeError, ValueError):
+            return {}
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+            return values
+        return {name: value for name, value in values.items() if name in parameters}
+
+
+def load_hook(key: str, path: str) -> Hook:
+    """The function that ``hooks.KEY`` names. Imports the user's module.
+
+    Raises:
+        ConfigError: it cannot be imported, is no function, or cannot be called as this hook is.
+    """
+    return Hook(f"hooks.{key} {path}", *_checked(key, path, find(path, f"hooks.{key}")))
+
+
+def load_hooks(key: str, paths: Sequence[str]) -> list[Hook]:
+    """As :func:`load_hook`, of several."""
+    return [load_hook(key, path) for path in paths]
+
+
+def check_hook(what: str, path: str, found: object) -> None:
+    """Raise ConfigError where ``found`` cannot be what the key ``what`` of the configuration names by ``path``."""
+    section, _, key = what.partition(".")
+    if section == "hooks":
+        _checked(key, path, found)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether what it gives is to be awaited."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _checked(key: str, path: str, found: object) -> tuple[Callable[..., Any], Form]:
+    if not callable(found):
+        raise ConfigError(f"hooks.{key} {path} is not a function.")
+    for form in FORMS[key]:
+        if form.takes(found):
+            if form.is_async and not is_async(found):
+                raise ConfigError(f"hooks.{key} {path} is not async, and is awaited: write it as async def.")
+            return found, form
+    forms = " or ".join(f"{path.rpartition(':')[2]}{form}" for form in FORMS[key])
+    raise ConfigError(
+        f"hooks.{key} {path} takes {inspect.signature(found)}, and is called as {forms}: correct its parameters."
+    )

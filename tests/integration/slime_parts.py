@@ -1,0 +1,97 @@
+"""Functions of slime's signatures, as its examples have them: a custom generate with a tool, and a custom reward."""
+
+from typing import Any
+
+import aiohttp
+
+from penstock.hooks.slime import SlimeSample as Sample
+
+#: What the tool says: ids that no draw of the fake engine has.
+SAID = [20, 21]
+TURNS = 2
+
+
+async def post(url: str, payload: dict[str, Any]) -> Any:
+    async with aiohttp.ClientSession() as session, session.post(url, json=payload) as answer:
+        answer.raise_for_status()
+        return await answer.json()
+
+
+async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Two turns with a tool between them, by ids."""
+    assert not args.partial_rollout
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    sample.tokens = args.engine.tokenizer.encode(sample.prompt, add_special_tokens=False)
+    for turn in range(TURNS):
+        payload = {"input_ids": sample.tokens, "sampling_params": sampling_params, "return_logprob": True}
+        output = await post(url, payload)
+        drawn = output["meta_info"]["output_token_logprobs"]
+        sample.append_response_tokens(
+            args, tokens=[item[1] for item in drawn], log_probs=[item[0] for item in drawn],
+            meta_info=output["meta_info"], text=output["text"],
+        )  # fmt: skip
+        if turn < TURNS - 1:
+            sample.append_response_tokens(args, tokens=SAID, trainable=False, text="+said+")
+    sample.tool_call_count = TURNS - 1  # type: ignore[attr-defined]
+    return sample
+
+
+async def generate_by_text(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """The same by texts, without append_response_tokens."""
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    encode = args.engine.tokenizer.encode
+    prompt, response, ids, mask = encode(sample.prompt, add_special_tokens=False), "", [], []
+    for turn in range(TURNS):
+        payload = {"text": sample.prompt + response, "sampling_params": sampling_params, "return_logprob": True}
+        output = await post(url, payload)
+        drawn = [item[1] for item in output["meta_info"]["output_token_logprobs"]]
+        response, ids, mask = response + output["text"], ids + drawn, mask + [1] * len(drawn)
+        if turn < TURNS - 1:
+            said = encode("1+1", add_special_tokens=False)
+            response, ids, mask = response + "1+1", ids + said, mask + [0] * len(said)
+    sample.tokens, sample.response, sample.response_length, sample.loss_mask = prompt + ids, response, len(ids), mask
+    sample.status = Sample.Status.COMPLETED
+    return sample
+
+
+async def reward_func(args: Any, sample: Sample, **kwargs: Any) -> dict[str, Any]:
+    if not isinstance(sample, Sample):
+        raise TypeError("Sample must be an instance of Sample class.")
+    calls = getattr(sample, "tool_call_count", -1)
+    return {"score": args.bonus + float("+said+" in sample.response), "calls": calls, "label": sample.label}
+
+
+async def masks_nothing(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Forgets that it did not draw what the tool said."""
+    made = await generate(args, sample, sampling_params)
+    made.loss_mask, made.rollout_log_probs = [1] * made.response_length, None
+    return made
+
+
+async def writes_down_others(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    made = await generate(args, sample, sampling_params)
+    made.rollout_log_probs = [-0.1] * made.response_length
+    return made
+
+
+async def draws_greedily(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    return await generate(args, sample, {**sampling_params, "temperature": 0.0})
+
+
+async def invents(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    sample.tokens, sample.response_length, sample.status = [5, 6, 7], 2, Sample.Status.COMPLETED
+    return sample
+
+
+async def gives_up(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    sample.status = Sample.Status.ABORTED
+    return sample
+
+
+async def forgets(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> None:
+    await args.engine.generate([5, 6], {"max_new_tokens": 2})
+
+
+async def asks_too_much(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    await args.engine.generate([5, 6], {"max_tokens": 2})
+    return sample

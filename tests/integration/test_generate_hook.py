@@ -1,0 +1,110 @@
+"""``hooks.generate``: generate and reward functions of slime's signatures in a real worker, and what they claim.
+
+Redis is real; the engine is a fake, which draws the same tokens every time.
+"""
+
+from typing import Any
+
+import pytest
+import redis
+
+from penstock.errors import ConfigError
+from penstock.protocol.keys import Keys
+from tests.integration import play
+from tests.integration.fake_engine import EOS, FILLER, FIRST, LOGPROB, FakeEngine
+from tests.integration.fake_fixtures import Make
+from tests.integration.slime_parts import SAID
+from tests.integration.worker_play import IDS, admit, all_in, job, letters, metas, tended, until, working
+from workers.main import Worker
+
+PARTS = "tests.integration.slime_parts"
+DRAWN = [*FIRST, FILLER, FILLER, EOS]
+REWARD = {"function": f"{PARTS}:reward_func"}
+
+
+def hooks(generate: str, **more: Any) -> dict[str, Any]:
+    return {"generate": f"{PARTS}:{generate}", "args": {"bonus": 0.5}, **more}
+
+
+def samples(client: redis.Redis, keys: Keys, name: str) -> list[Any]:
+    from penstock import payloads
+
+    found = []
+    for meta in metas(client, keys, name):
+        data = client.get(keys.payload(f"{name}/{meta.k}", meta.token))
+        assert data is not None
+        found.append((meta, payloads.decode(data, f"{name}/{meta.k}", meta.checksum)))
+    return found
+
+
+async def test_T6_T8_a_generate_and_a_reward_of_slimes_signatures_run_unchanged(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
+) -> None:
+    jobs = admit(client, keys, [job(0), job(1)])
+
+    async with working(config(reward=REWARD, hooks=hooks("generate"))):
+        await until(all_in(client, keys, jobs, "ready"))
+
+    meta, payload = samples(client, keys, jobs[0])[0]
+    at = payload.prompt_length
+    assert payload.tokens[at:].tolist() == [*DRAWN, *SAID, *DRAWN]
+    told = [1] * 6 + [0] * 2 + [1] * 6
+    assert payload.generated[at:].tolist() == payload.loss_mask[at:].tolist() == told
+    assert payload.logprobs[at:].tolist() == [LOGPROB * one for one in told]
+    assert payload.versions[at:].tolist() == [1 if one else -1 for one in told]
+    assert (meta.reward, meta.num_turns, meta.status) == (1.5, 2, "completed")
+    assert meta.reward_info == {"calls": 1, "label": "x"}
+    assert not fake.num_running
+    ledger = play.drawn_to_train(client, keys)
+    assert (ledger.heard, ledger.held) == (48, 48)
+    play.assert_conserved(client, keys)
+
+
+async def test_T8_a_text_that_goes_on_keeps_the_tokens_that_were_drawn(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
+) -> None:
+    jobs = admit(client, keys, [job(0, n=1)])
+
+    async with working(config(hooks=hooks("generate_by_text"))):
+        await until(all_in(client, keys, jobs, "ready"))
+
+    ((_, payload),) = samples(client, keys, jobs[0])
+    said = [IDS[character] for character in "1+1"]
+    assert payload.tokens[payload.prompt_length :].tolist() == [*DRAWN, *said, *DRAWN]
+    assert int(payload.loss_mask.sum()) == 12
+    assert fake.prompts[-1] == payload.tokens[:-6].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "says"),
+    [
+        ("masks_nothing", "hook_unproven", "token 6 of its response bears loss, and no request of this sample drew it"),
+        ("writes_down_others", "hook_unproven", "is said to have log-probability -0.1, and was drawn with -0.5"),
+        ("draws_greedily", "hook_unproven", "temperature = 0.0 draws from another distribution"),
+        ("invents", "hook_unproven", "token 0 of its response bears loss"),
+        ("gives_up", "hook_raised", "its status is 'aborted'"),
+        ("forgets", "hook_raised", "gave None, which is no sample"),
+        ("asks_too_much", "hook_raised", "did you mean max_new_tokens?"),
+    ],
+)
+async def test_T6_T11_what_a_generate_claims_and_did_not_draw_is_a_named_failure(
+    client: redis.Redis, keys: Keys, config: Make, name: str, reason: str, says: str
+) -> None:
+    jobs = admit(client, keys, [job(0)])
+
+    async with working(config(hooks=hooks(name))), tended(client, keys):
+        await until(all_in(client, keys, jobs, "dead"))
+
+    letter = letters(client, keys)[jobs[0]]
+    assert (letter["reason"], letter["attempts"]) == (reason, "2")
+    assert says in letter["detail"]
+    ledger = play.drawn_to_train(client, keys)
+    assert (ledger.held, ledger.accounts.get("lost_turn", 0)) == (0, ledger.heard), "what was drawn is thrown away"
+    play.assert_conserved(client, keys)
+
+
+async def test_a_generate_that_is_not_async_is_refused_at_the_start(config: Make) -> None:
+    with pytest.raises(ConfigError, match=r"hooks\.generate .*gives_a_word"):
+        Worker(config(hooks={"generate": "tests.integration.hook_parts:gives_a_word"}), "w")
+    with pytest.raises(ConfigError, match="is not async, and is awaited"):
+        Worker(config(hooks={"generate": "tests.integration.hook_parts:makes_nothing"}), "w")

@@ -1,0 +1,1 @@
+"""Functions of the user's that a worker calls: before a sample's reward."""

@@ -1,0 +1,67 @@
+"""Calls of a user's function, async or not, that neither end the worker nor hold it up."""
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import HookError
+from penstock.protocol.records.job import JobFailure
+from penstock.system.user_code import Raised, bounded
+from penstock.words import said
+
+
+async def called(work: Callable[[], Any], limit_s: float, what: str) -> Any:
+    """What a user's function gives. A plain one is called in a thread of its own, an async one in this loop.
+
+    Args:
+        work: calls it.
+        what: names the function and the sample, in the error.
+
+    Raises:
+        HookError: it raised, tried to exit, or took longer than ``limit_s``; a thread is left behind then.
+    """
+    try:
+        return await bounded(lambda: _answer(work, what), limit_s, what)
+    except TimeoutError as exc:
+        raise HookError(
+            JobFailure.HOOK_TIMEOUT, f"{what} took longer than {limit_s:g} s; a thread of it still runs."
+        ) from exc
+    except Raised as exc:
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} {exc}.") from exc
+
+
+async def _answer(work: Callable[[], Any], what: str) -> Any:
+    value = await _in_thread(work, what)
+    return await value if inspect.isawaitable(value) else value
+
+
+async def _in_thread(work: Callable[[], Any], what: str) -> Any:
+    """A daemon thread of its own: one that hangs cannot be killed, and must neither use up a pool nor hold up the end.
+
+    What an async function gives here is its coroutine, which runs in the loop.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(set_: Callable[[Any], None], value: Any) -> None:
+        # The waiter may have given up.
+        if not future.done():
+            set_(value)
+
+    def run() -> None:
+        set_: Callable[[Any], None]
+        try:
+            value, set_ = work(), future.set_result
+        # SystemExit too: the thread would end, and nobody hear of it.
+        except BaseException as exc:
+            value, set_ = Raised(f"raised {said(exc)}"), future.set_exception
+            value.__cause__ = exc
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, set_, value)
+
+    threading.Thread(target=run, name=what, daemon=True).start()
+    return await future

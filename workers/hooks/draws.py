@@ -1,0 +1,204 @@
+"""The engine as a custom generate function sees it: what it draws for one sample is kept, so that claims can be proven.
+
+function ─> handle, or its address (door.py) ─> generate_sample on the worker's own engine ─> Draw, kept
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.config import RolloutConfig
+from penstock.config.sampling import temperature_of
+from penstock.config.sampling_names import NEUTRAL, check_sampling, hidden_by
+from penstock.errors import ConfigError, EngineError
+from penstock.names import Lane
+from penstock.protocol.records.drawn import Drawn
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import FinishReason, Sample
+from penstock.weights.tokenizer import Tokenizer
+from workers.engine import Engine, Segment
+from workers.jobs.generate import generate_sample
+from workers.jobs.sampling import sampling_for
+from workers.jobs.valves import Valves
+
+#: Most requests of one sample.
+MAX_REQUESTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One answer of the engine."""
+
+    #: What was asked and drawn: its tokens, logprobs and versions.
+    sample: Sample
+    #: Why nothing of it may be trained on (T6, T7); '' where it may.
+    unfit: str
+
+    @property
+    def input_ids(self) -> list[int]:
+        return self.sample.tokens[: self.sample.prompt_length]
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.sample.tokens[self.sample.prompt_length :]
+
+    def answer(self, sampling: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+        """As SGLang answers ``/generate`` with ``return_logprob``."""
+        sample, at, ids = self.sample, self.sample.prompt_length, self.output_ids
+        text = sample.text
+        if sampling.get("no_stop_trim"):
+            text = tokenizer.decode(ids, skip_special_tokens=bool(sampling.get("skip_special_tokens", True)))
+        kind = FinishReason.LENGTH if sample.finish_reason == FinishReason.LENGTH else FinishReason.STOP
+        meta = {
+            "id": sample.id,
+            "finish_reason": {"type": str(kind)},
+            "prompt_tokens": at,
+            "completion_tokens": len(ids),
+            "cached_tokens": sample.cached_tokens,
+            "weight_version": str(max(sample.versions, default=-1)),
+            "output_token_logprobs": [[lp, token, None] for lp, token in zip(sample.logprobs[at:], ids, strict=True)],
+        }
+        return {"text": text, "output_ids": ids, "meta_info": meta}
+
+
+class Draws:
+    """Asks the worker's engine for one sample, and remembers the answers.
+
+    Args:
+        job, k: whose sample it is.
+        account: is told of all tokens that are drawn, as thrown away, until a claim says otherwise.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        valves: Valves,
+        job: Job,
+        k: int,
+        *,
+        tokenizer: Tokenizer,
+        rollout: RolloutConfig,
+        account: Drawn,
+        answered: Callable[[Segment], None] | None = None,
+    ) -> None:
+        self.made: list[Draw] = []
+        self.tokenizer = tokenizer
+        #: What ended the engine under it; set once.
+        self.lost: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
+        self._engine, self._valves = engine, valves
+        self._job, self._k = job, k
+        # A lease that is used up hands back a prefix, and a custom function has none.
+        self._rollout = rollout.model_copy(update={"lease_tokens": None})
+        self._sampling = sampling_for(job, rollout)
+        self._account, self._answered = account, answered
+        self._asked = 0
+        #: Texts whose tokens are known: what was asked and drawn, so that a text that goes on from it is not tokenized
+        #: again (T8).
+        self._texts: dict[str, list[int]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        #: Who asks at the door comes from nowhere; inside the sample's valve they all are.
+        self._context = contextvars.copy_context()
+
+    async def generate(
+        self, input_ids: list[int] | str, sampling_params: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Draw after ``input_ids``, or after a text. Blocks until it is drawn, through aborts and changes of weights.
+
+        Args:
+            input_ids: [P] the whole sequence so far. A text that begins with what was asked and drawn before keeps
+                those tokens; the rest is encoded without special tokens.
+            sampling_params: SGLang's; they go before the run's and the job's.
+
+        Returns:
+            SGLang's answer: ``text``, ``output_ids``, ``meta_info`` with ``output_token_logprobs`` and
+            ``finish_reason`` (stop or length).
+
+        Raises:
+            ConfigError: it cannot be asked so.
+            EngineError: as ``Engine.generate``; the sample fails with it.
+        """
+        work = self._generate(input_ids, dict(sampling_params or {}))
+        task = asyncio.get_running_loop().create_task(work, context=self._context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await task
+
+    async def close(self) -> None:
+        """End requests that are still on their way; what they drew is accounted for. Blocks for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.lost.cancel()
+
+    async def _generate(self, asked: list[int] | str, sampling: dict[str, Any]) -> dict[str, Any]:
+        number, self._asked = self._asked, self._asked + 1
+        what = f"sample {self._job.id}/{self._k}, request {number}"
+        if number >= MAX_REQUESTS:
+            raise ConfigError(f"{what}: a sample may ask for tokens {MAX_REQUESTS} times.")
+        try:
+            check_sampling(sampling)
+        except ValueError as exc:
+            raise ConfigError(f"{what}: {exc}.") from exc
+        ids = self._encoded(asked) if isinstance(asked, str) else _ids(asked, what)
+        unfit = self._unfit(self._sampling | sampling)
+        # What may not be trained on is drawn all the same: a lane without rules for it.
+        job = Job(
+            f"{self._job.id}/{self._k}", 1, prompt_ids=ids, sampling=self._sampling | sampling,
+            lane=Lane.SCORE if unfit else self._job.lane,
+        )  # fmt: skip
+        sample = await self._draw(Sample(job, number))
+        draw = Draw(sample, unfit)
+        self.made.append(draw)
+        answer = draw.answer(self._sampling | sampling, self.tokenizer)
+        if isinstance(asked, str):
+            self._texts[asked + answer["text"]] = list(sample.tokens)
+        return answer
+
+    async def _draw(self, sample: Sample) -> Sample:
+        account = Drawn()
+        try:
+            return await generate_sample(
+                self._engine,
+                self._valves,
+                sample.job,
+                sample.k,
+                tokenizer=self.tokenizer,
+                rollout=self._rollout,
+                partial=sample,
+                account=account,
+                answered=self._answered,
+            )
+        except EngineError as exc:
+            if not self.lost.done():
+                self.lost.set_result(exc)
+            raise
+        finally:
+            told = self._account
+            told.behind_stop += account.behind_stop
+            told.rewound += account.rewound
+            told.lost_turn += account.lost_turn + sum(sample.generated)
+            told.unheard += account.unheard
+
+    def _encoded(self, text: str) -> list[int]:
+        known = max((one for one in self._texts if text.startswith(one)), key=len, default="")
+        rest = self.tokenizer.encode(text[len(known) :], add_special_tokens=False)
+        return [*self._texts.get(known, ()), *rest]
+
+    def _unfit(self, sampling: dict[str, Any]) -> str:
+        """Why what is drawn so may not be trained on; '' where it may, or is not for training."""
+        if self._job.lane != Lane.TRAIN:
+            return ""
+        if (hidden := hidden_by(NEUTRAL | sampling)) is not None:
+            return f"{hidden[0]} = {hidden[1]!r} draws from another distribution than the logprobs describe"
+        if temperature_of(sampling) != self._sampling["temperature"]:
+            return f"it was drawn at another temperature than the job's {self._sampling['temperature']:g}"
+        return ""
+
+
+def _ids(asked: Any, what: str) -> list[int]:
+    if not isinstance(asked, list) or not asked or not all(type(token) is int and token >= 0 for token in asked):
+        raise ConfigError(f"{what}: input_ids is a list of token ids, and not empty.")
+    return list(asked)
