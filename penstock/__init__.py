@@ -33,8 +33,12 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import RolesApart as RolesApart
     from penstock.errors import WaitTimeout as WaitTimeout
+    from penstock.hooks.signatures import EvalLogHook as EvalLogHook
     from penstock.hooks.signatures import GenerateHook as GenerateHook
+    from penstock.hooks.signatures import RewardsHook as RewardsHook
+    from penstock.hooks.signatures import RolloutLogHook as RolloutLogHook
     from penstock.hooks.signatures import SampleHook as SampleHook
+    from penstock.hooks.signatures import SamplesHook as SamplesHook
     from penstock.protocol.groups import CompletedGroup as CompletedGroup
     from penstock.protocol.records.job import Job as Job
     from penstock.protocol.records.sample import Sample as Sample
@@ -49,6 +53,10 @@ __version__ = "0.1.0"
 
 #: Public name -> module that has it.
 _LAZY = {
+    "EvalLogHook": "penstock.hooks.signatures",
+    "RolloutLogHook": "penstock.hooks.signatures",
+    "SamplesHook": "penstock.hooks.signatures",
+    "RewardsHook": "penstock.hooks.signatures",
     "Batch": "consumers.batch.batch",
     "CompletedGroup": "penstock.protocol.groups",
     "Config": "penstock.config",
@@ -95,6 +103,7 @@ __all__ = [
     "DataEnded",
     "EngineMetrics",
     "Environment",
+    "EvalLogHook",
     "GenerateHook",
     "Job",
     "Judge",
@@ -106,12 +115,15 @@ __all__ = [
     "Receiver",
     "Request",
     "Requests",
+    "RewardsHook",
     "RolesApart",
     "RolloutDataset",
+    "RolloutLogHook",
     "RolloutManager",
     "RowSource",
     "Sample",
     "SampleHook",
+    "SamplesHook",
     "Score",
     "Scorer",
     "Sender",

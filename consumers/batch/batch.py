@@ -19,6 +19,7 @@ from consumers.batch.token_arrays import TokenArrays, wanted_keys
 from penstock.errors import ProtocolError
 from penstock.protocol import partition
 from penstock.protocol.records.manifest import Manifest, Row
+from penstock.words import shown
 
 if TYPE_CHECKING:
     import torch
@@ -114,6 +115,36 @@ class Batch:
         """Denominators of the loss over all ranks: ``loss_tokens``, ``loss_samples`` (those with at least one),
         ``samples``, ``groups`` (T10)."""
         return self._counts
+
+    @property
+    def advantages(self) -> NDArray[np.float64]:
+        """[N] of each of ``all_rows``."""
+        return np.asarray(self._arrays.advantages, np.float64)
+
+    def set_advantages(self, values: Sequence[float]) -> None:
+        """Have others: one for each of ``all_rows``, the same on every rank (T11). Before arrays are made.
+
+        Raises:
+            ProtocolError: not as many, or one is not finite.
+        """
+        found = np.asarray(values, np.float64)
+        if found.shape != (len(self.all_rows),) or not np.isfinite(found).all():
+            raise ProtocolError(
+                f"{self._what} needs a finite advantage for each of {len(self.all_rows)} samples, not {shown(values)}."
+            )
+        self._arrays.advantages = found
+
+    def remove(self, indices: Collection[int]) -> None:
+        """Take the loss off these of ``all_rows``, the same on every rank: ``counts`` are without them, advantages
+        with (T10). Before arrays are made.
+
+        Raises:
+            ProtocolError: there is no such row.
+        """
+        if wrong := [i for i in indices if not 0 <= i < len(self.all_rows)]:
+            raise ProtocolError(f"{self._what} has {len(self.all_rows)} samples, and none numbered {wrong[:10]}.")
+        self._loss.remove(indices)
+        self._counts = self._loss.counts(range(len(self.all_rows)))
 
     @property
     def indices(self) -> Sequence[int]:

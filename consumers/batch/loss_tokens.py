@@ -24,6 +24,8 @@ class LossTokens:
         self._train_version = manifest.train_version
         self._lineage = Lineage(tuple((first, last) for first, last in manifest.abandoned))
         self._lags: dict[int, int] = {}
+        #: Ids of samples that bear no loss here, whatever the manifest says.
+        self.removed: set[str] = set()
         #: Of each row of the whole batch.
         self.per_row = [self.of(row) for row in rows]
 
@@ -33,8 +35,15 @@ class LossTokens:
             self._lags[version] = self._lineage.lag(version, self._train_version) if version >= 0 else -1
         return self._lags[version]
 
+    def remove(self, indices: Collection[int]) -> None:
+        """Take the loss off these rows of the whole batch."""
+        self.removed |= {self._rows[i].sample for i in indices}
+        self.per_row = [self.of(row) for row in self._rows]
+
     def of(self, row: Row) -> int:
         """Tokens of a row that bear loss here."""
+        if row.sample in self.removed:
+            return 0
         if self.max_staleness is None or not row.num_loss:
             return row.num_loss
         by_version = row.loss_versions or [[row.oldest_loss, row.num_loss]]

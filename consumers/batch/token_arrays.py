@@ -75,7 +75,8 @@ class TokenArrays:
         self._indices = indices
         self._opened = opened
         self._loss = loss
-        self._advantages = advantages
+        #: Of each row of the whole batch.
+        self.advantages = advantages
 
     def padded(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
         """[B, L] by token key and [B] by sample key, as of ``Batch.arrays`` but for the counts. Raises PayloadError."""
@@ -120,6 +121,9 @@ class TokenArrays:
             kept = [self._rows[i].status != SampleStatus.TRUNCATED for i in members] or [True]
             loss &= np.repeat(np.array(kept, np.bool_), lengths)
         self._check(members, lengths, runs, generated, loss)
+        if self._loss.removed:
+            kept = [self._rows[i].sample not in self._loss.removed for i in members] or [True]
+            loss &= np.repeat(np.array(kept), lengths)
         if self._loss.max_staleness is not None:
             loss &= make["staleness"]() <= self._loss.max_staleness
             self._check_masked(members, int(np.count_nonzero(loss)))
@@ -146,7 +150,7 @@ class TokenArrays:
             )
 
         def advantages() -> NDArray[Any]:
-            values = np.array([self._advantages[self._indices[i]] for i in members] or [0.0], np.float32)
+            values = np.array([self.advantages[self._indices[i]] for i in members] or [0.0], np.float32)
             return np.multiply(generated, np.repeat(values, lengths), dtype=np.float32)
 
         return {

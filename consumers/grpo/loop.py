@@ -24,6 +24,7 @@ from consumers.batch.ledger import Ledger
 from consumers.batch.replay import RecordingOver, Replay
 from consumers.grpo import checkpoint
 from consumers.grpo.evaluate import Evaluation
+from consumers.grpo.hooks import TrainingHooks, check_alike
 from consumers.grpo.rows import of_steps, read_rows
 from consumers.grpo.step import GRPO
 from consumers.grpo.trackers.names import of_batch, of_manifest
@@ -67,6 +68,7 @@ class TrainingLoop:
         #: True once the data has ended.
         self._over = False
         self._trackers = Trackers(config, None if rank == 0 else ())
+        self._hooks = TrainingHooks(config)
 
     def stop(self) -> None:
         """Leave after the present step; safe in a signal handler."""
@@ -136,6 +138,7 @@ class TrainingLoop:
         config, trainer = self.config.trainer, self.trainer
         began = time.monotonic()
         rollout_only = self.config.debug.rollout_only
+        self._prepare(batch)
         metrics = {} if rollout_only else self.learner.step(batch)
         trained = time.monotonic()
         trainer.commit(batch)
@@ -147,8 +150,15 @@ class TrainingLoop:
             self._save()
         if self.rank == 0:
             self._report(batch, metrics, trained - began, published - trained)
+        self._hooks.tell_evaluations()
         if not rollout_only:
             self._check_skipped()
+
+    def _prepare(self, batch: Batch) -> None:
+        """Ask the hooks, and see that every rank was told the same (T14). Raises HookError."""
+        digest = self._hooks.prepare(batch)
+        if digest and self.size > 1:
+            check_alike(self.trainer.agree(batch, step=self.step, word=digest))
 
     def _check_skipped(self) -> None:
         """Stop the run where gradients that are not finite have become the rule, behind the batches that had them.
@@ -185,7 +195,8 @@ class TrainingLoop:
         }
         text = json.dumps({key: finite_or_none(value) for key, value in row.items()}) + "\n"
         self._until_room(partial(append, self._file("steps.jsonl"), text))
-        self._trackers.row(row)
+        if not self._hooks.trained(self.step, row, batch, row["wait_s"]):
+            self._trackers.row(row)
         shown = {name: row[name] for name in ("step", "version", "reward_mean", "staleness_max", "staleness_mean")}
         total = row["wait_s"] + step_s + publish_s
         self.trainer.report(**shown, wait_share=row["wait_s"] / total if total else 0.0)
@@ -234,11 +245,13 @@ class TrainingLoop:
         if self.rank or not self.config.data.eval or self.config.debug.load_batches is not None:
             return
         assert isinstance(self.trainer, Trainer)
-        tally = self.trainer.session.tally
+        tally, began_s = self.trainer.session.tally, time.time()
 
         def tell(rows: Iterable[dict[str, Any]]) -> None:
             tally.evaluate(rows)
             self._trackers.evaluation_rows(rows)
+            # Those of an earlier start were told of then.
+            self._hooks.note_evaluation(row for row in rows if float(row.get("time_s", 0.0)) >= began_s)
 
         self.evaluation = Evaluation(self.config, self._file("eval.jsonl"), tell)
         self.evaluation.start()
@@ -252,6 +265,7 @@ class TrainingLoop:
         accuracy = self.evaluation.wait(self.published, timeout_s, stopped=lambda: self._stopping)
         if accuracy is None:
             return False
+        self._hooks.tell_evaluations()
         log.info("version %d: %s", self.published, ", ".join(f"{k} {v:.3f}" for k, v in accuracy.items()))
         return True
 

@@ -19,5 +19,14 @@ class HooksConfig(Section):
     sample: list[HookName] = Field(default_factory=list)
     #: Longest run of such a function on one sample; the job then fails as ``hook_timeout``.
     timeout_s: Seconds = 30.0
+    #: In the trainer, on every rank: rewards of a batch become advantages, in place of ``trainer.advantage``;
+    #: null: none.
+    rewards: HookName | None = None
+    #: In the trainer, on every rank: which samples of a batch bear no loss; null: none.
+    samples: HookName | None = None
+    #: In the trainer's rank 0: told of each step that was trained; null: none.
+    rollout_log: HookName | None = None
+    #: In the trainer's rank 0: told of each evaluation; null: none.
+    eval_log: HookName | None = None
     #: Attributes of the ``args`` that functions of slime's signature are given, beside those that follow from the run.
     args: dict[str, Any] = Field(default_factory=dict)

@@ -1,7 +1,7 @@
 """What each key of section ``hooks`` names: a Protocol, and how its function must be able to be called."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +31,30 @@ class GenerateHook(Protocol):
     async def __call__(self, args: Any, sample: Any, sampling_params: dict[str, Any], /) -> Any: ...
 
 
+class RewardsHook(Protocol):
+    """``hooks.rewards``: advantages [N] of ``batch.all_rows``, from their rewards; equal on every rank (T11)."""
+
+    def __call__(self, batch: Any, /) -> Sequence[float]: ...
+
+
+class SamplesHook(Protocol):
+    """``hooks.samples``: which of ``batch.all_rows`` bear no loss, by number; equal on every rank (T10)."""
+
+    def __call__(self, batch: Any, /) -> Iterable[int]: ...
+
+
+class RolloutLogHook(Protocol):
+    """``hooks.rollout_log``: told of a trained step with its row of ``steps.jsonl``; true keeps it from trackers."""
+
+    def __call__(self, step: int, row: dict[str, Any], batch: Any, /) -> bool | None: ...
+
+
+class EvalLogHook(Protocol):
+    """``hooks.eval_log``: told of an evaluation with its rows of ``eval.jsonl``, one for each dataset."""
+
+    def __call__(self, version: int, rows: list[dict[str, Any]], /) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """One way in which a function may be written."""
@@ -41,8 +65,8 @@ class Form:
     optional: tuple[str, ...] = ()
     #: As slime has it: ``args``, and samples as slime's look.
     is_slime: bool = False
-    #: It must be an async function.
-    is_async: bool = False
+    #: It must be an async function; or it must be none; None: it may be either.
+    is_async: bool | None = None
 
     def takes(self, function: Callable[..., Any]) -> bool:
         """Whether ``function`` can be called so; true where Python does not know."""
@@ -64,6 +88,13 @@ class Form:
 FORMS: dict[str, tuple[Form, ...]] = {
     "generate": (Form(("args", "sample", "sampling_params"), ("evaluation",), is_slime=True, is_async=True),),
     "sample": (Form(("sample",)), Form(("args", "sample"), ("rollout_id", "evaluation"), is_slime=True)),
+    "rewards": (Form(("batch",), is_async=False), Form(("args", "samples"), is_slime=True, is_async=False)),
+    "samples": (Form(("batch",), is_async=False), Form(("args", "groups"), is_slime=True, is_async=False)),
+    "rollout_log": (
+        Form(("step", "row", "batch"), is_async=False),
+        Form(("rollout_id", "args", "samples", "extra_metrics", "seconds"), is_slime=True, is_async=False),
+    ),
+    "eval_log": (Form(("version", "rows"), is_async=False),),
 }
 
 
@@ -120,6 +151,8 @@ def _checked(key: str, path: str, found: object) -> tuple[Callable[..., Any], Fo
         if form.takes(found):
             if form.is_async and not is_async(found):
                 raise ConfigError(f"hooks.{key} {path} is not async, and is awaited: write it as async def.")
+            if form.is_async is False and is_async(found):
+                raise ConfigError(f"hooks.{key} {path} is async, and nobody awaits it there: write it as def.")
             return found, form
     forms = " or ".join(f"{path.rpartition(':')[2]}{form}" for form in FORMS[key])
     raise ConfigError(

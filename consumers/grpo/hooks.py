@@ -1,0 +1,147 @@
+"""Functions of section ``hooks`` that the reference trainer calls. What one raises ends the run with a sentence.
+
+    batch ─> rewards ─> samples ─> step ─> rollout_log          evaluations ─> eval_log, between two steps
+
+``rewards`` and ``samples`` are asked on every rank with the rows of the whole batch, and must answer alike: the ranks
+compare what came of them before the step (T11, T14).
+"""
+
+import hashlib
+import threading
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from consumers.batch.batch import Batch
+from penstock.config import Config
+from penstock.errors import HookError, PenstockError
+from penstock.hooks.signatures import Hook, load_hook
+from penstock.hooks.slime import args_of, sample_class
+from penstock.protocol.records.job import JobFailure
+from penstock.protocol.records.manifest import Row
+from penstock.system.user_code import staying_alive
+from penstock.words import said
+
+Rows = list[dict[str, Any]]
+
+
+class TrainingHooks:
+    """The hooks of one rank.
+
+    Raises:
+        ConfigError: one cannot be imported, or cannot be called as it is.
+    """
+
+    def __init__(self, config: Config) -> None:
+        hooks = config.hooks
+        self._hooks = {
+            key: load_hook(key, path)
+            for key in ("rewards", "samples", "rollout_log", "eval_log")
+            if (path := getattr(hooks, key)) is not None
+        }
+        self._args: Namespace = args_of(config)
+        self._lock = threading.Lock()
+        self._evaluations: Rows = []
+
+    def prepare(self, batch: Batch) -> str:
+        """Have advantages and loss of ``batch`` as the hooks say; a digest of it, '' where there are none.
+
+        Raises:
+            HookError: one raised, or gave what it may not.
+        """
+        if not {"rewards", "samples"} & self._hooks.keys():
+            return ""
+        digest = hashlib.blake2b(digest_size=16)
+        if (hook := self._hooks.get("rewards")) is not None:
+            self._checked(hook, lambda: batch.set_advantages(self._advantages(hook, batch)))
+            digest.update(batch.advantages.tobytes())
+        if (hook := self._hooks.get("samples")) is not None:
+            removed = sorted(set(self._removed(hook, batch)))
+            self._checked(hook, lambda: batch.remove(removed))
+            digest.update(np.array(removed, np.int64).tobytes())
+        return digest.hexdigest()
+
+    def trained(self, step: int, row: dict[str, Any], batch: Batch, seconds: float) -> bool:
+        """Tell of a step; True where trackers are not to be told. Raises HookError."""
+        hook = self._hooks.get("rollout_log")
+        if hook is None:
+            return False
+        if hook.form.is_slime:
+            samples = [_sample(index, one) for index, one in enumerate(batch.all_rows)]
+            return bool(_call(hook, step, self._args, samples, dict(row), seconds))
+        return bool(_call(hook, step, dict(row), batch))
+
+    def note_evaluation(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Remember rows for :meth:`tell_evaluations`; from any thread."""
+        if "eval_log" in self._hooks:
+            with self._lock:
+                self._evaluations += rows
+
+    def tell_evaluations(self) -> None:
+        """Tell of the evaluations since the last call, in this thread. Raises HookError."""
+        with self._lock:
+            rows, self._evaluations = self._evaluations, []
+        for version, some in groupby(rows, key=lambda row: int(row["version"])):
+            _call(self._hooks["eval_log"], version, list(some))
+
+    def _advantages(self, hook: Hook, batch: Batch) -> Sequence[float]:
+        if not hook.form.is_slime:
+            found: Sequence[float] = _call(hook, batch)
+            return found
+        samples = [_sample(index, row) for index, row in enumerate(batch.all_rows)]
+        _, normalised = _call(hook, self._args, samples)
+        return [float(value) for value in normalised]
+
+    def _removed(self, hook: Hook, batch: Batch) -> list[int]:
+        if not hook.form.is_slime:
+            return [int(index) for index in _call(hook, batch)]
+        samples = [_sample(index, row) for index, row in enumerate(batch.all_rows)]
+        _call(hook, self._args, [list(some) for _, some in groupby(samples, key=lambda one: one.metadata["job"])])
+        return [index for index, one in enumerate(samples) if one.remove_sample]
+
+    def _checked(self, hook: Hook, take: Any) -> None:
+        """Raises HookError where what a hook gave cannot be taken."""
+        try:
+            take()
+        except HookError:
+            raise
+        except (PenstockError, TypeError, ValueError, OverflowError) as exc:
+            raise HookError(JobFailure.HOOK_RAISED, f"{hook.name} gave what cannot be taken: {said(exc)}") from exc
+
+
+def check_alike(digests: Sequence[str]) -> None:
+    """Raise HookError where ranks were told different things of one batch."""
+    if len(set(digests)) > 1:
+        raise HookError(
+            JobFailure.HOOK_RAISED,
+            "hooks.rewards or hooks.samples answered differently on different ranks: what they give must follow from "
+            "the batch alone.",
+        )
+
+
+def _call(hook: Hook, *values: Any) -> Any:
+    try:
+        with staying_alive():
+            return hook.function(*values)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
+        raise HookError(JobFailure.HOOK_RAISED, f"{hook.name} raised {said(exc)}.") from exc
+
+
+def _sample(index: int, row: Row) -> Any:
+    """A row as slime has a sample: without tokens and texts, which each rank has of its own share alone."""
+    made = sample_class()(
+        index=index,
+        rollout_id=index,
+        response_length=row.length - row.prompt_length,
+        reward=row.reward,
+        metadata={"job": row.job, "k": row.k, "source_name": row.job.rsplit("/", 2)[0]},
+        weight_versions=[str(version) for version in sorted({row.oldest, row.newest}) if version >= 0],
+    )
+    made.group_index = int(row.job.rsplit("/", 1)[1])
+    made.status = made.Status("truncated" if row.status == "truncated" else "completed")
+    return made
