@@ -68,6 +68,8 @@ def reward_try(
     if file is not None and run is not None:
         raise ConfigError("--file and --run each say which answers are scored: give one of them.")
     read = _read(config, overrides, run, directory, needed=not function)
+    # Where modules of one's own are looked for, last, as by whatever runs them.
+    sys.path.append(str(Path.cwd()))
     reward, allowed = rewards_of(read, function)
     # What rewards print is no part of what is told.
     with redirect_stdout(sys.stderr):

@@ -1,6 +1,7 @@
 """``penstock reward try``: a reward over the answers of a file, or of a run."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_a_table_shows_failures_by_name_and_their_sentence(tmp_path: Path, capsy
     assert "reward_raised" in second
     assert summary == "3 answers, 1 scored; mean 7; failed: reward_raised 2"
     assert "reward tried_rewards:graded raised KeyError" in told.err
+
+
+def test_a_reward_lies_beside_where_it_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "reward_of_here.py").write_text("def one(sample): return 1")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = lines(tmp_path / "a.jsonl", {"response": "a"})
+    assert asked(capsys, "--function", "reward_of_here:one", "--file", file)["summary"]["mean"] == 1
 
 
 def test_the_exit_code_is_1_where_all_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
