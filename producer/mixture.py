@@ -4,12 +4,19 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.errors import ConfigError
 from producer.dataset import Dataset
 from producer.prompt import Prompt
+
+#: Most lines that are shuffled: 32 GiB.
+MAX_SHUFFLED = 2**32
+
+#: [lines of an epoch]
+Order: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]] | range"
 
 
 class Mixture:
@@ -42,7 +49,25 @@ class Mixture:
         d = bisect_right(self._starts, place) - 1
         return self.datasets[d], epoch, place - self._starts[d]
 
-    def _order_of(self, epoch: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        if not self.shuffle:
-            return np.arange(len(self))
-        return np.random.default_rng([self.seed, epoch]).permutation(len(self))
+    def _order_of(self, epoch: int) -> Order:
+        return order_of(len(self), [self.seed, epoch] if self.shuffle else None)
+
+
+def order_of(num_lines: int, seed: list[int] | None) -> Order:
+    """[num_lines] the lines of an epoch in its order: a permutation by ``seed``, which takes 8 bytes a line, or where
+    that is None the one that they have.
+
+    Raises:
+        ConfigError: there are more than ``MAX_SHUFFLED``, or than there is memory for.
+    """
+    if seed is None:
+        return range(num_lines)
+    try:
+        if num_lines <= MAX_SHUFFLED:
+            return np.random.default_rng(seed).permutation(num_lines)
+    except MemoryError:
+        pass
+    raise ConfigError(
+        f"data.train has {num_lines:,} lines, and the order of a shuffled epoch takes 8 bytes of memory for each: take "
+        "a slice of its datasets, or set their shuffle: false."
+    )

@@ -105,7 +105,7 @@ def _label(config: DatasetConfig, row: dict[str, Any], where: str) -> Any:
         json.dumps(label)
     except RecursionError:
         pass  # reported below, as of the whole line
-    except TypeError as exc:
+    except (TypeError, ValueError) as exc:
         raise BadLine(f"{where}: its {key!r} is not a label: it holds what JSON cannot represent ({exc}).") from exc
     return label
 

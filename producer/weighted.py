@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.config.reading.shares import shares_of
 from producer.dataset import Dataset
-from producer.mixture import Mixture
+from producer.mixture import Mixture, Order, order_of
 
 
 class Weighted(Mixture):
@@ -32,12 +32,10 @@ class Weighted(Mixture):
         epoch, at = divmod(k, len(self.datasets[d]))
         return self.datasets[d], epoch, int(self._lines(d, epoch)[at])
 
-    def _lines_of(self, d: int, epoch: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    def _lines_of(self, d: int, epoch: int) -> Order:
         """[lines of dataset ``d``] in the order of an epoch."""
         dataset = self.datasets[d]
-        if not dataset.config.shuffle:
-            return np.arange(len(dataset))
-        return np.random.default_rng([self.seed, d, epoch]).permutation(len(dataset))
+        return order_of(len(dataset), [self.seed, d, epoch] if dataset.config.shuffle else None)
 
 
 def mixture_of(datasets: Sequence[Dataset], seed: int) -> Mixture:

@@ -8,7 +8,7 @@ import xxhash
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from penstock.system.user_code import find, staying_alive
-from penstock.words import said
+from penstock.words import name_of, said, shown
 from producer.sources.row_source import RowSource
 
 #: Rows that are looked at to tell whether they are the same at the next start, evenly spread.
@@ -34,7 +34,9 @@ class CodeRows:
             with staying_alive():
                 self._source: RowSource = made(**config.source_args)
                 self._len = len(self._source)
-        except (Exception, SystemExit) as exc:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:
             raise ConfigError(f"{self._where} could not be made: it raised {said(exc)}.") from exc
         if not callable(getattr(self._source, "row", None)):
             raise ConfigError(f"{self._where} has no method row(index), which gives a row as a map: add it.")
@@ -46,16 +48,35 @@ class CodeRows:
         try:
             with staying_alive():
                 row: Any = self._source.row(index)
-        except (Exception, SystemExit) as exc:
+                # A map of its own type may raise wherever it is read.
+                row = dict(row) if isinstance(row, dict) else row
+        except KeyboardInterrupt:
+            raise
+        # A cancellation too: it would end the producer without a word.
+        except BaseException as exc:
             raise ConfigError(f"{self._where}: row({index}) raised {said(exc)}.") from exc
         if not isinstance(row, dict):
-            raise ConfigError(f"{self._where}: row({index}) gave {type(row).__name__}, which is not a map.")
+            raise ConfigError(f"{self._where}: row({index}) gave {name_of(row)}, which is not a map.")
+        for key in row:
+            if not isinstance(key, str):
+                raise ConfigError(
+                    f"{self._where}: row({index}) has a column named {shown(key)}, which is no text: name it by one."
+                )
         return row
 
     def digest(self) -> str:
         """Of how many rows there are, and of some of them: those that are not pure differ at the next start."""
         digest = xxhash.xxh3_128(b"%d" % self._len)
         for index in sorted({self._len * i // _LOOKED_AT for i in range(_LOOKED_AT)} if self._len else ()):
-            row = json.dumps(self.row(index), sort_keys=True, default=lambda value: type(value).__name__)
-            digest.update(row.encode())
+            digest.update(self._as_json(index))
         return digest.hexdigest()
+
+    def _as_json(self, index: int) -> bytes:
+        try:
+            return json.dumps(self.row(index), sort_keys=True, default=name_of).encode()
+        # Keys that have no order, what holds itself, nesting without end, numbers of thousands of digits.
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise ConfigError(
+                f"{self._where}: row({index}) holds what JSON cannot represent ({said(exc)}): give text, numbers, "
+                "lists and maps with text as keys."
+            ) from exc

@@ -1,5 +1,6 @@
 """Rows of a user's own class."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from pydantic import ValidationError
 from penstock.config import DatasetConfig
 from penstock.errors import ConfigError
 from producer.dataset import Dataset
+from producer.sources.rows import BadLine
+from producer.weighted import mixture_of
 
 HERE = f"python:{__name__}"
 
@@ -33,6 +36,56 @@ class Raises(Squares):
 class Listed(Squares):
     def row(self, index: int) -> dict[str, Any]:
         return [index]  # type: ignore[return-value]
+
+
+class Map(dict[str, Any]):
+    """A map of its own type."""
+
+    def __contains__(self, key: object) -> bool:
+        raise RuntimeError("contains")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        raise RuntimeError("get")
+
+
+class Strange(Squares):
+    """Rows that JSON cannot hold, or that are not given, by the name of what is wrong with them."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def row(self, index: int) -> dict[str, Any]:
+        row: dict[Any, Any] = super().row(index)
+        match self.what:
+            case "mixed keys":
+                row[1] = 2
+            case "a tuple as key":
+                row["more"] = {(1, 2): 3}
+            case "mixed keys below":
+                row["more"] = {"a": 1, 2: 3}
+            case "itself":
+                row["more"] = row
+            case "depth":
+                for _ in range(100_000):
+                    row["more"] = [row.get("more")]
+            case "digits":
+                row["label"] = 10**5000
+            case "cancelled":
+                raise asyncio.CancelledError
+            case "its own map":
+                return Map(row)
+        return row
+
+
+class Endless(Squares):
+    def __len__(self) -> int:
+        return 2**62
+
+
+class Cancelled(Squares):
+    def __len__(self) -> int:
+        raise asyncio.CancelledError
 
 
 class Rowless:
@@ -75,6 +128,47 @@ def test_what_the_code_does_wrong_ends_the_producer_even_where_bad_lines_do_not(
     made = dataset(name, on_bad_line="skip")
     with pytest.raises(ConfigError, match=says):
         made.take(1)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("mixed keys", r"row\(0\) has a column named 1, which is no text: name it by one"),
+        ("a tuple as key", r"row\(0\) holds what JSON cannot represent \(TypeError: .*\): give text, numbers"),
+        ("mixed keys below", r"row\(0\) holds what JSON cannot represent \(TypeError: .*\): give text, numbers"),
+        ("itself", r"row\(0\) holds what JSON cannot represent \(ValueError: .*\): give text, numbers"),
+        ("depth", r"row\(0\) holds what JSON cannot represent \(RecursionError: .*\): give text, numbers"),
+        ("digits", r"row\(0\) holds what JSON cannot represent \(ValueError: .*\): give text, numbers"),
+        ("cancelled", r"row\(0\) raised CancelledError"),
+    ],
+)
+def test_rows_that_json_cannot_hold_are_a_sentence_that_names_them(what: str, says: str) -> None:
+    made = dataset("Strange", source_args={"what": what})
+    with pytest.raises(ConfigError, match=f"dataset d: {__name__}:Strange: {says}"):
+        made.rows.digest()
+
+
+@pytest.mark.parametrize("what", ["itself", "depth", "digits"])
+def test_a_label_that_json_cannot_hold_is_a_bad_line(what: str) -> None:
+    key = "label" if what == "digits" else "more"
+    made = dataset("Strange", source_args={"what": what}, label_key=key)
+    with pytest.raises(BadLine, match="dataset d, line 2: "):
+        made[1]
+
+
+def test_a_map_of_its_own_type_is_read_as_a_map() -> None:
+    made = dataset("Strange", source_args={"what": "its own map"})
+    assert made[1].label == "1"
+    assert made.rows.digest() == dataset("Squares").rows.digest()
+
+
+def test_a_length_beyond_memory_is_a_sentence_where_it_is_shuffled() -> None:
+    for keys in ({}, {"weight": 1.0}):
+        with pytest.raises(ConfigError, match=r"data.train has 4,611,686,018,427,387,904 lines.*take a slice"):
+            mixture_of([dataset("Endless", **keys)], 0).at(0)
+        assert mixture_of([dataset("Endless", shuffle=False, **keys)], 0).at(2**61)[2].index == 2**61
+    with pytest.raises(ConfigError, match=r"could not be made: it raised CancelledError"):
+        dataset("Cancelled")
 
 
 def test_keys_of_other_sources_are_refused() -> None:
