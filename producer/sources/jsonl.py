@@ -45,12 +45,11 @@ class JsonLines:
         self._path, self._dataset = path, dataset
         self._file: IO[bytes] = self._spool() if path.suffix == ".gz" else self._open()
         self._stamp = _stamp(self._file)
-        self._ends, self._digest = self._scan()
-        self.num_bytes = int(self._ends[-1]) if len(self._ends) else 0
-        self._len = self._without_blanks(len(self._ends))
+        #: Of the lines that are left when the blank ones at the end are not counted.
+        self._ends, self.num_bytes, self._digest = self._scan()
 
     def __len__(self) -> int:
-        return self._len
+        return len(self._ends)
 
     def digest(self) -> str:
         return self._digest
@@ -79,31 +78,24 @@ class JsonLines:
         """Offsets of the line and of what is behind it."""
         return (int(self._ends[index - 1]) if index else 0), int(self._ends[index])
 
-    def _without_blanks(self, count: int) -> int:
-        """Lines that are left when the blank ones at the end are not counted."""
-        while count and self._is_blank(count - 1):
-            count -= 1
-        return count
-
-    def _is_blank(self, index: int) -> bool:
-        start, end = self._span(index)
-        return end - start <= MAX_LINE_BYTES and not self._line(index).strip()
-
-    def _scan(self) -> tuple[Offsets, str]:
-        """Where each line ends, and a digest of all bytes."""
+    def _scan(self) -> tuple[Offsets, int, str]:
+        """Where each line ends up to the last that is not blank, how many bytes there are, and a digest of all."""
         found: list[Offsets] = [np.zeros(0, np.int64)]
-        digest, read = xxhash.xxh3_128(), 0
+        digest, read, used = xxhash.xxh3_128(), 0, 0
         self._file.seek(0)
         last = b"\n"
         while chunk := self._read(found):
             digest.update(chunk)
             ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE)
             found.append(np.add(ends, read + 1, dtype=np.int64))
+            used = read + len(chunk.rstrip()) if _says_something(chunk, read) else used
             read += len(chunk)
             last = chunk[-1:]
         if last != b"\n":
             found.append(np.array([read], np.int64))
-        return np.concatenate(found), digest.hexdigest()
+        ends = np.concatenate(found)
+        lines = int(np.searchsorted(ends, used)) + 1 if used else 0
+        return ends[:lines].copy(), read, digest.hexdigest()
 
     def _read(self, found: list[Offsets]) -> bytes:
         try:
@@ -146,6 +138,11 @@ class JsonLines:
         return ConfigError(
             f"dataset {self._dataset}: {self._path} cannot be read after line {lines} ({exc}): write it again."
         )
+
+
+def _says_something(chunk: bytes, begin: int) -> bool:
+    """Whether there is more in it than blanks, and the mark with which a file may begin."""
+    return not (chunk if begin else chunk.removeprefix(_BYTE_ORDER_MARK)).isspace() and chunk != _BYTE_ORDER_MARK
 
 
 def _stamp(file: IO[bytes]) -> tuple[int, int]:

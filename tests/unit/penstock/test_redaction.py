@@ -29,6 +29,9 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("https://h/x?a=1&api_key=hush&b=2", "https://h/x?a=1&api_key=***&b=2"),
         ("https://h/x?Token=hu'sh.", "https://h/x?Token=***."),
+        ("https://h/x?sv=2024&sig=hu%2Fsh&sp=r", "https://h/x?sv=2024&sig=***&sp=r"),
+        ("https://h/x?X-Amz-Signature=hush", "https://h/x?X-Amz-Signature=***"),
+        ("https://h/x?design=2&significance=0.05", "https://h/x?design=2&significance=0.05"),
         # What penstock itself advises, and what holds no secret.
         ("write redis://[:PASSWORD@]HOST:PORT/DB", "write redis://[:PASSWORD@]HOST:PORT/DB"),
         ("redis.url (redis://:PASSWORD@HOST:PORT)", "redis.url (redis://:PASSWORD@HOST:PORT)"),

@@ -20,6 +20,7 @@ from producer.held_out import HeldOut, check_overlap
 from producer.mixture import Mixture
 from producer.prompt import Template
 from producer.sources import jsonl
+from producer.sources.jsonl import JsonLines
 from producer.sources.rows import BadLine
 from tests.hostile import SAME
 from tests.missing import module
@@ -140,6 +141,23 @@ def test_a_byte_order_mark_and_blank_lines_at_the_end_do_no_harm(tmp_path: Path)
     path.write_bytes(b'{"prompt": "a", "label": "1"}\n\n{"prompt": "b", "label": "2"}\n')
     with pytest.raises(ConfigError, match=r"line 2 of .*d\.jsonl is blank; remove it"):
         list(Dataset(DatasetConfig(name="d", path=str(path))))
+
+
+@pytest.mark.parametrize("begin", [b"", b"\xef\xbb\xbf"], ids=["plain", "with a mark"])
+@pytest.mark.parametrize("blanks", [b"", b"\n", b" \r\n" * 2000, b" "], ids=["none", "one", "many", "a last one"])
+def test_blank_lines_at_the_end_are_not_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes, blanks: bytes
+) -> None:
+    monkeypatch.setattr("producer.sources.jsonl.CHUNK_BYTES", 64)
+    path, line = tmp_path / "d.jsonl", b'{"prompt": "a", "label": "1"}'
+    path.write_bytes(begin + line + b"\n" + line + (b"\n" + blanks if blanks else b""))
+    with monkeypatch.context() as patch:
+        patch.delattr("os.pread")
+        made = JsonLines(path, "d")
+    assert [made.row(index)["label"] for index in range(len(made))] == ["1", "1"]
+    assert made.num_bytes == path.stat().st_size
+    path.write_bytes(begin + blanks)
+    assert len(JsonLines(path, "d")) == 0
 
 
 def test_gzip_is_read_as_lines_and_a_cut_file_is_told(tmp_path: Path) -> None:

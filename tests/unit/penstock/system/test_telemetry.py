@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,27 @@ def test_a_file_that_cannot_be_written_is_refused_and_one_that_is_full_told(
     spans.close()
     assert (tmp_path / "spans.jsonl").read_text() == ""
     assert "it would have more than 10 bytes" in caplog.text
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for path in (str(tmp_path / "pipe"), "/dev/null"):
+        with pytest.raises(ConfigError, match=f"telemetry.traces: {path} is a pipe or a device"):
+            open_spans(config_of(path), "worker")
+    os.close(reader)
+    with pytest.raises(ConfigError, match=r"telemetry\.traces: .*pipe cannot be written"):
+        open_spans(config_of(str(tmp_path / "pipe")), "worker")
+
+
+def test_a_span_of_a_time_that_is_none_is_left_out(tmp_path: Path) -> None:
+    spans = open_spans(config_of(str(tmp_path / "spans.jsonl")), "worker")
+    for time_s in (math.nan, math.inf, -math.inf, -1.0, 1e300, 2.0**70):
+        spans.add("d/0/0", "attempt", time_s, 2.0)
+        spans.add("d/0/0", "attempt", 1.0, time_s)
+    spans.add("d/0/0", "attempt", 1.0, 2.0)
+    spans.close()
+    assert [one["end_time"] for one in lines(tmp_path / "spans.jsonl")] == ["1970-01-01T00:00:02.000000Z"]
 
 
 @pytest.mark.parametrize("traces", ["", "http://", "ftp://host", "https://user:secret@host", "http://host:0"])

@@ -1,11 +1,13 @@
 """remote_rm: what a service is sent, and what becomes of what it answers."""
 
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from pydantic import ValidationError
 
 from penstock.config import RewardConfig
 from penstock.errors import ConfigError, RewardError
@@ -38,11 +40,13 @@ async def service() -> AsyncIterator[Service]:
         yield made
 
 
-async def score(service: Service, *answers: web.Response, function: str = "remote_rm", **remote: Any) -> Sample:
+async def score(
+    service: Service, *answers: web.Response, function: str = "remote_rm", label: Any = 4, **remote: Any
+) -> Sample:
     service.answers = list(answers)
     limits = {"url": service.url, "max_attempts": 2, "max_pause_s": 0.01, **remote}
     rewards = Rewards(RewardConfig.model_validate({"function": function, "remote": limits}))
-    sample = Sample(Job("sums/0/0", 1, prompt="2+2", label="4", label_value=4), 0, text="It is \\boxed{4}.")
+    sample = Sample(Job("sums/0/0", 1, prompt="2+2", label=str(label), label_value=label), 0, text="It is \\boxed{4}.")
     try:
         await rewards.score(sample)
     finally:
@@ -85,6 +89,23 @@ async def test_T11_a_service_that_gives_no_number_is_a_named_failure(
         await score(service, answer, max_bytes=1024)
     assert caught.value.outcome == outcome
     assert len(service.heard) == tries
+
+
+@pytest.mark.parametrize("label", [math.nan, [1, -math.inf], {"a": math.inf}], ids=repr)
+async def test_a_label_that_json_has_not_is_sent_to_nobody(service: Service, label: Any) -> None:
+    with pytest.raises(
+        RewardError, match=r"sums/0/0/0: remote_rm: its label .*(nan|inf).* cannot be sent as"
+    ) as caught:
+        await score(service, says("1"), label=label)
+    assert caught.value.outcome == "reward_raised"
+    assert service.heard == []
+
+
+@pytest.mark.parametrize("url", ["http://a\nb/", "http://a/ b", "http://a/x\n", "http:// a", "http://", "file:///a"])
+def test_an_address_is_one_line_without_blanks(url: str) -> None:
+    with pytest.raises(ValidationError, match=r"remote\.url"):
+        RewardConfig.model_validate({"remote": {"url": url}})
+    assert RewardConfig.model_validate({"remote": {"url": "http://a:1/b?c=d"}}).remote.url == "http://a:1/b?c=d"
 
 
 @pytest.mark.parametrize("to", ["it", "nobody"])
