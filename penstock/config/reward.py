@@ -16,7 +16,7 @@ class RemoteConfig(Section):
 
     #: Where ``{prompt, response, label}`` is sent as JSON (POST); it answers with a number, or a map with ``key``.
     #: Redirects are refused. null: there is no service.
-    url: Annotated[str, Field(pattern=r"^https?://[^\s/]")] | None = None
+    url: Annotated[str, Field(pattern=r"^https?://[^\s/]\S*$")] | None = None
     #: Longest try.
     timeout_s: Seconds = 120.0
     #: Tries of a sample.

@@ -23,7 +23,7 @@ class RemoteReward:
 
         Raises:
             RewardError: reward_too_large (the request, or the answer), reward_timeout (the last try took too long),
-                reward_raised (the last try failed, or the service redirects).
+                reward_raised (the last try failed, the service redirects, or the label holds NaN or an infinity).
         """
         assert self.config.url is not None
         job = sample.job

@@ -12,7 +12,7 @@ import aiohttp
 
 from penstock.protocol.records.job import JobFailure
 from penstock.redaction import redact
-from penstock.words import said
+from penstock.words import said, shown
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
@@ -67,10 +67,10 @@ class Service:
 
         Raises:
             ServiceFailed: reward_too_large (the question, or the answer), reward_timeout (the last try took too long),
-                reward_raised (the last try failed, or the service redirects).
+                reward_raised (the last try failed, the service redirects, or the question is no JSON).
         """
         limits = self._limits
-        body = json.dumps(question).encode()
+        body = _body(question)
         if len(body) > limits.max_bytes:
             raise self._too_large(f"its request has {len(body):,} bytes")
         for attempt in range(limits.max_attempts):
@@ -125,3 +125,23 @@ class Service:
                 trust_env=False,
             )
         return self._session
+
+
+def _body(question: Any) -> bytes:
+    try:
+        return json.dumps(question, allow_nan=False).encode()
+    except ValueError as exc:
+        entries = question.items() if isinstance(question, dict) else []
+        what = next((f"{name} {shown(value)}" for name, value in entries if not _is_json(value)), "request")
+        raise ServiceFailed(
+            JobFailure.REWARD_RAISED,
+            f"its {what} cannot be sent as JSON, which has no NaN and no infinity: write such numbers as text",
+        ) from exc
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
