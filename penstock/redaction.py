@@ -29,7 +29,7 @@ _USER = re.compile(r"(?<=://)([^:/@\s\[]*):(?!\d{1,5}(?:/[\w.-]*)?(?:[\s\"')\]},
 _OPTION = re.compile(r"[?&]([\w-]+)=")
 _VALUE = re.compile(r"[^&\s]*")
 _BEHIND = "\"')]},;.:"
-_SECRET_OPTION = re.compile(r"password|passwd|pwd|token|secret|key|auth", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"password|passwd|pwd|token|secret|key|auth|credential|signature|^sig$", re.IGNORECASE)
 #: What penstock writes where a password has its place.
 _PLACE = "PASSWORD"
 #: Shorter ones would mask parts of words.
