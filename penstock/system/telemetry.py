@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 MAX_QUEUED, MAX_SENT, EVERY_S, TIMEOUT_S, CLOSE_S = 8192, 512, 1.0, 3.0, 5.0
 #: Most bytes of a file of spans, whoever writes to it.
 MAX_FILE_BYTES = 2 * 1024**3
+#: Times are nanoseconds of 64 bits: up to the year 2262.
+_MAX_TIME_S = 9.2e9
 #: Parent of all that is not part of anything else.
 ROOT = "job"
 
@@ -54,7 +56,7 @@ class Spans(Protocol):
         """A span of a job; returns at once, and raises nothing.
 
         Args:
-            begin_s, end_s: Unix seconds.
+            begin_s, end_s: Unix seconds. A span of a time that is none (NaN, infinite, before 1970) is left out.
             of: what it is of, where a job has several of this name: a lease's token, a sample.
             under: ``name_of`` the span that it is a part of.
             about: its attributes.
@@ -115,6 +117,9 @@ class _OpenSpans:
     ) -> None:
         from opentelemetry.sdk.trace import ReadableSpan
 
+        begin_ns, end_ns = _nanoseconds(begin_s), _nanoseconds(end_s)
+        if begin_ns is None or end_ns is None:
+            return
         trace = _number(16, self._run, job)
         if (trace >> 64) / 2**64 >= self._share:
             return  # every process decides alike
@@ -126,8 +131,8 @@ class _OpenSpans:
             parent=None if own == ROOT else _context(trace, _number(8, self._run, job, under)),
             resource=self._resource,
             attributes={"penstock.job": job, **{f"penstock.{key}": value for key, value in about.items()}},
-            start_time=round(1e9 * begin_s),
-            end_time=round(1e9 * max(begin_s, end_s)),
+            start_time=begin_ns,
+            end_time=max(begin_ns, end_ns),
         )
         self._processor.on_end(span)
 
@@ -136,6 +141,11 @@ class _OpenSpans:
         closing = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
+
+
+def _nanoseconds(time_s: float) -> int | None:
+    """None where no span has such a time: a record may call anything that."""
+    return round(1e9 * time_s) if 0 <= time_s < _MAX_TIME_S else None
 
 
 def _number(num_bytes: int, *parts: str) -> int:
@@ -178,9 +188,11 @@ def _file_exporter(path: str) -> "SpanExporter":
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # The opening of a pipe that nobody reads would wait for a reader.
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as exc:
         raise ConfigError(f"telemetry.traces: {path} cannot be written ({exc.strerror}): name another file.") from exc
+    os.set_blocking(handle, True)
 
     class Lines:
         """A span a line, as JSON. Several processes may write to one file: a message is one write at its end."""
