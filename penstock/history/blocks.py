@@ -18,7 +18,7 @@ from penstock.history.packing import pack_integers, run_ends, squeeze, unpack_in
 from penstock.history.pieces import Spelling
 from penstock.history.row import SampleRow
 from penstock.payloads.format import MAX_TOKENS, Array
-from penstock.protocol.records.codec import MAX_RECORD_BYTES, pack, unpack
+from penstock.protocol.records.codec import MAX_ITEMS, MAX_RECORD_BYTES, pack, unpack
 
 #: Most samples of a block, and about how many bytes they have at most together: one is read for each of them.
 MAX_SAMPLES, MAX_BYTES = 32, 1024 * 1024
@@ -82,6 +82,8 @@ class Block:
         self._of_drawn = found[0] is True
         self.bodies = [body_from(one) for one in found[1]]
         self._lengths = [_length_of(body, group) for body in self.bodies]
+        if sum(self._lengths) > MAX_LENGTH:
+            raise ProtocolError(f"{WHAT} has longer arrays than penstock writes.")
         self._tokens: list[Array] | None = None
         self._logprobs: list[Array] | None = None
 
@@ -150,7 +152,12 @@ def _is_kept(row: SampleRow) -> bool:
     if len(lengths) > 1:
         raise ValueError(f"Arrays of sample {row.id} have different lengths, or some are missing.")
     length = lengths.pop()
-    return length is not None and length <= MAX_LENGTH
+    return length is not None and length <= MAX_LENGTH and (3 * length <= MAX_ITEMS or 3 * _num_runs(row) <= MAX_ITEMS)
+
+
+def _num_runs(row: SampleRow) -> int:
+    """How many marks it would have; a list of more than ``MAX_ITEMS`` nobody could read."""
+    return len(run_ends(*_marked([row])))
 
 
 def _own_tokens(row: SampleRow, group: Group) -> Array:
@@ -166,13 +173,18 @@ def _marks(rows: Sequence[SampleRow]) -> list[list[int]]:
     """Length, version and flags of each run of each row."""
     if not rows:
         return []
-    versions = _joined(rows, "versions", "<i4")
-    flags = (_joined(rows, "generated", "u1") != 0) + 2 * (_joined(rows, "loss_mask", "u1") != 0).astype(np.uint8)
+    versions, flags = _marked(rows)
     bounds = list(accumulate(len(_tokens(row)) for row in rows))
     ends = np.union1d(run_ends(versions, flags), np.array([one for one in bounds if one], np.int64))
     flat = np.stack((np.diff(ends, prepend=0), versions[ends - 1], flags[ends - 1]), axis=1)
     cuts = [0, *np.searchsorted(ends, bounds, side="right").tolist()]
     return [flat[begin:end].reshape(-1).tolist() for begin, end in pairwise(cuts)]
+
+
+def _marked(rows: Sequence[SampleRow]) -> tuple[Array, Array]:
+    """Version, and 1 for drawn plus 2 for loss, of each token of all rows."""
+    drawn, loss = (_joined(rows, name, "u1") != 0 for name in ("generated", "loss_mask"))
+    return _joined(rows, "versions", "<i4"), drawn + 2 * loss.astype(np.uint8)
 
 
 def _tokens(row: SampleRow) -> Array:

@@ -8,17 +8,19 @@ from penstock.history.packing import pack_integers, squeeze, unpack_integers, un
 from penstock.history.pieces import Spelling
 from penstock.history.row import TIMES, SampleRow
 from penstock.payloads.format import Array
-from penstock.protocol.records.codec import MAX_RECORD_BYTES, pack, unpack
+from penstock.protocol.records.codec import MAX_RECORD_BYTES, MAX_TEXT_BYTES, pack, unpack
 from penstock.protocol.records.field_checks import checks_of
 from penstock.protocol.records.record import Record, defaults_of, values_of
 from penstock.words import writable
 
-#: Arrays of longer samples, and the middle of longer texts, are not kept.
+#: Arrays of longer samples, and the middle of longer texts, are not kept; so no block has arrays of more tokens.
 MAX_LENGTH, MAX_CHARS = 4 * 1024 * 1024, 1024 * 1024
 
 #: What an error calls a value that cannot be read.
 WHAT = "A row of the history"
 _MICRO = 1_000_000
+#: Bytes of a packed integer.
+_MOST_BYTES = 6
 #: Later ones are none: the year 5138.
 _MAX_TIME_S = 1e11
 
@@ -30,7 +32,7 @@ class Group:
     #: None: it is what ``tokens`` spell.
     prompt: str | None
     label: str
-    #: [P] int32, those of the prompt; None: not kept.
+    #: [P] int32, those of the prompt; None: not kept, or kept with those of each sample.
     tokens: Array | None
 
     def text(self, spelling: Spelling) -> str:
@@ -56,7 +58,7 @@ class Group:
             raise ProtocolError(f"{WHAT} has values that no row has.")
         if tokens is None:
             return cls(prompt, label, None)
-        if not isinstance(tokens, list) or len(tokens) != 2 or type(tokens[0]) is not int:
+        if not isinstance(tokens, list) or len(tokens) != 2 or type(tokens[0]) is not int or tokens[0] > MAX_LENGTH:
             raise ProtocolError(f"{WHAT} has values that no row has.")
         return cls(prompt, label, unpack_integers(tokens[1], tokens[0]))
 
@@ -97,8 +99,14 @@ def group_of(row: SampleRow, spelling: Spelling) -> Group:
     """What a job's first sample says of all of them."""
     is_kept = row.tokens is not None and len(row.tokens) <= MAX_LENGTH
     tokens = row.tokens[: row.prompt_length].astype("<i4") if is_kept and row.tokens is not None else None
+    tokens = tokens if tokens is not None and _fits(tokens) else None
     is_spelled = tokens is not None and (row.is_spelled or _spells(spelling, tokens, row.prompt, special=True))
     return Group(None if is_spelled else _text(row.prompt), _text(row.label), tokens)
+
+
+def _fits(tokens: Array) -> bool:
+    """Whether a record takes them as one value: what it does not take nobody could read."""
+    return _MOST_BYTES * len(tokens) < MAX_TEXT_BYTES or len(pack_integers(tokens)) <= MAX_TEXT_BYTES
 
 
 def body_of(row: SampleRow, group: Group, spelling: Spelling, tokens: Array | None, marks: list[int] | None) -> Body:

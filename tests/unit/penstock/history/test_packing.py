@@ -1,11 +1,12 @@
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from penstock.errors import ProtocolError
+from penstock.history import blocks, bodies
 from penstock.history.blocks import MAX_SAMPLES, Block, Packed, blocks_of, pack_block
 from penstock.history.bodies import Body, Group, group_of
 from penstock.history.logprobs import pack_logprobs, unpack_logprobs
@@ -112,6 +113,60 @@ def test_blocks_have_bounds() -> None:
     long = row(answer="x" * 150_000)
     assert [len(block) for block in blocks_of([row(), long, long, row()])] == [2, 2]
     assert list(blocks_of([])) == []
+
+
+def test_what_no_record_holds_is_left_out_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that changes with each token, so that its runs are more than a list has room for."""
+    for module in (codec, blocks):
+        monkeypatch.setattr(module, "MAX_ITEMS", 300)
+    length = 102
+    changing = np.arange(length, dtype=np.int64) % 2
+    long = row(
+        tokens=np.ones(length, np.int32),
+        logprobs=np.zeros(length, np.float32),
+        versions=np.zeros(length, np.int32),
+        generated=changing.astype(np.uint8),
+        loss_mask=np.zeros(length, np.uint8),
+    )
+    (found,) = back(long)
+    assert "tokens" not in found
+    assert (found["answer"], found["prompt"]) == (long.answer, long.prompt)
+    steady = replace(long, generated=np.ones(length, np.uint8))
+    (found,) = back(steady)
+    assert np.array_equal(found["generated"], steady.generated)  # type: ignore[arg-type]
+
+
+def test_the_tokens_of_a_prompt_that_no_record_holds_are_kept_with_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (codec, bodies):
+        monkeypatch.setattr(module, "MAX_TEXT_BYTES", 1000)
+    length = 500
+    tokens = np.random.default_rng(0).integers(0, 2**18, length, np.int32)
+    made = row(
+        tokens=tokens,
+        logprobs=np.zeros(length, np.float32),
+        versions=np.full(length, -1, np.int32),
+        generated=np.zeros(length, np.uint8),
+        loss_mask=np.zeros(length, np.uint8),
+        prompt_length=length,
+        answer="",
+    )
+    (found,) = back(made)
+    assert np.array_equal(found["tokens"], tokens)  # type: ignore[arg-type]
+    assert found["prompt"] == made.prompt
+
+
+def test_a_block_of_more_tokens_than_are_written_is_refused_before_room_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = row()
+    group = group_of(made, NO_SPELLING)
+    packed = pack_block([made, row(k=1)], group, NO_SPELLING)
+    monkeypatch.setattr("penstock.history.blocks.MAX_LENGTH", 13)
+    with pytest.raises(ProtocolError, match="longer arrays than penstock writes"):
+        Block(packed, group)
+    monkeypatch.setattr("penstock.history.bodies.MAX_LENGTH", 3)
+    with pytest.raises(ProtocolError, match="values that no row has"):
+        Group.from_bytes(group.to_bytes())
 
 
 def test_logprobs_keep_every_bit() -> None:
