@@ -19,6 +19,7 @@ from console.read.health import look_at_jail
 from console.terminal import print_json, say, table
 from penstock.config import Config
 from penstock.config.load import load_config
+from penstock.config.reading.dataset_path import code_name
 from penstock.errors import ConfigError
 from penstock.system.gpus import numbered, visible_gpus
 from penstock.system.health.finding import Check, Finding, Level, passes, run_checks
@@ -28,6 +29,8 @@ from penstock.system.run_folder import RunFolder
 if TYPE_CHECKING:
     from console.launch.trial import Trial
 
+#: Longest look at rows of a user's own code.
+_LOOK_S = 60.0
 _COLUMNS = ("prompt", "answer", "reward", "entries", "tokens", "finish", "seconds", "reward s")
 
 
@@ -98,11 +101,27 @@ def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> I
         # Which jail it is says more than that there is one.
         yield what, partial(look_at_jail, config) if what == "jail" else partial(_passed, what, step)
     yield "placement", partial(_passed, "placement", lambda: place(config, gpus, without))
+    if config.prepare is None:
+        yield "rows of your own code", lambda: _own_rows(config)
     yield "run's folder", lambda: [look_at_disk("run's folder", config.run_dir), _earlier(config)]
 
 
 def _passed(what: str, step: Callable[[], object]) -> list[Finding]:
     return [passes(what, step, "fine")]
+
+
+def _own_rows(config: Config) -> list[Finding]:
+    """Of sources of a user's own, whose code the start of a run leaves to the producer."""
+    from producer.sources.looking import check_sources
+
+    what = "rows of your own code"
+    sources = [one for one in (*config.data.train, *config.data.eval) if code_name(one.path)]
+    if not sources:
+        return []
+    if check_sources(sources, _LOOK_S):
+        return [Finding(what, Level.OK, "fine")]
+    names = ", ".join(one.path for one in sources)
+    return [Finding(what, Level.WARNING, f"{names} took longer than {_LOOK_S:g} s", "the producer will wait for it")]
 
 
 def _once(findings: Iterator[Finding]) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from console.cli import check
 from console.cli import main as cli
 from console.launch import preflight, trial
 from penstock.config.load import load_config
+from penstock.errors import ConfigError
 from penstock.system.health.finding import Finding, Level
 
 YAML = "run: demo\nmodel: {path: m}\ndata: {train: [{name: t, path: t.jsonl}]}\nstaleness: {mode: one_step}\n"
@@ -49,6 +50,32 @@ def test_every_mistake_is_told_at_once_and_nothing_is_made(folder: Path, capsys:
     assert found["sampling"]["level"] == "ok"
     assert "hush" not in json.dumps(found)
     assert [path.name for path in folder.iterdir()] == ["run.yaml"]
+
+
+def test_rows_of_ones_own_code_are_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "own_rows.py").write_text(
+        "import time\n"
+        "class Rows:\n"
+        "    def __init__(self, row, since): self.given, self.year = row, since.year\n"
+        "    def __len__(self): return 3\n"
+        "    def row(self, index):\n"
+        "        print('reading')\n"
+        "        while self.given == 'never': time.sleep(1)\n"
+        "        return {'prompt': 'p', 'label': {1: 2, 'a': 3} if self.given == 'bad' else '1'}\n"
+    )
+
+    def found(row: str) -> list[tuple[str, str]]:
+        given = (
+            f"--data.train=[{{name: t, path: 'python:own_rows:Rows', source_args: {{row: {row}, since: 2024-01-01}}}}]"
+        )
+        return [(one.level, one.found) for one in check._own_rows(load_config(folder / "run.yaml", [given]))]
+
+    assert found("good") == [("ok", "fine")]
+    with pytest.raises(ConfigError, match=r"dataset t: own_rows:Rows: row\(0\) holds what JSON cannot represent"):
+        found("bad")
+    monkeypatch.setattr(check, "_LOOK_S", 0.5)
+    assert found("never") == [("warning", "python:own_rows:Rows took longer than 0.5 s")]
+    assert check._own_rows(load_config(folder / "run.yaml", [])) == []
 
 
 def test_it_says_in_words_what_a_start_would_do_with_an_earlier_run(
