@@ -22,6 +22,7 @@ SIZES: dict[str, list[str]] = {
     "balance": [],
     "history": ["--samples", "50000"],
     "page": ["--no-browser"],
+    "rewards": ["--checks", "100"],
 }
 
 
