@@ -62,6 +62,7 @@ LISTED = {
     "docs/adapters.md: from penstock import VerlRollout": "needs verl's environment: test_foreign_trainers.py",
     "docs/adapters.md: from penstock import TrlRollouts": "needs TRL's environment: test_foreign_trainers.py",
     "docs/adapters.md: SLIME_SOURCE=": "needs a checkout of slime: test_slime.py",
+    "examples/code/README.md: examples/code/run.sh": "minutes, with a real engine",
     "examples/several/README.md: make several": "minutes, with a real engine: test_several.py",
     "examples/several/README.md: penstock prepare": "minutes, with a real engine: test_several.py",
 }

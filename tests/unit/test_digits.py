@@ -80,7 +80,7 @@ def test_prepare_makes_everything_once(prepare: ModuleType, tmp_path: Path) -> N
     assert not list((tmp_path / "data").glob(".writing-*"))
 
 
-@pytest.mark.parametrize("example", ["digits", "gsm8k"])
+@pytest.mark.parametrize("example", ["digits", "gsm8k", "code"])
 def test_the_configurations_hold(example: str) -> None:
     config = Config(**yaml.safe_load((EXAMPLES / example / "run.yaml").read_text()))
     assert config.run == example
