@@ -19,7 +19,7 @@ from penstock.errors import RewardError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from tests.missing import module
-from workers.rewards.kinds.registry import NAMES, is_quick, is_remote
+from workers.rewards.kinds.registry import NAMES, is_quick, is_remote, needs_jail
 from workers.rewards.score import Rewards
 
 SLOW = [name for name in NAMES if not is_quick(name)]
@@ -51,6 +51,9 @@ TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), max_si
 
 
 def sample_of(reward: str, text: str, label: str = "5", prompt: str = "2+3=") -> Sample:
+    """A sample; where its reward runs programs, with a label that is the test of one that prints 5."""
+    if needs_jail([reward]) and label == "5":
+        label = '{"inputs": [""], "outputs": ["5"]}'
     return Sample(Job("sums/0/0", 1, prompt=prompt, label=label, reward=reward), 0, text=text)
 
 
