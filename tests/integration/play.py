@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 import redis
 
@@ -9,7 +10,7 @@ from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import Leadership, RawLease, run
 from penstock.protocol.tokens import LaneTokens, of_training, tokens_of
 
@@ -61,11 +62,26 @@ def meta(k: int, token: str, version: int = 0, reward: float = 1.0) -> SampleMet
     )
 
 
-def commit(client: redis.Redis, keys: Keys, held: RawLease, ks: Sequence[int], version: int = 0) -> scripts.Committed:
+def commit(
+    client: redis.Redis,
+    keys: Keys,
+    held: RawLease,
+    ks: Sequence[int],
+    version: int = 0,
+    *,
+    with_reward: bool = False,
+) -> scripts.Committed:
     samples = [(k, version, meta(k, held.token, version).to_bytes()) for k in ks]
     for k in ks:
         client.set(keys.payload(f"{held.job}/{k}", held.token), b"x", nx=True, ex=600)
-    return run(client, scripts.commit(keys, held.job, held.token, samples))
+    return run(client, scripts.commit(keys, held.job, held.token, samples, with_reward=with_reward))
+
+
+def reward(client: redis.Redis, keys: Keys, held: RawLease, number: float = 9.0) -> str:
+    """Give every sample of a group this reward, as the holder of its lease."""
+    found = iter_metas(client.get(keys.meta(held.job)) or b"", held.job)
+    records = [replace(one, reward=number).to_bytes() for one in found]
+    return run(client, scripts.reward(keys, held.job, held.token, records))
 
 
 def complete(client: redis.Redis, keys: Keys, count: int, n: int = 2, version: int = 0) -> list[str]:

@@ -52,11 +52,14 @@ class RandomPlay:
         #: Leases that somebody believes to hold; those of zombies stay.
         self.leases: list[RawLease] = []
         self.trained: Counter[str] = Counter()
+        #: Tokens of the leases that have written the reward of a group.
+        self.rewarded: dict[str, set[str]] = {}
         self.batches: dict[int, list[str]] = {}
 
     def act(self) -> None:
         acts: list[Callable[[], object]] = [
             self.admit, self.lease, self.lease, self.commit, self.commit, self.commit, self.commit, self.fail,
+            self.commit, self.reward, self.reward, self.reward,
             self.crash, self.release, self.expire, self.due, self.requeue, self.cancel, self.keep, self.cut_batch,
             self.cut_batch, self.commit_batch, self.commit_batch, self.publish, self.publish, self.checkpointed,
             self.rewind, self.dispose, self.seal, self.seal, self.sweep, self.depose, self.close, self.abandon,
@@ -87,7 +90,18 @@ class RandomPlay:
     def commit(self) -> None:
         if (held := self.held()) is not None:
             ks = self.random.choice([[0], [1], [0, 1]])
-            play.commit(self.client, self.keys, held, ks, self.version)
+            with_reward = self.random.random() < 0.3
+            play.commit(self.client, self.keys, held, ks, self.version, with_reward=with_reward)
+
+    def reward(self) -> None:
+        if (held := self.held()) is None or not self.client.exists(self.keys.meta(held.job)):
+            return
+        before = self.client.get(self.keys.meta(held.job))
+        mark = float(self.random.randint(10, 10**6))
+        if play.reward(self.client, self.keys, held, mark) == "ready":
+            self.rewarded.setdefault(held.job, set()).add(held.token)
+        else:
+            assert self.client.get(self.keys.meta(held.job)) == before, "I3"
 
     def fail(self) -> None:
         if (held := self.held()) is not None:
@@ -231,6 +245,8 @@ def test_I1_audits_are_green_through_a_long_random_play(client: redis.Redis, key
     used = Counter(job for jobs in game.batches.values() for job in jobs)
     used_twice = [job for job, many in used.items() if many > 1]
     assert used_twice == [], "I5: in two batches of one subscription"
+    assert game.rewarded
+    assert {len(tokens) for tokens in game.rewarded.values()} == {1}, "no group is given its reward by two leases"
 
 
 def check(client: redis.Redis, keys: Keys, game: RandomPlay) -> None:
@@ -269,7 +285,9 @@ def test_I1_lost_replies_change_nothing_when_verbs_are_said_twice(client: redis.
     assert len(held) == 2
     for one in held:
         records = [(k, 1, play.meta(k, one.token, 1).to_bytes()) for k in range(2)]
-        twice(scripts.commit(keys, one.job, one.token, records))
+        rewarded = [play.meta(k, one.token, 1, reward=9.0).to_bytes() for k in range(2)]
+        twice(scripts.commit(keys, one.job, one.token, records, with_reward=one is held[1]))
+        twice(scripts.reward(keys, one.job, one.token, rewarded))
     leader = play.lead(client, keys)
     jobs = [one.job for one in held]
     twice(scripts.keep(keys, leader, [(job, 2) for job in jobs], {jobs[0]: [1]}))
@@ -360,6 +378,10 @@ TAMPER: dict[str, Callable[[redis.Redis, Keys], object]] = {
     "done bit gone": lambda client, keys: client.setbit(keys.done("d", 0), 6, 0),
     "done bit too many": lambda client, keys: client.setbit(keys.done("d", 0), 77, 1),
     "finished twice": lambda client, keys: client.hincrby(keys.counters, "duplicated", 1),
+    "complete, and nothing to come": lambda client, keys: client.hset(
+        keys.group(job(client, keys, "leased")), mapping={"n": 2, "c": 2, "s:0": "t", "s:1": "t"}
+    ),
+    "ready before its reward": lambda client, keys: client.hset(keys.group(job(client, keys, "ready")), "rw", 1),
     "payload lost": lambda client, keys: client.hincrby(keys.counters, "payload_lost", 1),
     "admitted too many": lambda client, keys: client.hincrby(keys.counters, "admitted", 1),
     "retired too many": lambda client, keys: client.hincrby(keys.counters, "retired", 1),

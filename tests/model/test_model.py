@@ -41,7 +41,7 @@ from penstock.protocol.gate import read_rooms
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest
-from penstock.protocol.records.sample_meta import SampleMeta
+from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
 from penstock.redis.connect import connect
@@ -58,7 +58,7 @@ REASONS = {reason.code: reason for reason in Disposal}
 #: What a set of histories must have seen to prove anything.
 EXPECTED = {
     "cut late", "cut masked", "cut actor", "cut left", "disposed stale", "disposed rewound",
-    "disposed before", "driver restored", "given back", "redelivered", "retired",
+    "disposed before", "driver restored", "given back", "redelivered", "retired", "rewarded", "rewarded by another",
 }  # fmt: skip
 UNITS = st.sampled_from([("groups", 1), ("groups", 2), ("groups", 3), ("samples", 3), ("tokens", 25)])
 SAMPLERS = st.sampled_from(["fifo", "oldest_version", "newest_version", "uniform", "prioritized"])
@@ -114,6 +114,8 @@ class Histories(RuleBasedStateMachine):
         self.model = Reference()
         self.trainers: dict[str, Trainer] = {}
         self.running: list[RawLease] = []
+        #: Groups that are committed and wait for their reward.
+        self.unrewarded: dict[str, tuple[RawLease, Group]] = {}
         self.names = 0
         self.restored = False
         drives = {"driving": 1, "model": play.MODEL, "bound": bound, "on_expiry": on_expiry, "per_version": per_version}
@@ -193,9 +195,44 @@ class Histories(RuleBasedStateMachine):
             )  # fmt: skip
             self.client.set(self.keys.payload(f"{held.job}/{k}", held.token), b"x", ex=3600)
             records.append((k, min(drawn), meta.to_bytes()))
-        if run(self.client, scripts.commit(self.keys, held.job, held.token, records)).outcome == "ready":
-            place = int(self.client.zscore(self.keys.ready, held.job))
-            self.model.ready[held.job] = Group(n, drawn, place)
+        with_reward = pick % 3 == 0
+        call = scripts.commit(self.keys, held.job, held.token, records, with_reward=with_reward)
+        assert run(self.client, call).outcome == ("reward" if with_reward else "ready")
+        group = Group(n, drawn, 0)
+        if with_reward:
+            self.unrewarded[held.job] = (held, group)
+        else:
+            self.complete(held.job, group)
+
+    def complete(self, job: str, group: Group) -> None:
+        group.place = int(self.client.zscore(self.keys.ready, job))
+        self.model.ready[job] = group
+
+    @precondition(lambda self: self.unrewarded)
+    @rule(pick=PICK, lost=st.booleans())
+    def reward(self, pick: int, lost: bool) -> None:
+        """The second phase of a group: in the worker that drew it, or in another one once that was killed."""
+        job = sorted(self.unrewarded)[pick % len(self.unrewarded)]
+        held, group = self.unrewarded.pop(job)
+        self.happened["rewarded"] += 1
+        if lost:
+            assert run(self.client, scripts.crash(self.keys, job, held.token, "w", "", sure=False)) != "lost"
+            now = {one.job: one for one in play.lease(self.client, self.keys, most=100, version=self.model.clock)}
+            again = now.pop(job, None)
+            self.running += [one for one in now.values() if not one.awaits_reward]
+            for other in [one for one in now.values() if one.awaits_reward]:
+                self.unrewarded[other.job] = (other, self.unrewarded[other.job][1])
+            if again is None:  # another suspect is running
+                run(self.client, scripts.cancel(self.keys, job, []))
+                return
+            assert again.awaits_reward, "nothing is drawn again"
+            assert play.reward(self.client, self.keys, held) == "lost", "I3"
+            held = again
+            self.happened["rewarded by another"] += 1
+        assert play.reward(self.client, self.keys, held, 9.0) == "ready"
+        assert play.reward(self.client, self.keys, held, 8.0) == "ready", "its reply was lost"
+        assert {one.reward for one in iter_metas(self.client.get(self.keys.meta(job)), job)} == {9.0}
+        self.complete(job, group)
 
     @rule(
         count=st.integers(2, 6),
@@ -555,6 +592,8 @@ class Histories(RuleBasedStateMachine):
             self.publish_now()
         for _ in list(self.running):
             self.finish(0, 1, False)
+        while self.unrewarded:
+            self.reward(0, False)
         for sub in self.model.subs.values():
             run(self.client, scripts.subscribe(self.keys, sub.name, {"unit": "groups", "size": 1, "multiple": 1}))
         for sub in self.model.subs.values():

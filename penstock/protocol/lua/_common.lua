@@ -165,18 +165,19 @@ local function leave_inflight(prefix, job)
 end
 
 -- Take a job that is queued, leased or delayed out of where it waits or runs, for good; the caller says what it is from
--- now on. A worker that holds it sees its lease lost, and its try ends as `how`. Returns its home lane, or nil when it is
--- none of these.
+-- now on. A worker that holds it sees its lease lost, and its try ends as `how`. Returns its home lane and its record, or
+-- nil when it is none of these.
 local function withdraw(prefix, job, how)
   local key = group_key_of(prefix, job)
-  local g = redis.call('HMGET', key, 'st', 'cl', 'eid', 'ln', 'nb')
+  local g, body = redis.call('HMGET', key, 'st', 'cl', 'eid', 'ln', 'nb'), nil
   if g[1] == 'queued' or g[1] == 'leased' then
-    take_entry(prefix, g[2], g[3])
+    body = take_entry(prefix, g[2], g[3])
     if g[1] == 'leased' then
       end_try(key, how)
       unhear(prefix, key)
     end
   elseif g[1] == 'delayed' then
+    body = redis.call('HGET', prefix .. 'bodies', job)
     redis.call('ZREM', prefix .. 'delayed', job)
     redis.call('HDEL', prefix .. 'bodies', job)
   else
@@ -185,7 +186,31 @@ local function withdraw(prefix, job, how)
   redis.call('HDEL', key, 'tok', 'own')
   redis.call('ZREM', prefix .. 'inflight', job)
   leave_cohort(prefix, job, g[4], g[5])
-  return g[4]
+  return g[4], body
+end
+
+-- A job that was withdrawn goes on after all, in its place and under its version.
+local function enter_again(prefix, job)
+  local g = redis.call('HMGET', group_key_of(prefix, job), 'ln', 'nb', 'v0', 'seq', 'co')
+  if g[5] then redis.call('ZADD', prefix .. 'unfinished:' .. g[1], g[4], job) end
+  if g[1] ~= 'train' then return end
+  redis.call('HINCRBY', prefix .. 'cohorts', g[2], 1)
+  redis.call('ZADD', prefix .. 'inflight', g[3], job)
+end
+
+-- A group is complete: its lease is over, and subscriptions may use it. The caller has seen that it is leased, in this
+-- lane and entry.
+local function complete(prefix, job, lane, eid)
+  local key = group_key_of(prefix, job)
+  local g = redis.call('HMGET', key, 'ln', 'nb')
+  redis.call('HSET', key, 'st', 'ready', 't1', now_ms())
+  redis.call('HDEL', key, 'tok', 'own', 'pf', 'told')
+  redis.call('XACK', lane_key_of(prefix, lane), GROUP, eid)
+  redis.call('XDEL', lane_key_of(prefix, lane), eid)
+  redis.call('ZREM', prefix .. 'inflight', job)
+  redis.call('ZADD', prefix .. 'ready', count(prefix, 'completed'), job)
+  leave_cohort(prefix, job, g[1], g[2])
+  event(prefix, 'ready', job, g[1])
 end
 
 -- Bury a job whose entry the caller has taken. The dead letter holds all it needs to come back.

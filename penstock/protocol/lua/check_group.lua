@@ -7,7 +7,7 @@ local group_key, meta_key, ready_key, delayed_key = KEYS[1], KEYS[2], KEYS[3], K
 local dead_key, inflight_key, retiring_key = KEYS[5], KEYS[6], KEYS[7]
 local prefix, job = ARGV[1], ARGV[2]
 
-local g = redis.call('HMGET', group_key, 'st', 'cl', 'eid', 'c', 'n', 'tok', 'ln', 'co', 'nb')
+local g = redis.call('HMGET', group_key, 'st', 'cl', 'eid', 'c', 'n', 'tok', 'ln', 'co', 'nb', 'rw')
 local st = g[1]
 if not st then return '' end
 local function entry(key)
@@ -40,6 +40,8 @@ if running and not live then return st .. ' but in flight' end
 if st == 'leased' and g[7] == 'train' and not running then return 'leased but not in flight' end
 if st == 'dead' and not entry(dead_key) then return 'dead but without a dead letter' end
 if st == 'ready' and g[4] ~= g[5] then return 'ready with ' .. g[4] .. ' of ' .. g[5] .. ' samples' end
+if st == 'ready' and g[10] == '1' then return 'ready, and its reward is to come' end
+if live and g[4] == g[5] and g[10] ~= '1' then return st .. ' with all its samples, and no reward to come' end
 local commits = 0
 for _, name in ipairs(redis.call('HKEYS', group_key)) do
   if string.sub(name, 1, 2) == 's:' then commits = commits + 1 end

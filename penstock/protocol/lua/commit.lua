@@ -1,14 +1,16 @@
 -- commit: written -> committed, and leased -> ready with the last k (worker). Several samples of one job at once.
--- KEYS: group:JOB, meta:JOB, ready, inflight
--- ARGV: prefix, job, token, then per sample: k, oldest version (-1: none), metadata record, what was drawn of it
+-- Where a reward of the whole group is to come the last k leaves the job leased, and the verb `reward` completes it.
+-- KEYS: group:JOB, meta:JOB
+-- ARGV: prefix, job, token, a reward of the whole group is to come (0|1), then per sample: k, oldest version (-1: none), metadata record, what was drawn of it
 --       (`LIVE,BEHIND_STOP,REWOUND,LOST_TURN,UNHEARD`)
--- Returns: {'ok' | 'ready' | 'lost', new commits, already committed by this token, committed by another lease}
+-- Returns: {'ok' | 'ready' | 'reward' (all are committed, the group's reward is to come) | 'lost',
+--           new commits, already committed by this token, committed by another lease}
 -- Atomic because a sample must be committed at most once, whoever tries, however late (I2), and only by the
 -- holder of the lease (I3). Saying it twice with the same token changes nothing.
 -- Samples are looked up and written together: a call of Redis from a script costs as much as the work it does here.
-local group_key, meta_key, ready_key, inflight_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local prefix, job, token = ARGV[1], ARGV[2], ARGV[3]
-local first_sample = 4
+local group_key, meta_key = KEYS[1], KEYS[2]
+local prefix, job, token, with_reward = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local first_sample = 5
 
 local slots, words = {}, {}
 for i = first_sample, #ARGV, 4 do
@@ -16,7 +18,7 @@ for i = first_sample, #ARGV, 4 do
   words[#words + 1] = 't:' .. ARGV[i]
 end
 local before = redis.call('HMGET', group_key, unpack(slots))
-local g = redis.call('HMGET', group_key, 'st', 'tok', 'n', 'o', 'ln', 'nb', 'cl', 'eid', 'tk', 'told')
+local g = redis.call('HMGET', group_key, 'st', 'tok', 'n', 'o', 'ln', 'nb', 'cl', 'eid', 'tk', 'told', 'rw')
 local new, again, taken = 0, 0, 0
 if g[1] ~= 'leased' or g[2] ~= token then
   for _, held in ipairs(before) do
@@ -52,6 +54,7 @@ end
 if new > 0 then
   redis.call('HSET', group_key, 'o', oldest, 'tk', table.concat(drawn, ','), unpack(fields))
   if g[10] then redis.call('HDEL', group_key, unpack(words)) end
+  if with_reward == '1' then redis.call('HSET', group_key, 'rw', 1) end
   book(prefix, g[5], 'heard', heard)
   redis.call('APPEND', meta_key, table.concat(records))
   redis.call('DEL', unpack(partials))
@@ -60,12 +63,6 @@ end
 if taken > 0 then count(prefix, 'refused', taken) end
 local committed = redis.call('HINCRBY', group_key, 'c', new)
 if committed < tonumber(g[3]) then return {'ok', new, again, taken} end
-redis.call('HSET', group_key, 'st', 'ready', 't1', now_ms())
-redis.call('HDEL', group_key, 'tok', 'own', 'pf', 'told')
-redis.call('XACK', lane_key_of(prefix, g[7]), GROUP, g[8])
-redis.call('XDEL', lane_key_of(prefix, g[7]), g[8])
-redis.call('ZREM', inflight_key, job)
-redis.call('ZADD', ready_key, count(prefix, 'completed'), job)
-leave_cohort(prefix, job, g[5], g[6])
-event(prefix, 'ready', job, g[5])
+if with_reward == '1' or g[11] then return {'reward', new, again, taken} end
+complete(prefix, job, g[7], g[8])
 return {'ready', new, again, taken}

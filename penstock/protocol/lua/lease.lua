@@ -2,7 +2,7 @@
 -- KEYS: inflight, paused, then jobs:LANE in the order to look
 -- ARGV: prefix, worker, token base, most jobs, engine version, suspects allowed (0|1), highest version at admission
 --       that the engine may start, then the lanes' names in the order of KEYS
--- Returns: list of {lane, job, token, nb, body, attempts, crashes, {k committed}}
+-- Returns: list of {lane, job, token, nb, body, attempts, crashes, {k committed}, 1: the group's reward alone is missing}
 -- Atomic because a job must not be seen by two workers, nor start on weights older than `nb` (T12),
 -- but for those of a version that was set aside, as far as the bound allows. Among those that may
 -- be started the ones of the oldest version come first, then the oldest, whatever stands before them in the lane.
@@ -25,7 +25,7 @@ local function lease_one(key, lane)
   if not entry then return true end
   local job = field(entry[2], 'id')
   local gkey = group_key_of(prefix, job)
-  local g = redis.call('HMGET', gkey, 'st', 'eid', 'v0', 'c', 'pf', 'nb', 'att', 'cr', 'ln', 'n', 'tr')
+  local g = redis.call('HMGET', gkey, 'st', 'eid', 'v0', 'c', 'pf', 'nb', 'att', 'cr', 'ln', 'n', 'tr', 'rw', 'w')
   if g[1] ~= 'queued' or g[2] ~= eid then
     redis.call('XDEL', key, eid)
     return true
@@ -41,11 +41,14 @@ local function lease_one(key, lane)
   if g[9] == 'train' then redis.call('ZADD', inflight_key, v0, job) end
   local committed = {}
   if tonumber(g[4] or 0) > 0 then
-    for k = 0, tonumber(g[10]) - 1 do
+    for k = 0, tonumber(g[13] or g[10]) - 1 do
       if redis.call('HEXISTS', gkey, 's:' .. k) == 1 then committed[#committed + 1] = k end
     end
   end
-  leased[#leased + 1] = {lane, job, token, g[6], field(entry[2], 'body'), g[7] or '0', g[8] or '0', committed}
+  local rewards = g[12] == '1' and g[4] == g[10] and 1 or 0
+  leased[#leased + 1] = {
+    lane, job, token, g[6], field(entry[2], 'body'), g[7] or '0', g[8] or '0', committed, rewards,
+  }
   return true
 end
 

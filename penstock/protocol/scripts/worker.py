@@ -1,9 +1,10 @@
 """Verbs of workers, and of who looks after their leases."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock.errors import ProtocolError
 from penstock.names import LANES
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.drawn import NOTHING, Drawn
@@ -42,6 +43,20 @@ class RawLease:
     attempts: int
     crashes: int
     committed: frozenset[int]
+    #: All samples that are wanted are committed, and the reward of the whole group alone is missing.
+    awaits_reward: bool = False
+
+    def read(self) -> Job:
+        """The job that was leased.
+
+        Raises:
+            ProtocolError: its record cannot be read, or is not that of this job.
+        """
+        what = f"record of job {self.job}"
+        job = Job.from_bytes(self.body, what)
+        if job.id != self.job:
+            raise ProtocolError(f"{what} is of {job.id[:200]!r}: it was not written for this job.")
+        return replace(job, not_before=self.not_before)
 
 
 def lease(
@@ -71,6 +86,7 @@ def lease(
                 attempts=int(row[5]),
                 crashes=int(row[6]),
                 committed=frozenset(int(k) for k in row[7]),
+                awaits_reward=bool(row[8]),
             )
             for row in answer
         ]
@@ -96,7 +112,10 @@ def renew(keys: Keys, worker: str, leases: Iterable[tuple[str, str]]) -> Call[li
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Outcome of commit: ``ok``, ``ready`` (the group is complete) or ``lost`` (the lease is another's)."""
+    """Outcome of commit: ``ok``, ``ready`` (the group is complete) or ``lost`` (the lease is another's).
+
+    ``reward``: all samples are committed, the lease goes on, and the group's reward is to come.
+    """
 
     outcome: str
     new: int
@@ -110,13 +129,16 @@ def commit(
     token: str,
     samples: Iterable[tuple[int, int, bytes]],
     told: Mapping[int, Drawn] | None = None,
+    *,
+    with_reward: bool = False,
 ) -> Call[Committed]:
     """Commit samples of one job: (k, oldest generated version or -1, SampleMeta record) each.
 
     Args:
         told: what was drawn of each, by k; None: what its record says. Raises ProtocolError where it says nothing.
+        with_reward: a reward of the whole group is to come (``reward``); a group that was told so once stays so.
     """
-    args: list[Value] = [keys.prefix, job, token]
+    args: list[Value] = [keys.prefix, job, token, int(with_reward)]
     for k, oldest, record in samples:
         drawn = Drawn.recorded(SampleMeta.from_bytes(record)) if told is None else told[k]
         args += [k, oldest, record, str(drawn)]
@@ -124,7 +146,17 @@ def commit(
     def parse(answer: Any) -> Committed:
         return Committed(text(answer[0]), *(int(v) for v in answer[1:]))
 
-    return Call(script("commit"), [keys.group(job), keys.meta(job), keys.ready, keys.inflight], args, parse)
+    return Call(script("commit"), [keys.group(job), keys.meta(job)], args, parse)
+
+
+def reward(keys: Keys, job: str, token: str, records: Iterable[bytes]) -> Call[str]:
+    """Write the reward of a whole group, which makes it ready. Returns ready, lost, or missing (a sample, or the wish).
+
+    Args:
+        records: SampleMeta records of all its samples, with the rewards that they have from now on.
+    """
+    args: list[Value] = [keys.prefix, job, token, b"".join(records)]
+    return Call(script("reward"), [keys.group(job), keys.meta(job)], args, text)
 
 
 def checkpoint(

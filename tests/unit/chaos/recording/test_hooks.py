@@ -62,7 +62,7 @@ scripts.admit(keys, jobs, **how)
 def test_a_lease_and_a_commit_carry_the_token_and_the_versions(tmp_path: Path) -> None:
     code = """
 job = Job(id="d/0/1", n=2, prompt="p")
-row = [b"train", b"d/0/1", b"tok", 0, b"body", 1, 0, []]
+row = [b"train", b"d/0/1", b"tok", 0, b"body", 1, 0, [], 0]
 scripts.lease(keys, "w", "base", most=1, version=3).parse([row])
 meta = SampleMeta(1, "tok", "s", 7, 8, 9, 4, 5, 1.0, [[2, 1], [3, 4]], 2, 3, 0.5, "ok", "stop")
 scripts.commit(keys, "d/0/1", "tok", iter([(1, 2, meta.to_bytes())])).parse([b"ok", 1, 0, 0])
