@@ -13,6 +13,7 @@ from penstock.addresses import is_folder
 from penstock.errors import QueueFull
 from penstock.payloads.daemon_threads import DaemonThreads, Step
 from penstock.payloads.folder import ANSWER_S, CLOSE_S, PayloadFolder
+from penstock.payloads.run_files import file_of, renew
 from penstock.redis.call import translate
 from penstock.redis.commands import AsyncClient
 from penstock.redis.control import AsyncControl, raise_passing, until_answered_async
@@ -20,6 +21,7 @@ from penstock.redis.memory import is_full
 
 T = TypeVar("T")
 Pairs = Sequence[tuple[str, bytes]]
+Wanted = Sequence[tuple[str, int]]
 log = logging.getLogger(__name__)
 
 #: Payloads that a worker writes to one folder at once.
@@ -46,6 +48,12 @@ class AsyncPayloadStore(Protocol):
             None for each that is written, QueueFull for each that found no room.
         """
 
+    async def renew(self, names: Sequence[str], ttl_s: int) -> None:
+        """What nobody has kept lives ``ttl_s`` from now on; what is gone does not matter."""
+
+    async def read(self, wanted: Wanted) -> list[bytes | None]:
+        """Bytes of (key, bytes that it has by its record) each; None where one is gone."""
+
     async def is_full(self) -> bool:
         """Is there hardly any room left?"""
 
@@ -67,6 +75,13 @@ class AsyncPayloadRedis:
     async def put(self, pairs: Pairs, ttl_s: int) -> list[QueueFull | None]:
         return await self._control.do(partial(_put_all, pairs, ttl_s))
 
+    async def renew(self, names: Sequence[str], ttl_s: int) -> None:
+        await self._control.do(partial(_renew_all, names, ttl_s))
+
+    async def read(self, wanted: Wanted) -> list[bytes | None]:
+        # A Redis bounds its values by itself.
+        return await self._control.do(lambda client: client.mget([name for name, _ in wanted]))
+
     async def is_full(self) -> bool:
         return await self._control.do(_has_no_room)
 
@@ -84,6 +99,13 @@ async def _put_all(pairs: Pairs, ttl_s: int, client: AsyncClient) -> list[QueueF
     for key, data in pairs:
         pipe.set(key, data, nx=True, ex=ttl_s)
     return [_refusal(answer) for answer in raise_passing(await pipe.execute(raise_on_error=False))]
+
+
+async def _renew_all(names: Sequence[str], ttl_s: int, client: AsyncClient) -> None:
+    pipe = client.pipeline(transaction=False)
+    for name in names:
+        pipe.expire(name, ttl_s)
+    await pipe.execute()
 
 
 def _refusal(answer: object) -> QueueFull | None:
@@ -121,6 +143,20 @@ class AsyncPayloadFolder:
 
     async def put(self, pairs: Pairs, ttl_s: int) -> list[QueueFull | None]:
         return await self._until_answered(partial(self._folder.put, pairs))
+
+    async def renew(self, names: Sequence[str], ttl_s: int) -> None:
+        await self._until_answered(partial(self._renew, names))
+
+    def _renew(self, names: Sequence[str], step: Step) -> None:
+        try:
+            for name in names:
+                renew(file_of(self._folder.path, name))
+                step()
+        except OSError as exc:
+            raise NoAnswer(f"the folder of payloads {self._folder.path} does not answer: {exc}") from exc
+
+    async def read(self, wanted: Wanted) -> list[bytes | None]:
+        return await self._until_answered(lambda step: self._folder.read(wanted))
 
     async def is_full(self) -> bool:
         return await self._until_answered(lambda step: self._folder.is_full())

@@ -52,6 +52,15 @@ def unkeep(path: str) -> None:
                 raise
 
 
+def renew(path: str) -> None:
+    """The time of a payload that nobody has kept begins anew; one that is permanent, or not there, is passed over.
+
+    Raises OSError.
+    """
+    with if_there():
+        os.utime(path + PENDING)
+
+
 def run_of(name: str) -> str:
     """Name of the run that a key, or a prefix of keys, belongs to: it is in braces."""
     return name[name.index("{") + 1 : name.index("}")]

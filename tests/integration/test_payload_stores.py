@@ -18,6 +18,9 @@ from penstock.config import RedisConfig
 from penstock.errors import ConfigError, QueueFull, QueueUnavailable
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.async_store import AsyncPayloadStore, open_async_store
+from penstock.payloads.folder import PayloadFolder
+from penstock.payloads.redis_store import PayloadRedis
+from penstock.payloads.run_files import PENDING, file_of
 from penstock.payloads.store import PayloadStore, open_store
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
@@ -123,6 +126,38 @@ async def test_I3_what_is_said_twice_is_there_once_and_another_leases_bytes_are_
     assert store.keep([mine]) == [True]
     store.unlink([mine])
     assert store.read([(mine, 99), (late, 99)]) == [None, b"late"], "nothing is left of what was said twice"
+
+
+async def test_a_worker_reads_back_what_it_wrote_and_its_time_begins_anew(
+    place: Place, store: PayloadStore, keys: Keys
+) -> None:
+    """Old enough to be gone, but for those whose time began anew, and the permanent one."""
+    kept, renewed, old, none = [payload(keys, i) for i in range(4)]
+    await place.put((kept, b"kept"), (renewed, b"new"), (old, b"old"), ttl_s=600)
+    store.keep([kept])
+    _age(store, keys, [renewed, old])
+    await place.writer.renew([kept, renewed, none], 600)
+    assert await place.writer.read([(renewed, 99), (none, 99), (kept, 99)]) == [b"new", None, b"kept"]
+    store.expire(keys.prefix, 300)
+    assert _left(store, keys) == {renewed} | ({kept} if isinstance(store, PayloadFolder) else {kept, old})
+    if isinstance(store, PayloadRedis):
+        assert 500 < store.columns.ttl(renewed) <= 600
+        assert store.columns.ttl(old) <= 10
+
+
+def _age(store: PayloadStore, keys: Keys, names: list[str]) -> None:
+    """They have hardly any time left."""
+    if isinstance(store, PayloadRedis):
+        for name in names:
+            store.columns.expire(name, 10)
+    else:
+        assert isinstance(store, PayloadFolder)
+        for name in names:
+            os.utime(file_of(store.path, name) + PENDING, (1, 1))
+
+
+def _left(store: PayloadStore, keys: Keys) -> set[str]:
+    return {name for name, _ in store.names(keys.prefix)}
 
 
 async def test_what_nobody_keeps_in_time_is_gone(place: Place, store: PayloadStore, keys: Keys) -> None:
