@@ -10,7 +10,7 @@ from workers.services import Services
 
 TOKENS = counter("worker_generated_tokens", "Tokens drawn, those that were lost again too.")
 SAMPLES = counter("worker_committed_samples", "Samples committed.")
-GROUPS = counter("worker_committed_groups", "Groups whose last sample was committed.")
+GROUPS = counter("worker_committed_groups", "Groups that became complete here.")
 COMMITTED = counter("worker_committed_tokens", "Generated tokens of committed samples.")
 CACHED = counter("worker_cached_tokens", "Tokens of committed samples that the engine had in its prefix cache.")
 CACHED_MEAN = slime(
@@ -35,6 +35,10 @@ GENERATE = counter(
     "worker_generate_seconds", "Time that requests of committed samples took at the engine, summed over samples."
 )
 REWARD = counter("worker_reward_seconds", "Time that their rewards took, summed over samples.")
+GROUP_REWARDS = counter("worker_group_rewards", "Rewards of whole groups (reward.group).")
+GROUP_REWARD = counter(
+    "worker_group_reward_seconds", "Time that they took, that of reading the samples included, summed over groups."
+)
 FAILURES = counter("worker_failed_jobs", "Tries of jobs that failed.", "reason")
 CRASHES = counter("worker_crashed_jobs", "Jobs charged with an engine's death, by lane after.", "to")
 HANDED_BACK = counter("worker_handed_back_jobs", "Jobs handed back without a charge.")
@@ -60,9 +64,9 @@ REQUESTS = gauge("worker_engine_requests", "Requests sent to the engine and not 
 
 SERIES = (
     TOKENS, SAMPLES, GROUPS, COMMITTED, CACHED, CACHED_MEAN, PROMPT, PROMPT_CACHED, HIT_RATE, REPETITIVE, REPETITION,
-    DRAFTED, RIGHT_DRAFTS, DRAFT_CHECKS, ACCEPT_RATE, ACCEPT_LENGTH, GENERATE, REWARD, FAILURES, CRASHES,
-    HANDED_BACK, LOST_LEASES, RESTARTS, UPDATES, PAUSE, LOAD, WAIT, PREFIXES, PREFIX_BYTES, VERSION, RUNNING, SLOTS,
-    REQUESTS, GPU_USE, GPU_USED, GPU_SIZE,
+    DRAFTED, RIGHT_DRAFTS, DRAFT_CHECKS, ACCEPT_RATE, ACCEPT_LENGTH, GENERATE, REWARD, GROUP_REWARDS, GROUP_REWARD,
+    FAILURES, CRASHES, HANDED_BACK, LOST_LEASES, RESTARTS, UPDATES, PAUSE, LOAD, WAIT, PREFIXES, PREFIX_BYTES,
+    VERSION, RUNNING, SLOTS, REQUESTS, GPU_USE, GPU_USED, GPU_SIZE,
 )  # fmt: skip
 
 
@@ -104,6 +108,8 @@ class WorkerCollector(Collector):
         yield PROMPT_CACHED.of(tally.prompt_cached_tokens)
         yield GENERATE.of(tally.generate_s)
         yield REWARD.of(tally.reward_s)
+        yield GROUP_REWARDS.of(tally.group_rewards)
+        yield GROUP_REWARD.of(tally.group_reward_s)
         yield REPETITIVE.of(tally.repetitive_samples)
         yield DRAFTED.of(tally.drafted_tokens)
         yield RIGHT_DRAFTS.of(tally.right_draft_tokens)

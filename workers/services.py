@@ -41,6 +41,9 @@ class Tally:
     #: Of committed samples: time of their requests to the engine, and for their rewards, summed over samples.
     generate_s: float = 0.0
     reward_s: float = 0.0
+    #: Rewards of whole groups, and the time they took, that of reading the samples included.
+    group_rewards: int = 0
+    group_reward_s: float = 0.0
     #: Committed samples whose text repeats itself (``jobs/repetition.py``).
     repetitive_samples: int = 0
     #: Of all answers of the engine: tokens of their prompts, and those that it had cached.

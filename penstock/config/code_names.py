@@ -15,6 +15,8 @@ from penstock.weights.transport import TRANSPORTS
 REWARDS = ("exact_match", "math_verify", "math", "deepscaler", "dapo", "f1", "gpqa", "code", "random", "remote_rm")
 #: The one that runs what an answer wrote.
 CODE = "code"
+#: Rewards of whole groups.
+GROUP_REWARDS = ("ranks", "shortest_right")
 #: The one that a service of the user's computes.
 REMOTE = "remote_rm"
 #: Before any of them: what is in the last box of an answer is judged.
@@ -38,6 +40,7 @@ def _named(
 
 #: What the keys of the configuration hold.
 RewardName = Annotated[str, AfterValidator(_named("reward", REWARDS, prefix=BOXED))]
+GroupRewardName = Annotated[str, AfterValidator(_named("group reward", GROUP_REWARDS))]
 FilterName = Annotated[str, AfterValidator(_named("filter", FILTERS))]
 TransportName = Annotated[str, AfterValidator(_named("transport", tuple(TRANSPORTS), like="module:Class"))]
 EnvironmentName = Annotated[str, AfterValidator(_named("environment", like="module:Class"))]

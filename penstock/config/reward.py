@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.config.code_names import BOXED, CODE, REMOTE, RewardName
+from penstock.config.code_names import BOXED, CODE, REMOTE, GroupRewardName, RewardName
 from penstock.config.fleet import checked_url
 from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.config.verifying.jail import CodeConfig, JailConfig
@@ -98,9 +98,13 @@ class RewardConfig(Section):
     code: CodeConfig = CodeConfig()
     #: Where they run.
     jail: JailConfig = JailConfig()
+    #: A reward that sees all samples of a group, each with the reward that it got alone, once all are drawn:
+    #: ``ranks``, ``shortest_right``, or ``module:function``: sync or async; gives a number, or a dict with ``key``, for
+    #: each. In training only; null: samples keep the reward that they got alone.
+    group: GroupRewardName | None = None
     #: Where a reward returns a dict, the entry that is the number.
     key: str = "score"
-    #: Longest run of the reward on one sample.
+    #: Longest run of the reward on one sample, and of ``group`` on one group.
     timeout_s: Seconds = 30.0
     #: Tries of a reward that raises.
     max_attempts: Positive = 2

@@ -63,6 +63,15 @@ def find(name: str, what: str) -> Any:
     return found
 
 
+def find_function(name: str, what: str) -> Callable[..., Any]:
+    """The function that ``module:attribute`` names; as ``find``. Raises ConfigError too where it is not one."""
+    found = find(name, what)
+    if not callable(found):
+        raise ConfigError(f"{what} {name} is not a function.")
+    function: Callable[..., Any] = found
+    return function
+
+
 async def bounded(
     work: Callable[[], Awaitable[T]], limit_s: float, name: str, passes: tuple[type[Exception], ...] = ()
 ) -> T:

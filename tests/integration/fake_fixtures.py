@@ -36,6 +36,7 @@ def config(
 ) -> Make:
     """Makes configurations of workers of this test's run; version 1 is published."""
     worker_parts.scored.clear()
+    worker_parts.groups.clear()
     publish(client, keys, publications[1])
 
     def make(**sections: Any) -> Config:

@@ -84,6 +84,7 @@ SETTINGS = (
     "docs/fleet.md: engine:",
     "docs/rewards.md: reward: {parts",
     "docs/rewards.md: reward: {function: code",
+    "docs/rewards.md: reward: {function: math, group",
     'docs/rewards.md: reward: {function: "rewards',
     "docs/tracing.md: telemetry:",
 )
@@ -109,6 +110,8 @@ EXECUTED = (
     "docs/operations.md: penstock prepare ",
     "docs/rewards.md: # rewards.py",
     "docs/rewards.md: penstock run run.yaml --reward.function",
+    "docs/rewards.md: # duels.py",
+    "docs/rewards.md: penstock run run.yaml --reward.group",
     "docs/tutorial.md: # make_data.py",
     "docs/tutorial.md: # letters.py",
     "docs/tutorial.md: # try_reward.py",
@@ -460,6 +463,17 @@ def test_a_reward_of_ones_own_is_found_beside_where_penstock_is_started(place: P
     assert len(rows) == 2, said
     # Minus a thousandth for each token: nothing is ever right here.
     assert re.search(r'"reward_mean": -0\.004', rows[0])
+
+
+def test_a_reward_of_whole_groups_is_found_there_too(place: Place) -> None:
+    (place.folder / "duels.py").write_text(block("docs/rewards.md: # duels.py").text)
+
+    said = place.end(place.start(block("docs/rewards.md: penstock run run.yaml --reward.group").text))
+
+    rows = (place.folder / "runs" / "digits" / "steps.jsonl").read_text().splitlines()
+    assert len(rows) == 2, said
+    # All answers of the stand-in are alike, so each duel is a draw.
+    assert re.search(r'"reward_mean": 0\.5', rows[0])
 
 
 def test_a_task_of_ones_own(place: Place) -> None:

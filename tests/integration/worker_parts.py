@@ -3,8 +3,10 @@
 import asyncio
 import math
 import os
+import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +105,56 @@ class Cancels(Echo):
 def says_much_of_the_first(sample: Sample) -> dict[str, Any]:
     """More beside the number than a record holds, for one job."""
     return {"score": 1.0, "log": "x" * (9 * 2**20 if sample.job.id == "d/0/0" else 9)}
+
+
+#: What group rewards were given, in their order: (k, text, tokens, reward) of each sample.
+groups: list[list[tuple[int, str, list[int], float | None]]] = []
+
+
+def places(samples: Sequence[Sample]) -> list[Any]:
+    """Tells samples apart, and says what it saw."""
+    groups.append([(one.k, one.text, list(one.tokens), one.reward) for one in samples])
+    return [{"score": 10.0 + one.k, "of": len(samples)} for one in samples]
+
+
+def places_at_last(samples: Sequence[Sample]) -> list[Any]:
+    """Raises at its first look at a group."""
+    found = places(samples)
+    if len(groups) == 1:
+        raise ArithmeticError("not yet")
+    return found
+
+
+async def group_hangs(samples: Sequence[Sample]) -> list[float]:
+    await asyncio.Event().wait()
+    return []
+
+
+def group_raises(samples: Sequence[Sample]) -> list[float]:
+    raise ArithmeticError("this reward was never any good")
+
+
+def group_exits(samples: Sequence[Sample]) -> list[float]:
+    sys.exit(3)
+
+
+def too_few(samples: Sequence[Sample]) -> list[float]:
+    return [1.0]
+
+
+def text_of_group(samples: Sequence[Sample]) -> str:
+    return "12"
+
+
+def group_of_nan(samples: Sequence[Sample]) -> list[float]:
+    return [math.nan for _ in samples]
+
+
+def says_too_much(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    return [{"score": 1.0, "log": "x" * 10**6} for _ in samples]
+
+
+def waits_for_the_test(samples: Sequence[Sample]) -> list[float]:
+    """Says that it began, and waits until the test's file says that it may end."""
+    _wait_for_the_test()
+    return [20.0 + one.k for one in samples]

@@ -1,5 +1,6 @@
 """What a job that failed here is charged with: a try (fail), its burial (refused), or a death of the engine (crash)."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -126,3 +127,13 @@ class Charge:
         went = await services.control.call(call)
         services.tally.crashes[went] += 1
         log.warning("the engine died under job %s, which is %s now", job, went)
+
+
+def failure_of(task: "asyncio.Task[None]") -> Exception | None:
+    """What ended a task of a job's sample; None where it came to its end. Raises what ends the worker."""
+    if task.cancelled():
+        return RuntimeError(f"{task.get_name()} was cancelled.")
+    failure = task.exception()
+    if isinstance(failure, Exception) or failure is None:
+        return failure
+    raise failure

@@ -51,11 +51,16 @@ class Commits:
         self._waiting = waiting
         self._worker = worker
         self._wanted_sides = config.rollout.sides
-        self._stores = PayloadStores(config.redis, keys, control, config.buffer.payload_ttl_s)
+        #: Where payloads lie.
+        self.stores = self._stores = PayloadStores(config.redis, keys, control, config.buffer.payload_ttl_s)
         #: Server -> samples handed over whose end is still open.
         self._open: Counter[str] = Counter()
         self._pending: list[Write] = []
         self._flusher: asyncio.Task[None] | None = None
+
+    def waits_for(self, what: str) -> None:
+        """Show what is waited for; '' ends it."""
+        self._waiting.for_(what)
 
     async def look(self) -> None:
         """See which payload servers there are by now. One round trip where nothing changed."""
@@ -80,6 +85,8 @@ class Commits:
         temperature: float,
         kind: str,
         accounts: Sequence[Drawn] = (),
+        *,
+        with_reward: bool = False,
     ) -> "asyncio.Future[Committed]":
         """Hand samples over to be committed; returns at once. A cancelled future is not tried any more.
 
@@ -87,11 +94,13 @@ class Commits:
             temperature: what the engine scaled logprobs by.
             kind: scaled | original logprobs.
             accounts: what was thrown away of each (I10); empty: nothing.
+            with_reward: a reward of their whole group is to come.
 
         Raises:
             PayloadError: a sample's arrays contradict each other, or a side array that was asked for is not there.
         """
-        write = Write(job, token, asyncio.get_running_loop().create_future(), samples, temperature, kind, accounts)
+        done: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
+        write = Write(job, token, done, samples, temperature, kind, with_reward, accounts)
         self._pack(write, self._choose(write))
         write.done.add_done_callback(partial(self._settle, write))
         self._pending.append(write)
@@ -206,6 +215,7 @@ class Commits:
                 token,
                 [record for write in together for record in write.records],
                 {k: drawn for write in together for k, drawn in write.told.items()},
+                with_reward=any(write.with_reward for write in together),
             )
             for (job, token), together in leases.items()
         ]

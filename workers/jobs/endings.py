@@ -20,6 +20,7 @@ class Endings:
 
     def __init__(self, config: Config) -> None:
         self._reward = "+".join(config.reward.names)
+        self._group = config.reward.group or ""
         self._datasets = {one.name for one in (*config.data.train, *config.data.eval)}
         self._digits: dict[str, str] = {}
         self._words: dict[str, str] = {}
@@ -30,6 +31,8 @@ class Endings:
         if job.lane == Lane.SCORE or (reason == JobFailure.REFUSED and job.dataset not in self._datasets):
             return
         kind = f"dataset {job.dataset} with reward {(job.reward or self._reward)[:MAX_NAME]}"
+        if self._group and job.lane == Lane.TRAIN:
+            kind += f" and {self._group[:MAX_NAME]} of its group"
         if job.environment:
             kind += f" and environment {job.environment[:MAX_NAME]}"
         digit = digit_of(reason)

@@ -1,6 +1,7 @@
 """One leased job from its lease to its end: generate, reward, commit; or fail, crash, release.
 
 lease ─> n samples: slot ─> generate ─> reward ─> commit     (each k by itself, commits coalesced)
+           │ all are committed, and a reward of the group is to come: that is next (rewards/groups/phase.py)
            │ engine died: prefixes kept, charged, queued again (crash)
            │ reward has no number, answer is garbage: tried again later, then buried (fail); the other samples end
            │   first, and what was drawn is kept, so that a reward that is tried again scores the same answer
@@ -18,7 +19,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from typing import Any
 
 from penstock.errors import (
     ConfigError,
@@ -40,12 +41,13 @@ from penstock.protocol.records.sample import Sample, SampleStatus
 from penstock.protocol.scripts import Committed, RawLease
 from penstock.system.telemetry import name_of
 from penstock.words import said
-from workers.jobs.charge import Charge
+from workers.jobs.charge import Charge, failure_of
 from workers.jobs.evaluated import note
 from workers.jobs.given import check_answers, give_sample
 from workers.jobs.prefixes import Prefix, read_prefixes
 from workers.jobs.sampling import sampling_for
 from workers.jobs.scoring import score_sample
+from workers.rewards.groups.phase import GroupPhase
 from workers.services import Services
 
 log = logging.getLogger(__name__)
@@ -57,19 +59,6 @@ REFUSED = (ConfigError, ProtocolError, EngineRefused)
 AT_ONCE = (EngineDied, LeaseLost, *REFUSED)
 #: The span of a lease.
 _ATTEMPT = "attempt"
-
-
-def read_job(lease: RawLease) -> Job:
-    """The job of a lease.
-
-    Raises:
-        ProtocolError: its record cannot be read, or is not that of the job that was leased.
-    """
-    what = f"record of job {lease.job}"
-    job = Job.from_bytes(lease.body, what)
-    if job.id != lease.job:
-        raise ProtocolError(f"{what} is of {job.id[:200]!r}: it was not written for this job.")
-    return replace(job, not_before=lease.not_before)
 
 
 class HeldJob:
@@ -84,6 +73,7 @@ class HeldJob:
         self._missing: list[int] = []
         #: k of samples that wait for a slot or are being generated.
         self._undrawn: set[int] = set()
+        self._group = GroupPhase(services, lease)
         #: Those that are being made, or are made and not committed, by k.
         self.samples: dict[int, Sample] = {}
         self._prefixes: dict[int, Prefix] = {}
@@ -104,13 +94,14 @@ class HeldJob:
             self._refused = exc
 
     def _read(self) -> Job:
-        job = read_job(self.lease)
+        job = self.lease.read()
         sampling = sampling_for(job, self._services.config.rollout)  # refused before anything is drawn
         check_answers(job)
         self._services.rewards.check(job)
         self._services.environments.check(job)
+        self._group.begin(job)
         self._temperature = float(sampling["temperature"])
-        self._missing = [k for k in range(job.n) if k not in self.lease.committed]
+        self._missing = [] if self._group.is_due else [k for k in range(job.n) if k not in self.lease.committed]
         self._undrawn = set(self._missing)
         return job
 
@@ -125,8 +116,8 @@ class HeldJob:
 
     @property
     def num_open(self) -> int:
-        """Samples that are not committed."""
-        return len(self._missing)
+        """Samples that are not committed, or whose group waits for its reward."""
+        return len(self._missing) or self._group.num_open
 
     @property
     def is_ending(self) -> bool:
@@ -170,17 +161,17 @@ class HeldJob:
         )  # fmt: skip
 
     @contextmanager
-    def _told(self, what: str, k: int) -> Iterator[None]:
-        """A span of a sample, as a part of this lease's."""
-        begin_s = time.time()
+    def _told(self, what: str, k: int | None = None) -> Iterator[None]:
+        """A span of a sample, or of the group, as a part of this lease's."""
+        begin_s, of = time.time(), self.lease.token if k is None else f"{self.lease.token}/{k}"
         try:
             yield
         finally:
-            length, of = len(self.samples[k].tokens) if k in self.samples else 0, f"{self.lease.token}/{k}"
+            about: dict[str, Any] = {}
+            if k is not None:
+                about = {"sample": f"{self.job}/{k}", "length": len(self.samples[k].tokens) if k in self.samples else 0}
             under = name_of(_ATTEMPT, self.lease.token)
-            self._services.spans.add(
-                self.job, what, begin_s, time.time(), of=of, under=under, sample=f"{self.job}/{k}", length=length
-            )
+            self._services.spans.add(self.job, what, begin_s, time.time(), of=of, under=under, **about)
 
     async def _run(self) -> None:
         failure: Exception | None = None
@@ -229,6 +220,15 @@ class HeldJob:
                 task.cancel()
             # Cancelled samples collect what the engine has drawn for them.
             await asyncio.gather(*tasks, return_exceptions=True)
+        if self._group.is_due and not self._missing:
+            await self._reward_group()
+
+    async def _reward_group(self) -> None:
+        with self._told("reward of the group"):
+            await self._group.score()
+        self._ending = True  # it ends the lease, and must not be cut short
+        await self._group.write()
+        self._note_group()
 
     async def _through(self, tasks: set["asyncio.Task[None]"]) -> None:
         """Wait for all samples; raise the first failure, at once where it concerns them all."""
@@ -236,7 +236,7 @@ class HeldJob:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
-                failure = _failure_of(task)
+                failure = failure_of(task)
                 if isinstance(failure, AT_ONCE):
                     raise failure
                 first = first or failure
@@ -330,7 +330,9 @@ class HeldJob:
         drawn = self._temperature, services.engine.logprob_kind
         temperature, kind = (1.0, "scaled") if sample.status == SampleStatus.GIVEN else drawn
         account = self._prefixes[sample.k].account
-        write = services.commits.submit(self.job, self.lease.token, [sample], temperature, kind, [account])
+        write = services.commits.submit(
+            self.job, self.lease.token, [sample], temperature, kind, [account], with_reward=self._group.is_wanted
+        )
         self._writes[write] = sample.k
         self._note_commit(write, await asyncio.shield(write))
 
@@ -341,9 +343,13 @@ class HeldJob:
         sample, tally = self.samples.pop(k, None), self._services.tally
         self._missing.remove(k)
         tally.committed(sample)
-        if not self._missing:
-            tally.committed_groups += 1
-            self._services.endings.note(self._job)
+        self._group.note(sample, done)
+        if not self._missing and not self._group.is_due:
+            self._note_group()
+
+    def _note_group(self) -> None:
+        self._services.tally.committed_groups += 1
+        self._services.endings.note(self._job)
 
     async def _hand_back(self) -> None:
         await self._keep_prefixes()
@@ -384,12 +390,3 @@ class HeldJob:
                 self._note_commit(write, write.result())
             write.cancel()
         self._writes.clear()
-
-
-def _failure_of(task: "asyncio.Task[None]") -> Exception | None:
-    if task.cancelled():
-        return RuntimeError(f"{task.get_name()} was cancelled.")
-    failure = task.exception()
-    if isinstance(failure, Exception) or failure is None:
-        return failure
-    raise failure

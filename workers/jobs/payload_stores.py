@@ -128,12 +128,35 @@ class PayloadStores:
         self._away.pop(server, None)
         return answers
 
-    def _set_aside(self, server: str, exc: PenstockError) -> None:
+    async def read(
+        self, server: str, wanted: Sequence[tuple[str, int]], renewed: Sequence[str]
+    ) -> list[bytes | None] | None:
+        """Bytes of (key, bytes by its record), None where one is gone; the time of ``renewed`` keys begins anew.
+
+        None instead of all: it does not answer, and is set aside. A server that was lost has nothing. The control Redis
+        is waited for.
+        """
+        if server in self._directory.lost:
+            return [None] * len(wanted)
+        if self.is_away(server) or not self._opens(server):
+            return None
+        try:
+            await self._servers[server].renew(renewed, self._ttl_s)
+            answers = await self._servers[server].read(wanted)
+        except (QueueUnavailable, ConfigError) as exc:
+            if server == CONTROL:
+                raise
+            self._set_aside(server, exc, "read")
+            return None
+        self._away.pop(server, None)
+        return answers
+
+    def _set_aside(self, server: str, exc: PenstockError, what: str = "written to") -> None:
         """What was for a server that does not answer goes to another one, and it is asked again later."""
         pause_s = self._away[server][1] if server in self._away else AWAY_S
         self._away[server] = (time.monotonic() + pause_s, min(2 * pause_s, LONGEST_AWAY_S))
         log.warning(
-            "payload server %s cannot be written to; finished samples go to others for %g s: %s", server, pause_s, exc
+            "payload server %s cannot be %s; finished samples go to others for %g s: %s", server, what, pause_s, exc
         )
 
     async def close(self) -> None:

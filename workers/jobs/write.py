@@ -27,6 +27,8 @@ class Write:
     samples: Sequence[Sample]
     temperature: float
     kind: str
+    #: Whether a reward of its whole group is to come.
+    with_reward: bool = False
     #: What was thrown away of each of them; empty: nothing.
     accounts: Sequence[Drawn] = ()
     #: Payload server that has, or is to have, its payloads.
@@ -67,7 +69,7 @@ class Write:
         self.payloads = {server: [(keys.payload(samples[0].id, self.token), data)]}
         metas = [self._pack_sides(sample, meta, keys, wanted) for sample, meta in zip(samples, metas, strict=True)]
         self.records = [
-            (meta.k, meta.oldest, _bounded(sample, meta)) for sample, meta in zip(samples, metas, strict=True)
+            (meta.k, meta.oldest, bounded_record(sample.id, meta)) for sample, meta in zip(samples, metas, strict=True)
         ]
         thrown = self.accounts or [Drawn()] * len(metas)
         self.told = {
@@ -88,11 +90,11 @@ class Write:
         return replace(meta, sides=[[name, len(data), zlib.crc32(data)] for name, data in arrays.items()])
 
 
-def _bounded(sample: Sample, meta: SampleMeta) -> bytes:
+def bounded_record(sample: str, meta: SampleMeta) -> bytes:
     """The record of a sample, which every reader must be able to take. Raises PayloadError."""
     data = meta.to_bytes()
     if len(data) > MAX_META_BYTES:
         raise PayloadError(
-            f"sample {sample.id}: its record has {len(data):,} bytes, more than the {MAX_META_BYTES:,} of one."
+            f"sample {sample}: its record has {len(data):,} bytes, more than the {MAX_META_BYTES:,} of one."
         )
     return data

@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.hooks.signatures import Form, is_async
 from penstock.hooks.slime import seen
 from penstock.protocol.records.sample import Sample
-from penstock.system.user_code import find
+from penstock.system.user_code import find_function
 from workers.rewards.kinds.registry import is_quick
 
 _SLIME = Form(("args", "sample"))
@@ -33,11 +33,8 @@ def import_reward(name: str, args: Namespace | None = None) -> Callable[[Sample]
     """
     if ":" not in name:
         raise ConfigError(f"reward.function {name!r} is not a reward: use {', '.join(REWARDS)} or module:function.")
-    found = find(name, "reward.function")
-    if not callable(found):
-        raise ConfigError(f"reward.function {name} is not a function.")
-    function: Callable[[Sample], Any] = found
-    return _of_slime(found, args or Namespace()) if _is_of_slime(found) else function
+    function = find_function(name, "reward.function")
+    return _of_slime(function, args or Namespace()) if _is_of_slime(function) else function
 
 
 def _is_of_slime(function: Callable[..., Any]) -> bool:

@@ -5,11 +5,7 @@ before the run's, if the worker's configuration names it: nothing else is import
 but the quick ones by name are asked of the verifier pool (pool/client.py).
 """
 
-import asyncio
-import contextlib
-import inspect
 import logging
-import threading
 import time
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -17,22 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import RewardConfig
 from penstock.config.code_names import BOXED
-from penstock.errors import ConfigError, JudgeError, RewardError
+from penstock.errors import ConfigError, RewardError
 from penstock.names import Lane
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded
-from penstock.words import said, shown
+from penstock.words import shown
 from workers.jobs.repeats import Repeats
 from workers.rewards.allowed import import_reward
+from workers.rewards.calls import NotJudged, awaiting
 from workers.rewards.choice import chosen
+from workers.rewards.groups.reward import GroupReward
 from workers.rewards.jail.asking import check_jail
-from workers.rewards.judges import Judges, takes_judges
+from workers.rewards.judges import Judges
 from workers.rewards.kinds.box import last_box
 from workers.rewards.kinds.kind import Kind
 from workers.rewards.kinds.question import Question
 from workers.rewards.kinds.registry import NAMES, check_packages, is_quick, is_remote, kind_of, needs_jail
-from workers.rewards.outcomes import Raised, keyed, number_of, too_long, words
+from workers.rewards.outcomes import keyed, number_of, too_long, words
 from workers.rewards.processes import CheckProcesses
 from workers.rewards.remote import RemoteReward
 from workers.rewards.shaping import overlong
@@ -45,10 +43,6 @@ if TYPE_CHECKING:
 RewardFunction = Callable[[Sample], Awaitable[Any]]
 
 log = logging.getLogger(__name__)
-
-
-class _NotJudged(RewardError):
-    """A judge that a reward asked gave no answer."""
 
 
 class Rewards:
@@ -79,6 +73,7 @@ class Rewards:
         self.remote = RemoteReward(config.remote)
         #: For rewards, and for environments of the same worker.
         self.judges = Judges(config.judges)
+        self.group = GroupReward(config, self.judges)
         self._repeats = Repeats()
         if checks is None:
             check_packages((*config.names, *allowed))
@@ -148,7 +143,7 @@ class Rewards:
                 # A verifier's time begins when it does; a service has limits of its own.
                 if not self._is_local(name) or is_remote(name):
                     return await function(sample)
-                passes = (RewardError,) if kind_of(name) else (_NotJudged,)
+                passes = (RewardError,) if kind_of(name) else (NotJudged,)
                 return await bounded(lambda: function(sample), self.config.timeout_s, f"reward {sample.id}", passes)
             except RewardError:
                 raise
@@ -181,7 +176,7 @@ class Rewards:
             return self.checks.asking(name)
         if kind is None:
             function = import_reward(name, self._args)
-            return self._asking(function, name) if takes_judges(function) else _async(function, name)
+            return awaiting(function, name, lambda sample: f"sample {sample.id}", self.judges)
         return self._slow(name) if kind.is_slow else self._quick(kind, name)
 
     def _quick(self, kind: Kind, name: str) -> RewardFunction:
@@ -200,18 +195,6 @@ class Rewards:
 
         return call
 
-    def _asking(self, function: Callable[..., Any], name: str) -> RewardFunction:
-        if not _is_async(function):
-            raise ConfigError(f"reward {name} has a parameter judges, which are asked with await: make it async.")
-
-        async def call(sample: Sample) -> Any:
-            try:
-                return await function(sample, judges=self.judges)
-            except JudgeError as exc:
-                raise _NotJudged(exc.outcome, f"sample {sample.id}: reward {name}: {exc}.") from exc
-
-        return call
-
     def _slow(self, name: str) -> RewardFunction:
         async def call(sample: Sample) -> Any:
             if self.processes is None:
@@ -225,55 +208,3 @@ class Rewards:
             return keyed(found.value, self.config.key)
 
         return call
-
-
-def _async(function: Callable[[Sample], Any], name: str) -> RewardFunction:
-    if _is_async(function):
-        return function
-
-    async def call(sample: Sample) -> Any:
-        value = await _in_thread(function, sample, name)
-        return await value if inspect.isawaitable(value) else value
-
-    return call
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-async def _in_thread(function: Callable[[Sample], Any], sample: Sample, name: str) -> Any:
-    """Call in a thread of its own. One that hangs cannot be killed: it is left behind, and a daemon so that it does
-    not hold up the worker's end; a pool's threads would be used up by it."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(set_: Callable[[Any], None], value: Any) -> None:
-        # The waiter may have given up.
-        if not future.done():
-            set_(value)
-
-    def work() -> None:
-        try:
-            value: Any = function(sample)
-            set_ = future.set_result
-        # SystemExit too: the thread would end, and nobody hear of it.
-        except BaseException as exc:
-            value, set_ = _raised(exc), future.set_exception
-        # The loop may be closed by now.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, set_, value)
-
-    thread = threading.Thread(target=work, name=f"reward {sample.id}", daemon=True)
-    thread.start()
-    try:
-        return await future
-    except asyncio.CancelledError:
-        log.warning("sample %s: reward %s still runs in its thread, which cannot be killed", sample.id, name)
-        raise
-
-
-def _raised(exc: BaseException) -> Raised:
-    raised = Raised(f"raised {said(exc)}")
-    raised.__cause__ = exc
-    return raised

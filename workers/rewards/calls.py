@@ -1,0 +1,95 @@
+"""Functions of the user's as coroutines: async ones in the worker's loop, others in a thread of their own.
+
+Those with a parameter ``judges`` are given the frozen models of the configuration.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from penstock.errors import ConfigError, JudgeError, RewardError
+from penstock.words import said
+from workers.rewards.judges import Judges, takes_judges
+from workers.rewards.outcomes import Raised
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class NotJudged(RewardError):
+    """A judge that a reward asked gave no answer."""
+
+
+def awaiting(
+    function: Callable[..., Any], name: str, of: Callable[[T], str], judges: Judges
+) -> Callable[[T], Awaitable[Any]]:
+    """The function to be awaited; NotJudged comes out of it where a judge that it asks gives no answer.
+
+    Args:
+        name: how the configuration calls it.
+        of: what it is called with, in a word or two.
+
+    Raises:
+        ConfigError: it has a parameter ``judges``, and is not async.
+    """
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    if takes_judges(function):
+        if not is_async:
+            raise ConfigError(f"reward {name} has a parameter judges, which are asked with await: make it async.")
+
+        async def ask(given: T) -> Any:
+            try:
+                return await function(given, judges=judges)
+            except JudgeError as exc:
+                raise NotJudged(exc.outcome, f"{of(given)}: reward {name}: {exc}.") from exc
+
+        return ask
+    if is_async:
+        return function
+
+    async def call(given: T) -> Any:
+        value = await _in_thread(lambda: function(given), of(given), name)
+        return await value if inspect.isawaitable(value) else value
+
+    return call
+
+
+async def _in_thread(call: Callable[[], Any], of: str, name: str) -> Any:
+    """Call in a thread of its own. One that hangs cannot be killed: it is left behind, and a daemon so that it does
+    not hold up the worker's end; a pool's threads would be used up by it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(set_: Callable[[Any], None], value: Any) -> None:
+        # The waiter may have given up.
+        if not future.done():
+            set_(value)
+
+    def work() -> None:
+        try:
+            value: Any = call()
+            set_ = future.set_result
+        # SystemExit too: the thread would end, and nobody hear of it.
+        except BaseException as exc:
+            value, set_ = _raised(exc), future.set_exception
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, set_, value)
+
+    thread = threading.Thread(target=work, name=f"reward {of}", daemon=True)
+    thread.start()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        log.warning("%s: reward %s still runs in its thread, which cannot be killed", of, name)
+        raise
+
+
+def _raised(exc: BaseException) -> Raised:
+    raised = Raised(f"raised {said(exc)}")
+    raised.__cause__ = exc
+    return raised

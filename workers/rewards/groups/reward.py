@@ -1,0 +1,123 @@
+"""The reward of a whole group: what sees all of its samples at once, each with the reward that it got alone.
+
+A failure is an outcome by name and never a number (T11), as with the reward of a sample.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from penstock.config import RewardConfig
+from penstock.errors import RewardError
+from penstock.names import Lane
+from penstock.protocol.records.codec import pack
+from penstock.protocol.records.job import Job, JobFailure
+from penstock.protocol.records.sample import Sample
+from penstock.system.user_code import bounded, find_function
+from penstock.words import said, shown
+from workers.jobs.repeats import Repeats
+from workers.rewards.calls import NotJudged, awaiting
+from workers.rewards.groups.ranking import ranks, shortest_right
+from workers.rewards.judges import Judges
+from workers.rewards.outcomes import MAX_INFO_BYTES, number_of, words
+
+#: Scores the samples of a group: a number, or a dict with one under ``RewardConfig.key``, for each in their order.
+GroupFunction = Callable[[Sequence[Sample]], Awaitable[Any]]
+
+_OWN: dict[str, Callable[[Sequence[Sample]], Sequence[float]]] = {"ranks": ranks, "shortest_right": shortest_right}
+#: Entry of what is said beside a number: the reward that the sample got alone.
+ALONE = "sample_reward"
+
+
+class GroupReward:
+    """``reward.group`` of one worker.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+
+    def __init__(self, config: RewardConfig, judges: Judges) -> None:
+        self._config = config
+        self._repeats = Repeats()
+        self.name = config.group or ""
+        self._function = _load(self.name, judges) if self.name else None
+
+    def is_for(self, job: Job) -> bool:
+        """Whether groups of this job get one: those that are trained on."""
+        return self._function is not None and job.lane == Lane.TRAIN
+
+    async def score(self, samples: Sequence[Sample]) -> list[tuple[float, dict[str, Any]]]:
+        """Number, and what was said beside it, of each sample; the samples stay as they are.
+
+        Waits for at most ``timeout_s`` per try. One that raises is tried ``max_attempts`` times; one that hangs, or
+        gives no finite number for each, is not tried again.
+
+        Raises:
+            RewardError: ``outcome`` is reward_raised, reward_timeout, reward_not_a_number or reward_too_large.
+        """
+        job = samples[0].job.id
+        given = await self._try(samples, job)
+        values = _values(given, len(samples))
+        if values is None:
+            raise RewardError(
+                JobFailure.REWARD_NOT_A_NUMBER,
+                f"group {job}: reward {self.name} gave {shown(given)}, not a list of {len(samples)} numbers, one for "
+                "each sample in their order.",
+            )
+        return [self._read(sample, value) for sample, value in zip(samples, values, strict=True)]
+
+    def _read(self, sample: Sample, value: Any) -> tuple[float, dict[str, Any]]:
+        number, said_of = number_of(value, sample.id, self.name, self._config.key)
+        info = {**sample.reward_info, **said_of, ALONE: sample.reward}
+        if (num_bytes := len(pack(info))) > MAX_INFO_BYTES:
+            raise RewardError(
+                JobFailure.REWARD_TOO_LARGE,
+                f"sample {sample.id}: its reward and reward {self.name} of its group gave {num_bytes:,} bytes beside "
+                f"their numbers, and a sample's record holds {MAX_INFO_BYTES:,}: keep what is long elsewhere.",
+            )
+        return number, info
+
+    async def _try(self, samples: Sequence[Sample], job: str) -> Any:
+        function, limit_s = self._function, self._config.timeout_s
+        assert function is not None
+        for attempt in range(1, self._config.max_attempts + 1):
+            try:
+                return await bounded(lambda: function(samples), limit_s, f"reward {job}", (NotJudged,))
+            except NotJudged:
+                raise
+            except TimeoutError as exc:
+                message = f"group {job}: reward {self.name} took longer than {limit_s:g} s."
+                raise RewardError(JobFailure.REWARD_TIMEOUT, message) from exc
+            except Exception as exc:
+                if attempt == self._config.max_attempts:
+                    message = f"group {job}: reward {self.name} {words(exc)}"
+                    raise RewardError(JobFailure.REWARD_RAISED, message) from exc
+                self._repeats.warn(exc, f"group {job}: reward {self.name} raised and is tried again", self.name)
+        raise AssertionError("unreachable")
+
+
+def _values(given: Any, count: int) -> list[Any] | None:
+    """What a group reward gave, where that is a list (tuple, array) of ``count`` values; else None.
+
+    A generator is none: its code would run here, without a limit.
+    """
+    try:
+        if isinstance(given, (str, bytes, dict, set)) or not hasattr(given, "__len__") or len(given) != count:
+            return None
+        return list(given)
+    # What a user's type does when it is read is the user's code.
+    except BaseException as exc:
+        raise RewardError(
+            JobFailure.REWARD_NOT_A_NUMBER, f"what a group reward gave, {shown(given)}, cannot be read: {said(exc)}."
+        ) from exc
+
+
+def _load(name: str, judges: Judges) -> GroupFunction:
+    own = _OWN.get(name)
+    if own is None:
+        function = find_function(name, "reward.group")
+        return awaiting(function, name, lambda samples: f"group {samples[0].job.id}", judges)
+
+    async def call(samples: Sequence[Sample]) -> Sequence[float]:
+        return own(samples)
+
+    return call

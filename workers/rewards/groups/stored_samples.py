@@ -1,0 +1,97 @@
+"""Samples as they were when they were committed, from payloads and records; side arrays are left where they are."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import groupby
+
+from penstock import payloads
+from penstock.errors import PayloadError
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
+from penstock.protocol.records.sample_meta import SampleMeta, stored
+from workers.jobs.payload_stores import PayloadStores
+from workers.jobs.stops import StopRule
+
+#: Between two looks at a payload server that does not answer.
+LOOK_S = 1.0
+
+
+async def read_payloads(
+    stores: PayloadStores, keys: Keys, job: str, metas: Sequence[SampleMeta], waiting: Callable[[str], None]
+) -> dict[int, bytes]:
+    """Payload bytes of committed samples by k; the time to live of all that belongs to them begins anew.
+
+    Waits for a payload server that does not answer, until it does or is lost.
+
+    Args:
+        waiting: told what is waited for, and '' at the end.
+
+    Raises:
+        PayloadError: one is gone.
+    """
+    found: dict[int, bytes] = {}
+    for server in sorted({meta.server for meta in metas}):
+        of_server = [meta for meta in metas if meta.server == server]
+        sizes = {stored(keys, job, meta): meta.shared[2] if meta.shared else meta.num_bytes for meta in of_server}
+        sides = [keys.side(f"{job}/{one.k}", one.token, name) for one in of_server for name, *_ in one.sides]
+        asked = partial(stores.read, server, list(sizes.items()), [*sizes, *sides])
+        values = dict(zip(sizes, await _answer(asked, stores, server, waiting), strict=True))
+        for meta in of_server:
+            value = values[stored(keys, job, meta)]
+            if value is None:
+                raise PayloadError(
+                    f"sample {job}/{meta.k}: its payload on {server} is gone, and the reward of its group needs it."
+                )
+            begin = meta.shared[1] if meta.shared else 0
+            found[meta.k] = value[begin : begin + meta.num_bytes] if meta.shared else value
+    return found
+
+
+async def _answer(
+    asked: Callable[[], Awaitable[list[bytes | None] | None]],
+    stores: PayloadStores,
+    server: str,
+    waiting: Callable[[str], None],
+) -> list[bytes | None]:
+    told = False
+    while (values := await asked()) is None:
+        waiting(f"payload server {server}, which does not answer, to read samples of a group")
+        told = True
+        await asyncio.sleep(LOOK_S)
+        await stores.look()
+    if told:
+        waiting("")
+    return values
+
+
+def sample_of(job: Job, meta: SampleMeta, data: bytes, stops: StopRule) -> Sample:
+    """The sample of a record and its payload. Raises PayloadError where the bytes are not those of the record."""
+    sample = Sample(job, meta.k)
+    payload = payloads.decode(data, sample.id, meta.checksum)
+    sample.tokens, sample.logprobs = payload.tokens.tolist(), payload.logprobs.tolist()
+    sample.generated, sample.loss_mask = payload.generated.tolist(), payload.loss_mask.tolist()
+    sample.versions, sample.prompt_length = payload.versions.tolist(), payload.prompt_length
+    sample.status, sample.finish_reason = meta.status, meta.finish_reason
+    sample.reward, sample.reward_info = meta.reward, meta.reward_info
+    sample.num_turns, sample.num_aborts, sample.num_unproven = meta.num_turns, meta.num_aborts, meta.num_unproven
+    sample.cached_tokens, sample.pauses = meta.cached_tokens, meta.pauses
+    sample.started_s, sample.first_token_s, sample.drawn_s = meta.started_s, meta.first_token_s, meta.drawn_s
+    sample.generate_s, sample.reward_s = meta.generate_s, meta.reward_s
+    sample.turns = _turns(sample, stops)
+    sample.text = "".join(sample.turns)
+    return sample
+
+
+def _turns(sample: Sample, stops: StopRule) -> list[str]:
+    """Text of each turn, as it was when the turn was drawn."""
+    if sample.status == SampleStatus.GIVEN:
+        answer = sample.job.answers[sample.k] if sample.k < len(sample.job.answers) else None
+        if isinstance(answer, str):
+            return [answer]
+    runs = [list(run) for drawn, run in groupby(range(len(sample.tokens)), lambda i: sample.generated[i]) if drawn]
+    ends = [True] * (len(runs) - 1) + [sample.finish_reason == FinishReason.STOP]
+    return [
+        stops.text_of(sample.tokens[run[0] : run[-1] + 1], stopped=ended) for run, ended in zip(runs, ends, strict=True)
+    ]
