@@ -11,6 +11,7 @@ from tests.chaos.checks.history_rows import find_unrecorded
 from tests.chaos.checks.leftovers import find_dead_leases, find_growth, find_orphans
 from tests.chaos.checks.losses import find_lost, find_misreported
 from tests.chaos.checks.lost_rights import find_lost_rights
+from tests.chaos.checks.rewarded_twice import find_rewarded_twice
 from tests.chaos.checks.tokens import find_wrong_tokens
 from tests.chaos.checks.trained_twice import find_trained_twice
 from tests.chaos.checks.tries import find_forgotten_tries
@@ -24,6 +25,7 @@ PROPERTIES: dict[str, Callable[[Evidence], Iterator[Violation]]] = {
     "misreported": find_misreported,
     "unexpected": find_unexpected,
     "committed_twice": find_committed_twice,
+    "rewarded_twice": find_rewarded_twice,
     "lost_right": find_lost_rights,
     "forgotten_try": find_forgotten_tries,
     "over_admitted": find_over_admitted,

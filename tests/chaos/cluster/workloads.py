@@ -215,6 +215,19 @@ WORKLOADS = {
             },
             verifiers=1,
         ),
+        Workload(
+            "groups",
+            {
+                "rollout": {"n": 4},
+                "reward": {
+                    "function": f"{TASKS}:parity",
+                    "group": f"{TASKS}:places",
+                    "max_attempts": 1,
+                    "max_died_share": 1.0,
+                },
+            },
+            payload_servers=1,
+        ),
         Workload("router", engines=2),
         # Its parts are told where Redis is by `penstock run` alone, and read the clock as it does.
         Workload("launched", workers=1, buffers=1, is_launched=True, spared=("net", "disk", "clock", "sentinel")),

@@ -1,5 +1,9 @@
 """Rewards and an environment of a user's own, as the workloads name them (``tests.chaos.parts.tasks:NAME``)."""
 
+import asyncio
+import random
+from collections.abc import Sequence
+
 from penstock import Job, Observation, Sample
 
 
@@ -13,6 +17,15 @@ def raises(sample: Sample) -> float:
     if sum(sample.tokens) % 4 == 0:
         raise ArithmeticError("no reward for these tokens")
     return parity(sample)
+
+
+async def places(samples: Sequence[Sample]) -> list[float]:
+    """Takes a moment, so that faults find it; one try in six raises, whoever makes it."""
+    await asyncio.sleep(random.uniform(0.0, 0.3))
+    if random.random() < 1 / 6:
+        raise ArithmeticError("no reward for this group now")
+    order = sorted(samples, key=lambda one: (one.reward, one.text))
+    return [float(order.index(one)) for one in samples]
 
 
 class Echo:

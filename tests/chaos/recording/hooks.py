@@ -135,6 +135,9 @@ VERBS: dict[tuple[str, str], Hook] = {
     ),
     ("penstock.protocol.scripts.worker", "lease"): Hook("lease", _take("worker", "version"), _leased),
     ("penstock.protocol.scripts.worker", "commit"): Hook("commit", _commit, _committed),
+    ("penstock.protocol.scripts.worker", "reward"): Hook(
+        "reward", _take("job", "token"), lambda args, said: (YES if said == "ready" else NO, {"said": said})
+    ),
     ("penstock.protocol.scripts.worker", "release"): Hook("release", _take("job", "token")),
     ("penstock.protocol.scripts.worker", "fail"): Hook(
         "fail", _take("job", "token", "reason"), lambda args, where: (NO if where == "lost" else YES, {"where": where})

@@ -147,6 +147,20 @@ def commit_overwritten(m: Mutant) -> None:
     m.account.keys = {key: ttl for key, ttl in m.account.keys.items() if not key.startswith("payload")}
 
 
+def reward_by_two_leases(m: Mutant) -> None:
+    process, _, answer = m.one("lease")
+    job, token = answer["jobs"][0][:2]
+    m.say(process, "reward", {"job": job, "token": token}, {"said": "ready"})
+    m.say("w9.0", "reward", {"job": job, "token": "late"}, {"said": "ready"})
+
+
+def reward_after_the_next_lease(m: Mutant) -> None:
+    process, facts, answer = m.one("lease")
+    job, token, *rest = answer["jobs"][0]
+    m.say("w9.0", "lease", facts | {"worker": "w9.0"}, {"jobs": [[job, "next", *rest]]})
+    m.say(process, "reward", {"job": job, "token": token}, {"said": "ready"})
+
+
 def batch_trained_twice(m: Mutant) -> None:
     process, facts, _ = m.calls("train")[-1]
     m.say(process, "train", facts)
@@ -385,6 +399,7 @@ MUTATIONS: dict[str, list[Callable[[Mutant], None]]] = {
         late_commit, commit_that_the_next_lease_did_not_know, token_given_twice, act_of_a_deposed_leader,
         said_by_a_recorder_that_was_deposed,
     ],
+    "rewarded_twice": [reward_by_two_leases, reward_after_the_next_lease],
     "forgotten_try": [failure_forgotten],
     "over_admitted": [gate_left_open],
     "trained_twice": [
