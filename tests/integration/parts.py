@@ -169,18 +169,28 @@ class Player:
         *,
         ks: Sequence[int] | None = None,
         length: int = 2,
+        with_reward: bool = False,
         **drawn: Any,
     ) -> scripts.Committed:
         """Commit samples ``ks`` (all by default): ``length`` tokens under each of ``versions``.
 
+        ``with_reward``: a reward of the whole group is to come.
         ``drawn``: ``temperature`` and ``logprob_kind``, as the engine has them.
         """
         job = Job.from_bytes(held.body)
         ks = range(job.n) if ks is None else ks
-        return self.commit(held, [make_sample(job, k, versions, length) for k in ks], min(versions), **drawn)
+        samples = [make_sample(job, k, versions, length) for k in ks]
+        return self.commit(held, samples, min(versions), with_reward=with_reward, **drawn)
 
     def commit(
-        self, held: RawLease, samples: Sequence[Sample], version: int, *, stored: bool = True, **drawn: Any
+        self,
+        held: RawLease,
+        samples: Sequence[Sample],
+        version: int,
+        *,
+        stored: bool = True,
+        with_reward: bool = False,
+        **drawn: Any,
     ) -> scripts.Committed:
         """Commit samples as they are. ``stored`` False: the payload server has lost them."""
         records = []
@@ -189,7 +199,7 @@ class Player:
             if stored:
                 self.client.set(self.keys.payload(sample.id, held.token), data, nx=True, ex=600)
             records.append((sample.k, version, meta.to_bytes()))
-        return run(self.client, scripts.commit(self.keys, held.job, held.token, records))
+        return run(self.client, scripts.commit(self.keys, held.job, held.token, records, with_reward=with_reward))
 
     @property
     def clock(self) -> int:

@@ -66,6 +66,34 @@ def test_T11_a_group_that_takes_too_long_is_trained_with_the_samples_it_has_and_
     assert audit(client, keys).ok
 
 
+def test_T11_a_group_that_is_closed_early_is_given_its_reward_before_it_is_trained(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
+) -> None:
+    config = make_config(redis_server.url, keys.run, tmp_path, rollout=rollout("train"))
+    worker, other = Player(client, keys), Player(client, keys, "w2")
+    with Trainer(config) as trainer, contextlib.ExitStack() as stack:
+        publish(trainer)
+        admit(client, keys, 2, n=3)
+        slow, fast = worker.lease(2, version=1)
+        worker.answer(slow, [1], ks=[1, 2], with_reward=True)
+        worker.answer(fast, [1])
+        stack.enter_context(buffering(config))
+        until(lambda: play.state(client, keys, slow.job) == "queued", "it to be closed")
+        assert worker.answer(slow, [1], ks=[0]).outcome == "lost"
+        (again,) = other.lease(1, version=1)
+        assert (again.job, again.awaits_reward, again.committed) == (slow.job, True, {1, 2})
+        assert play.counter(client, keys, "shortened") == 1
+        assert play.reward(client, keys, again, 0.25) == "ready"
+        batch = step(trainer)
+        rows = {(row.job, row.k): row.reward for row in batch.all_rows}
+        assert {key: reward for key, reward in rows.items() if key[0] == slow.job} == {
+            (slow.job, 1): 0.25, (slow.job, 2): 0.25,
+        }  # fmt: skip
+        assert len(rows) == 5
+    assert play.counter(client, keys, "missing") == 1
+    assert audit(client, keys).ok
+
+
 def test_T11_a_group_of_one_sample_is_not_trained_it_is_waited_for_by_name(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ MEANING = {
     "paused": "held while weights changed or the engine was restarted",
     "reward": "its reward is computed",
     "commit": "written, and told to the queue",
-    "siblings": "waits for the other samples of its group",
+    "siblings": "waits for the other samples of its group, and for the reward of all of them",
     "cut": "waits to be cut into a batch",
     "train": "cut, until every rank had committed the batch",
 }

@@ -72,10 +72,8 @@ class GroupPhase:
         metas = await self._metas(job)
         samples = await self._samples(job, metas)
         scored = await services.rewards.group.score(samples)
-        # Each sample bears its share of the time that the group took.
-        share_s = (time.monotonic() - began) / len(samples)
         self._records = [
-            bounded_record(sample.id, replace(meta, reward=number, reward_info=info, reward_s=meta.reward_s + share_s))
+            bounded_record(sample.id, replace(meta, reward=number, reward_info=info))
             for meta, sample, (number, info) in zip(metas, samples, scored, strict=True)
         ]
         services.tally.group_rewards += 1
