@@ -105,7 +105,8 @@ class GroupPhase:
         found = await read_payloads(services.commits.stores, services.keys, job.id, metas, services.commits.waits_for)
         sampling = sampling_for(job, services.config.rollout)
         stops = StopRule.of(sampling, services.tokenizer, services.engine.eos_token_ids)
-        # What is large is decoded, and its text made, away from the loop.
-        return await asyncio.to_thread(
-            lambda: [made.get(meta.k) or sample_of(job, meta, found[meta.k], stops) for meta in metas]
-        )
+        samples = []
+        for meta in metas:
+            samples.append(made.get(meta.k) or sample_of(job, meta, found[meta.k], stops))
+            await asyncio.sleep(0)  # the others of the worker go on between two long ones
+        return samples
