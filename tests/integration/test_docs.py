@@ -64,6 +64,7 @@ LISTED = {
     "docs/adapters.md: SLIME_SOURCE=": "needs a checkout of slime: test_slime.py",
     "examples/code/README.md: examples/code/run.sh": "minutes, with a real engine",
     "examples/several/README.md: make several": "minutes, with a real engine: test_several.py",
+    "examples/ranking/README.md: examples/ranking/run.sh": "minutes, with a real engine",
     "examples/several/README.md: penstock prepare": "minutes, with a real engine: test_several.py",
 }
 

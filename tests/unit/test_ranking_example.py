@@ -1,0 +1,64 @@
+"""The example of a reward that ranks: its judge, its configuration, and what it says at its end."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from penstock.config import Config
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
+from workers.rewards.groups.ranking import ranks
+
+FOLDER = Path(__file__).parents[2] / "examples" / "ranking"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"ranking_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def answers(prompt: str, *texts: str) -> list[Sample]:
+    job = Job("digits/0/0", len(texts), prompt=prompt, label="12345")
+    return [Sample(job, k, text=text) for k, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("prompt", ["54321=", "31245=", "15234="])
+def test_ranks_are_the_same_whatever_the_mood_of_the_judge(prompt: str) -> None:
+    grade = load("judge").grade
+    group = answers(prompt, "12345", "54321", "12354", "", "12345")
+    for one in group:
+        one.reward = grade(one)
+    assert ranks(group) == [0.875, 0.25, 0.5, 0.0, 0.875]
+
+
+def test_its_moods_differ_by_orders_of_magnitude() -> None:
+    grade = load("judge").grade
+    scales = []
+    for i in range(50):
+        best, worst = answers(f"{i}=", "12345", "")
+        scales.append(grade(best) - grade(worst))
+    assert max(scales) > 1000 * min(scales) > 0
+
+
+def test_its_configuration_names_both_rewards() -> None:
+    config = Config.model_validate(yaml.safe_load((FOLDER / "run.yaml").read_text()) | {"redis": {"url": "redis://x"}})
+    assert (config.reward.function, config.reward.group) == ("examples.ranking.judge:grade", "ranks")
+
+
+@pytest.mark.parametrize(("last", "moved"), [(0.75, True), (0.25, False), (None, False)])
+def test_its_summary_ends_in_what_was_measured(tmp_path: Path, last: float | None, moved: bool) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"run": "ranking", "accuracy_first": 0.25, "accuracy_last": last}))
+    assert load("measure").measured(path) is moved
+    summary = json.loads(path.read_text())
+    assert summary["run"] == "ranking"
+    found = {name: summary[name] for name in ("measure", "first", "last", "direction")}
+    assert found == {"measure": "held-out accuracy", "first": 0.25, "last": last, "direction": "up"}
