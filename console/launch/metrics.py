@@ -9,9 +9,9 @@ import redis
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.addresses import is_folder, path_of
 from penstock.config import Config
 from penstock.errors import ConfigError, DiskFull
+from penstock.payloads.addresses import is_folder, path_of
 from penstock.protocol.keys import Keys
 from penstock.redis.commands import Client
 from penstock.redis.connect import translate

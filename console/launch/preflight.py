@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from console.launch.trainable import check_device, check_groups, check_rollouts
-from penstock.addresses import is_folder, path_of
 from penstock.config import Config
 from penstock.config.load import check_files
 from penstock.config.reading.dataset_path import is_file, parse_path
 from penstock.errors import ConfigError, EngineError
+from penstock.payloads.addresses import is_folder, path_of
 from penstock.payloads.store import open_store
 from penstock.protocol.keys import Keys
 from penstock.protocol.staleness import definition_of

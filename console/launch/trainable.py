@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.config import Config
-from penstock.config.sampling_names import hidden_by
+from penstock.config.sampling import hidden_by
 from penstock.errors import ConfigError
 from penstock.system.gpus import visible_gpus
 

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.config.code_names import EnvironmentName, RewardName
 from penstock.config.reading.dataset_path import code_name, hub_name, parse_path
 from penstock.config.reading.shares import shares_of
-from penstock.config.sampling_names import check_sampling
+from penstock.config.sampling import check_sampling
 from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.names import MAX_ANSWERS
 

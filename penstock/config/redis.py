@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.addresses import is_folder, path_of
 from penstock.config.section import Section
+from penstock.payloads.addresses import is_folder, path_of
 from penstock.redaction import MASK
 from penstock.redis import sentinel
 

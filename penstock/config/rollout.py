@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from penstock.config.sampling_names import check_sampling
+from penstock.config.sampling import check_sampling
 from penstock.config.section import Positive, Seconds, Section
 from penstock.names import MAX_ANSWERS
 

@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 
 from redis.exceptions import ConnectionError as NoAnswer
 
-from penstock.addresses import is_folder
 from penstock.errors import QueueFull
+from penstock.payloads.addresses import is_folder
 from penstock.payloads.daemon_threads import DaemonThreads, Step
 from penstock.payloads.folder import ANSWER_S, CLOSE_S, PayloadFolder
 from penstock.payloads.run_files import file_of, renew

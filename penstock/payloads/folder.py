@@ -33,8 +33,8 @@ from urllib.parse import unquote
 
 from redis.exceptions import ConnectionError as NoAnswer
 
-from penstock.addresses import path_of
 from penstock.errors import ConfigError, QueueFull
+from penstock.payloads.addresses import path_of
 from penstock.payloads.daemon_threads import DaemonThreads, Step
 from penstock.payloads.freed_files import FreedFiles
 from penstock.payloads.read_file import Pick, part, read_file, whole

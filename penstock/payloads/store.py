@@ -12,7 +12,7 @@ What makes a payload count is said in the control Redis, with all its fences; a 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from penstock.addresses import is_folder
+from penstock.payloads.addresses import is_folder
 from penstock.payloads.folder import PayloadFolder
 from penstock.payloads.redis_store import PayloadRedis
 from penstock.redis import connect

@@ -25,8 +25,8 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
-from penstock.addresses import is_folder
 from penstock.errors import ConfigError, PenstockError, QueueFull, QueueRefused, QueueUnavailable
+from penstock.payloads.addresses import is_folder
 from penstock.redaction import know_url, redact
 from penstock.redis import sentinel
 from penstock.redis.commands import AsyncClient, Client

@@ -17,7 +17,7 @@ PARTS = ("console", "producer", "workers", "buffer", "consumers", "penstock")
 MAX_LINES, REASON = 400, "Over 400 lines because "
 
 #: Python files and packages directly in a folder, `__init__.py` apart.
-MAX_MEMBERS = {"penstock": 15, "penstock/config": 23, "workers": 16, "consumers": 12}
+MAX_MEMBERS = {"penstock": 14, "workers": 15, "consumers": 12}
 MAX_OTHERS = 22
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import RolloutConfig
-from penstock.config.sampling import temperature_of
-from penstock.config.sampling_names import NEUTRAL, check_sampling, hidden_by
+from penstock.config.sampling import NEUTRAL, check_sampling, hidden_by, temperature_of
 from penstock.errors import ConfigError, EngineError
 from penstock.names import Lane
 from penstock.protocol.records.drawn import Drawn

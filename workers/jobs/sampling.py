@@ -3,8 +3,7 @@
 from typing import Any
 
 from penstock.config import RolloutConfig
-from penstock.config.sampling import GREEDY_BELOW, is_temperature, temperature_of
-from penstock.config.sampling_names import NEUTRAL, hidden_by
+from penstock.config.sampling import GREEDY_BELOW, NEUTRAL, hidden_by, is_temperature, temperature_of
 from penstock.errors import ConfigError
 from penstock.names import Lane
 from penstock.protocol.records.job import Job

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.config.reward import JudgeConfig
-from penstock.config.sampling_names import check_sampling
+from penstock.config.sampling import check_sampling
 from penstock.errors import ConfigError, JudgeError
 from penstock.protocol.records.job import JobFailure
 from penstock.words import shown, writable

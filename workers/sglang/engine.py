@@ -16,11 +16,11 @@ from penstock.system.out_of_memory import engine_advice
 from penstock.weights.model_folder import read_config
 from penstock.words import shown
 from workers.engine import ROUTED_EXPERTS
-from workers.faults import FaultyPath
 from workers.sglang import server as servers
 from workers.sglang.args import check_arguments
 from workers.sglang.client import SglangClient
 from workers.sglang.external import check_external
+from workers.sglang.faults import FaultyPath
 from workers.sglang.logprob_kind import NUM_TOKENS, kind_of
 from workers.sglang.logprob_kind import TEMPERATURE as PROBE_TEMPERATURE
 from workers.sglang.routed_experts import FLAG

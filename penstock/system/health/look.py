@@ -8,8 +8,8 @@ from pathlib import Path
 
 import redis
 
-from penstock.addresses import is_folder, path_of
 from penstock.errors import PenstockError, ProtocolError
+from penstock.payloads.addresses import is_folder, path_of
 from penstock.payloads.servers import ServerState
 from penstock.payloads.servers import read as read_servers
 from penstock.payloads.store import open_store

@@ -14,7 +14,7 @@ from penstock.config.code_names import REWARDS
 from penstock.config.load import load_config
 from penstock.config.reading.declared import annotation
 from penstock.config.reading.key_hints import ABSENT, CALLED
-from penstock.config.sampling_names import NAMES
+from penstock.config.sampling import NAMES
 from penstock.errors import ConfigError
 
 BASE = """
