@@ -28,6 +28,8 @@ from console.cli import main as cli
 from consumers.subscription.seat import Seat
 from consumers.trainer import Trainer
 from penstock.config.load import load_config
+from penstock.hooks.signatures import check_hook
+from penstock.hooks.slime import SlimeSample
 from penstock.system.ports import free_port
 from tests.integration.docs_blocks import ROOT, Block, blocks
 from tests.missing import need
@@ -73,6 +75,7 @@ SYNOPSES = (
     "docs/fleet.md: penstock fleet plan",
     "docs/operations.md: penstock run run.yaml [--resume",
     "docs/operations.md: penstock payloads add",
+    "docs/rewards.md: penstock reward try",
     "docs/web.md: penstock web",
 )
 
@@ -83,10 +86,12 @@ SETTINGS = (
     "docs/buffer.md: rollout:",
     "docs/fleet.md: fleet:",
     "docs/fleet.md: engine:",
+    "docs/hooks.md: hooks:",
     "docs/rewards.md: reward: {parts",
     "docs/rewards.md: reward: {function: code",
     "docs/rewards.md: reward: {function: math, group",
     'docs/rewards.md: reward: {function: "rewards',
+    "docs/rewards.md: # frozen models",
     "docs/tracing.md: telemetry:",
 )
 
@@ -108,8 +113,12 @@ EXECUTED = (
     "docs/consumers.md: from penstock import Trainer",
     "docs/consumers.md: # in each process of the critic",
     "docs/consumers.md: # ram_files.py",
+    "docs/hooks.md: async def generate",
+    "docs/hooks.md: from penstock import Sample",
+    "docs/hooks.md: def sign_of_reward",
     "docs/operations.md: penstock prepare ",
     "docs/rewards.md: # rewards.py",
+    "docs/rewards.md: async def liked",
     "docs/rewards.md: penstock run run.yaml --reward.function",
     "docs/rewards.md: # duels.py",
     "docs/rewards.md: penstock run run.yaml --reward.group",
@@ -325,6 +334,56 @@ def test_every_block_of_the_pages_runs_or_stands_in_the_list_with_its_reason(
         )
 
 
+# --- functions of the pages ---------------------------------------------------------------------------------------
+
+
+def functions_of(key: str, **there: Any) -> dict[str, Any]:
+    """What a block defines, beside what is ``there``."""
+    exec(compile(block(key).text, key, "exec"), there)
+    return there
+
+
+def test_a_generate_of_ones_own() -> None:
+    generate = functions_of("docs/hooks.md: async def generate")["generate"]
+    check_hook("hooks.generate", "page:generate", generate)
+    drawn = {"text": "four", "meta_info": {"output_token_logprobs": [(-0.5, 7, None), (-0.25, 8, None)]}}
+
+    async def answer(ids: list[int], sampling_params: dict[str, Any]) -> dict[str, Any]:
+        assert (ids, sampling_params) == ([1, 2], {"temperature": 1.0})
+        return drawn
+
+    encode = SimpleNamespace(encode=lambda text, add_special_tokens: [1, 2])
+    args = SimpleNamespace(engine=SimpleNamespace(tokenizer=encode, generate=answer))
+    sample = asyncio.run(generate(args, SlimeSample(prompt="2+2="), {"temperature": 1.0}))
+
+    assert (sample.tokens, sample.response, sample.rollout_log_probs) == ([1, 2, 7, 8], "four", [-0.5, -0.25])
+
+
+def test_hooks_of_samples_and_of_the_trainer() -> None:
+    check_hook("hooks.sample", "page", functions_of("docs/hooks.md: from penstock import Sample")["mask_the_last_turn"])
+    found = functions_of("docs/hooks.md: def sign_of_reward")
+    check_hook("hooks.rewards", "page", found["sign_of_reward"])
+    check_hook("hooks.samples", "page", found["without_the_longest"])
+    batch = SimpleNamespace(all_rows=[SimpleNamespace(reward=0.5, length=9000), SimpleNamespace(reward=0.0, length=5)])
+
+    assert (found["sign_of_reward"](batch), found["without_the_longest"](batch)) == ([1.0, -1.0], [0])
+
+
+def test_a_reward_that_asks_judges() -> None:
+    liked = functions_of("docs/rewards.md: async def liked", TEMPLATE="Why {answer}?")["liked"]
+
+    async def classify(text: str) -> list[float]:
+        return [0.5] if text == "2+2=4" else []
+
+    async def generate(text: str, *, max_new_tokens: int) -> str:
+        return f"{text} {max_new_tokens}"
+
+    judges = {"taste": SimpleNamespace(classify=classify), "critic": SimpleNamespace(generate=generate)}
+    sample = SimpleNamespace(job=SimpleNamespace(prompt="2+2="), text="4")
+
+    assert asyncio.run(liked(sample, judges)) == {"score": 0.5, "why": "Why 4? 64"}
+
+
 # --- by the pages' trainers ---------------------------------------------------------------------------------------
 
 
@@ -516,7 +575,7 @@ def test_the_plan_of_the_readme_for_eight_gpus(place: Place) -> None:
 
 
 #: Verbs that want to be told which, want a terminal, or say what the machine is like.
-NOT_ALONE = (["dead", "requeue"], ["dead", "purge"], ["top"], ["doctor"])
+NOT_ALONE = (["dead", "requeue"], ["dead", "purge"], ["reward", "try"], ["top"], ["doctor"])
 
 
 def test_the_verbs_that_look_into_a_run(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
