@@ -100,7 +100,7 @@ DEFECTS = {
         ),
         Defect(
             "recorded_before_rows", "a group is said to be in the history before its rows are written",
-            ("unrecorded",), "history", ("kill:recorders",), 20,
+            ("unrecorded",), "history", ("kill:recorders",), 40,
         ),
     )
 }  # fmt: skip
