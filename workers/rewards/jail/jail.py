@@ -248,7 +248,8 @@ class _Watch:
         os.close(self._pidfd)
 
     def _look(self, wait_s: float) -> None:
-        for file, _ in self._poll.poll(wait_s * 1000):
+        # Errors first: that it has begun is said there, before all that may use up what is kept of both.
+        for file, _ in sorted(self._poll.poll(wait_s * 1000), key=lambda event: event[0] != self._errors):
             if file == self._pidfd:
                 self._reap()
             else:
