@@ -21,7 +21,7 @@ help:
 	@echo "make chaos      runs under kills, stops and cuts, minutes (SOURCE=DIR: those of another checkout)"
 	@echo "make chaos-defects  each seeded defect hunted until it is found; a quarter of an hour or more"
 	@echo "make chaos-night  the same for hours, each run kept as it ends"
-	@echo "make test-wide  tests with programs of others: Prometheus, a browser, trackers, Ray, verl and TRL"
+	@echo "make test-wide  tests with programs of others (Prometheus, a browser, trackers, Ray, verl and TRL), and long ones"
 	@echo "make adapters   the environment of verl and TRL, for the tests of their adapters"
 	@echo "make bench      benchmarks (ARGS=NAME)"
 	@echo "make reference  docs/configuration.md and docs/metrics.md, from the code"
@@ -67,13 +67,16 @@ several: setup
 unit: venv
 	@.venv/bin/pytest tests/unit -q $(ARGS)
 
-test: setup bubblewrap
-	@.venv/bin/pytest tests --ignore tests/release --ignore tests/wide --ignore tests/chaos/test_defects.py \
+# What `make test` leaves to `make test-wide`: programs of others, and what takes minutes.
+WIDE = tests/wide tests/chaos/launched tests/integration/test_benchmarks.py tests/integration/test_jail.py \
+	tests/integration/test_real_judge.py
+
+test: setup
+	@.venv/bin/pytest tests --ignore tests/release $(WIDE:%=--ignore %) --ignore tests/chaos/test_defects.py \
 		-n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
-# Tests with programs of others, minutes.
-test-wide: setup adapters prometheus browser
-	@.venv/bin/pytest tests/wide -q $(ARGS)
+test-wide: setup adapters prometheus bubblewrap browser
+	@.venv/bin/pytest $(WIDE) -q $(ARGS)
 
 # Lists of packages may be older than the packages; where there is no right to renew them, the old ones are tried.
 APT_UPDATE = apt-get -qq update > /dev/null 2>&1 || true
