@@ -178,7 +178,8 @@ def test_every_verb_says_what_it_should(verb: Verb) -> None:
     verb("why")
     there = {name for name in names(typer.main.get_command(cli.app)) if name not in PARTS}
     told = {name for name in there if any(f"{line} ".startswith(f"{name} ") for line in VERBS)}
-    assert there - told == {"fleet plan", "check"}, "a verb that nobody tries"  # no run: they have tests of their own
+    of_their_own = {"fleet plan", "check", "reward try"}  # no run: they have tests of their own
+    assert there - told == of_their_own, "a verb that nobody tries"
     for line, (code, words) in VERBS.items():
         arguments = [*line.split(), *(["--timeout", "0.1"] if line == "engines onload" else [])]
 
