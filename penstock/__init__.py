@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError as PenstockError
     from penstock.errors import RolesApart as RolesApart
     from penstock.errors import WaitTimeout as WaitTimeout
+    from penstock.history.row import SampleRow as SampleRow
+    from penstock.hooks.signatures import AllSamplesHook as AllSamplesHook
     from penstock.hooks.signatures import EvalLogHook as EvalLogHook
     from penstock.hooks.signatures import GenerateHook as GenerateHook
     from penstock.hooks.signatures import RewardsHook as RewardsHook
@@ -53,6 +55,8 @@ __version__ = "0.1.0"
 
 #: Public name -> module that has it.
 _LAZY = {
+    "AllSamplesHook": "penstock.hooks.signatures",
+    "SampleRow": "penstock.history.row",
     "EvalLogHook": "penstock.hooks.signatures",
     "RolloutLogHook": "penstock.hooks.signatures",
     "SamplesHook": "penstock.hooks.signatures",
@@ -96,6 +100,7 @@ _LAZY = {
 
 #: Without VerlRollout, which needs verl: ``from penstock import *`` needs nothing.
 __all__ = [
+    "AllSamplesHook",
     "Batch",
     "CompletedGroup",
     "Config",
@@ -123,6 +128,7 @@ __all__ = [
     "RowSource",
     "Sample",
     "SampleHook",
+    "SampleRow",
     "SamplesHook",
     "Score",
     "Scorer",

@@ -8,6 +8,7 @@
 | record | the right of another recorder | its end, or that of its lease |
 | payloads | a payload server that does not answer | it answers, or is given up |
 | write | room on the disk | room |
+| hook | ``hooks.all_samples`` | its end, or that of its time |
 
 Nobody waits for it but the sweep, and that up to ``history.backlog``. Killed anywhere, it loses no row: what was not
 told as recorded is written again under the same key.
@@ -21,6 +22,7 @@ from functools import partial
 
 from consumers.batch.fetch import PayloadReader
 from consumers.history import burials
+from consumers.history.all_samples import AllSamples
 from consumers.history.burials import Burials
 from consumers.history.retired import Retired, read_retired, read_trained
 from consumers.history.rows import Bytes, Trained, row_of, row_of_job, wanted_row
@@ -85,6 +87,7 @@ class Recorder:
         self._texts = Texts(config.model.path)
         self._choice = Choice(config.history)
         self._burials = Burials(self._control.client, self._keys)
+        self._all_samples = AllSamples(config)
         self._writer: HistoryWriter | None = None
 
     def stop(self) -> None:
@@ -210,6 +213,9 @@ class Recorder:
         began = time.monotonic()
         until_room(partial(self._writer.write, rows, uses), tell=self._waiting.for_, stopped=self._tick)
         self._tally.wrote(rows, time.monotonic() - began)
+        self._renew()
+        if not self._all_samples.tell(rows, self._tick):
+            self._tally.hook_failures += 1
         self._renew()
 
     def _tick(self) -> bool:

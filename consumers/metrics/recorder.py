@@ -16,7 +16,9 @@ ROWS = counter("recorder_rows", "Rows that were written, by what became of the s
 TOKENS = counter("recorder_generated_tokens", "Tokens that the policy drew for the samples of these rows.", "fate")
 SECONDS = counter("recorder_write_seconds", "Time for writing and syncing them, waits for room among it.")
 
-SERIES = (GROUPS, ROWS, TOKENS, SECONDS)
+FAILURES = counter("recorder_hook_failures", "Calls of hooks.all_samples that raised or ran too long.")
+
+SERIES = (GROUPS, ROWS, TOKENS, SECONDS, FAILURES)
 
 
 @dataclass(slots=True)
@@ -27,6 +29,7 @@ class RecorderTally:
     rows: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     write_s: float = 0.0
+    hook_failures: int = 0
 
     def wrote(self, rows: Sequence[SampleRow], seconds: float) -> None:
         for row in rows:
@@ -47,3 +50,4 @@ class RecorderCollector(Collector):
         yield ROWS.each(list(tally.rows.items()))
         yield TOKENS.each(list(tally.tokens.items()))
         yield SECONDS.of(tally.write_s)
+        yield FAILURES.of(tally.hook_failures)

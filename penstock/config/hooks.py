@@ -17,7 +17,8 @@ class HooksConfig(Section):
     generate_timeout_s: Seconds = 3600.0
     #: Asked in this order with each drawn sample before its reward, in the worker.
     sample: list[HookName] = Field(default_factory=list)
-    #: Longest run of such a function on one sample; the job then fails as ``hook_timeout``.
+    #: Longest run of such a function on one sample; the job then fails as ``hook_timeout``. That of one call of
+    #: ``all_samples`` too.
     timeout_s: Seconds = 30.0
     #: In the trainer, on every rank: rewards of a batch become advantages, in place of ``trainer.advantage``;
     #: null: none.
@@ -28,5 +29,7 @@ class HooksConfig(Section):
     rollout_log: HookName | None = None
     #: In the trainer's rank 0: told of each evaluation; null: none.
     eval_log: HookName | None = None
+    #: In the recorder: told of every sample, whatever became of it; null: none.
+    all_samples: HookName | None = None
     #: Attributes of the ``args`` that functions of slime's signature are given, beside those that follow from the run.
     args: dict[str, Any] = Field(default_factory=dict)

@@ -129,6 +129,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _all_samples_are_recorded(self) -> Self:
+        if self.hooks.all_samples is not None and not self.history.enabled:
+            raise ValueError(
+                "hooks.all_samples is asked by the recorder, and history.enabled is false: set it true, or remove "
+                "the hook"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _groups_have_a_deviation(self) -> Self:
         if "nonzero_std" not in self.trainer.filter.functions:
             return self

@@ -55,6 +55,12 @@ class EvalLogHook(Protocol):
     def __call__(self, version: int, rows: list[dict[str, Any]], /) -> None: ...
 
 
+class AllSamplesHook(Protocol):
+    """``hooks.all_samples``: told of samples that are done with, by their rows of the history; after a kill again."""
+
+    def __call__(self, rows: list[Any], /) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """One way in which a function may be written."""
@@ -95,6 +101,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form(("rollout_id", "args", "samples", "extra_metrics", "seconds"), is_slime=True, is_async=False),
     ),
     "eval_log": (Form(("version", "rows"), is_async=False),),
+    "all_samples": (
+        Form(("rows",), is_async=False),
+        Form(("args", "all_samples", "data_source"), is_slime=True, is_async=False),
+    ),
 }
 
 

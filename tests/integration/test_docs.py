@@ -28,6 +28,7 @@ from console.cli import main as cli
 from consumers.subscription.seat import Seat
 from consumers.trainer import Trainer
 from penstock.config.load import load_config
+from penstock.history.row import Fate, SampleRow
 from penstock.hooks.signatures import check_hook
 from penstock.hooks.slime import SlimeSample
 from penstock.system.ports import free_port
@@ -116,6 +117,7 @@ EXECUTED = (
     "docs/hooks.md: async def generate",
     "docs/hooks.md: from penstock import Sample",
     "docs/hooks.md: def sign_of_reward",
+    "docs/hooks.md: from collections.abc import Sequence",
     "docs/operations.md: penstock prepare ",
     "docs/rewards.md: # rewards.py",
     "docs/rewards.md: async def liked",
@@ -367,6 +369,14 @@ def test_hooks_of_samples_and_of_the_trainer() -> None:
     batch = SimpleNamespace(all_rows=[SimpleNamespace(reward=0.5, length=9000), SimpleNamespace(reward=0.0, length=5)])
 
     assert (found["sign_of_reward"](batch), found["without_the_longest"](batch)) == ([1.0, -1.0], [0])
+
+
+def test_a_hook_that_is_told_of_every_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    keep = functions_of("docs/hooks.md: from collections.abc import Sequence")["keep_what_was_filtered"]
+    check_hook("hooks.all_samples", "page", keep)
+    rows = [SampleRow("d/0/1", 0, fate=Fate.FILTERED, reason="zero_std_1.0", reward=1.0, answer="4")]
+    keep([*rows, SampleRow("d/0/2", 0, fate=Fate.TRAINED)])
+    assert capsys.readouterr().out == "d/0/1/0 zero_std_1.0 1.0 4\n"
 
 
 def test_a_reward_that_asks_judges() -> None:

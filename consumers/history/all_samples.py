@@ -1,0 +1,111 @@
+"""``hooks.all_samples``: a function of the user's that is told of every sample, whatever became of it."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from penstock.config import Config
+from penstock.history.row import WHOLE_JOB, SampleRow
+from penstock.hooks.signatures import Hook, load_hook
+from penstock.hooks.slime import args_of, sample_class
+from penstock.names import Lane
+from penstock.protocol.records.sample import SampleStatus
+from penstock.system.user_code import staying_alive
+
+log = logging.getLogger(__name__)
+
+#: Between two looks at whether the function has ended.
+LOOK_S = 0.5
+
+
+class AllSamples:
+    """The hook of one recorder; tells nobody where none is named.
+
+    Raises:
+        ConfigError: it cannot be imported, or cannot be called as it is.
+    """
+
+    def __init__(self, config: Config) -> None:
+        path = config.hooks.all_samples
+        self._hook = load_hook("all_samples", path) if path is not None else None
+        self._limit_s = config.hooks.timeout_s
+        self._args = args_of(config)
+
+    def tell(self, rows: Sequence[SampleRow], tick: Callable[[], bool]) -> bool:
+        """Tell of rows that are on disk; False where the function raised, or ran too long, which is logged.
+
+        Blocks for at most ``hooks.timeout_s``; a thread of it is left behind then.
+
+        Args:
+            tick: called meanwhile; true ends the wait.
+        """
+        hook = self._hook
+        if hook is None or not rows:
+            return True
+        ended, raised = threading.Event(), list[BaseException]()
+
+        def body() -> None:
+            try:
+                with staying_alive():
+                    self._call(hook, rows)
+            # SystemExit too: the thread would end, and nobody hear of it.
+            except BaseException as exc:
+                raised.append(exc)
+            ended.set()
+
+        threading.Thread(target=body, name=hook.name, daemon=True).start()
+        deadline = time.monotonic() + self._limit_s
+        while not ended.wait(min(LOOK_S, max(0.0, deadline - time.monotonic()))):
+            if tick() or time.monotonic() >= deadline:
+                log.warning(
+                    "%s: still runs after %g s, and is left behind with %d samples that begin with %s/%d",
+                    hook.name, self._limit_s, len(rows), rows[0].job, rows[0].k,
+                )  # fmt: skip
+                return False
+        if raised:
+            log.warning("%s raised; what it was told is in the history", hook.name, exc_info=raised[0])
+        return not raised
+
+    def _call(self, hook: Hook, rows: Sequence[SampleRow]) -> None:
+        if not hook.form.is_slime:
+            hook.function(list(rows))
+            return
+        trained = [row for row in rows if row.lane == Lane.TRAIN and row.k != WHOLE_JOB]
+        groups = [[_sample(row) for row in some] for _, some in groupby(trained, key=lambda row: row.job)]
+        if groups:
+            hook.function(self._args, groups, None)
+
+
+def _sample(row: SampleRow) -> Any:
+    """A row as slime has a sample; what the history does not keep of it is empty."""
+    at = row.prompt_length
+    made = sample_class()(
+        index=row.k,
+        prompt=row.prompt,
+        tokens=[] if row.tokens is None else row.tokens.tolist(),
+        response=row.answer,
+        response_length=0 if row.tokens is None else len(row.tokens) - at,
+        label=row.label,
+        reward=row.reward,
+        loss_mask=None if row.loss_mask is None else [int(one) for one in row.loss_mask[at:]],
+        rollout_log_probs=None if row.logprobs is None else row.logprobs[at:].tolist(),
+        weight_versions=[str(version) for version in sorted({row.oldest, row.newest}) if version >= 0],
+        metadata=_metadata(row),
+    )
+    made.group_index = int(row.job.rsplit("/", 1)[1])
+    made.status = made.Status("truncated" if row.status == SampleStatus.TRUNCATED else "completed")
+    return made
+
+
+def _metadata(row: SampleRow) -> dict[str, Any]:
+    return {
+        "job": row.job,
+        "k": row.k,
+        "source_name": row.job.rsplit("/", 2)[0],
+        "fate": str(row.fate),
+        "reason": row.reason,
+        "reward_info": row.reward_info,
+    }
