@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.errors import WaitTimeout as WaitTimeout
     from penstock.history.row import SampleRow as SampleRow
     from penstock.hooks.signatures import AllSamplesHook as AllSamplesHook
+    from penstock.hooks.signatures import ConvertHook as ConvertHook
     from penstock.hooks.signatures import EvalLogHook as EvalLogHook
     from penstock.hooks.signatures import GenerateHook as GenerateHook
     from penstock.hooks.signatures import RewardsHook as RewardsHook
@@ -55,6 +56,7 @@ __version__ = "0.1.0"
 
 #: Public name -> module that has it.
 _LAZY = {
+    "ConvertHook": "penstock.hooks.signatures",
     "AllSamplesHook": "penstock.hooks.signatures",
     "SampleRow": "penstock.history.row",
     "EvalLogHook": "penstock.hooks.signatures",
@@ -105,6 +107,7 @@ __all__ = [
     "CompletedGroup",
     "Config",
     "ConfigError",
+    "ConvertHook",
     "DataEnded",
     "EngineMetrics",
     "Environment",

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from consumers.adapters.converting import Converter
 from consumers.adapters.engine_metrics import EngineMetrics
 from consumers.adapters.slime import lineage, train_shares
 from consumers.batch import behaviour
@@ -98,6 +99,8 @@ class RolloutManager:
         self.temperature = drawn_at
         self.dp_size = dp_size
         self._options = options
+        if (path := self.config.hooks.convert) is not None:
+            self._options["convert"] = Converter(self.config, path)
         self._folder = folder or self.config.run_dir / "rollout"
         #: Rollouts that were handed out and are not committed, by id; in their order.
         self._open: dict[int, Batch] = {}
@@ -140,6 +143,7 @@ class RolloutManager:
         Raises:
             ProtocolError: ``rollout_id`` is neither the next one nor one that is not committed yet.
             ConfigError: not all of it was drawn at the run's temperature, or logprobs are from before it (T6).
+            HookError: ``hooks.convert`` raised, or gave what cannot be taken.
         """
         self.health_monitoring_resume()
         batch = self._open.get(rollout_id)

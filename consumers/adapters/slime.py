@@ -33,6 +33,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from consumers.adapters.converting import Converted, Converter
 from consumers.adapters.rows import RowArrays, rows_of
 from consumers.batch import behaviour
 from consumers.batch.advantages import Kind, group_advantages
@@ -84,6 +85,7 @@ class Options:
     first_index: int = 0
     columns: Columns | None = None
     temperature: float | None = None
+    convert: Converter | None = None
 
 
 def train_data(batch: Batch, **options: Any) -> dict[str, Any]:
@@ -120,6 +122,10 @@ def train_shares(batch: Batch, dp_size: int, **options: Any) -> list[dict[str, A
     """The shares of all ranks, of a batch whose payloads are all here (``dp_size`` 1); as :func:`train_data`.
 
     Side arrays that any sample has are there on every rank, and any real row of the batch may stand as a filler.
+    ``convert``, a ``Converter``, is asked of the whole batch.
+
+    Raises:
+        HookError: what it gave cannot be taken.
     """
     maker = _Maker(batch, Options(**options))
     return [maker.share(batch.share(rank, dp_size)) for rank in range(dp_size)]
@@ -158,11 +164,21 @@ class _Maker:
     def __init__(self, source: Batch, options: Options) -> None:
         check_temperature(source, options.temperature)
         self.options = options
-        self.rewards = _rewards(source.all_rows, options)
-        found = rows_of(source)
+        found: Sequence[RowArrays] = rows_of(source)
+        convert, converted = options.convert, Converted()
+        if convert is not None:
+            by_index = sorted(found, key=lambda row: row.index)
+            converted = convert(source, by_index, options.first_index)
+            masked = {row.index: row for row in converted.rows}
+            found = [masked[row.index] for row in found]
+        numbers = converted.numbers
+        self.rewards = numbers.get("rewards") or _rewards(source.all_rows, options)
+        self.raw = numbers.get("raw_reward") or [row.reward for row in source.all_rows]
+        truncated = [row.status == SampleStatus.TRUNCATED for row in source.all_rows]
+        self.truncated = [int(value) for value in numbers.get("truncated") or truncated]
         self.all_rows = source.all_rows
         self.rows = {row.index: row for row in found}
-        sides, columns = _sides(source, found), options.columns or {}
+        sides, columns = _sides(source, found), {**(options.columns or {}), **converted.columns}
         for key in columns.keys() & (_KEYS | sides.keys()):
             raise ConfigError(f"columns[{key!r}]: the train data has a key of that name already.")
         self.columns: dict[str, Mapping[str, Any]] = {**sides, **_checked(found, columns)}
@@ -176,7 +192,7 @@ class _Maker:
         indices = self._tile(bins, entries)
         data: dict[str, Any] = {key: [entry[key] for entry in entries] for key in entries[0]}
         data["rollout_mask_sums"] = torch.tensor(data["rollout_mask_sums"], dtype=torch.float32)
-        data["raw_reward"] = [row.reward for row in batch.all_rows]
+        data["raw_reward"] = list(self.raw)
         data["total_lengths"] = [row.length for row in batch.all_rows]
         for place, tokens in zip(data["partition"], data["tokens"], strict=True):
             data["total_lengths"][place] = len(tokens)
@@ -211,7 +227,7 @@ class _Maker:
         row = self.all_rows[index]
         return {
             "rewards": self.rewards[index],
-            "truncated": int(row.status == SampleStatus.TRUNCATED),
+            "truncated": self.truncated[index],
             "temperatures": row.temperature,
             "oldest_versions": row.oldest,
             "newest_versions": row.newest,

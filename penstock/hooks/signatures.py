@@ -1,7 +1,7 @@
 """What each key of section ``hooks`` names: a Protocol, and how its function must be able to be called."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,6 +55,16 @@ class EvalLogHook(Protocol):
     def __call__(self, version: int, rows: list[dict[str, Any]], /) -> None: ...
 
 
+class ConvertHook(Protocol):
+    """``hooks.convert``: key -> an entry for each of ``batch.all_rows``, for a slime-shaped trainer.
+
+    ``rewards`` (what is trained on), ``raw_reward`` and ``truncated`` are numbers; ``loss_masks`` [R] of each response
+    may take loss off tokens (T8); any other key is new to the train data: numbers, or arrays of floats.
+    """
+
+    def __call__(self, batch: Any, /) -> Mapping[str, Sequence[Any]]: ...
+
+
 class AllSamplesHook(Protocol):
     """``hooks.all_samples``: told of samples that are done with, by their rows of the history; after a kill again."""
 
@@ -101,6 +111,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form(("rollout_id", "args", "samples", "extra_metrics", "seconds"), is_slime=True, is_async=False),
     ),
     "eval_log": (Form(("version", "rows"), is_async=False),),
+    "convert": (Form(("batch",), is_async=False), Form(("args", "samples"), is_slime=True, is_async=False)),
     "all_samples": (
         Form(("rows",), is_async=False),
         Form(("args", "all_samples", "data_source"), is_slime=True, is_async=False),

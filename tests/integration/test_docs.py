@@ -117,6 +117,7 @@ EXECUTED = (
     "docs/hooks.md: async def generate",
     "docs/hooks.md: from penstock import Sample",
     "docs/hooks.md: def sign_of_reward",
+    "docs/hooks.md: def without_long_prompts",
     "docs/hooks.md: from collections.abc import Sequence",
     "docs/operations.md: penstock prepare ",
     "docs/rewards.md: # rewards.py",
@@ -369,6 +370,14 @@ def test_hooks_of_samples_and_of_the_trainer() -> None:
     batch = SimpleNamespace(all_rows=[SimpleNamespace(reward=0.5, length=9000), SimpleNamespace(reward=0.0, length=5)])
 
     assert (found["sign_of_reward"](batch), found["without_the_longest"](batch)) == ([1.0, -1.0], [0])
+
+
+def test_a_hook_that_makes_train_data() -> None:
+    convert = functions_of("docs/hooks.md: def without_long_prompts")["without_long_prompts"]
+    check_hook("hooks.convert", "page", convert)
+    short, long = (SlimeSample(tokens=[1] * n, response_length=2, loss_mask=[1, 1], reward=0.5) for n in (4, 9000))
+    data = convert(None, [short, long])
+    assert (data["loss_masks"], data["rewards"]) == ([[1, 1], [0, 0]], [0.5, 0.5])
 
 
 def test_a_hook_that_is_told_of_every_sample(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,172 @@
+"""``hooks.convert``: a function of the user's says what a batch becomes for a slime-shaped trainer, key by key.
+
+What it may say is rewards, loss taken off tokens, and keys of its own; what was drawn stays what it is (T6, T8).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.adapters.rows import RowArrays
+from consumers.batch.batch import Batch
+from penstock.config import Config
+from penstock.errors import HookError
+from penstock.hooks.signatures import load_hook
+from penstock.hooks.slime import args_of, sample_class
+from penstock.protocol.records.job import JobFailure
+from penstock.protocol.records.sample import SampleStatus
+from penstock.system.user_code import staying_alive
+from penstock.words import said, shown
+
+#: Keys that a function may give as slime's default does, and that must be what they are.
+_SAME = ("tokens", "response_lengths", "rollout_log_probs", "sample_indices", "rollout_ids")
+#: Keys that become others: one finite number a sample.
+_NUMBERS = ("rewards", "raw_reward", "truncated")
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What the function said; what it left out is as without it."""
+
+    #: ``rewards``, ``raw_reward``, ``truncated`` -> [N] of the whole batch.
+    numbers: Mapping[str, list[float]] = field(default_factory=dict)
+    #: The samples, loss taken off.
+    rows: Sequence[RowArrays] = ()
+    #: Further keys: name -> sample id -> value.
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class Converter:
+    """The hook of one process.
+
+    Raises:
+        ConfigError: it cannot be imported, or cannot be called as it is.
+    """
+
+    def __init__(self, config: Config, path: str) -> None:
+        self._hook = load_hook("convert", path)
+        self._args = args_of(config)
+
+    def __call__(self, batch: Batch, rows: Sequence[RowArrays], first_index: int) -> Converted:
+        """Ask it of a whole batch, whose ``rows`` are in the order of ``batch.all_rows``. Blocks while it runs.
+
+        Args:
+            first_index: number of the first sample.
+
+        Raises:
+            HookError: it raised, or gave what it may not.
+        """
+        samples = [_sample(row, first_index) for row in rows]
+        data = self._ask(batch, samples)
+        for key in data.keys() & set(_SAME):
+            self._check_same(key, data[key], rows, samples)
+        masks = data.get("loss_masks")
+        known = {*_SAME, *_NUMBERS, "loss_masks"}
+        return Converted(
+            {key: self._numbers(key, data[key]) for key in _NUMBERS if key in data},
+            rows if masks is None else [self._masked(row, mask) for row, mask in zip(rows, masks, strict=True)],
+            {
+                key: {row.row.sample: value for row, value in zip(rows, values, strict=True) if value is not None}
+                for key, values in data.items()
+                if key not in known
+            },
+        )
+
+    def _ask(self, batch: Batch, samples: list[Any]) -> dict[str, list[Any]]:
+        hook = self._hook
+        try:
+            with staying_alive():
+                data = hook.function(self._args, samples) if hook.form.is_slime else hook.function(batch)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:
+            raise HookError(JobFailure.HOOK_RAISED, f"{hook.name} raised {said(exc)}.") from exc
+        if not isinstance(data, Mapping):
+            raise self._wrong(f"gave {shown(data)}, not a map of keys to a list with an entry for each sample.")
+        found = {}
+        for key, values in data.items():
+            try:
+                found[str(key)] = list(values)
+            except TypeError as exc:
+                raise self._wrong(f"gave {shown(values)} for {key}, which is no list.") from exc
+            if len(found[str(key)]) != len(samples):
+                raise self._wrong(f"gave {len(found[str(key)])} entries for {key} of {len(samples)} samples.")
+        return found
+
+    def _check_same(self, key: str, values: Sequence[Any], rows: Sequence[RowArrays], samples: Sequence[Any]) -> None:
+        """What the function says of what was drawn, or of numbers of penstock's, is what it was told."""
+        attribute = {"response_lengths": "response_length", "sample_indices": "index", "rollout_ids": "rollout_id"}
+        for row, sample, value in zip(rows, samples, values, strict=True):
+            wanted: Any = {
+                "tokens": row.tokens,
+                "rollout_log_probs": row.response("logprobs"),
+            }.get(key, getattr(sample, attribute.get(key, ""), None))
+            if not row.lost and not np.array_equal(_array(value, wanted), wanted):
+                raise HookError(
+                    JobFailure.HOOK_UNPROVEN,
+                    f"{self._hook.name} changed {key} of sample {row.row.sample}: it may change rewards and take loss "
+                    "off tokens, and add keys.",
+                )
+
+    def _masked(self, row: RowArrays, value: Any) -> RowArrays:
+        at = row.row.prompt_length
+        before = row.loss_mask[at:]
+        if row.lost:
+            return row
+        mask = _array(value, before)
+        if mask.shape != before.shape or not np.isin(mask, (0, 1)).all():
+            raise HookError(
+                JobFailure.HOOK_UNPROVEN,
+                f"{self._hook.name} made a loss mask of sample {row.row.sample} that has no 0 or 1 for each of the "
+                f"{len(before)} tokens of its response.",
+            )
+        mask = mask.astype(np.bool_)
+        if (mask & ~before).any():
+            raise HookError(
+                JobFailure.HOOK_UNPROVEN,
+                f"{self._hook.name} put loss on tokens of sample {row.row.sample} that had none.",
+            )
+        return replace(row, loss_mask=np.concatenate([row.loss_mask[:at], mask]))
+
+    def _numbers(self, key: str, values: Sequence[Any]) -> list[float]:
+        try:
+            found = [float(value) for value in values]
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise self._wrong(f"gave {key} that are no numbers: {said(exc)}") from exc
+        if not np.isfinite(found).all():
+            raise self._wrong(f"gave {key} of which one is not finite.")
+        return found
+
+    def _wrong(self, what: str) -> HookError:
+        return HookError(JobFailure.HOOK_RAISED, f"{self._hook.name} {what}")
+
+
+def _array(value: Any, like: Any) -> NDArray[Any]:
+    """As numpy has it; what cannot be one is empty."""
+    try:
+        return np.asarray(value, np.asarray(like).dtype if np.asarray(like).dtype.kind == "f" else None)
+    except (TypeError, ValueError, OverflowError):
+        return np.zeros(0)
+
+
+def _sample(row: RowArrays, first_index: int) -> Any:
+    """A sample as slime has it, without texts; of one whose payload is lost there are no tokens."""
+    of, number = row.row, first_index + row.index
+    made = sample_class()(
+        index=number,
+        rollout_id=number,
+        tokens=row.tokens.tolist(),
+        response_length=0 if row.lost else of.length - of.prompt_length,
+        reward=of.reward,
+        loss_mask=[int(one) for one in row.response("loss_mask").tolist()],
+        rollout_log_probs=row.response("logprobs").tolist(),
+        remove_sample=row.lost,
+        metadata={"job": of.job, "k": of.k, "source_name": of.job.rsplit("/", 2)[0]},
+        weight_versions=[str(version) for version in sorted({of.oldest, of.newest}) if version >= 0],
+    )
+    made.group_index = int(of.job.rsplit("/", 1)[1])
+    made.status = made.Status("truncated" if of.status == SampleStatus.TRUNCATED else "completed")
+    return made

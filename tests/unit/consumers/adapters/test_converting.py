@@ -1,0 +1,165 @@
+"""``hooks.convert``: rewards, loss taken off and keys of its own reach a slime-shaped trainer; what was drawn stays."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from consumers.adapters.converting import Converter
+from consumers.adapters.slime import train_shares
+from consumers.grpo.hooks import TrainingHooks
+from penstock.config import Config
+from penstock.errors import ConfigError, HookError
+from penstock.protocol.records.sample import Sample
+from tests.adapters.slime_contract import check_share
+from tests.batch_factory import make_batch, make_samples, tiny_model
+from tests.unit.consumers.adapters.test_slime import with_sides
+
+HERE = "tests.unit.consumers.adapters.test_converting"
+
+
+def as_slime_has_it(args: Any, samples: list[Any]) -> dict[str, list[Any]]:
+    """The keys that slime's own has, with other rewards, a shorter loss mask, and one key more."""
+    return {
+        "tokens": [sample.tokens for sample in samples],
+        "response_lengths": [sample.response_length for sample in samples],
+        "rewards": [args.scale * sample.index for sample in samples],
+        "raw_reward": [float(sample.index) for sample in samples],
+        "truncated": [int(sample.index == 3) for sample in samples],
+        "sample_indices": [sample.index for sample in samples],
+        "rollout_ids": [sample.rollout_id for sample in samples],
+        "loss_masks": [[0, *sample.loss_mask[1:]] for sample in samples],
+        "rollout_log_probs": [sample.rollout_log_probs for sample in samples],
+        "bonus": [0.5 * sample.group_index for sample in samples],
+    }
+
+
+def by_length(batch: Any) -> Mapping[str, Any]:
+    return {"rewards": np.array([row.length for row in batch.all_rows])}
+
+
+def draws_by_itself(args: Any, samples: list[Any]) -> dict[str, Any]:
+    return {"tokens": [[*sample.tokens[:-1], 3] for sample in samples]}
+
+
+def makes_likelier(args: Any, samples: list[Any]) -> dict[str, Any]:
+    return {"rollout_log_probs": [[0.0] * sample.response_length for sample in samples]}
+
+
+def adds_loss(args: Any, samples: list[Any]) -> dict[str, Any]:
+    samples[4].loss_mask = [1] * samples[4].response_length
+    return {"loss_masks": [sample.loss_mask for sample in samples]}
+
+
+def halves(args: Any, samples: list[Any]) -> dict[str, Any]:
+    return {"loss_masks": [sample.loss_mask[:1] for sample in samples]}
+
+
+def leaves_some_out(args: Any, samples: list[Any]) -> dict[str, Any]:
+    return {"rewards": [1.0]}
+
+
+def knows_nothing(batch: Any) -> dict[str, Any]:
+    return {"rewards": [float("nan")] * len(batch.all_rows)}
+
+
+def takes_a_key(batch: Any) -> dict[str, Any]:
+    return {"partition": [0] * len(batch.all_rows)}
+
+
+def says_a_word(batch: Any) -> str:
+    return "done"
+
+
+def exits(batch: Any) -> Any:
+    raise SystemExit(3)
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    made = make_samples({4: tiny_model(1), 5: tiny_model(2)}, groups=3, n=4)[:-1]
+    made[4].loss_mask[-1] = 0
+    return made
+
+
+def config(name: str, **args: Any) -> Config:
+    hooks = {"convert": f"{HERE}:{name}", "args": args}
+    values = {"run": "r", "model": {"path": "m"}, "hooks": hooks}
+    return Config.model_validate(values | {"data": {"train": [{"name": "d", "path": "d.jsonl"}]}})
+
+
+def shares(samples: list[Sample], name: str, dp_size: int = 2, **args: Any) -> list[dict[str, Any]]:
+    made = config(name, **args)
+    convert = Converter(made, f"{HERE}:{name}")
+    found = train_shares(make_batch(samples), dp_size, convert=convert, first_index=7)
+    for one in found:
+        check_share(one, len(samples))
+    return found
+
+
+def test_rewards_masks_and_keys_of_ones_own_reach_the_trainer(samples: list[Sample]) -> None:
+    plain = train_shares(make_batch(samples), 2, first_index=7)
+    for before, data in zip(plain, shares(samples, "as_slime_has_it", scale=2.0), strict=True):
+        places = data["partition"]
+        assert data["rewards"] == [2.0 * (7 + place) for place in places]
+        assert data["raw_reward"] == [7.0 + place for place in range(len(samples))]
+        assert data["truncated"] == [int(7 + place == 3) for place in places]
+        assert data["bonus"] == [0.5 * (place // 4) for place in places]
+        for key in ("tokens", "rollout_log_probs", "sample_indices"):
+            assert all(
+                (a == b).all() if hasattr(a, "all") else a == b for a, b in zip(data[key], before[key], strict=True)
+            )
+        for mask, whole in zip(data["loss_masks"], before["loss_masks"], strict=True):
+            assert mask[0] == 0
+            assert (mask[1:] == whole[1:]).all()
+
+
+def test_a_function_of_a_batch_says_what_it_wants_to(samples: list[Sample]) -> None:
+    plain, found = train_shares(make_batch(samples), 2, first_index=7), shares(samples, "by_length")
+    assert [data["rewards"] for data in found] == [[len(one) for one in data["tokens"]] for data in plain]
+    assert found[0].keys() == plain[0].keys()
+
+
+def test_a_lost_sample_is_there_without_tokens_and_stays_a_filler(samples: list[Sample]) -> None:
+    convert = Converter(config("as_slime_has_it", scale=1.0), f"{HERE}:as_slime_has_it")
+    batch = with_sides(samples, {}, 5)
+
+    def leaving(args: Any, given: list[Any]) -> Any:
+        assert (given[5].tokens, given[5].remove_sample) == ([], True)
+        return {"rewards": [0.5] * len(given), "loss_masks": [sample.loss_mask for sample in given]}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convert, "_hook", type(convert._hook)("h", leaving, convert._hook.form))
+        [data] = train_shares(batch, 1, convert=convert)
+    assert not data["loss_masks"][data["partition"].index(5)].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "says"),
+    [
+        ("draws_by_itself", "hook_unproven", "changed tokens of sample toy/0/0/0"),
+        ("makes_likelier", "hook_unproven", "changed rollout_log_probs of sample toy/0/0/0"),
+        ("adds_loss", "hook_unproven", "put loss on tokens of sample toy/0/1/0 that had none"),
+        ("halves", "hook_unproven", "no 0 or 1 for each"),
+        ("leaves_some_out", "hook_raised", "gave 1 entries for rewards of 11 samples"),
+        ("knows_nothing", "hook_raised", "gave rewards of which one is not finite"),
+        ("says_a_word", "hook_raised", "gave 'done', not a map"),
+        ("exits", "hook_raised", "raised SystemExit: 3"),
+    ],
+)
+def test_T6_T8_what_it_may_not_say_is_refused_by_name(samples: list[Sample], name: str, reason: str, says: str) -> None:
+    with pytest.raises(HookError, match=says) as raised:
+        shares(samples, name)
+    assert raised.value.outcome == reason
+    assert f"hooks.convert {HERE}:{name}" in str(raised.value)
+
+
+def test_a_key_of_penstocks_own_cannot_be_replaced(samples: list[Sample]) -> None:
+    with pytest.raises(ConfigError, match="partition"):
+        shares(samples, "takes_a_key")
+
+
+def test_the_reference_trainer_refuses_it() -> None:
+    with pytest.raises(ConfigError, match=r"hooks\.convert .* the reference trainer takes none"):
+        TrainingHooks(config("by_length"))
