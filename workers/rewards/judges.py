@@ -20,11 +20,13 @@ from penstock.config.sampling import check_sampling
 from penstock.errors import ConfigError, JudgeError
 from penstock.protocol.records.job import JobFailure
 from penstock.words import shown, writable
-from workers.rewards.service import Service, ServiceFailed
+from workers.rewards.service import PathMissing, Service, ServiceFailed
 
 PARAMETER = "judges"
 #: Most numbers of one classification.
 MAX_CLASSES = 65_536
+#: What SGLang calls the model of a server where nobody names one.
+MODEL = "default"
 #: Of what a judge says, where nobody says otherwise: its likeliest answer, of this many tokens.
 SAMPLING: Mapping[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
 
@@ -39,9 +41,13 @@ class Judge:
         self.name = config.name
         self._url = config.url
         self._service = Service(config, f"reward.judges.{config.name}")
+        #: It has no /classify, as a router, and answered at /v1/embeddings.
+        self._is_routed = False
 
     async def classify(self, prompt: Prompt) -> list[float]:
-        """[C] what a reward model or a classifier gives for a text (SGLang's /classify); a reward model gives one.
+        """[C] what a reward model or a classifier gives for a text; a reward model gives one, before any softmax.
+
+        SGLang's /classify is asked, and where there is none, as at a router, /v1/embeddings, which gives the same.
 
         Waits for tries and pauses, within its limits.
 
@@ -49,7 +55,7 @@ class Judge:
             JudgeError: it gave none; ``outcome`` is reward_timeout, reward_raised, reward_too_large or
                 reward_not_a_number.
         """
-        answer = await self._ask("/classify", _asked(prompt))
+        answer = await self._classified(prompt)
         if isinstance(answer, list) and len(answer) == 1:
             answer = answer[0]
         found = answer.get("embedding") if isinstance(answer, dict) else None
@@ -80,14 +86,29 @@ class Judge:
         """Let go of the connections."""
         await self._service.close()
 
-    async def _ask(self, path: str, question: dict[str, Any]) -> Any:
+    async def _classified(self, prompt: Prompt) -> Any:
+        asked = _asked(prompt)
+        if not self._is_routed:
+            try:
+                return await self._ask("/classify", asked, may_miss=True)
+            except PathMissing:
+                pass
+        # Not /v1/classify, whose answer is a softmax: 1 for whatever a reward model of one number says.
+        [given] = asked.values()
+        answer = await self._ask("/v1/embeddings", {"model": MODEL, "input": given, "encoding_format": "float"})
+        self._is_routed = True
+        return answer.get("data") if isinstance(answer, dict) else answer
+
+    async def _ask(self, path: str, question: dict[str, Any], *, may_miss: bool = False) -> Any:
         if self._url is None:
             raise ConfigError(
                 f"Judge {self.name} has no address here: workers that the fleet starts know those of its models; set "
                 "its url in reward.judges for others."
             )
         try:
-            return await self._service.ask(self._url + path, question)
+            return await self._service.ask(self._url + path, question, may_miss=may_miss)
+        except PathMissing:
+            raise
         except ServiceFailed as exc:
             raise self._failed(exc.outcome, str(exc)) from exc
 

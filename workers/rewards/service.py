@@ -45,6 +45,10 @@ class ServiceFailed(Exception):
         self.outcome = outcome
 
 
+class PathMissing(ServiceFailed):
+    """The service answers, and has nothing at this path."""
+
+
 class _Failed(Exception):
     """One try came to nothing."""
 
@@ -62,10 +66,14 @@ class Service:
         self._free = asyncio.Semaphore(limits.concurrency)
         self._session: aiohttp.ClientSession | None = None
 
-    async def ask(self, url: str, question: Any) -> Any:
+    async def ask(self, url: str, question: Any, *, may_miss: bool = False) -> Any:
         """What the service answers to a POST. Waits for ``max_attempts`` tries and the pauses between them.
 
+        Args:
+            may_miss: status 404 is no failed try, but PathMissing at once.
+
         Raises:
+            PathMissing: see ``may_miss``.
             ServiceFailed: reward_too_large (the question, or the answer), reward_timeout (the last try took too long),
                 reward_raised (the last try failed, the service redirects, or the question is no JSON).
         """
@@ -76,7 +84,7 @@ class Service:
         for attempt in range(limits.max_attempts):
             try:
                 async with self._free:
-                    return await self._post(url, body)
+                    return await self._post(url, body, may_miss=may_miss)
             except (_Failed, aiohttp.ClientError, TimeoutError, OSError) as exc:
                 last: Exception = exc
             if attempt + 1 < limits.max_attempts:
@@ -92,7 +100,7 @@ class Service:
             await self._session.close()
             self._session = None
 
-    async def _post(self, url: str, body: bytes) -> Any:
+    async def _post(self, url: str, body: bytes, *, may_miss: bool) -> Any:
         async with self._opened().post(url, data=body, headers=_HEADERS, allow_redirects=False) as answer:
             if 300 <= answer.status < 400:
                 raise ServiceFailed(
@@ -100,6 +108,8 @@ class Service:
                     f"{redact(url)} redirects ({answer.status}), which is refused: set {self._key}.url to where it "
                     "leads",
                 )
+            if answer.status == 404 and may_miss:
+                raise PathMissing(JobFailure.REWARD_RAISED, f"{redact(url)} is not there (404)")
             if answer.status != 200:
                 raise _Failed(f"status {answer.status}")
             text = bytearray()

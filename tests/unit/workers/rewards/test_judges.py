@@ -158,6 +158,29 @@ async def test_T11_a_judge_that_is_down_or_hangs_is_a_named_failure(server: Serv
     assert server.heard[-1][1]["input_ids"] == [1, 2]
 
 
+async def test_a_judge_without_classify_is_asked_at_what_a_router_hands_on(server: Server) -> None:
+    missing, vectors = says("", 404), says('{"data": [{"embedding": [-2.5]}]}')
+    server.answers = {"/classify": [missing], "/v1/embeddings": [vectors]}
+    async with Asking(judge(server.url)) as judges:
+        assert await judges["taste"].classify("2+2=4") == [-2.5]
+        assert await judges["taste"].classify([7, 8]) == [-2.5]
+    asked = [("2+2=4", "float"), ([7, 8], "float")]
+    assert server.heard[0] == ("/classify", {"text": "2+2=4"})
+    assert [(path, one["input"], one["encoding_format"]) for path, one in server.heard[1:]] == [
+        ("/v1/embeddings", *one) for one in asked
+    ], "once it has answered there it is asked there at once"
+
+
+async def test_T11_a_judge_that_has_neither_is_a_named_failure_and_is_asked_at_both_again(server: Server) -> None:
+    server.answers = {"/classify": [says("", 404)], "/v1/embeddings": [says("", 404)]}
+    async with Asking(judge(server.url)) as judges:
+        with pytest.raises(JudgeError, match="2 tries failed, the last with status 404") as caught:
+            await judges["taste"].classify("x")
+        assert caught.value.outcome == "reward_raised"
+        server.answers["/classify"] = [says('{"embedding": [1]}')]
+        assert await judges["taste"].classify("x") == [1.0], "an engine that was not ready yet"
+
+
 class Asking:
     """Judges that are closed behind the ``async with``."""
 
