@@ -56,6 +56,11 @@ async def test_T11_answers_are_worth_what_their_programs_do() -> None:
     assert (await scored(rewards, search))[0] == 0.0
     forged = "import os\nos.write(1, b'[true]'); os.write(2, b'ready'); os._exit(0)"
     assert (await scored(rewards, forged, ADD))[0] == 0.0
+    lines = json.dumps(["assert add(1, 2) == 3", "assert add(2, 2) in (4, 5)"])
+    assert await scored(rewards, "def add(a, b): return a + b", lines) == (1.0, {"passed": 2, "tests": 2})
+    equal = "class Equal:\n    def __eq__(self, other): return True\ndef add(a, b): return Equal()"
+    for forged in (equal, "def add(a, b): raise SystemExit(0)", "import os\nos._exit(0)"):
+        assert (await scored(rewards, forged, lines))[1]["failed"]["test"] == 0
     with pytest.raises(RewardError, match="the label '7' is not a map") as caught:
         await rewards.score(sample(RIGHT, "7"))
     assert caught.value.outcome == "reward_raised"

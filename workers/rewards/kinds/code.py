@@ -10,8 +10,9 @@ from typing import Any
 from penstock.config.verifying.jail import CodeConfig
 from workers.rewards.jail.jail import Jail
 from workers.rewards.jail.task import End, Ended, Task
+from workers.rewards.kinds.case import Case
 from workers.rewards.kinds.code_block import code_block
-from workers.rewards.kinds.code_tests import Case, Cases, is_right, read_tests
+from workers.rewards.kinds.code_tests import Cases, is_right, read_tests
 from workers.rewards.kinds.question import Question
 
 #: Why a test failed, beside how a program may end.
@@ -66,7 +67,7 @@ def _failure(test: Case, tests: Cases, program: str, workshop: Workshop, left_s:
     """(why the test does not pass, or ''; the program's last words; seconds)."""
     if left_s <= 0:
         return NO_TIME_LEFT, "", 0.0
-    task = Task(tests.program(program), test.stdin, test.function or None, test.arguments)
+    task = Task(tests.program(program, test), test.stdin, test.function or None, test.arguments)
     ended = workshop.jail.run(task, test_s=left_s)
     if ended.how is not End.DONE:
         return ended.how.value, _last_line(ended), ended.took_s

@@ -5,6 +5,8 @@ Forms of labels, each as a map or list, or as its JSON:
     {"inputs": [...], "outputs": [...]}                          APPS, TACO, LiveCodeBench, verl's prime_code
     {"inputs": [...], "outputs": [...], "fn_name": "add"}        the same for a function
     [{"input": ..., "output": ..., "fn_name": "add"}, ...]       one map a test, ``fn_name`` where it is a function
+    ["assert add(1, 2) == 3", ...], {"test_list": [...]}         MBPP, also with test_imports and test_setup_code
+    {"test": "def check(candidate): ...", "entry_point": "add"}  HumanEval
 
 ``prefix`` and ``suffix`` beside them, or in a ``{"tests": [...]}`` map, are put around the answer's program.
 """
@@ -14,20 +16,12 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from workers.rewards.kinds.case import Case
+from workers.rewards.kinds.code_asserts import assert_cases, has_asserts, setup_of
+
 #: Most tests of a label.
 MAX_TESTS = 1000
-_FORMS = 'a map with "inputs" and "outputs", or a list of maps with "input" and "output"'
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    #: Text on stdin; where a function is called ''.
-    stdin: str = ""
-    #: Name of the function, and what it is called with; '': the program runs by itself.
-    function: str = ""
-    arguments: tuple[Any, ...] = ()
-    #: Text on stdout, or what the function returns; any of them is right.
-    expected: tuple[Any, ...] = ()
+_FORMS = 'a map with "inputs" and "outputs", a list of maps with "input" and "output", or assertions'
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +30,10 @@ class Cases:
     prefix: str = ""
     suffix: str = ""
 
-    def program(self, code: str) -> str:
-        """The answer's code with what stands around it."""
-        return f"{self.prefix}{code}{self.suffix}"
+    def program(self, code: str, test: Case | None = None) -> str:
+        """The answer's code with what stands around it, and what a test adds."""
+        asking = f"\n\n{test.asking}" if test is not None and test.asking else ""
+        return f"{self.prefix}{code}{self.suffix}{asking}"
 
 
 def read_tests(label: str) -> Cases:
@@ -53,6 +48,8 @@ def read_tests(label: str) -> Cases:
     function = _name(about)
     if isinstance(found, dict) and "tests" in found:
         found = found["tests"]
+    if has_asserts(found):
+        return _of_asserts(found, about)
     if isinstance(found, dict):
         pairs = [(one, other, function) for one, other in _pairs(found)]
     elif isinstance(found, list) and all(isinstance(one, dict) and {"input", "output"} <= one.keys() for one in found):
@@ -63,6 +60,15 @@ def read_tests(label: str) -> Cases:
         raise ValueError(f"the label has {len(pairs)} tests; 1 to {MAX_TESTS} are run")
     tests = tuple(_call(*pair) if pair[2] else _run(*pair[:2]) for pair in pairs)
     return Cases(tests, _text(about, "prefix"), _text(about, "suffix"))
+
+
+def _of_asserts(found: Any, about: dict[str, Any]) -> Cases:
+    tests = assert_cases(found)
+    if not 0 < len(tests) <= MAX_TESTS:
+        raise ValueError(f"the label has {len(tests)} tests; 1 to {MAX_TESTS} are run")
+    setup = setup_of(found) if isinstance(found, dict) else ""
+    suffix = _text(about, "suffix") + (f"\n\n{setup}\n" if setup else "")
+    return Cases(tuple(tests), _text(about, "prefix"), suffix)
 
 
 def _pairs(found: dict[str, Any]) -> list[tuple[Any, Any]]:

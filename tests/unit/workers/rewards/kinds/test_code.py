@@ -7,9 +7,10 @@ import pytest
 
 from penstock.config import RewardConfig
 from workers.rewards.jail.task import End, Ended, Task
+from workers.rewards.kinds.case import Case
 from workers.rewards.kinds.code import Workshop
 from workers.rewards.kinds.code_block import code_block
-from workers.rewards.kinds.code_tests import MAX_TESTS, Case, is_right, read_tests
+from workers.rewards.kinds.code_tests import MAX_TESTS, is_right, read_tests
 from workers.rewards.kinds.question import Question
 from workers.rewards.kinds.registry import kind_of
 
@@ -58,6 +59,74 @@ def test_labels_of_the_forms_that_datasets_have() -> None:
 def test_what_stands_around_an_answers_program() -> None:
     label = {"inputs": [[1]], "outputs": [2], "fn_name": "f", "prefix": "f = lambda x: ", "suffix": "\n"}
     assert read_tests(json.dumps(label)).program("x + 1") == "f = lambda x: x + 1\n"
+
+
+def asked(label: Any, answer: str) -> list[tuple[Any, tuple[Any, ...]]]:
+    """What each test asks of an answer's program, run here, and what is right."""
+    found = read_tests(json.dumps(label))
+    given = []
+    for test in found.tests:
+        there: dict[str, Any] = {}
+        exec(found.program(answer, test), there)
+        given.append((there[test.function](), test.expected))
+    return given
+
+
+ADD = "def add(a, b):\n    return a + b"
+
+
+def test_assertions_of_mbpp_ask_the_program_and_keep_what_is_right_outside() -> None:
+    lines = ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'\nassert add([1], [2]) == [1, 2]"]
+    for label in (lines, {"test_list": lines, "text": "Add."}, {"tests": lines}):
+        assert asked(label, ADD) == [(3, (3,)), ("ab", ("ab",)), ([1, 2], ([1, 2],))]
+    found = read_tests(json.dumps(lines))
+    assert not any("== 3" in one.asking or "'ab'" in one.asking for one in found.tests)
+    setup = {"test_list": ["assert add(half, 1) == 1.5"], "test_setup_code": "half = sqrt(0.25)",
+             "test_imports": ["from math import sqrt"]}  # fmt: skip
+    assert asked(setup, ADD) == [(1.5, (1.5,))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["assert add(1, 1)", "assert not add(1, -1)", "assert add(1, 2) in (3, 4)", "assert set(add([1], [2])) == {1, 2}",
+     "assert 3 == add(1, 2)", "assert 2 < add(1, 2) < 4", "assert abs(add(0.1, 0.2) - 0.3) < 1e-9, 'near'",
+     "total = add(1, 2)\nassert total == 3"],
+)  # fmt: skip
+def test_what_is_asserted_otherwise_is_asked_as_a_whole(line: str) -> None:
+    assert asked([line], ADD) == [(True, (True,))]
+
+
+@pytest.mark.parametrize(("wanted", "gave"), [("True", b"1"), ("1", b"true"), ("0", b"false"), ("(1, 2)", b"[1, 2]")])
+def test_python_calls_these_the_same(wanted: str, gave: bytes) -> None:
+    [test] = read_tests(json.dumps([f"assert add(1, 2) == {wanted}"])).tests
+    assert is_right(test, gave, 0)
+
+
+def test_checks_of_humaneval_are_asked_one_by_one_where_they_are_assertions_alone() -> None:
+    check = (
+        "METADATA = {'author': 'x'}\n\n\ndef check(candidate):\n"
+        "    assert candidate(1, 2) == 3, 'sum'\n    assert candidate(1, -1) == 0\n"
+    )
+    assert asked({"test": check, "entry_point": "add"}, ADD) == [(3, (3,)), (0, (0, False))]
+    loop = "def check(candidate):\n    for n in range(9):\n        assert candidate(n, n) == 2 * n\n"
+    assert asked({"test": loop, "entry_point": "add", "prompt": "def add(a, b):\n"}, ADD) == [(True, (True,))]
+    with pytest.raises(AssertionError):
+        asked({"test": loop, "entry_point": "add"}, "def add(a, b):\n    return a")
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        ["assert add(1, 2) =="], ["assert True"], [""], {"test_list": "assert add(1, 2) == 3"}, {"test_list": [1]},
+        {"test_list": []}, {"test": "def check(candidate): pass", "entry_point": "a b"},
+        {"test": "assert add(1, 2) == 3", "entry_point": "add"}, {"test_list": ["assert f()"], "test_imports": "re"},
+        {"test_list": ["assert f()"], "test_setup_code": 3}, ["assert f() == " + "-" * 100_000 + "1"],
+    ],
+    ids=lambda label: str(label)[:30],
+)  # fmt: skip
+def test_T11_a_label_without_assertions_is_no_answers_fault(label: Any) -> None:
+    with pytest.raises(ValueError, match=r"label|test"):
+        read_tests(json.dumps(label))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""Assertions as tests of a program: those of MBPP, and of HumanEval's ``check(candidate)``.
+
+    assert add(1, 2) == 3      what stands left is asked of the program, and what it gave is compared outside
+    assert is_even(2)          whatever is asserted otherwise is asked as a whole: is it true?
+
+The second kind rests on what the program's own values say of themselves when they are compared.
+"""
+
+import ast
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from workers.rewards.kinds.case import Case
+
+#: Name of the function that a test adds to the answer's program.
+ASKED = "asked_by_the_test"
+#: What HumanEval calls the function that is tested.
+_CANDIDATE = "candidate"
+
+
+def has_asserts(found: Any) -> bool:
+    """Whether a label, read from JSON, is of this form."""
+    if isinstance(found, Mapping):
+        return "test_list" in found or {"test", "entry_point"} <= found.keys()
+    return isinstance(found, list) and bool(found) and all(isinstance(one, str) for one in found)
+
+
+def assert_cases(found: Any) -> list[Case]:
+    """The tests of such a label. Raises ValueError where they are no Python, or name no function."""
+    if isinstance(found, Mapping) and "test_list" not in found:
+        return _of_check(_text(found["test"], "test"), _text(found["entry_point"], "entry_point"))
+    texts = found["test_list"] if isinstance(found, Mapping) else found
+    if not isinstance(texts, list):
+        raise ValueError('"test_list" of the label is no list of assertions')
+    return [case for text in texts for case in _of_lines(_text(text, "test_list"))]
+
+
+def setup_of(found: Mapping[str, Any]) -> str:
+    """What stands between the answer's program and each test: MBPP's imports and set-up."""
+    imports = found.get("test_imports") or []
+    if not isinstance(imports, list):
+        raise ValueError('"test_imports" of the label is no list')
+    lines = [_text(one, "test_imports") for one in imports]
+    lines.append(_text(found.get("test_setup_code") or "", "test_setup_code"))
+    return "\n".join(line for line in lines if line)
+
+
+def _of_lines(text: str) -> Iterator[Case]:
+    body = _parsed(text).body
+    if body and all(isinstance(one, ast.Assert) for one in body):
+        yield from (_of_assert(one.test) for one in body if isinstance(one, ast.Assert))
+    elif body:
+        yield _whole(body)
+
+
+def _of_check(text: str, function: str) -> list[Case]:
+    """Assertions of ``check`` one by one where it has nothing else; else all of it at once."""
+    if not function.isidentifier():
+        raise ValueError('"entry_point" of the label is no name of a function')
+    tree = _parsed(text)
+    checks = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "check"]
+    if not checks:
+        raise ValueError('"test" of the label has no function check(candidate)')
+    rest = [one for one in tree.body if one is not checks[-1]]
+    body = [one for one in checks[-1].body if not _says_nothing(one)]
+    if body and all(isinstance(one, ast.Assert) for one in body) and all(map(_says_nothing, rest)):
+        named = ast.parse(f"{_CANDIDATE} = {function}").body
+        return [_of_assert(one.test, named) for one in body if isinstance(one, ast.Assert)]
+    return [_whole([*tree.body, *ast.parse(f"check({function})").body])]
+
+
+def _says_nothing(one: ast.stmt) -> bool:
+    """A docstring, ``pass``, or HumanEval's METADATA."""
+    if isinstance(one, ast.Assign):
+        return all(isinstance(target, ast.Name) and target.id == "METADATA" for target in one.targets)
+    return isinstance(one, ast.Pass) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+
+
+def _of_assert(test: ast.expr, before: Sequence[ast.stmt] = ()) -> Case:
+    if isinstance(test, ast.Constant):
+        raise ValueError(f"the test assert {ast.unparse(test)} asks nothing of a program")
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        for expected in _values(test.comparators[0]):
+            return Case(function=ASKED, asking=_asking(before, test.left), expected=expected)
+    truth = ast.Call(ast.Name("bool", ast.Load()), [test], [])
+    return Case(function=ASKED, asking=_asking(before, truth), expected=(True,))
+
+
+def _whole(body: Sequence[ast.stmt]) -> Case:
+    """Statements that must run to their end."""
+    return Case(function=ASKED, asking=_asking(body, ast.Constant(True)), expected=(True,))
+
+
+def _asking(before: Sequence[ast.stmt], value: ast.expr) -> str:
+    """Source of a function without arguments that gives ``value``."""
+    lines = "\n".join(ast.unparse(one) for one in (*before, ast.Return(value)))
+    return f"def {ASKED}():\n" + "\n".join(f"    {line}" for line in lines.split("\n")) + "\n"
+
+
+def _values(right: ast.expr) -> Iterator[tuple[Any, ...]]:
+    """What is right, where it is a value that JSON has; Python's True is 1, and its False 0."""
+    try:
+        value = json.loads(json.dumps(ast.literal_eval(right), allow_nan=False))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return
+    yield (value, int(value)) if isinstance(value, bool) else (value, bool(value)) if value in (0, 1) else (value,)
+
+
+def _parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as exc:
+        raise ValueError(f"the test {text[:80]!r} is no Python: {exc}") from None
+
+
+def _text(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f'"{key}" of the label is no text')
+    return value
