@@ -1,7 +1,8 @@
 """Batches as the buffer would cut them, drawn by a tiny model, for tests of what trainers do with them."""
 
 import random
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from consumers.batch import advantages
 from consumers.batch.batch import Batch
 from penstock import payloads
+from penstock.payloads import sides
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.records.sample import Sample
@@ -154,6 +156,7 @@ def make_batch(
     row_changes: dict[int, Any] | None = None,
     store: Any = None,
     advantage: advantages.Kind = "grpo",
+    read_sides: Any = None,
     **changes: Any,
 ) -> Batch:
     """One rank's share of a batch of ``samples``; ``row_changes`` falsifies rows by index."""
@@ -172,7 +175,25 @@ def make_batch(
         dp_size=dp_size,
         store=store,
         advantage=advantage,
+        read_sides=read_sides,
     )
+
+
+def with_beside(samples: Sequence[Sample], name: str, values: Mapping[str, Any], **changes: Any) -> Batch:
+    """A batch whose samples have a side array (sample id -> array) in a key of its own."""
+    packed = {sample: sides.pack(name, array, sample) for sample, array in values.items()}
+    named = {
+        i: {"sides": [[name, len(data), zlib.crc32(data)]]}
+        for i, one in enumerate(samples)
+        if (data := packed.get(one.id)) is not None
+    }
+    changed = changes.pop("row_changes", {})
+
+    def read(rows: Sequence[Row], wanted: str) -> dict[str, bytes | None]:
+        return {row.sample: packed[row.sample] for row in rows if wanted == name and row.sample in packed}
+
+    merged = {i: named.get(i, {}) | changed.get(i, {}) for i in range(len(samples))}
+    return make_batch(samples, row_changes=merged, read_sides=read, **changes)
 
 
 def logprobs_of(model: torch.nn.Module, tokens: Sequence[int], temperature: float) -> Tensor:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.batch.batch import Batch
+from penstock.names import TEACHER_LOGPROBS
 from penstock.protocol.records.manifest import Row
 
 
@@ -22,6 +23,8 @@ class RowArrays:
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     lost: bool
+    #: Of a teacher (``rollout.teacher``); None where no sample of the batch has them.
+    teacher_logprobs: NDArray[np.float32] | None = None
 
     @property
     def prompt(self) -> NDArray[np.int64]:
@@ -38,7 +41,9 @@ def rows_of(batch: Batch) -> list[RowArrays]:
     """This rank's samples in the order of ``batch.rows``. Decodes the batch. Raises PayloadError."""
     if not batch.rows:
         return []
-    names = ("tokens", "loss_mask", "generated", "logprobs", "versions")
+    names = ["tokens", "loss_mask", "generated", "logprobs", "versions"]
+    if batch.has_side(TEACHER_LOGPROBS):
+        names.append(TEACHER_LOGPROBS)
     arrays = batch.arrays(names)
     lost = set(batch.lost)
     found = []

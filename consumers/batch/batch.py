@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from consumers.batch import advantages, behaviour, column_values, columns, layout
 from consumers.batch.loss_tokens import LossTokens
 from consumers.batch.opened import OpenedPayloads, Payloads, ReadSides
-from consumers.batch.token_arrays import TokenArrays, wanted_keys
+from consumers.batch.token_arrays import SIDE_KEYS, TokenArrays, wanted_keys
 from penstock.errors import ProtocolError
 from penstock.protocol import partition
 from penstock.protocol.records.manifest import Manifest, Row
@@ -232,7 +232,7 @@ class Batch:
             yield layout.tensors(self._arrays.padded(members, wanted) | {"counts": self.counts}, device)
 
     def _wanted(self, keys: Collection[str] | None) -> Collection[str]:
-        wanted = wanted_keys(keys)
+        wanted = wanted_keys(keys, [name for name in SIDE_KEYS if self.has_side(name)])
         if self.trained and "logprobs" in wanted:
             # By the rows of all ranks, so that all of them stop, and none waits for another in a collective.
             behaviour.check_comparable(self.all_rows, self._what)
@@ -372,6 +372,10 @@ class Batch:
         )
         other.trained = self.trained
         return other
+
+    def has_side(self, name: str) -> bool:
+        """Whether any sample of the batch, on any rank, has a side array ``name`` that can be read here."""
+        return self._read_sides is not None and any(side[0] == name for row in self.all_rows for side in row.sides)
 
     def side(self, name: str) -> list[NDArray[Any] | None]:
         """Side array ``name`` of each of this rank's samples, None where one has none. Decodes the batch.

@@ -1,6 +1,6 @@
 """A manifest made the batch of one rank: its rows, their payloads from the servers, a place for its columns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -9,12 +9,13 @@ from consumers.batch.batch import Batch, rank_rows
 from consumers.batch.column_files import RecordedColumns
 from consumers.batch.columns import RedisColumns, Store
 from consumers.batch.fetch import Bytes, PayloadReader
+from consumers.batch.token_arrays import SIDE_KEYS
 from consumers.subscription.agreement import Circle, meet
 from consumers.subscription.manifests import Delivery
 from consumers.subscription.seat import Seat
 from consumers.subscription.subscriber import Subscriber
 from penstock.config import Config
-from penstock.protocol.records.manifest import Row
+from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.waits import Waiting
 from penstock.system.disk import until_room
 
@@ -107,12 +108,21 @@ class BatchReader:
         template = self._config.debug.save_batches
         if template is None or seat.replica or not seat.drives:
             return store
-        rank, size = seat.dp_rank, seat.dp_size
+        rank, size, whole = seat.dp_rank, seat.dp_size, payloads | self._read_sides(manifest, payloads)
         file = until_room(
-            lambda: recording.save(template, manifest, delivery.digest, payloads, rank=rank, size=size),
+            lambda: recording.save(template, manifest, delivery.digest, whole, rank=rank, size=size),
             tell=self._subscriber.waiting.for_,
         )
         return RecordedColumns(store, file)
+
+    def _read_sides(self, manifest: Manifest, payloads: Mapping[str, Bytes | None]) -> dict[str, Bytes | None]:
+        """Side arrays that are token keys, of the rows whose payloads are there, as a recording names them."""
+        rows = [row for row in manifest.samples() if payloads.get(row.sample) is not None]
+        return {
+            recording.side_key(sample, name): data
+            for name in SIDE_KEYS
+            for sample, data in self._payloads.read_sides(self._subscriber.keys, rows, name).items()
+        }
 
     def _read_payloads(self, n: int, rows: list[Row]) -> dict[str, Bytes | None]:
         subscriber, seat = self._subscriber, self._seat

@@ -3,7 +3,8 @@
     offset 0    magic ``PSB1``
     offset 4    H: uint32, little endian; CRC-32 of the header: uint32
     offset 12   msgpack map {rank, size, digest, manifest, payloads: [[sample, offset, bytes], ...]}
-    then        payloads end to end, from a multiple of 8; their offsets count from there
+    then        payloads end to end, from a multiple of 8; their offsets count from there; side arrays that are token
+                keys lie among them, under SAMPLE#NAME
 
 One file per batch and rank: the path is a template with ``{rollout_id}`` (the number of the batch) and, where there are
 several ranks, ``{rank}``. Nothing is unpickled; bounds are checked, and each payload against its checksum when it is
@@ -84,6 +85,11 @@ def save(
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+def side_key(sample: str, name: str) -> str:
+    """Under what a side array lies among the payloads; no sample has such an id."""
+    return f"{sample}#{name}"
 
 
 def path_of(template: str, n: int, rank: int = 0, size: int = 1) -> Path:

@@ -4,7 +4,8 @@ The interface is that of ``Trainer``, so that a training loop need not know. Not
 counted, not written; the end of the recording ends the iteration.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from consumers.batch import recording
@@ -12,6 +13,7 @@ from consumers.batch.batch import Batch
 from consumers.batch.columns import LocalColumns
 from penstock.config import Config
 from penstock.errors import ConfigError, PenstockError, ProtocolError
+from penstock.protocol.records.manifest import Row
 
 
 class RecordingOver(PenstockError):
@@ -76,6 +78,7 @@ class Replay:
             advantage=trainer.advantage if trainer else "grpo",
             max_staleness=trainer.max_token_staleness if trainer else None,
             store=LocalColumns(found.columns),
+            read_sides=partial(_sides, found.payloads),
         )
 
     def next_nowait(self) -> Batch | None:
@@ -133,3 +136,10 @@ class Replay:
 
     def report(self, **figures: float | int | str) -> None:
         """Nobody looks."""
+
+
+def _sides(payloads: Mapping[str, recording.Bytes | None], rows: Sequence[Row], name: str) -> dict[str, bytes | None]:
+    """Bytes of a recorded side array by sample id; rows without it are left out."""
+    named = [row for row in rows if any(side[0] == name for side in row.sides)]
+    found = {row.sample: payloads.get(recording.side_key(row.sample, name)) for row in named}
+    return {sample: None if data is None else bytes(data) for sample, data in found.items()}

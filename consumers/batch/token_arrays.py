@@ -16,6 +16,7 @@ from consumers.batch.loss_tokens import LossTokens
 from consumers.batch.opened import OpenedPayloads
 from penstock import payloads
 from penstock.errors import PayloadError, ProtocolError
+from penstock.names import TEACHER_LOGPROBS
 from penstock.payloads import Payload
 from penstock.payloads.format import sum_runs
 from penstock.protocol.records.manifest import Manifest, Row
@@ -31,6 +32,8 @@ TOKEN_KEYS: dict[str, tuple[float, type]] = {
     "versions": (-1, np.int32),
     "staleness": (-1, np.int32),
 }
+#: Side arrays that are token keys where samples of the batch have them, 0 where nothing was drawn.
+SIDE_KEYS: dict[str, tuple[float, type]] = {TEACHER_LOGPROBS: (0.0, np.float32)}
 #: Keys whose arrays have one entry per sample.
 SAMPLE_KEYS: dict[str, type] = {
     "lengths": np.int64,
@@ -43,12 +46,17 @@ SAMPLE_KEYS: dict[str, type] = {
 _NOTHING = np.zeros(1, np.uint8)
 
 
-def wanted_keys(keys: Collection[str] | None) -> Collection[str]:
-    """Token keys to make, all if None; ProtocolError where there is no such key."""
+def wanted_keys(keys: Collection[str] | None, sides: Collection[str] = ()) -> Collection[str]:
+    """Token keys to make, all that there are if None; ProtocolError where there is no such key.
+
+    Args:
+        sides: keys of side arrays that the whole batch has, so that they are the same on all ranks.
+    """
+    there = [*TOKEN_KEYS, *sides]
     if keys is None:
-        return TOKEN_KEYS
-    if foreign := sorted(set(keys) - TOKEN_KEYS.keys()):
-        raise ProtocolError(f"There is no array {', '.join(foreign)} in a batch: keys are {', '.join(TOKEN_KEYS)}.")
+        return there
+    if foreign := sorted(set(keys) - set(there)):
+        raise ProtocolError(f"There is no array {', '.join(foreign)} in this batch: keys are {', '.join(there)}.")
     return keys
 
 
@@ -77,11 +85,14 @@ class TokenArrays:
         self._loss = loss
         #: Of each row of the whole batch.
         self.advantages = advantages
+        #: Side arrays of each row that were read, by name.
+        self._sides: dict[str, list[NDArray[Any] | None]] = {}
 
     def padded(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
         """[B, L] by token key and [B] by sample key, as of ``Batch.arrays`` but for the counts. Raises PayloadError."""
         flat, lengths = self._flat(members, keys)
-        out = {key: layout.pad(array, lengths, TOKEN_KEYS[key][0]) for key, array in flat.items()}
+        blanks = TOKEN_KEYS | SIDE_KEYS
+        out = {key: layout.pad(array, lengths, blanks[key][0]) for key, array in flat.items()}
         return out | self._per_sample(lengths, members)
 
     def packed(self, members: Sequence[int], keys: Collection[str]) -> dict[str, Any]:
@@ -128,7 +139,35 @@ class TokenArrays:
             loss &= make["staleness"]() <= self._loss.max_staleness
             self._check_masked(members, int(np.count_nonzero(loss)))
         make |= {"generated": lambda: generated, "loss_mask": lambda: loss}
-        return {key: make[key]() for key in TOKEN_KEYS if key in keys}, lengths
+        flat = {key: make[key]() for key in TOKEN_KEYS if key in keys}
+        return flat | {key: self._side(key, members, lengths, loss) for key in SIDE_KEYS if key in keys}, lengths
+
+    def _side(
+        self, name: str, members: Sequence[int], lengths: NDArray[np.int64], loss: NDArray[np.bool_]
+    ) -> NDArray[Any]:
+        """[T] a side array that holds a number for each token, or for each behind the prompt. Raises PayloadError."""
+        if name not in self._sides:
+            self._sides[name] = self._opened.side(name)
+        blank, dtype = SIDE_KEYS[name]
+        out: NDArray[Any] = np.full(int(lengths.sum()), blank, dtype)
+        end = 0
+        for i, length in zip(members, lengths.tolist(), strict=False):
+            row, array, begin, end = self._rows[i], self._sides[name][i], end, end + length
+            if array is None:
+                if loss[begin:end].any():
+                    raise PayloadError(
+                        f"sample {row.sample} has no side array {name!r}, and others of batch {self._manifest.n} have: "
+                        "it was drawn before the run asked for it; leave the key out, or begin the run anew."
+                    )
+                continue
+            if array.shape not in ((length,), (length - row.prompt_length,)) or not np.isfinite(array).all():
+                raise PayloadError(
+                    f"sample {row.sample}: its side array {name!r} of shape {array.shape} is not one finite number "
+                    f"for each of its {length} tokens, or of the {length - row.prompt_length} behind its prompt."
+                )
+            out[end - len(array) : end] = array
+            out[begin : begin + row.prompt_length] = blank
+        return out
 
     def _makers(
         self,
