@@ -23,6 +23,7 @@ PenstockError
 ├── EnvironmentRaised      a sample's environment raised, or answered what is no Observation
 ├── RewardError            a reward has no number; ``outcome`` names why
 │   └── JudgeError         a model that judges gave no answer
+├── FrozenModelError       a frozen model gave no log-probabilities of a sample
 ├── HookError              a function of section ``hooks`` raised, or gave what it may not; ``outcome`` names why
 ├── HistoryError           a file of a run's history cannot be used, or is none; names it
 ├── PublishError           weights cannot be announced: unreadable, a mismatch, a version that goes back
@@ -137,6 +138,10 @@ class RewardError(PenstockError):
 
 class JudgeError(RewardError):
     """A model that judges gave no answer, or one that is none, within its tries. The text names it."""
+
+
+class FrozenModelError(PenstockError):
+    """A frozen model that scores samples gave no log-probabilities of one within its tries. The text names both."""
 
 
 class HookError(PenstockError):

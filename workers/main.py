@@ -55,6 +55,7 @@ from workers.jobs.valves import Valves
 from workers.metrics import WorkerCollector
 from workers.presence import Presence
 from workers.rewards.allowed import allowed_rewards
+from workers.rewards.frozen import FrozenModels
 from workers.rewards.score import Rewards
 from workers.router.choose import make_engine
 from workers.router.members import follow_members
@@ -140,6 +141,7 @@ class Worker:
             engine=engine,
             valves=Valves(),
             rewards=rewards,
+            frozen=FrozenModels(config),
             environments=Environments(allowed_environments(config), rewards.judges),
             generating=Generating(config),
             sample_hooks=SampleHooks(config),
@@ -258,6 +260,7 @@ class Worker:
     async def _close(self) -> None:
         await self.services.engine.stop()
         await self.services.rewards.close()
+        await self.services.frozen.close()
         await self.services.commits.close()
         await asyncio.to_thread(self.services.spans.close)
         for waiting in self._waits.values():

@@ -25,6 +25,7 @@ from workers.jobs.environments import Environments
 from workers.jobs.repeats import Repeats
 from workers.jobs.repetition import is_repetitive
 from workers.jobs.valves import Valves
+from workers.rewards.frozen import FrozenModels
 from workers.rewards.score import Rewards
 
 
@@ -111,6 +112,7 @@ class Services:
     engine: Engine
     valves: Valves
     rewards: Rewards
+    frozen: FrozenModels
     environments: Environments
     generating: Generating
     sample_hooks: SampleHooks

@@ -23,6 +23,7 @@ from penstock.system.own_packages import check_ours
 from penstock.system.user_imports import check_user_code
 from penstock.weights.transport import transport
 from workers.rewards.allowed import allowed_rewards
+from workers.rewards.frozen import check_ids
 from workers.rewards.jail.asking import check_jail
 from workers.rewards.kinds.registry import check_packages, needs_jail
 
@@ -72,6 +73,8 @@ def steps(config: Config, *, trains: bool = True, claims: bool = True) -> Iterat
         yield "redis", lambda: connect(url).close()
     for name, place in config.redis.payload_servers.items():
         yield f"payload server {name}", partial(_check_payloads, place, Keys(config.run).prefix if claims else None)
+    if config.prepare is None and config.rollout.scoring_models():
+        yield "ids of the models that score", lambda: check_ids(config)
     if config.prepare is None:
         yield "code of the run", lambda: check_user_code(config)
     if config.engine.url is None:

@@ -31,6 +31,8 @@ def check_rollouts(config: Config) -> None:
 
 def check_groups(config: Config) -> None:
     """Refuse with ConfigError groups of one, whose answers are compared with themselves: every advantage is 0."""
+    if config.trainer.distill is not None:
+        return  # tokens have advantages of their own
     for index, dataset in enumerate(config.data.train):
         if (dataset.n or config.rollout.n) == 1:
             where = f"data.train.{index}.n" if dataset.n else "rollout.n"

@@ -29,17 +29,17 @@ class RemoteConfig(Section):
     max_bytes: Annotated[int, Field(ge=1024, le=64 * 1024**2)] = 4 * 1024**2
 
 
-class JudgeConfig(Section):
-    """A frozen model that rewards and environments ask by name."""
+class FrozenModelConfig(Section):
+    """A frozen model that workers ask."""
 
-    #: How code calls it.
+    #: Its name.
     name: str
-    #: Its server, http://HOST:PORT (SGLang's /classify and /generate). null: the model of this name in
+    #: Its server of SGLang, http://HOST:PORT. null: the model of this name in
     #: ``fleet.models``, for the fleet's workers.
     url: str | None = None
     #: Longest try.
     timeout_s: Seconds = 60.0
-    #: Tries of a question, within the time that a reward has (``reward.timeout_s``).
+    #: Tries of a question; of a judge's within the time that a reward has (``reward.timeout_s``).
     max_attempts: Positive = 5
     #: Longest pause between two; it doubles from 1 s.
     max_pause_s: Seconds = 10.0
@@ -51,12 +51,26 @@ class JudgeConfig(Section):
     @field_validator("name")
     @classmethod
     def _name_is_a_name(cls, name: str) -> str:
-        return checked_name("judge", name)
+        return checked_name("frozen model", name)
 
     @field_validator("url")
     @classmethod
     def _url_is_a_server(cls, url: str | None) -> str | None:
         return url if url is None else checked_url(url)
+
+
+class JudgeConfig(FrozenModelConfig):
+    """A frozen model that rewards and environments ask by name."""
+
+
+class ScoringModelConfig(FrozenModelConfig):
+    """A frozen model that says how likely it would have drawn each token of a sample. Its ids must be the policy's."""
+
+    #: Its folder, with config.json and tokenizer, which are compared with the policy's at the start. null: that of the
+    #: model of this name in ``fleet.models``.
+    path: str | None = None
+    #: Most bytes of a question, and of an answer: about 40 for each token.
+    max_bytes: Annotated[int, Field(ge=1024, le=256 * 1024**2)] = 32 * 1024**2
 
 
 class OverlongConfig(Section):

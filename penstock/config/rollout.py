@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from penstock.config.reward import ScoringModelConfig
 from penstock.config.sampling import check_sampling
 from penstock.config.section import Positive, Seconds, Section
 from penstock.names import MAX_ANSWERS
@@ -27,6 +28,9 @@ class RolloutConfig(Section):
     max_turns: Positive = 8
     #: Side arrays (``sample.sides``) that every sample must have; one without fails (docs/truth.md, T17).
     sides: list[str] = Field(default_factory=list)
+    #: A frozen model whose log-probabilities of the drawn tokens every sample of training carries, as side array
+    #: ``teacher_logprobs`` (docs/distillation.md).
+    teacher: ScoringModelConfig | None = None
     #: A group takes too long when its first lease is so long ago; None: never.
     group_timeout_s: Seconds | None = None
     #: What becomes of it: wait (and say so), train with the samples that are there, or drop it.
@@ -43,6 +47,10 @@ class RolloutConfig(Section):
 
     #: It is held against ``n`` only where it is given.
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"min_group"})
+
+    def scoring_models(self) -> dict[str, ScoringModelConfig]:
+        """Frozen models that score every sample of training, by their key here."""
+        return {} if self.teacher is None else {"teacher": self.teacher}
 
     @field_validator("sampling", "eval_sampling")
     @classmethod

@@ -13,8 +13,9 @@ from penstock.config.history import HistoryConfig
 from penstock.config.hooks import HooksConfig
 from penstock.config.model import ModelConfig
 from penstock.config.redis import RedisConfig
-from penstock.config.reward import RewardConfig
+from penstock.config.reward import RewardConfig, ScoringModelConfig
 from penstock.config.rollout import RolloutConfig
+from penstock.config.sampling import is_temperature, temperature_of
 from penstock.config.section import Section, checked_name
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
@@ -120,6 +121,41 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _scoring_models_are_there(self) -> Self:
+        frozen = {one.name: one for one in self.fleet.models if one.name != self.model.name}
+        for key, model in self.rollout.scoring_models().items():
+            if model.url is None and model.name not in frozen:
+                raise ValueError(
+                    f"rollout.{key} {model.name!r} has no url, and fleet.models has no frozen model of this name: give "
+                    "it a url, or add the model"
+                )
+            if model.path is None and (model.name not in frozen or frozen[model.name].model_path is None):
+                raise ValueError(
+                    f"rollout.{key} {model.name!r} has no path, so its tokenizer cannot be compared with the policy's: "
+                    "name its folder"
+                )
+        if self.trainer.distill is not None and self.rollout.teacher is None:
+            raise ValueError(
+                "trainer.distill learns from a teacher, and rollout.teacher names none: name one, or remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scored_at_temperature_1(self) -> Self:
+        for key in self.rollout.scoring_models():
+            for dataset in self.data.train:
+                sampling = self.rollout.sampling | dataset.sampling
+                if not is_temperature(sampling.get("temperature") or 0):
+                    continue  # refused where it is drawn at
+                if (temperature := temperature_of(sampling)) != 1:
+                    raise ValueError(
+                        f"rollout.{key} gives log-probabilities at temperature 1, which is all that engines give of "
+                        f"tokens that are there, and dataset {dataset.name!r} is drawn at {temperature:g}: draw at 1, "
+                        f"or remove rollout.{key}"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _samples_are_made_by_one(self) -> Self:
         for dataset in (*self.data.train, *self.data.eval):
             if self.hooks.generate is not None and dataset.environment is not None:
@@ -181,6 +217,11 @@ class Config(Section):
                 f"{self.trainer.device}{' and engine.args.device cpu' if on_cpu else ''}: use disk, or gloo on CPUs"
             )
         return self
+
+    def folder_of(self, model: ScoringModelConfig) -> str:
+        """Folder of a model that scores samples."""
+        of_fleet = next((one.model_path for one in self.fleet.models if one.name == model.name), None)
+        return model.path or of_fleet or ""
 
     @property
     def run_dir(self) -> Path:

@@ -18,7 +18,7 @@ from penstock.words import writable
 OF_USER_CODE = frozenset({
     JobFailure.REWARD_RAISED, JobFailure.REWARD_TIMEOUT, JobFailure.REWARD_NOT_A_NUMBER, JobFailure.REWARD_TOO_LARGE,
     JobFailure.ENVIRONMENT_RAISED, JobFailure.ENVIRONMENT_TIMEOUT,
-    JobFailure.HOOK_RAISED, JobFailure.HOOK_TIMEOUT, JobFailure.HOOK_UNPROVEN,
+    JobFailure.HOOK_RAISED, JobFailure.HOOK_TIMEOUT, JobFailure.HOOK_UNPROVEN, JobFailure.MODEL_FAILED,
 })  # fmt: skip
 
 

@@ -71,6 +71,32 @@ def check_vocabulary(tokenizer: Any, size: int, path: str) -> None:
         log.warning("the tokenizer in %s has added tokens beyond the model's %d ids", path, size)
 
 
+def check_same_ids(policy: str, other: str, what: str) -> None:
+    """Raise ConfigError unless each id of the policy's tokenizer is the same token for another model. Reads files.
+
+    Args:
+        policy, other: folders of the models.
+        what: the other model, for the sentence.
+    """
+    own, theirs = (cast(Any, load_tokenizer(folder)).get_vocab() for folder in (policy, other))
+    # The least that differs, so that the sentence is the same every time.
+    wrong = min((token for token in own.keys() | theirs.keys() if own.get(token) != theirs.get(token)), default=None)
+    if wrong is not None:
+        raise ConfigError(
+            f"{what}: its tokenizer ({other}) is not the policy's ({policy}): token {wrong!r} is id "
+            f"{theirs.get(wrong)} there and {own.get(wrong)} here, so what it says of ids would be of other words; "
+            "take a model of the same family."
+        )
+    size, of_policy = read_vocab_size(other), read_vocab_size(policy)
+    # Added tokens beyond the policy's own ids are never drawn.
+    highest = max((one for one in own.values() if not of_policy or one < of_policy), default=-1)
+    if size and size <= highest:
+        raise ConfigError(
+            f"{what}: the policy has ids up to {highest}, and the model in {other} has {size} of them: take one with "
+            "the policy's whole vocabulary."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class TokenTexts:
     """What token ids say, by the tokenizer of a model."""

@@ -11,6 +11,15 @@ async def longest(sample: Any, judges: Any) -> float:
     return float(number)
 
 
+def answer_to(question: dict[str, Any]) -> dict[str, Any]:
+    """The length of a text; or of token ids, that each is as likely as its number says."""
+    if "text" in question:
+        return {"embedding": [len(question["text"])]}
+    ids = question["input_ids"][question["logprob_start_len"] :]
+    entries = [[None, ids[0], None], *([-one / 64, one, None] for one in ids[1:])]
+    return {"text": "", "meta_info": {"id": "x", "finish_reason": {"type": "length"}, "input_token_logprobs": entries}}
+
+
 class Handler(BaseHTTPRequestHandler):
     """Notes each question in a file before it is answered."""
 
@@ -21,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
         if sys.argv[3] == "silent":
             self.connection.recv(1)  # until the other side, or this process, is gone
             return
-        answer = json.dumps({"embedding": [len(json.loads(body)["text"])]}).encode()
+        answer = json.dumps(answer_to(json.loads(body))).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.config import Config, ModelConfig
 from penstock.config.fleet import FleetConfig
 from penstock.config.load import save_resolved, secret_environment
-from penstock.config.reward import JudgeConfig
+from penstock.config.reward import FrozenModelConfig, JudgeConfig, ScoringModelConfig
 from penstock.errors import ConfigError
 from workers.fleet.keeper import VARIABLE, engine_spec, router_spec
 from workers.fleet.kept import Spec
@@ -78,6 +78,7 @@ def _worker(config: Config, plan: Plan, worker: WorkerProcess) -> Spec:
             "engine": worker.engine,
             "worker": config.worker.model_copy(update={"slots": slots, "count": 1}),
             "reward": config.reward.model_copy(update={"judges": _judges(config, plan)}),
+            "rollout": config.rollout.model_copy(update=_scoring_models(config, plan)),
             "fleet": FleetConfig(),
         }
     )
@@ -98,13 +99,29 @@ def _worker(config: Config, plan: Plan, worker: WorkerProcess) -> Spec:
 
 def _judges(config: Config, plan: Plan) -> list[JudgeConfig]:
     """Judges with the addresses of this plan. Raises ConfigError where a model has none."""
-    found = []
-    for judge in config.reward.judges:
-        url = judge.url or plan.endpoint(judge.name)
-        if url is None:
-            raise ConfigError(
-                f"Judge {judge.name} (reward.judges) is a model without one address: give fleet.models.{judge.name} a "
-                "router, or the judge a url."
-            )
-        found.append(judge.model_copy(update={"url": url}))
-    return found
+    return [
+        judge.model_copy(update={"url": _address(plan, judge, f"Judge {judge.name} (reward.judges)", "the judge")})
+        for judge in config.reward.judges
+    ]
+
+
+def _scoring_models(config: Config, plan: Plan) -> dict[str, ScoringModelConfig]:
+    """Models that score samples, with the addresses of this plan. Raises ConfigError where one has none."""
+    return {
+        key: model.model_copy(
+            update={
+                "url": _address(plan, model, f"Model {model.name} (rollout.{key})", f"rollout.{key}"),
+                "path": config.folder_of(model),
+            }
+        )
+        for key, model in config.rollout.scoring_models().items()
+    }
+
+
+def _address(plan: Plan, model: FrozenModelConfig, what: str, where: str) -> str:
+    url = model.url or plan.endpoint(model.name)
+    if url is None:
+        raise ConfigError(
+            f"{what} is a model without one address: give fleet.models.{model.name} a router, or {where} a url."
+        )
+    return url

@@ -11,6 +11,7 @@ from penstock.errors import (
     EngineRefused,
     EnvironmentRaised,
     EnvironmentTimeout,
+    FrozenModelError,
     HookError,
     MemberDied,
     PayloadError,
@@ -67,6 +68,8 @@ class Charge:
                 await self._fail(failure, JobFailure.REFUSED, str(failure), permanent=True)
             case RewardError() | HookError():
                 await self._fail(failure, failure.outcome, detail)
+            case FrozenModelError():
+                await self._fail(failure, JobFailure.MODEL_FAILED, str(failure))
             case EngineError():
                 await self._fail(failure, JobFailure.ENGINE_ERROR, str(failure))
             case EnvironmentRaised():

@@ -101,6 +101,7 @@ class HeldJob:
         self._services.environments.check(job)
         self._group.begin(job)
         self._temperature = float(sampling["temperature"])
+        self._services.frozen.check(job, self._temperature)
         self._missing = [] if self._group.is_due else [k for k in range(job.n) if k not in self.lease.committed]
         self._undrawn = set(self._missing)
         return job
@@ -278,6 +279,8 @@ class HeldJob:
                 if sample.reward is None:
                     await services.rewards.score(sample)
             note(sample, services.config.data.eval)
+            with self._told("frozen models", sample.k):
+                await services.frozen.score(sample)
         with self._told("commit", sample.k):
             await self._commit(sample)
 

@@ -39,6 +39,8 @@ class JobFailure(StrEnum):
     HOOK_TIMEOUT = "hook_timeout"
     #: It made of a sample what was not drawn.
     HOOK_UNPROVEN = "hook_unproven"
+    #: A frozen model that scores samples gave no log-probabilities.
+    MODEL_FAILED = "model_failed"
     ENGINE_ERROR = "engine_error"
     #: Arrays of a sample that contradict each other.
     PAYLOAD_ERROR = "payload_error"

@@ -1,0 +1,87 @@
+"""A teacher of a run: its logprobs are committed with each sample, and a teacher that is killed loses nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import redis
+
+from penstock.config import Config
+from penstock.names import TEACHER_LOGPROBS
+from penstock.payloads import sides
+from penstock.protocol.keys import Keys
+from tests.integration import play
+from tests.integration.fake_engine import FakeEngine
+from tests.integration.test_judges import JudgeProcess
+from tests.integration.worker_play import admit, all_in, job, metas, tended, until, working
+
+Make = Callable[..., Config]
+
+NUM_JOBS = 3
+
+
+def teacher_of(port: int, folder: str) -> dict[str, object]:
+    limits = {"max_attempts": 100, "max_pause_s": 0.2, "timeout_s": 600.0}
+    return {"teacher": {"name": "big", "url": f"http://127.0.0.1:{port}", "path": folder} | limits}
+
+
+def check_taught(client: redis.Redis, keys: Keys, name: str) -> None:
+    """Each sample of a job is committed once, with a number for each token that was drawn."""
+    samples = metas(client, keys, name)
+    assert [meta.k for meta in samples] == [0, 1], "each is committed once"
+    for meta in samples:
+        [(side, _, checksum)] = meta.sides
+        assert side == TEACHER_LOGPROBS
+        data = client.get(keys.side(f"{name}/{meta.k}", meta.token, side))
+        array = sides.unpack(side, data, name, checksum)
+        assert array.dtype == np.float32
+        assert len(array) == meta.length - meta.prompt_length
+        assert array[:3].tolist() == [-7 / 64, -8 / 64, -9 / 64], "those of its own tokens"
+
+
+async def test_I2_T17_a_teacher_killed_under_its_questions_has_no_sample_drawn_again_or_without_its_logprobs(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, tmp_path: Path
+) -> None:
+    heard = tmp_path / "heard"
+    heard.touch()
+    first = JudgeProcess(0, heard, silent=True)
+    made = config()
+    made = config(rollout=teacher_of(first.port, made.model.path))
+    names = admit(client, keys, [job(i) for i in range(NUM_JOBS)])
+    second: JudgeProcess | None = None
+    try:
+        async with tended(client, keys), working(made):
+            await until(lambda: len(heard.read_bytes().splitlines()) == 2 * NUM_JOBS)
+            drawn = len(fake.prompts)
+            first.kill()
+            second = JudgeProcess(first.port, heard)
+            await until(all_in(client, keys, names, "ready"))
+    finally:
+        first.kill()
+        if second is not None:
+            second.kill()
+    for name in names:
+        check_taught(client, keys, name)
+    assert len(fake.prompts) == drawn, "nothing is drawn again"
+    play.assert_conserved(client, keys)
+
+
+async def test_a_teacher_that_stays_away_has_jobs_buried_as_model_failed_and_nothing_drawn_twice(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, tmp_path: Path
+) -> None:
+    heard = tmp_path / "heard"
+    heard.touch()
+    gone = JudgeProcess(0, heard)
+    gone.kill()
+    made = config()
+    asked = teacher_of(gone.port, made.model.path)
+    asked["teacher"] = asked["teacher"] | {"max_attempts": 1}  # type: ignore[operator]
+    made = config(rollout=asked)
+    names = admit(client, keys, [job(0)])
+    async with tended(client, keys), working(made):
+        await until(all_in(client, keys, names, "dead"))
+    [(_, fields)] = client.xrange(keys.dead)
+    assert fields[b"reason"] == b"model_failed"
+    assert b"rollout.teacher big: 1 tries failed" in fields[b"detail"]
+    assert len(fake.prompts) == 2, "each sample is drawn once, and what was drawn is tried again"
+    play.assert_conserved(client, keys)

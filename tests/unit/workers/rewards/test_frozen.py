@@ -1,0 +1,197 @@
+"""Frozen models that score samples: what is asked, what is kept, and what is refused."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from pydantic import ValidationError
+
+from penstock.config import Config
+from penstock.errors import ConfigError, FrozenModelError
+from penstock.names import TEACHER_LOGPROBS, Lane
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
+from penstock.weights.tokenizer import check_same_ids
+from tests.tiny_model import make_tiny_model
+from workers.fleet.nodes import Node
+from workers.fleet.plan import plan
+from workers.fleet.specs import specs_of
+from workers.rewards.frozen import FrozenModels
+
+
+class Teacher:
+    """Says -1, -2, ... of the tokens that it is asked for; keeps what it heard."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self.url = ""
+        self.status, self.changes = 200, dict[str, Any]()
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.heard.append({"path": request.path} | body)
+        ids, start = body["input_ids"], body["logprob_start_len"] + 1
+        entries = [[None, ids[start - 1], None], *([-float(t), i, None] for t, i in enumerate(ids[start:], 1))]
+        meta = {"id": "x", "finish_reason": {"type": "length", "length": 0}, "input_token_logprobs": entries}
+        return web.json_response({"text": "", "meta_info": meta | self.changes}, status=self.status)
+
+
+@pytest.fixture
+async def teacher() -> AsyncIterator[Teacher]:
+    made = Teacher()
+    app = web.Application()
+    app.router.add_post("/{path:.*}", made.handle)
+    async with TestServer(app) as running:
+        made.url = str(running.make_url("")).rstrip("/")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "policy")
+
+
+def config(folder: Path, url: str | None, **changes: Any) -> Config:
+    asked = {"name": "big", "url": url, "path": str(folder), "max_attempts": 1} | changes.pop("teacher", {})
+    values = {
+        "run": "r",
+        "model": {"path": str(folder)},
+        "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
+        "rollout": {"teacher": asked} | changes.pop("rollout", {}),
+    }
+    return Config.model_validate(values | changes)
+
+
+def sample(**of_job: Any) -> Sample:
+    made = Sample(Job("d/0/0", 2, **of_job), 1)
+    made.append([5, 6, 7])
+    made.prompt_length = 3
+    made.append([8, 9, 10, 1], version=0, logprobs=[-0.5] * 4)
+    return made
+
+
+async def test_a_sample_carries_what_the_teacher_says_of_its_response(folder: Path, teacher: Teacher) -> None:
+    models = FrozenModels(config(folder, teacher.url))
+    one = sample()
+    try:
+        await models.score(one)
+    finally:
+        await models.close()
+    assert one.sides[TEACHER_LOGPROBS].tolist() == [-1.0, -2.0, -3.0, -4.0]
+    assert one.sides[TEACHER_LOGPROBS].dtype == np.float32
+    [asked] = teacher.heard
+    assert (asked["path"], asked["input_ids"], asked["logprob_start_len"]) == ("/generate", one.tokens, 2)
+    assert asked["sampling_params"]["max_new_tokens"] == 0, "nothing is drawn"
+
+
+async def test_other_lanes_are_not_scored(folder: Path, teacher: Teacher) -> None:
+    models = FrozenModels(config(folder, teacher.url))
+    try:
+        for lane in (Lane.EVAL, Lane.SCORE):
+            one = sample(lane=lane)
+            await models.score(one)
+            assert one.sides == {}
+    finally:
+        await models.close()
+    assert teacher.heard == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "why"),
+    [
+        ({}, 500, "rollout.teacher big: 1 tries failed, the last with status 500"),
+        ({"input_token_logprobs": None}, 200, "has no logprobs of the input"),
+        ({"input_token_logprobs": [[None, 7, None], [-1.0, 8, None]]}, 200, "not one finite number for each token"),
+        ({"input_token_logprobs": [[None, 7, None], *[[None, i, None] for i in (8, 9, 10, 1)]]}, 200, "not one finite"),
+        ({"input_token_logprobs": [[None, 7, None], *[[-1.0, i, None] for i in (8, 9, 9, 1)]]}, 200, "not one finite"),
+        ({"finish_reason": {"type": "abort"}}, 200, "it aborted the scoring of sample d/0/0/1"),
+    ],
+)
+async def test_what_is_no_answer_fails_the_sample(
+    folder: Path, teacher: Teacher, changes: dict[str, Any], status: int, why: str
+) -> None:
+    teacher.status, teacher.changes = status, changes
+    models, one = FrozenModels(config(folder, teacher.url)), sample()
+    try:
+        with pytest.raises(FrozenModelError, match=why):
+            await models.score(one)
+    finally:
+        await models.close()
+    assert one.sides == {}
+
+
+async def test_an_id_that_the_teacher_does_not_have_is_never_sent(folder: Path, teacher: Teacher) -> None:
+    models, one = FrozenModels(config(folder, teacher.url)), sample()
+    one.append([4000], version=0, logprobs=[-1.0])
+    try:
+        with pytest.raises(FrozenModelError, match=r"holds id 4000, and rollout\.teacher big has ids below 45"):
+            await models.score(one)
+    finally:
+        await models.close()
+    assert teacher.heard == []
+
+
+def test_a_job_at_another_temperature_is_refused(folder: Path) -> None:
+    models = FrozenModels(config(folder, "http://127.0.0.1:1"))
+    models.check(Job("d/0/0", 2), 1.0)
+    models.check(Job("d/0/0", 2, lane=Lane.EVAL), 0.0)
+    with pytest.raises(ConfigError, match=r"drawn at temperature 0\.7, and the models of section rollout that score"):
+        models.check(Job("d/0/0", 2), 0.7)
+
+
+def test_a_teacher_of_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = make_tiny_model(tmp_path / "other")
+    check_same_ids(str(folder), str(other), "rollout.teacher big")
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace('"a": 12', '"ä": 12'))
+    with pytest.raises(
+        ConfigError, match=r"rollout\.teacher big: its tokenizer .* token 'a' is id None there and 12 here"
+    ):
+        FrozenModels(config(folder, "http://127.0.0.1:1", teacher={"path": str(other)}))
+
+
+def test_a_teacher_of_fewer_ids_is_refused(folder: Path, tmp_path: Path) -> None:
+    small = make_tiny_model(tmp_path / "small")
+    settings = small / "config.json"
+    # Its tokenizer is allowed ids that are added, and those of this one are not.
+    settings.write_text(settings.read_text().replace('"vocab_size": 45', '"vocab_size": 44'))
+    with pytest.raises(ConfigError, match=r"gives ids up to 44, and the model has 44|ids up to 44, and the model in"):
+        check_same_ids(str(folder), str(small), "rollout.teacher big")
+
+
+def test_one_without_an_address_says_so_at_the_start(folder: Path) -> None:
+    models = [{"name": "policy", "server_groups": [{"num_engines": 1}]},
+              {"name": "big", "model_path": str(folder), "server_groups": [{"num_engines": 1}]}]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"rollout\.teacher big has no address here"):
+        FrozenModels(config(folder, None, fleet={"models": models}, teacher={"path": None}))
+
+
+def test_the_fleet_gives_its_workers_the_address_and_the_folder(folder: Path, tmp_path: Path) -> None:
+    models = [{"name": "policy", "server_groups": [{"num_engines": 1}]},
+              {"name": "big", "model_path": str(folder), "server_groups": [{"num_engines": 1}]}]  # fmt: skip
+    made = config(folder, None, fleet={"models": models}, teacher={"path": None}, directory=str(tmp_path))
+    planned = plan(made, [Node("127.0.0.1")])
+    specs_of(made, planned)
+    [saved] = (tmp_path / "r" / "fleet").glob("*.yaml")
+    asked = saved.read_text().partition("teacher:")[2]
+    assert f"url: {planned.endpoint('big')}" in asked
+    assert f"path: {folder}" in asked
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"teacher": {"url": None}}, "rollout.teacher 'big' has no url, and fleet.models has no frozen model"),
+        ({"teacher": {"path": None}}, "rollout.teacher 'big' has no path, so its tokenizer cannot be compared"),
+        ({"rollout": {"sampling": {"temperature": 0.7}}}, "dataset 'd' is drawn at 0.7: draw at 1, or remove"),
+        ({"data": {"train": [{"name": "d", "path": "p", "sampling": {"temperature": 2}}]}}, "'d' is drawn at 2"),
+        ({"rollout": {"teacher": None}, "trainer": {"distill": {}}}, "trainer.distill learns from a teacher"),
+    ],
+)
+def test_what_cannot_work_is_refused(folder: Path, changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        config(folder, "http://127.0.0.1:1", **changes)
