@@ -19,11 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from consumers.batch.batch import Batch
-from consumers.grpo import corrections, losses
+from consumers.grpo import corrections, distillation, losses
 from consumers.grpo.losses import TokenLoss
 from consumers.grpo.totals import Totals
 from penstock.config import TrainerConfig
 from penstock.errors import PenstockError
+from penstock.names import TEACHER_LOGPROBS
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ class GRPO:
         #: Batches in a row of which an optimizer step was skipped, up to the last one that was trained.
         self.skipped_in_a_row: list[int] = []
         self.device = next(model.parameters()).device
+        #: Metrics of a step beside those of every run.
+        self._means = ("teacher_kl",) if config.distill is not None else ()
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
         _warn_of_narrow_clips(config)
 
@@ -95,7 +98,9 @@ class GRPO:
             the difference between engine and trainer alone, if there is one batch per version), ``weight_capped_frac``
             (share of the loss tokens whose weight ``weight_cap`` changed), ``skipped`` (1: no weight was changed),
             ``skipped_steps`` (optimizer steps of this batch whose gradient was not finite) and ``skipped_steps_total``
-            (of the run). ``check_skipped`` says where such batches have become the rule.
+            (of the run); with a teacher ``teacher_kl`` (mean of log p - log teacher over the loss tokens, an estimate
+            of the reverse KL per token; see ``distillation``). ``check_skipped`` says where such batches have become
+            the rule.
         """
         if not batch.counts["loss_tokens"]:
             return {"tokens": 0.0, "skipped": 1.0, "skipped_steps": 0.0, "skipped_steps_total": float(self.skipped)}
@@ -108,7 +113,7 @@ class GRPO:
         if self.config.correction == "decoupled" and len(parts) * self.config.epochs > 1:
             # With one optimizer step in all, π_old is π_θ, which that step finds anyway.
             olds = self.old_logprobs(parts)
-        totals, norms, before, begun = Totals(self.device), [], self.skipped, self.steps
+        totals, norms, before, begun = Totals(self.device, self._means), [], self.skipped, self.steps
         for epoch in range(self.config.epochs):
             for micros, of in zip(parts, olds, strict=True):
                 self.optimizer.zero_grad(set_to_none=True)
@@ -170,7 +175,8 @@ class GRPO:
         """
         config = self.config
         cap = config.weight_cap or corrections.DEFAULT_CAP
-        behaviour, advantages, mask = micro["logprobs"], micro["advantages"], micro["loss_mask"]
+        behaviour, mask = micro["logprobs"], micro["loss_mask"]
+        advantages = self.advantages(micro, logprobs, old)
         if config.correction == "truncated":
             return corrections.truncated(logprobs, behaviour, advantages, mask, cap)
         # Only reinforce has none.
@@ -180,6 +186,31 @@ class GRPO:
             return corrections.bypass(logprobs, behaviour, advantages, mask, *clips, **how)
         old = logprobs.detach() if old is None else old
         return corrections.decoupled(logprobs, old, behaviour, advantages, mask, *clips, cap, **how)
+
+    def advantages(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> Tensor:
+        """[B, L] advantage of each token: that of its sample's reward, or what the teacher makes of it.
+
+        Args: as for ``token_loss``.
+
+        Raises:
+            ProtocolError: there is to be a teacher, and the batch has none.
+        """
+        given: Tensor = micro["advantages"]
+        if self.config.distill is None:
+            return given
+        return distillation.distilled(given, self._from_teacher(micro, logprobs, old), self.config.distill)
+
+    def _from_teacher(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> Tensor:
+        policy = self.proximal(micro, logprobs, old)
+        teacher = distillation.side_of(micro, TEACHER_LOGPROBS, "trainer.distill")
+        return distillation.reverse_kl(policy, teacher, micro["loss_mask"])
+
+    def proximal(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> Tensor:
+        """[B, L] log-probabilities of the policy that the correction takes its ratio to, without a gradient."""
+        if self.config.correction == "bypass":
+            behaviour: Tensor = micro["logprobs"]
+            return behaviour
+        return logprobs.detach() if old is None or self.config.correction == "truncated" else old.detach()
 
     def denominator(self, micro: Micro) -> float:
         """What this rank's sum over tokens is divided by, so that averaged gradients are the mean of all (T10)."""
@@ -217,6 +248,8 @@ class GRPO:
         now = logprobs.detach()
         before = (now if old is None and not moved else old) if first else None
         totals.add(micro["loss_mask"], micro["staleness"], now, micro["logprobs"], token_loss, before)
+        if self.config.distill is not None:
+            totals.add_mean("teacher_kl", self._from_teacher(micro, now, old))
 
     def _average_gradients(self) -> None:
         """Mean over ranks, in one all-reduce per dtype; a parameter unused on this rank counts as zero."""

@@ -9,6 +9,7 @@ With r = π_θ / μ of a token at the moment it is trained (μ the behaviour pol
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,9 +26,14 @@ _QUANTILES = {"ratio_p01": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99}
 
 
 class Totals:
-    """Sums, maxima and a histogram over the loss tokens of a batch, of every pass over it."""
+    """Sums, maxima and a histogram over the loss tokens of a batch, of every pass over it.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        means: names of further metrics, the same on every rank.
+    """
+
+    def __init__(self, device: torch.device, means: Sequence[str] = ()) -> None:
+        self._means = {name: torch.zeros(1, dtype=torch.float64, device=device) for name in means}
         #: tokens, loss, clipped low, high and dual, clamped, weight capped, -log π_θ, r, r², k3
         self.sums = torch.zeros(11, dtype=torch.float64, device=device)
         #: tokens and |difference|, of all and of fresh tokens, where the policy had made no step on the batch yet
@@ -68,6 +74,10 @@ class Totals:
         if old is not None:
             self._add_first(mask, mask & (staleness == 0), old, behaviour)
 
+    def add_mean(self, name: str, values: Tensor) -> None:
+        """Take in what a further metric is the mean of: a number for each token, 0 outside the mask."""
+        self._means[name] += values.detach().sum(dtype=torch.float64)
+
     def _add_first(self, mask: Tensor, fresh: Tensor, old: Tensor, behaviour: Tensor) -> None:
         difference = torch.where(mask, old - behaviour, 0.0).abs().double()
         self.first += torch.stack([mask.sum(), difference.sum(), fresh.sum(), (difference * fresh).sum()])
@@ -81,7 +91,7 @@ class Totals:
             passes: times that every token was taken in.
         """
         if dp_size > 1:
-            for tensor in (self.sums, self.first, self.histogram):
+            for tensor in (self.sums, self.first, self.histogram, *self._means.values()):
                 dist.all_reduce(tensor, group=process_group)
             dist.all_reduce(self.maxima, op=dist.ReduceOp.MAX, group=process_group)
         trained, loss, low, high, dual, clamped, capped, surprise, weight, square, k3 = self.sums.tolist()
@@ -107,6 +117,7 @@ class Totals:
             "logprob_diff_fresh_mean": fresh_difference / max(fresh, 1),
             "logprob_diff_fresh_max": fresh_largest,
             "tokens": trained / passes,
+            **{name: float(total) / over for name, total in self._means.items()},
         }
 
 

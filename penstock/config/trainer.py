@@ -35,6 +35,15 @@ TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
 
 
+class DistillConfig(Section):
+    """On-policy distillation: how likely the teacher finds each drawn token is its advantage (docs/distillation.md)."""
+
+    #: The advantage of a token is -weight * (log π - log teacher).
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    #: Add it to the advantages of the rewards; false: it stands alone, and rewards are measured only.
+    with_rewards: bool = False
+
+
 class TrainerConfig(Section):
     """The reference GRPO trainer."""
 
@@ -77,6 +86,8 @@ class TrainerConfig(Section):
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
     #: How rewards become advantages (consumers/batch/advantages.py).
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
+    #: Learn from ``rollout.teacher``; null: from rewards alone.
+    distill: DistillConfig | None = None
     #: Loss per token (consumers/grpo/losses.py); it brings its own clips, aggregation and correction where they are not
     #: given.
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
