@@ -56,7 +56,7 @@ def wanted_keys(keys: Collection[str] | None, sides: Collection[str] = ()) -> Co
     if keys is None:
         return there
     if foreign := sorted(set(keys) - set(there)):
-        raise ProtocolError(f"There is no array {', '.join(foreign)} in this batch: keys are {', '.join(there)}.")
+        raise ProtocolError(f"There is no array {', '.join(foreign)} in a batch: keys are {', '.join(there)}.")
     return keys
 
 

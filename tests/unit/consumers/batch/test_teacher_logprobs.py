@@ -58,7 +58,7 @@ def test_layouts_and_ranks_have_the_same_key() -> None:
 def test_a_batch_without_them_has_no_such_key() -> None:
     batch = make_batch(drawn())
     assert TEACHER_LOGPROBS not in batch.arrays()
-    with pytest.raises(ProtocolError, match="no array teacher_logprobs in this batch"):
+    with pytest.raises(ProtocolError, match="no array teacher_logprobs in a batch"):
         batch.arrays([TEACHER_LOGPROBS])
 
 
