@@ -33,7 +33,7 @@ from penstock.protocol.records.job import JobState
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.records.small_maps import name_shown
-from penstock.protocol.score_jobs import MAX_SEQUENCES, MAX_TOKENS, Given, make_job
+from penstock.protocol.score_jobs import MAX_SEQUENCES, MAX_TOKENS, Given, check_temperature, make_job
 from penstock.protocol.waits import Waiting
 from penstock.redis.commands import Client
 from penstock.redis.connect import connect_blocking
@@ -108,6 +108,7 @@ class Scorer:
         sequences: Sequence[Sequence[int]],
         starts: Sequence[int],
         *,
+        temperature: float = 1.0,
         timeout_s: float | None = None,
         stopped: threading.Event | None = None,
     ) -> list[Score]:
@@ -119,15 +120,17 @@ class Scorer:
         Args:
             sequences: [N][L] token ids, prompt and response.
             starts: [N] index of the first token to be scored, 1 <= start <= L; the first token of all has none.
+            temperature: of the distribution that the logprobs are of: 1, for engines give no others of given tokens.
             timeout_s: longest wait; None: none.
             stopped: set by another thread to end the wait.
 
         Raises:
-            ConfigError: a sequence or a start that cannot be.
+            ConfigError: a sequence or a start that cannot be, or another temperature.
             ScoreError: the engine refuses a sequence (too long, for instance), or somebody cancelled a job.
             WaitTimeout: the time is over, or ``stopped`` was set. Nothing is left behind.
             QueueFull, QueueUnavailable: as Redis says.
         """
+        check_temperature("Scorer.score", temperature)
         given = _check(sequences, starts)
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         with self._busy, self._tally.call([len(one.tokens) for one in given]):

@@ -6,9 +6,10 @@ One job has up to ``MAX_SEQUENCES`` of them; sample k of the job is sequence k.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.errors import ProtocolError
+from penstock.errors import ConfigError, ProtocolError
 from penstock.names import Lane
 from penstock.protocol.records.job import Job
+from penstock.words import shown
 
 #: Most sequences of one job, and most tokens of a job that has more than one.
 MAX_SEQUENCES = 32
@@ -23,6 +24,20 @@ class Given:
     tokens: list[int]
     #: Index of the first token that is scored, 1 <= start < L.
     start: int
+
+
+def check_temperature(what: str, temperature: object) -> None:
+    """Raise ConfigError for a temperature at which tokens that are there cannot be scored: any but 1.
+
+    SGLang divides the logits of what it draws, and of nothing else: its logprobs of given tokens are those before
+    temperature, and no parameter of its /generate changes that.
+    """
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or temperature != 1:
+        raise ConfigError(
+            f"{what} asks for log-probabilities at temperature {shown(temperature)}, and engines give those of tokens "
+            "that are there at temperature 1 alone: score at 1, or compute log_softmax(logits / temperature) in the "
+            "trainer."
+        )
 
 
 def make_job(job: str, given: Sequence[Given]) -> Job:

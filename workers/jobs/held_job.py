@@ -331,7 +331,8 @@ class HeldJob:
         services = self._services
         # What the engine scored is at temperature 1, whatever it draws at.
         drawn = self._temperature, services.engine.logprob_kind
-        temperature, kind = (1.0, "scaled") if sample.status == SampleStatus.GIVEN else drawn
+        was_scored = sample.status == SampleStatus.GIVEN or self._job.lane == Lane.SCORE
+        temperature, kind = (1.0, "scaled") if was_scored else drawn
         account = self._prefixes[sample.k].account
         write = services.commits.submit(
             self.job, self.lease.token, [sample], temperature, kind, [account], with_reward=self._group.is_wanted

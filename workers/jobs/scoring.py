@@ -5,7 +5,7 @@ import time
 from penstock.errors import ConfigError, EngineError
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
-from penstock.protocol.score_jobs import read_given
+from penstock.protocol.score_jobs import check_temperature, read_given
 from workers.engine import Engine, Scores
 from workers.jobs.valves import Valves
 
@@ -24,6 +24,8 @@ async def score_sample(engine: Engine, valves: Valves, job: Job, k: int) -> Samp
         ProtocolError, ConfigError, EngineRefused: it can never be scored.
         EngineDied, EngineError: as ``Engine.score``.
     """
+    if (temperature := job.sampling.get("temperature")) is not None:
+        check_temperature(f"scoring job {job.id}", temperature)
     given = read_given(job, k)
     if engine.vocab_size and max(given.tokens) >= engine.vocab_size:
         raise ConfigError(

@@ -1,9 +1,11 @@
 """One sequence to be scored: under one version, or again; and what can never be scored."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from consumers.scorer import Scorer
 from penstock.errors import ConfigError, EngineError, ProtocolError
 from penstock.protocol.records.job import Job
 from penstock.protocol.score_jobs import Given, make_job
@@ -56,3 +58,17 @@ async def test_a_job_that_penstock_did_not_write_is_refused(sequences: Any) -> N
 async def test_an_id_that_would_end_the_engine_never_reaches_it() -> None:
     with pytest.raises(ConfigError, match="id 10, and the model has ids below 10"):
         await score(Scripted(), make_job("s/0/0", [Given([1, 10], 1)]))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 0.0, 2, True, "1"])
+async def test_T6_a_temperature_that_no_engine_scores_at_is_refused_and_not_recorded(temperature: Any) -> None:
+    engine = Scripted(Scores([-1.0, -2.0], 4))
+    job = replace(JOB, sampling={"temperature": temperature})
+    with pytest.raises(ConfigError, match=r"scoring job s/0/0 asks for log-probabilities at temperature .* score at 1"):
+        await score(engine, job)
+    assert len(engine.answers) == 1, "nothing is asked"
+
+
+def test_a_scorer_names_what_it_cannot_score_at() -> None:
+    with pytest.raises(ConfigError, match=r"Scorer\.score asks for log-probabilities at temperature 0\.7"):
+        Scorer.score(None, [[1, 2]], [1], temperature=0.7)  # type: ignore[arg-type]
