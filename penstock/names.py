@@ -26,6 +26,8 @@ HOME_LANES = (Lane.EVAL, Lane.SCORE, Lane.TRAIN)
 
 #: Side array of a sample: log-probabilities of a teacher, float32 [tokens behind the prompt].
 TEACHER_LOGPROBS = "teacher_logprobs"
+#: The same of a reference policy.
+REFERENCE_LOGPROBS = "reference_logprobs"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 

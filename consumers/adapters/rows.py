@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.batch.batch import Batch
-from penstock.names import TEACHER_LOGPROBS
+from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.protocol.records.manifest import Row
 
 
@@ -25,6 +25,8 @@ class RowArrays:
     lost: bool
     #: Of a teacher (``rollout.teacher``); None where no sample of the batch has them.
     teacher_logprobs: NDArray[np.float32] | None = None
+    #: Of a reference policy (``rollout.reference``), likewise.
+    reference_logprobs: NDArray[np.float32] | None = None
 
     @property
     def prompt(self) -> NDArray[np.int64]:
@@ -42,8 +44,7 @@ def rows_of(batch: Batch) -> list[RowArrays]:
     if not batch.rows:
         return []
     names = ["tokens", "loss_mask", "generated", "logprobs", "versions"]
-    if batch.has_side(TEACHER_LOGPROBS):
-        names.append(TEACHER_LOGPROBS)
+    names += [name for name in (TEACHER_LOGPROBS, REFERENCE_LOGPROBS) if batch.has_side(name)]
     arrays = batch.arrays(names)
     lost = set(batch.lost)
     found = []

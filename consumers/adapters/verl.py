@@ -13,7 +13,7 @@ Tensors, padded as verl pads them (prompts on the left, responses on the right):
 | ``response_mask`` | [B, R] int64 | 1 on tokens that bear loss: not on observations, nor on tokens that are too old |
 | ``rollout_log_probs`` | [B, R] float32 | log-probability each token was drawn with (T6) |
 | ``rollout_versions`` | [B, R] int64 | version each token was drawn with, -1 where nothing was |
-| ``teacher_log_probs`` | [B, R] float32 | of ``rollout.teacher``, where the run has one |
+| ``teacher_log_probs``, ``ref_log_prob`` | [B, R] float32 | of ``rollout.teacher``, ``reference``, if there are such |
 | ``rm_scores`` | [B, R] float32 | the reward, on the last token of the response |
 
 Beside them ``uid`` (the group), ``min_global_steps`` and ``max_global_steps`` (oldest and newest version of the row),
@@ -315,9 +315,9 @@ def data_proto(
         "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
         "rm_scores": torch.zeros(len(rows), width_r),
     }
-    if all(row.teacher_logprobs is not None for row in rows):
-        teacher = [row.response("teacher_logprobs") for row in rows]
-        tensors["teacher_log_probs"] = _right(teacher, width_r, 0.0, torch.float32)
+    for key, name in (("teacher_log_probs", "teacher_logprobs"), ("ref_log_prob", "reference_logprobs")):
+        if all(getattr(row, name) is not None for row in rows):
+            tensors[key] = _right([row.response(name) for row in rows], width_r, 0.0, torch.float32)
     tensors["input_ids"] = torch.cat([tensors["prompts"], tensors["responses"]], dim=1)
     last = (lengths - 1).clamp(min=0)
     tensors["rm_scores"][torch.arange(len(rows)), last] = torch.tensor([row.row.reward for row in rows])

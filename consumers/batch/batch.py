@@ -91,14 +91,12 @@ class Batch:
         self._loss = LossTokens(manifest, self.all_rows, max_staleness)
         self._counts = self._loss.counts(range(len(self.all_rows)))
         self._opened = OpenedPayloads(manifest.n, self.rows, payloads, read_sides)
-        given = advantages.group_advantages(
-            [row.reward for row in self.all_rows],
-            [row.job for row in self.all_rows],
-            advantage,
-            self._loss.per_row,
-            [row.masked for row in self.all_rows],
-        )
+        given = self._advantages_of([row.reward for row in self.all_rows])
         self._arrays = TokenArrays(manifest, self.rows, self._indices, self._opened, self._loss, given)
+
+    def _advantages_of(self, rewards: Sequence[float]) -> NDArray[np.float64]:
+        jobs, masked = [row.job for row in self.all_rows], [row.masked for row in self.all_rows]
+        return advantages.group_advantages(rewards, jobs, self._advantage, self._loss.per_row, masked)
 
     @property
     def n(self) -> int:
@@ -133,6 +131,10 @@ class Batch:
                 f"{self._what} needs a finite advantage for each of {len(self.all_rows)} samples, not {shown(values)}."
             )
         self._arrays.advantages = found
+
+    def set_rewards(self, values: Sequence[float]) -> None:
+        """Have the advantages of other rewards; as ``set_advantages``."""
+        self.set_advantages(self._advantages_of(values).tolist())
 
     def remove(self, indices: Collection[int]) -> None:
         """Take the loss off these of ``all_rows``, the same on every rank: ``counts`` are without them, advantages

@@ -16,7 +16,7 @@ from consumers.batch.loss_tokens import LossTokens
 from consumers.batch.opened import OpenedPayloads
 from penstock import payloads
 from penstock.errors import PayloadError, ProtocolError
-from penstock.names import TEACHER_LOGPROBS
+from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.payloads import Payload
 from penstock.payloads.format import sum_runs
 from penstock.protocol.records.manifest import Manifest, Row
@@ -33,7 +33,10 @@ TOKEN_KEYS: dict[str, tuple[float, type]] = {
     "staleness": (-1, np.int32),
 }
 #: Side arrays that are token keys where samples of the batch have them, 0 where nothing was drawn.
-SIDE_KEYS: dict[str, tuple[float, type]] = {TEACHER_LOGPROBS: (0.0, np.float32)}
+SIDE_KEYS: dict[str, tuple[float, type]] = {
+    TEACHER_LOGPROBS: (0.0, np.float32),
+    REFERENCE_LOGPROBS: (0.0, np.float32),
+}
 #: Keys whose arrays have one entry per sample.
 SAMPLE_KEYS: dict[str, type] = {
     "lengths": np.int64,

@@ -7,6 +7,7 @@ It ends after ``trainer.steps``, at ``trainer.stop_at_accuracy``, or with the da
 what they are about to train before every step, and no rank waits for data inside a collective.
 """
 
+import copy
 import json
 import logging
 import math
@@ -308,4 +309,7 @@ def learner_of(config: Config, size: int) -> GRPO:
         raise ConfigError(f"model.path {config.model.path} holds no model that can be loaded: {exc}") from exc
     model.to(config.trainer.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.trainer.lr)
-    return GRPO(model, optimizer, config.trainer, dp_size=size)
+    # Before a checkpoint is restored into it: the reference is the first policy, at every start.
+    own = config.trainer.kl is not None and config.rollout.reference is None
+    reference = copy.deepcopy(model) if own else None
+    return GRPO(model, optimizer, config.trainer, dp_size=size, reference=reference)

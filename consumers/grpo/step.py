@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from consumers.batch.batch import Batch
-from consumers.grpo import corrections, distillation, losses
+from consumers.grpo import corrections, distillation, kl, losses
 from consumers.grpo.losses import TokenLoss
 from consumers.grpo.totals import Totals
 from penstock.config import TrainerConfig
 from penstock.errors import PenstockError
-from penstock.names import TEACHER_LOGPROBS
+from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ class GRPO:
         dp_size: ranks; more than 1 needs torch.distributed to be initialised (gloo on CPU, nccl on GPU).
         process_group: of those ranks; None is the default group.
         max_samples: most samples of a micro-batch, beside ``config.max_tokens``.
+        reference: the policy that ``config.kl`` is to, which is never trained; None: batches bring its logprobs
+            (``rollout.reference``).
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class GRPO:
         dp_size: int = 1,
         process_group: dist.ProcessGroup | None = None,
         max_samples: int | None = None,
+        reference: torch.nn.Module | None = None,
     ) -> None:
+        self.reference = None if reference is None else reference.eval().requires_grad_(False)
         self.model = model
         self.optimizer = optimizer
         self.config = config
@@ -76,9 +80,12 @@ class GRPO:
         self.skipped_in_a_row: list[int] = []
         self.device = next(model.parameters()).device
         #: Metrics of a step beside those of every run.
-        self._means = ("teacher_kl",) if config.distill is not None else ()
+        wanted = {"teacher_kl": config.distill, "ref_kl": config.kl if self._penalty_in("loss") else None}
+        self._means = tuple(name for name, of in wanted.items() if of is not None)
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
         _warn_of_narrow_clips(config)
+        if config.kl is not None and self._penalty_in("loss") and config.kl.estimator == "k1":
+            log.warning("trainer.kl.estimator k1 in the loss has a gradient of mean 0, which is noise: choose k2 or k3")
 
     def step(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps on a batch, and what they were like; equal on all ranks.
@@ -99,13 +106,15 @@ class GRPO:
             (share of the loss tokens whose weight ``weight_cap`` changed), ``skipped`` (1: no weight was changed),
             ``skipped_steps`` (optimizer steps of this batch whose gradient was not finite) and ``skipped_steps_total``
             (of the run); with a teacher ``teacher_kl`` (mean of log p - log teacher over the loss tokens, an estimate
-            of the reverse KL per token; see ``distillation``). ``check_skipped`` says where such batches have become
-            the rule.
+            of the reverse KL per token; see ``distillation``); with a reference ``ref_kl`` (mean of the estimate, of
+            π_θ in the loss, of the policy that drew in the reward; see ``kl``). ``check_skipped`` says where such
+            batches have become the rule.
         """
         if not batch.counts["loss_tokens"]:
             return {"tokens": 0.0, "skipped": 1.0, "skipped_steps": 0.0, "skipped_steps_total": float(self.skipped)}
+        taken = self._take_off_rewards(batch) if self._penalty_in("reward") else {}
         parts = [
-            [_to(micro, self.device) for micro in part]
+            [self._with_reference(_to(micro, self.device)) for micro in part]
             for part in batch.minibatches(self.config.minibatches, self.config.max_tokens, self.max_samples)
             if part[0]["counts"]["loss_tokens"]
         ]
@@ -124,15 +133,19 @@ class GRPO:
         skipped = self.skipped - before
         self._count_batch(batch.n, skipped)
         told = [norm for norm in norms if math.isfinite(norm)] or norms
-        return totals.reduce(self.dp_size, self.process_group, passes=self.config.epochs) | {
-            "grad_norm": sum(told) / len(told),
-            "grad_norm_max": max(told),
-            "optimizer_steps": float(len(norms) - skipped),
-            "lr": float(self.optimizer.param_groups[0]["lr"]),
-            "skipped": float(skipped == len(norms)),
-            "skipped_steps": float(skipped),
-            "skipped_steps_total": float(self.skipped),
-        }
+        return (
+            totals.reduce(self.dp_size, self.process_group, passes=self.config.epochs)
+            | taken
+            | {
+                "grad_norm": sum(told) / len(told),
+                "grad_norm_max": max(told),
+                "optimizer_steps": float(len(norms) - skipped),
+                "lr": float(self.optimizer.param_groups[0]["lr"]),
+                "skipped": float(skipped == len(norms)),
+                "skipped_steps": float(skipped),
+                "skipped_steps_total": float(self.skipped),
+            }
+        )
 
     def check_skipped(self) -> None:
         """Call it when the batch of the last ``step`` is committed: one that is not would come again, and stop again.
@@ -156,9 +169,11 @@ class GRPO:
 
     def logprobs(self, micro: Micro) -> Tensor:
         """[B, L] log π_θ of the tokens at their sampling temperature; padding changes nothing."""
+        return self._logprobs_by(self.model, micro)
+
+    def _logprobs_by(self, model: CausalLM, micro: Micro) -> Tensor:
         positions = torch.arange(micro["tokens"].shape[1], device=micro["tokens"].device)
         attention = (positions < micro["lengths"][:, None]).long()
-        model: CausalLM = self.model
         logits = model(
             input_ids=micro["tokens"],
             attention_mask=attention,
@@ -168,11 +183,17 @@ class GRPO:
         return corrections.token_logprobs(logits, micro["tokens"], micro["temperatures"])
 
     def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
-        """[B, L] loss per token by the configured loss and correction.
+        """[B, L] loss per token by the configured loss and correction, and the penalty where that is in the loss.
 
         Args:
             old: log π_old; None: π_θ is π_old still.
         """
+        found, penalty = self._policy_loss(micro, logprobs, old), self.config.kl
+        if penalty is None or penalty.place != "loss":
+            return found
+        return found._replace(loss=found.loss + penalty.weight * self._estimate(micro, logprobs))
+
+    def _policy_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
         config = self.config
         cap = config.weight_cap or corrections.DEFAULT_CAP
         behaviour, mask = micro["logprobs"], micro["loss_mask"]
@@ -212,6 +233,43 @@ class GRPO:
             return behaviour
         return logprobs.detach() if old is None or self.config.correction == "truncated" else old.detach()
 
+    def _penalty_in(self, place: str) -> bool:
+        return self.config.kl is not None and self.config.kl.place == place
+
+    def _estimate(self, micro: Micro, logprobs: Tensor) -> Tensor:
+        """[B, L] distance of ``logprobs`` to those of the reference."""
+        assert self.config.kl is not None
+        reference = distillation.side_of(micro, REFERENCE_LOGPROBS, "trainer.kl")
+        return kl.estimate(logprobs, reference, micro["loss_mask"], self.config.kl.estimator)
+
+    @torch.no_grad()
+    def _with_reference(self, micro: Micro) -> Micro:
+        """A micro-batch with the logprobs of our own reference, where the penalty is in the loss."""
+        if self.reference is not None and self._penalty_in("loss"):
+            micro[REFERENCE_LOGPROBS] = self._logprobs_by(self.reference, micro)
+        return micro
+
+    @torch.no_grad()
+    def _take_off_rewards(self, batch: Batch) -> dict[str, float]:
+        """Take the penalty off the rewards of the whole batch, and make advantages of what is left (T11).
+
+        Each rank knows its own tokens alone: with several it blocks until all have called it.
+        """
+        assert self.config.kl is not None
+        sums = torch.zeros(len(batch.all_rows), dtype=torch.float64, device=self.device)
+        for micro in batch.micro_batches(self.config.max_tokens, self.max_samples):
+            micro = _to(micro, self.device)
+            if self.reference is not None:
+                micro[REFERENCE_LOGPROBS] = self._logprobs_by(self.reference, micro)
+            real = micro["rows"] >= 0
+            found = self._estimate(micro, micro["logprobs"]).double().sum(-1)
+            sums.index_add_(0, micro["rows"][real], found[real])
+        if self.dp_size > 1:
+            dist.all_reduce(sums, group=self.process_group)
+        taken, weight = sums.tolist(), self.config.kl.weight
+        batch.set_rewards([row.reward - weight * one for row, one in zip(batch.all_rows, taken, strict=True)])
+        return {"ref_kl": sum(taken) / max(batch.counts["loss_tokens"], 1)}
+
     def denominator(self, micro: Micro) -> float:
         """What this rank's sum over tokens is divided by, so that averaged gradients are the mean of all (T10)."""
         whole = losses.denominator(micro["counts"], self.config.aggregation, self.config.constant_tokens)
@@ -250,6 +308,8 @@ class GRPO:
         totals.add(micro["loss_mask"], micro["staleness"], now, micro["logprobs"], token_loss, before)
         if self.config.distill is not None:
             totals.add_mean("teacher_kl", self._from_teacher(micro, now, old))
+        if self._penalty_in("loss"):
+            totals.add_mean("ref_kl", self._estimate(micro, now))
 
     def _average_gradients(self) -> None:
         """Mean over ranks, in one all-reduce per dtype; a parameter unused on this rank counts as zero."""

@@ -31,6 +31,8 @@ class RolloutConfig(Section):
     #: A frozen model whose log-probabilities of the drawn tokens every sample of training carries, as side array
     #: ``teacher_logprobs`` (docs/distillation.md).
     teacher: ScoringModelConfig | None = None
+    #: The same of a reference policy, as ``reference_logprobs``: for ``trainer.kl``, in place of the first policy.
+    reference: ScoringModelConfig | None = None
     #: A group takes too long when its first lease is so long ago; None: never.
     group_timeout_s: Seconds | None = None
     #: What becomes of it: wait (and say so), train with the samples that are there, or drop it.
@@ -50,7 +52,8 @@ class RolloutConfig(Section):
 
     def scoring_models(self) -> dict[str, ScoringModelConfig]:
         """Frozen models that score every sample of training, by their key here."""
-        return {} if self.teacher is None else {"teacher": self.teacher}
+        found = {"teacher": self.teacher, "reference": self.reference}
+        return {key: model for key, model in found.items() if model is not None}
 
     @field_validator("sampling", "eval_sampling")
     @classmethod

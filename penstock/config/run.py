@@ -141,6 +141,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _rewards_are_made_by_one(self) -> Self:
+        if self.trainer.kl is not None and self.trainer.kl.place == "reward" and self.hooks.rewards is not None:
+            raise ValueError(
+                "trainer.kl.place reward and hooks.rewards both make the advantages of rewards: take it off in the "
+                "hook, or choose place loss"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _scored_at_temperature_1(self) -> Self:
         for key in self.rollout.scoring_models():
             for dataset in self.data.train:

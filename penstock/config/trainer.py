@@ -44,6 +44,20 @@ class DistillConfig(Section):
     with_rewards: bool = False
 
 
+class KLConfig(Section):
+    """A penalty on the distance to a reference policy: ``rollout.reference``, or else the policy in ``model.path``, of
+    which the trainer then holds a second copy (docs/distillation.md)."""
+
+    #: What the estimate is multiplied by.
+    weight: Annotated[float, Field(gt=0)]
+    #: Schulman's estimators of KL(π || reference) per token (consumers/grpo/kl.py). k1 in the loss has a gradient of
+    #: mean 0.
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    #: loss: added to the loss of each token, of π_θ. reward: the sum over a sample's loss tokens, of the policy that
+    #: drew them, is taken off its reward before advantages are made.
+    place: Literal["loss", "reward"] = "loss"
+
+
 class TrainerConfig(Section):
     """The reference GRPO trainer."""
 
@@ -88,6 +102,8 @@ class TrainerConfig(Section):
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
     #: Learn from ``rollout.teacher``; null: from rewards alone.
     distill: DistillConfig | None = None
+    #: Stay near a reference policy; null: no penalty.
+    kl: KLConfig | None = None
     #: Loss per token (consumers/grpo/losses.py); it brings its own clips, aggregation and correction where they are not
     #: given.
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"

@@ -87,6 +87,7 @@ SETTINGS = (
     "docs/buffer.md: trainer:",
     "docs/buffer.md: rollout:",
     "docs/distillation.md: # a teacher served",
+    "docs/distillation.md: # near the first",
     "docs/fleet.md: fleet:",
     "docs/fleet.md: engine:",
     "docs/hooks.md: hooks:",

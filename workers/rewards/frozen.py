@@ -1,6 +1,7 @@
 """Frozen models that score what the policy drew: log-probabilities of each sample's tokens, kept beside it as sides.
 
     a sample of training, its reward known ─> rollout.teacher: one prefill ─> sides["teacher_logprobs"] ─> commit
+                                              rollout.reference: another   ─> sides["reference_logprobs"]
 
 They are asked in the lease of the job, before the commit: a sample without them is never committed (T17), and one whose
 model did not answer keeps what was drawn and is tried again with its job.
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.config import Config
 from penstock.config.reward import ScoringModelConfig
 from penstock.errors import ConfigError, EngineError, FrozenModelError
-from penstock.names import TEACHER_LOGPROBS, Lane
+from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, Lane
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.weights.model_folder import read_vocab_size
@@ -23,7 +24,7 @@ from workers.rewards.service import Service, ServiceFailed
 from workers.sglang.segment import read_scored
 
 #: Key of section ``rollout`` -> side array.
-SIDES: Mapping[str, str] = {"teacher": TEACHER_LOGPROBS}
+SIDES: Mapping[str, str] = {"teacher": TEACHER_LOGPROBS, "reference": REFERENCE_LOGPROBS}
 
 
 class FrozenModels:

@@ -1,0 +1,36 @@
+"""How far the policy is from a reference policy: Schulman's estimators of KL(π || reference), per token.
+
+With log r = log reference - log π of a token that π drew:
+
+- ``k1``: -log r; unbiased, of high variance, negative at times. Its gradient has mean 0: in the loss it is noise
+- ``k2``: (log r)^2 / 2; biased, never negative; its gradient is that of the KL, on policy
+- ``k3``: r - 1 - log r; unbiased, never negative; GRPO's penalty (arXiv 2402.03300, equation 4)
+
+Source: Schulman 2020, "Approximating KL Divergence". Tokens that an older policy drew are taken as if π had drawn them,
+as GRPO does. Every log r is held within ±``losses.LOG_RATIO_LIMIT``; beyond, no gradient flows.
+
+Pure functions of tensors of one shape, [B, L] or [T].
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from consumers.grpo.losses import log_ratio
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def estimate(logprobs: Tensor, reference: Tensor, mask: Tensor, kind: Estimator) -> Tensor:
+    """The estimate of each token, 0 where the mask is False.
+
+    Args:
+        logprobs: log π; may carry a gradient.
+        reference: log-probabilities of the reference; carries none.
+    """
+    away, _ = log_ratio(reference.detach(), logprobs, mask)
+    if kind == "k1":
+        return -away
+    if kind == "k2":
+        return away.square() / 2
+    return away.expm1() - away
