@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock.errors import ProtocolError
+from penstock.protocol.records.pass_rate import share_byte
 from penstock.protocol.records.sample_meta import SampleMeta
 
 
@@ -42,6 +43,8 @@ class Group:
     uses: dict[str, int] = field(default_factory=dict)
     #: Subscription -> last batch that holds it.
     batches: dict[str, int] = field(default_factory=dict)
+    #: What share of its answers is right, from 0 to 1; 0 where it has none.
+    right: float = 0.0
     #: Field -> mean over the samples, for samplers that want it.
     priority: dict[str, float] = field(default_factory=dict)
     #: When this leader took it in (monotonic seconds).
@@ -51,6 +54,29 @@ class Group:
     def newest(self) -> int:
         """Newest version of any generated token; -1 where nothing was generated."""
         return self.versions[-1] if self.versions else -1
+
+    @property
+    def dataset(self) -> str:
+        """That of its prompt."""
+        return self.job.partition("/")[0]
+
+    @property
+    def share_byte(self) -> int:
+        """``right`` as it counts for its prompt."""
+        return share_byte(round(self.right * self.n), self.n)
+
+    def sum_up(self, records: Collection[SampleMeta], right_from: float) -> None:
+        """Take in the records of its samples. ``right_from``: reward from which on an answer is right."""
+        versions: set[int] = set()
+        for record in records:
+            self.kept += 1
+            versions.update(v for v, _ in record.loss_by_version)
+            versions.update(v for v in (record.oldest, record.newest) if v >= 0)
+            self.tokens += record.length
+            self.generated += record.num_generated
+            self.num_bytes += record.num_bytes
+        self.versions = tuple(sorted(versions))
+        self.right = sum(record.reward >= right_from for record in records) / max(1, len(records))
 
 
 def priorities(records: Collection[SampleMeta], names: Collection[str]) -> dict[str, float]:

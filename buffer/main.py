@@ -157,7 +157,9 @@ class Buffer:
             self._renew(lead, started)
             self._attendance.confirm()
 
-        state = State(self.client, self._keys, self._servers, lead, alive, self._filters)
+        train = self._config.data.train
+        right_from = {one.name: one.curriculum.right_from for one in train if one.curriculum is not None}
+        state = State(self.client, self._keys, self._servers, lead, alive, self._filters, right_from)
         cutter = Cutter(self.client, self._keys, lead, state, self._spans)
         # Before the load: what completes meanwhile is seen twice rather than never.
         last = self._last_event()

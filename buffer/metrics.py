@@ -41,6 +41,8 @@ INFLIGHT = gauge("queue_inflight_groups", "Train groups that are leased, or begu
 BURIED = counter("queue_buried_jobs", "Jobs that were buried, by what the last try failed of.", "reason")
 FAILED = counter("queue_failed_tries", "Tries of jobs that failed, each retried or buried.", "reason")
 PASSED = counter("queue_passed_lines", "Lines of training data that were passed over in place of a job.", "dataset")
+EASY = counter("queue_skipped_easy_prompts", "Prompts that a curriculum skipped as easy, in each epoch.", "dataset")
+HARD = counter("queue_skipped_hard_prompts", "Prompts that a curriculum skipped as hard, in each epoch.", "dataset")
 WORKERS = gauge("queue_workers", "Workers by what they do; silent: not heard of for 10 s.", "state")
 RATE = gauge("queue_tokens_per_second", "Tokens that all workers draw, smoothed over some seconds.")
 VERSION = gauge("queue_model_version", "Newest published version.", "model")
@@ -103,12 +105,18 @@ COUNTERS = {
     "rolled_back": counter("queue_rollbacks", "Times that Redis had lost acknowledged writes."),
 }
 #: What begins fields of the hash ``counters`` that end in a reason.
-BY_REASON = {"buried_as:": BURIED, "failed:": FAILED, "passed_lines:": PASSED}
+BY_REASON = {
+    "buried_as:": BURIED,
+    "failed:": FAILED,
+    "passed_lines:": PASSED,
+    "skipped_easy:": EASY,
+    "skipped_hard:": HARD,
+}
 
 SERIES = (
-    LEADS, JOBS, OLDEST, PAUSED, DELAYED, DEAD, READY, INFLIGHT, UNRECORDED, BURIED, FAILED, PASSED, *COUNTERS.values(),
-    TOKENS, GOODPUT, WORKERS, RATE, VERSION, STEP, WAITS, CUT, CURSOR, DURABLE, OWNED, BOUND, DROPPED, PLACES, TAKEN,
-    USED, MAX, WRITABLE,
+    LEADS, JOBS, OLDEST, PAUSED, DELAYED, DEAD, READY, INFLIGHT, UNRECORDED, BURIED, FAILED, PASSED, EASY, HARD,
+    *COUNTERS.values(), TOKENS, GOODPUT, WORKERS, RATE, VERSION, STEP, WAITS, CUT, CURSOR, DURABLE, OWNED, BOUND,
+    DROPPED, PLACES, TAKEN, USED, MAX, WRITABLE,
 )  # fmt: skip
 
 

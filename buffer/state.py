@@ -4,7 +4,7 @@ Redis is the truth; nothing here survives doubt. Events of the ``samples`` strea
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from buffer.filters import Filters
 from buffer.group import Group, priorities, read_group
@@ -13,9 +13,11 @@ from buffer.payload_servers import PayloadServers, keys_of
 from buffer.records import Records
 from buffer.spent import Spent
 from buffer.subscription import Subscription
+from penstock.config.data import RIGHT_FROM
 from penstock.config.staleness import Sampler
 from penstock.config.subscription import Definition
 from penstock.errors import ProtocolError
+from penstock.names import Lane
 from penstock.protocol import scripts
 from penstock.protocol.gate import gates
 from penstock.protocol.keys import Keys
@@ -43,6 +45,7 @@ class State:
     Args:
         alive: called between chunks of a long read; keeps the leadership, raises LeadershipLost.
         filters: those that subscriptions may name; None: the built-in ones.
+        right_from: of datasets with a curriculum, the reward from which on an answer is right.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class State:
         lead: Leadership,
         alive: Callable[[], None] = lambda: None,
         filters: Filters | None = None,
+        right_from: Mapping[str, float] | None = None,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -60,6 +64,7 @@ class State:
         self._lead = lead
         self._alive = alive
         self._filters = filters or Filters()
+        self._right_from = right_from or {}
         self._judge = Judge(client, keys, lead, self._filters)
         self.groups: dict[str, Group] = {}
         #: Groups whose records are not what penstock writes: job -> the group. Subscriptions give them up.
@@ -242,18 +247,11 @@ class State:
 
         Raises ProtocolError, TypeError or ValueError where they are not what penstock writes.
         """
-        versions: set[int] = set()
         places: list[tuple[tuple[str, str], int]] = []
         records = self.records.put(group.job, meta)
         for record in records:
             places += [(at, record.k) for at in keys_of(self._keys, group.job, record)]
-            group.kept += 1
-            versions.update(v for v, _ in record.loss_by_version)
-            versions.update(v for v in (record.oldest, record.newest) if v >= 0)
-            group.tokens += record.length
-            group.generated += record.num_generated
-            group.num_bytes += record.num_bytes
-        group.versions = tuple(sorted(versions))
+        group.sum_up(records, self._right_from.get(group.dataset, RIGHT_FROM))
         if self._fields:
             group.priority = priorities(records, self._fields)
         return places
@@ -311,7 +309,8 @@ class State:
         if not groups:
             return
         lost = {group.job: sorted(group.lost) for group in groups if group.lost}
-        run(self._client, scripts.keep(self._keys, self._lead, [(g.job, g.kept) for g in groups], lost))
+        shares = {g.job: g.share_byte for g in groups if g.lane == Lane.TRAIN and g.dataset in self._right_from}
+        run(self._client, scripts.keep(self._keys, self._lead, [(g.job, g.kept) for g in groups], lost, shares))
 
     def _place(self, group: Group) -> None:
         """Into the pools of those who want it; into ``spent`` when nobody will."""

@@ -257,9 +257,11 @@ class Producer:
                 model=self._config.model.name,
                 gate=gate,
                 cohorts=lane == Lane.EVAL or in_order,
+                skips=[self._offers.skip(job) for job in jobs] if lane == Lane.TRAIN else (),
             )
         )
-        taken = [job for job in jobs[: answer.admitted] if isinstance(job, Job)]
+        offered = enumerate(jobs[: answer.admitted])
+        taken = [job for at, job in offered if isinstance(job, Job) and at not in answer.skipped]
         self._tally.admitted[lane] += len(taken)
         for job in taken:
             self._spans.add(job.id, telemetry.ROOT, began_s, time.time(), lane=lane, samples=job.n)

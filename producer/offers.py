@@ -4,6 +4,7 @@ A line that is passed over takes its position as a job does, and the position mo
 function of the files and the configuration, so that producers that die or run beside one another agree.
 """
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.names import Lane
 from penstock.protocol.records.job import Job
+from penstock.protocol.records.pass_rate import Skip
 from producer.held_out import HeldOut
 from producer.mixture import Mixture
 from producer.prompt import Prompt
@@ -45,7 +47,8 @@ class Offers:
     """The training data of a run by position."""
 
     def __init__(self, config: Config, source: Mixture, held_out: HeldOut) -> None:
-        self._n = config.rollout.n
+        self._n, self._seed = config.rollout.n, config.seed
+        self._curricula = {one.name: one.curriculum for one in config.data.train if one.curriculum is not None}
         self._source, self._held_out = source, held_out
         self._passed: Counter[str] = Counter()
         #: Lines that were passed over since the last job.
@@ -63,6 +66,18 @@ class Offers:
         if isinstance(prompt, str):
             return Passed(dataset.config.name, prompt)
         return dataset.job(prompt, epoch, n=self._n, lane=Lane.TRAIN, sampling={})
+
+    def skip(self, offer: Offer) -> Skip | None:
+        """When an offer is skipped, which the verb judges that would admit it; None: never.
+
+        Which prompts come although they are easy or hard is a function of seed, prompt and epoch.
+        """
+        if not isinstance(offer, Job) or (curriculum := self._curricula.get(offer.id.partition("/")[0])) is None:
+            return None
+        digest = hashlib.blake2b(f"{self._seed}/revisit/{offer.id}".encode(), digest_size=6).digest()
+        if int.from_bytes(digest, "big") < curriculum.revisit * 2**48:
+            return None
+        return Skip(curriculum.groups, easy=curriculum.skip_above, hard=curriculum.skip_below)
 
     def took(self, offers: Sequence[Offer]) -> None:
         """Tell of lines that were passed over.

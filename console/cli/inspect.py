@@ -14,6 +14,7 @@ from console.cli.history.export import export
 from console.cli.history.samples import samples_app
 from console.cli.history.trace import trace
 from console.cli.nouns import lanes
+from console.cli.nouns.data import data_app
 from console.cli.nouns.dead import dead_app
 from console.cli.nouns.jobs import jobs_app
 from console.cli.nouns.rewards import reward_app
@@ -28,6 +29,7 @@ from console.terminal import print_json, say, table
 
 _NOUNS = {
     "jobs": jobs_app,
+    "data": data_app,
     "dead": dead_app,
     "workers": workers_app,
     "trainers": trainers_app,
@@ -65,7 +67,12 @@ def _show_status(state: Mapping[str, Any]) -> None:
     lanes = [{"lane": lane, **counts} for lane, counts in state["lanes"].items()]
     table(lanes, ["lane", "queued", "leased"], "queues")
     say(f"delayed {state['delayed']}, dead {state['dead']}, groups ready {state['ready']}")
-    for line in (passed_line(state["counters"]), rollback_line(state["counters"]), goodput_line(state)):
+    for line in (
+        passed_line(state["counters"]),
+        skipped_line(state["counters"]),
+        rollback_line(state["counters"]),
+        goodput_line(state),
+    ):
         if line:
             say(line)
     columns = ["name", "engine", "version", "state", "held", "running", "slots", "tokens_per_s", "age_s"]
@@ -127,6 +134,17 @@ def passed_line(counters: dict[str, int]) -> str:
     passed = {name.partition(":")[2]: count for name, count in counters.items() if name.startswith("passed_lines:")}
     words = ", ".join(f"{name} {count}" for name, count in sorted(passed.items()))
     return f"lines passed over, by dataset: {words}" if words else ""
+
+
+def skipped_line(counters: dict[str, int]) -> str:
+    """Prompts that curricula skipped, by dataset; '' where there are none."""
+    skipped: dict[str, list[str]] = {}
+    for name, count in sorted(counters.items()):
+        kind, _, dataset = name.partition(":")
+        if kind in ("skipped_easy", "skipped_hard"):
+            skipped.setdefault(dataset, []).append(f"{count} {kind.removeprefix('skipped_')}")
+    words = ", ".join(f"{name} {' and '.join(counts)}" for name, counts in skipped.items())
+    return f"prompts skipped by a curriculum, of all epochs: {words} (`penstock data ls`)" if words else ""
 
 
 def rollback_line(counters: dict[str, int]) -> str:

@@ -11,6 +11,34 @@ from penstock.config.sampling import check_sampling
 from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.names import MAX_ANSWERS
 
+Share = Annotated[float, Field(ge=0, le=1)]
+#: Reward from which on an answer is right, where nobody says another.
+RIGHT_FROM = 1.0
+
+
+class CurriculumConfig(Section):
+    """Which prompts come again, by what their groups came to in earlier epochs."""
+
+    #: A prompt is skipped as easy where at least this share of its answers is right; None: never.
+    skip_above: Share | None = 1.0
+    #: A prompt is skipped as hard where at most this share of its answers is right; None: never.
+    skip_below: Share | None = None
+    #: Its latest groups, whose mean counts; a prompt that has fewer is not skipped.
+    groups: Annotated[int, Field(ge=1, le=8)] = 1
+    #: Share of the prompts to be skipped that come all the same, others in each epoch: so none is gone for good.
+    revisit: Annotated[float, Field(gt=0, le=1)] = 0.1
+    #: Reward from which on an answer is right.
+    right_from: float = RIGHT_FROM
+
+    @model_validator(mode="after")
+    def _leaves_a_middle(self) -> Self:
+        if self.skip_above is not None and self.skip_below is not None and self.skip_below >= self.skip_above:
+            raise ValueError(
+                f"skip_below ({self.skip_below:g}) and skip_above ({self.skip_above:g}) skip every prompt: lower "
+                "skip_below, or raise skip_above"
+            )
+        return self
+
 
 class DatasetConfig(Section):
     """Prompts from one source."""
@@ -52,6 +80,8 @@ class DatasetConfig(Section):
     #: Share of the training prompts that are of this dataset, beside the weights of the others: 3 and 1, or 0.75 and
     #: 0.25. All have one, and each then has epochs of its own, or none has, and an epoch is once through all of them.
     weight: Annotated[float, Field(gt=0)] | None = None
+    #: Of training prompts: skip those that are too easy, or too hard, by what their groups came to; None: none are.
+    curriculum: CurriculumConfig | None = None
     #: In another order in each epoch, which follows from ``seed``.
     shuffle: bool = True
     #: Overrides of ``rollout.sampling`` for this dataset.
@@ -107,6 +137,12 @@ class DatasetConfig(Section):
             raise ValueError(f"{', '.join(given)} needs a chat template: set apply_chat_template: true, or remove it")
         return self
 
+    @model_validator(mode="after")
+    def _curriculum_is_of_what_is_drawn(self) -> Self:
+        if self.curriculum is not None and self.answer_key is not None:
+            raise ValueError("curriculum goes by answers that the policy draws, and answer_key gives them: remove one")
+        return self
+
     @field_validator("sampling")
     @classmethod
     def _sampling_is_known(cls, sampling: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +174,12 @@ class DataConfig(Section):
     def _categories_are_of_held_out_prompts(self) -> Self:
         if named := [one.name for one in self.train if one.category_key is not None]:
             raise ValueError(f"dataset {named[0]!r} is trained on, where a category_key means nothing: remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _curricula_are_of_training_prompts(self) -> Self:
+        if named := [one.name for one in self.eval if one.curriculum is not None]:
+            raise ValueError(f"dataset {named[0]!r} is held out, and all of it is asked: remove its curriculum")
         return self
 
     @model_validator(mode="after")

@@ -101,6 +101,10 @@ class Keys:
     def done(self, dataset: str, epoch: int) -> str:
         return self.of(f"done:{dataset}/{epoch}")
 
+    def rates(self, dataset: str, chunk: int) -> str:
+        """What the latest groups of 4,096 prompts came to."""
+        return self.of(f"rates:{dataset}/{chunk}")
+
     @property
     def delayed(self) -> str:
         return self.of("delayed")

@@ -142,6 +142,8 @@ VERBS: dict[str, tuple[int, list[str]]] = {
     "resume train": (0, ["lane train goes on"]),
     "buffer ls": (0, ["d/0/0", "actor", "staleness"]),
     "trainers ls": (0, ["actor", "there"]),
+    "data ls": (0, ["datasets with a curriculum"]),
+    "data show d/0": (2, ["Nothing was counted of prompt d/0"]),
     "weights ls": (0, ["1-0", "policy", "newest"]),
     "jobs cancel d/0/3": (0, ["d/0/3: cancelled, it was queued"]),
     "samples ls": (0, ["d/0/0/0", "d/0/0/1"]),

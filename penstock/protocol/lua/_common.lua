@@ -8,6 +8,7 @@ local SCHEMA = 2
 local GROUP = 'workers'
 local WAKE_MAX = 1024 -- wake-up marks kept; a mark says "look again", so losing one costs a poll, never a job
 local TRIES_MAX = 16 -- tries of a job that are told of; of earlier ones their number
+local RATE_GROUPS, RATE_LINES = 8, 4096 -- latest groups of a prompt that are kept, a byte each; prompts of one string
 local EVENTS_MAX = 100000 -- events kept; they say where to look, so one that is lost is found by the next look
 
 local function group_key_of(prefix, job) return prefix .. 'group:' .. job end
@@ -266,6 +267,15 @@ end
 local function set_done(prefix, job)
   local set, index = string.match(job, '^(.*)/(%d+)$')
   return redis.call('SETBIT', prefix .. 'done:' .. set, index, 1)
+end
+
+-- Where the latest groups of a job's prompt stand (records/pass_rate.py): the string and the offset in it; nil where the
+-- job's id names no prompt.
+local function rate_place_of(prefix, job)
+  local set, index = string.match(job, '^([^/]+)/%d+/(%d+)$')
+  if not set or #index > 15 then return nil end
+  local chunk = math.floor(index / RATE_LINES)
+  return prefix .. 'rates:' .. set .. '/' .. string.format('%.0f', chunk), (index - chunk * RATE_LINES) * RATE_GROUPS
 end
 
 -- Is `lane` one of a subscription's lanes (a comma-separated list)?

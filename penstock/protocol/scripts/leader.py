@@ -44,11 +44,22 @@ def resign(keys: Keys, lead: Leadership) -> Call[bool]:
 
 
 def keep(
-    keys: Keys, lead: Leadership, kept: Iterable[tuple[str, int]], lost: Mapping[str, Iterable[int]] | None = None
+    keys: Keys,
+    lead: Leadership,
+    kept: Iterable[tuple[str, int]],
+    lost: Mapping[str, Iterable[int]] | None = None,
+    shares: Mapping[str, int] | None = None,
 ) -> Call[int]:
-    """Payloads of these groups (job, n) are permanent, but for k in ``lost``; how many of them were still ready."""
-    gone = lost or {}
-    flat: list[Value] = [part for job, n in kept for part in (job, n, ",".join(map(str, gone.get(job, ()))))]
+    """Payloads of these groups (job, n) are permanent, but for k in ``lost``; how many of them were still ready.
+
+    Args:
+        shares: job -> what share of its answers is right (``share_byte``), of groups that count for their prompts. A
+            group counts once, however often this is said.
+    """
+    gone, counted = lost or {}, shares or {}
+    flat: list[Value] = [
+        part for job, n in kept for part in (job, n, ",".join(map(str, gone.get(job, ()))), counted.get(job, 0))
+    ]
     return _call("keep", keys, lead, [], flat, int)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
+from penstock.protocol.records.pass_rate import Skip
 from penstock.redis.call import Call, Value, numbers, script, text, version_field
 
 
@@ -20,6 +21,8 @@ class Admission:
     position: int = 0
     #: The subscription that has no room, where the gate is closed; '' where there is none.
     sub: str = ""
+    #: Which of the jobs, by their place in the call from 0, were skipped for what their prompts had come to.
+    skipped: frozenset[int] = frozenset()
 
 
 def admit(
@@ -32,6 +35,7 @@ def admit(
     model: str,
     gate: tuple[int, Sequence[str | Sequence[str]]] | None,
     cohorts: bool = False,
+    skips: Sequence[Skip | None] = (),
 ) -> Call[Admission]:
     """Admit jobs in order, as many as the gate lets in.
 
@@ -42,16 +46,20 @@ def admit(
         gate: (revision of subs, driving subscriptions; for a pool all of its members as one entry), or None for lanes
             that no gate holds (eval, score).
         cohorts: keep the order of admission, because a subscription of this lane cuts by cohort.
+        skips: when the prompt of each job is skipped (None: never); empty: none ever is.
     """
     gates = [[one] if isinstance(one, str) else list(one) for one in gate[1]] if gate else []
     head: list[Value] = [keys.prefix, lane, source, position, gate[0] if gate else -1, version_field(model)]
     args: list[Value] = [*head, int(cohorts), numbers(gates)]
-    for job, body in jobs:
-        args += [job.id, job.n, body] if job is not None else ["", 0, body]
+    for (job, body), skip in zip(jobs, skips or [None] * len(jobs), strict=True):
+        args += [job.id, job.n, body, str(skip or "")] if job is not None else ["", 0, body, ""]
 
     def parse(answer: Any) -> Admission:
-        admitted, position, tightest = (*(int(v) for v in answer[1:]), 0, 0, 0)[:3]
-        return Admission(text(answer[0]), admitted, position, gates[tightest - 1][0] if tightest else "")
+        admitted, position, tightest = (*(int(v) for v in answer[1:4]), 0, 0, 0)[:3]
+        skipped = frozenset(int(number) - 1 for number in text(answer[4]).split(",") if number) if answer[4:] else ()
+        return Admission(
+            text(answer[0]), admitted, position, gates[tightest - 1][0] if tightest else "", frozenset(skipped)
+        )
 
     subs = [keys.sub(name) for names in gates for name in names]
     return Call(script("admit"), [keys.source, keys.subs, keys.clock, *subs], args, parse)

@@ -41,7 +41,8 @@ def _admitted(args: Facts, answer: Any) -> tuple[str, Facts]:
     if answer.outcome != "ok":
         return NO, {"why": answer.outcome}
     # Of these each was admitted now, or is live or done from before.
-    return YES, {"jobs": [job.id for job, _ in args["jobs"][: answer.admitted]]}
+    taken = enumerate(args["jobs"][: answer.admitted])
+    return YES, {"jobs": [job.id for at, (job, _) in taken if at not in answer.skipped]}
 
 
 def _leased(args: Facts, answer: Any) -> tuple[str, Facts]:

@@ -9,6 +9,7 @@ import pytest
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.protocol.records.job import Job
+from penstock.protocol.records.pass_rate import Skip
 from producer.dataset import Dataset
 from producer.held_out import HeldOut
 from producer.mixture import Mixture
@@ -85,3 +86,25 @@ def test_lines_that_are_passed_over_are_told_and_never_all_of_them(
         lenient.took(found)
     assert len(caplog.records) == TOLD + 1
     assert "more lines of dataset d are passed over" in caplog.messages[-1]
+
+
+CURRICULUM = {"skip_above": 0.9, "skip_below": 0.1, "groups": 3, "revisit": 0.25}
+
+
+def test_a_prompt_of_a_curriculum_is_skipped_by_its_bounds_but_for_a_share_that_is_another_one_in_each_epoch(
+    tmp_path: Path,
+) -> None:
+    train = [{"name": "d", "path": "d", "curriculum": CURRICULUM}, {"name": "e", "path": "e"}]
+    config = Config.model_validate(CONFIG.model_dump() | {"data": {"train": train}})
+    dataset = made(tmp_path, [{"prompt": f"p{i}"} for i in range(400)], shuffle=False)
+    found = Offers(config, Mixture([dataset], 0), HeldOut([]))
+    skips = [found.skip(found.at(position)) for position in range(800)]
+    assert {str(one) for one in skips if one} == {str(Skip(3, easy=0.9, hard=0.1))}
+    epochs = [[one is None for one in skips[:400]], [one is None for one in skips[400:]]]
+    assert all(60 < sum(come) < 140 for come in epochs), "about a quarter comes all the same"
+    assert epochs[0] != epochs[1]
+    again = Offers(config, Mixture([dataset], 0), HeldOut([]))
+    assert [again.skip(again.at(position)) for position in range(800)] == skips
+    other = made(tmp_path, [{"prompt": "a"}], "e")
+    assert found.skip(other.job(other[0], 0, n=1, lane="train", sampling={})) is None
+    assert found.skip(Passed("d", "why")) is None

@@ -27,7 +27,7 @@ LOOKS = {
     *("status", "why", "audit", "doctor", "check", "peek", "export", "fleet plan", "fleet ls", "engines check"),
     *("jobs ls", "jobs show", "dead ls", "dead show", "workers ls", "workers show", "trainers ls", "subs ls"),
     *("weights ls", "buffer ls", "payloads ls", "samples ls", "samples show", "eval ls", "eval show"),
-    *("metrics discovery", "trace", "reward try"),
+    *("metrics discovery", "trace", "reward try", "data ls", "data show"),
 }
 #: It is JSON already.
 JSON_ALREADY = {"metrics discovery"}

@@ -1,5 +1,6 @@
 """Configuration: three sources, one sentence per mistake, no secret shown."""
 
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -350,3 +351,19 @@ def test_a_fleet_that_names_running_servers_is_taken_from_the_resolved_file_too(
     save_resolved(config, saved)
 
     assert load_config(saved, [], {}) == config
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"train": [{"curriculum": {"skip_above": 0.2, "skip_below": 0.2}}]}, "skip every prompt: lower skip_below"),
+        ({"train": [{"curriculum": {"revisit": 0}}]}, "revisit"),
+        ({"train": [{"curriculum": {"groups": 9}}]}, "groups"),
+        ({"train": [{"curriculum": {}, "answer_key": "answer"}]}, "answer_key gives them: remove one"),
+        ({"train": [{}], "eval": [{"name": "e", "path": "e", "curriculum": {}}]}, "'e' is held out"),
+    ],
+)
+def test_a_curriculum_that_cannot_be_is_refused_by_name(data: dict[str, Any], words: str) -> None:
+    named = data | {"train": [{"name": "d", "path": "d.jsonl", **one} for one in data["train"]]}
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        Config.model_validate({"run": "r", "model": {"path": "m"}, "data": named})

@@ -1,0 +1,54 @@
+"""``penstock data``: what the prompts of datasets with a curriculum have come to."""
+
+from typing import Annotated, Any
+
+import typer
+
+from console.cli.lists import Choice, Row, list_of_run, show
+from console.cli.options import DIRECTORY, FolderOption, JsonOption, RunArgument, UrlOption
+from console.cli.target import Target
+from console.terminal import print_json, say
+from penstock.errors import ConfigError
+
+data_app = typer.Typer(help="Datasets with a curriculum, and what their prompts came to.")
+
+
+@data_app.command("ls")
+@list_of_run
+def data_ls(target: Target, choice: Choice) -> None:
+    """Datasets: prompts that were drawn, the share of right answers, always and never right ones, and skips."""
+    from console.read.rates import FIELDS, list_datasets
+
+    rows = list_datasets(target.client, target.keys)
+    show(rows, FIELDS, FIELDS, "datasets with a curriculum", choice, _in_words)
+
+
+@data_app.command("show")
+def data_show(
+    prompt: Annotated[str, typer.Argument(help="DATASET/LINE, as `penstock trace` has it.")],
+    run: RunArgument = None,
+    redis: UrlOption = None,
+    directory: FolderOption = DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """One prompt: the share of right answers in its latest groups, and what that makes of it."""
+    from console.read.rates import prompt_of, show_prompt
+
+    dataset, index = prompt_of(prompt)
+    target = Target(run, redis, directory)
+    found = show_prompt(target.client, target.keys, dataset, index)
+    if found is None:
+        raise ConfigError(
+            f"Nothing was counted of prompt {prompt}: its dataset has no curriculum, or no group of it is complete; "
+            "`penstock data ls` lists the datasets."
+        )
+    if as_json:
+        print_json(found)
+        return
+    say(f"prompt {prompt}: {found['state']}, {found['mean']:.3f} of its answers right")
+    say("its groups, the latest first: " + ", ".join(f"{share:.3f}" for share in found["shares"]))
+
+
+def _in_words(row: Row) -> dict[str, Any]:
+    mean = row["mean"]
+    return {**row, "mean": None if mean is None else f"{mean:.3f}"}

@@ -1,0 +1,68 @@
+"""What the prompts of datasets with a curriculum have come to: a row for each dataset, and one prompt."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.names import is_name
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.pass_rate import PromptRate, read_prompt_rate, read_rates
+from penstock.protocol.records.small_maps import count_shown, name_shown
+from penstock.redis.commands import Client
+
+FIELDS: Sequence[str] = ("dataset", "prompts", "mean", "always", "between", "never", "skipped_easy", "skipped_hard")
+_SKIPPED = ("skipped_easy", "skipped_hard")
+
+
+def list_datasets(client: Client, keys: Keys) -> list[dict[str, Any]]:
+    """A row for each dataset of which a group was counted, or a prompt skipped. Blocks: about 1 s for 10^6 prompts.
+
+    ``prompts`` have a group that counts; of those ``always``, ``between`` and ``never`` right in all groups that are
+    kept of them; ``mean`` is the share of right answers, each prompt counting once.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    sums: dict[str, float] = {}
+    for one in read_rates(client, keys):
+        row = rows.setdefault(one.dataset, _empty(one.dataset))
+        row["prompts"] += 1
+        row[state_of(one)] += 1
+        sums[one.dataset] = sums.get(one.dataset, 0.0) + one.mean
+    for name, value in client.hgetall(keys.counters).items():
+        kind, _, dataset = name_shown(name).partition(":")
+        if kind in _SKIPPED:
+            rows.setdefault(dataset, _empty(dataset))[kind] = count_shown(value)
+    for dataset, total in sums.items():
+        rows[dataset]["mean"] = round(total / rows[dataset]["prompts"], 6)
+    return [rows[dataset] for dataset in sorted(rows)]
+
+
+def _empty(dataset: str) -> dict[str, Any]:
+    return dict.fromkeys(FIELDS, 0) | {"dataset": dataset, "mean": None}
+
+
+def state_of(rate: PromptRate) -> str:
+    """``always``, ``never`` or ``between`` right, in all groups that are kept."""
+    return "always" if min(rate.shares) == 1 else "never" if max(rate.shares) == 0 else "between"
+
+
+def prompt_of(text: str) -> tuple[str, int]:
+    """Dataset and line of DATASET/LINE. Raises ConfigError."""
+    dataset, _, line = text.rpartition("/")
+    if not is_name(dataset) or not (line.isascii() and line.isdigit() and len(line) < 16):
+        raise ConfigError(f"{text!r} names no prompt: write DATASET/LINE, such as gsm8k/17.")
+    return dataset, int(line)
+
+
+def show_prompt(client: Client, keys: Keys, dataset: str, index: int) -> dict[str, Any] | None:
+    """One prompt; None where no group of it was counted. Blocks for a round trip."""
+    found = read_prompt_rate(client, keys, dataset, index)
+    if found is None:
+        return None
+    words = {"always": "always right", "never": "never right", "between": "sometimes right"}
+    return {
+        "dataset": dataset,
+        "line": index,
+        "state": words[state_of(found)],
+        "mean": found.mean,
+        "shares": list(found.shares),
+    }

@@ -1,0 +1,119 @@
+"""How often the latest groups of a prompt were right: a byte for each group, in strings of many prompts.
+
+The verb ``keep`` writes it, with the mark in the group that says so; ``admit`` judges by it. What they do in Lua is
+said here once more, for those who look, and for the tests that hold the two together.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.protocol.keys import Keys
+from penstock.redis.commands import Client
+from penstock.redis.scan import scan_keys
+
+#: Latest groups of a prompt that are kept, and prompts of one string (``_common.lua`` has both).
+MOST_GROUPS, CHUNK = 8, 4096
+#: A group of which no answer, or every one, is right; between them are the others.
+_NONE, _ALL = 1, 255
+#: Parts that the share of a group is counted in.
+PARTS = _ALL - _NONE
+
+
+def share_byte(right: int, answers: int) -> int:
+    """The share of a group's answers that are right, as it is kept: in 254ths, and only 0 and 1 as 0 and 1.
+
+    0: the group has no answer, so nothing is counted.
+    """
+    if answers < 1:
+        return 0
+    if right in (0, answers):
+        return _ALL if right else _NONE
+    return min(max(_NONE + round(PARTS * right / answers), _NONE + 1), _ALL - 1)
+
+
+def share_of(byte: int) -> float:
+    """The share that a byte means, from 0 to 1."""
+    return (byte - _NONE) / PARTS
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """When a prompt is skipped: its latest ``groups`` groups are all there, and almost all right, or almost all wrong.
+
+    Args:
+        easy: skipped as easy from this share on; None: never.
+        hard: skipped as hard up to this share; None: never.
+    """
+
+    groups: int
+    easy: float | None = None
+    hard: float | None = None
+
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        """In parts: at most this is hard, at least this is easy."""
+        return (
+            -1.0 if self.hard is None else self.hard * PARTS,
+            PARTS + 1.0 if self.easy is None else self.easy * PARTS,
+        )
+
+    def __str__(self) -> str:
+        """As ``admit`` takes it."""
+        hard, easy = self._bounds
+        return f"{self.groups},{hard!r},{easy!r}"
+
+    def reason(self, latest: Sequence[float]) -> str:
+        """``hard``, ``easy``, or '' where a prompt with these shares, the latest first, is not skipped."""
+        if len(latest) < self.groups:
+            return ""
+        parts = sum(round(share * PARTS) for share in latest[: self.groups])
+        hard, easy = self._bounds
+        if parts <= hard * self.groups:
+            return "hard"
+        return "easy" if parts >= easy * self.groups else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRate:
+    """What the latest groups of one prompt came to."""
+
+    dataset: str
+    #: Its number in the source, from 0, as job ids have it.
+    index: int
+    #: Share of right answers of each, from 0 to 1, the latest first.
+    shares: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.shares) / len(self.shares)
+
+
+def read_prompt_rate(client: Client, keys: Keys, dataset: str, index: int) -> PromptRate | None:
+    """That of one prompt; None where no group of it was counted. Blocks for a round trip."""
+    at = index % CHUNK * MOST_GROUPS
+    found = client.getrange(keys.rates(dataset, index // CHUNK), at, at + MOST_GROUPS - 1)
+    return next(iter(_prompts(dataset, index, found)), None)
+
+
+def read_rates(client: Client, keys: Keys) -> Iterator[PromptRate]:
+    """Those of all prompts that have any, by dataset and number. Blocks for a SCAN, and for each 4,096 prompts.
+
+    A key that no verb writes so is left out.
+    """
+    for dataset, chunk in sorted(set(_chunks(keys, scan_keys(client, keys.of("rates:"))))):
+        found = client.getrange(keys.rates(dataset, chunk), 0, CHUNK * MOST_GROUPS - 1)
+        yield from _prompts(dataset, chunk * CHUNK, found)
+
+
+def _chunks(keys: Keys, names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    for name in names:
+        dataset, _, number = name.removeprefix(keys.of("rates:")).rpartition("/")
+        if dataset and number.isascii() and number.isdigit() and len(number) < 16:
+            yield dataset, int(number)
+
+
+def _prompts(dataset: str, first: int, data: bytes) -> Iterator[PromptRate]:
+    for at in range(0, len(data), MOST_GROUPS):
+        shares = tuple(share_of(byte) for byte in data[at : at + MOST_GROUPS] if byte)
+        if shares:
+            yield PromptRate(dataset, first + at // MOST_GROUPS, shares)
