@@ -169,7 +169,7 @@ def _expiry(view: View) -> Dispose | None:
 def _decide_batch(view: View) -> Decision:
     if view.policy.waits:
         return Look() if view.in_flight is None else _decide_in_time(view, view.in_flight)
-    groups = _take(view, view.pool.order(view.n))
+    groups = _take(view, view.pool.order(view.n, view.floor))
     if groups:
         return _cut(view, groups)
     return Look() if view.in_flight is None else _decide_short(view, view.in_flight)
@@ -180,7 +180,7 @@ def _decide_in_time(view: View, in_flight: InFlight) -> Decision:
 
     It waits only for what can still come in time: for running groups, and while the batch has room for them.
     """
-    groups = _take(view, view.pool.order(view.n))
+    groups = _take(view, view.pool.order(view.n, view.floor))
     if not groups:
         return _decide_short(view, in_flight)
     if _overdue(view, in_flight, groups):
@@ -252,7 +252,7 @@ def _decide_short(view: View, in_flight: InFlight) -> Decision:
         # The data is not over while a payload server keeps groups back; `buffer:payloads` names it.
         return Wait(why)
     size = min(view.definition.size, limits.holdings(view))
-    groups = _take(view, view.pool.order(view.n), size) if end.train and size else []
+    groups = _take(view, view.pool.order(view.n, view.floor), size) if end.train and size else []
     return _cut(view, groups) if groups else _conclude(view, in_flight, end)
 
 

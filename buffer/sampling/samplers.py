@@ -1,8 +1,8 @@
 """Which groups a batch takes: the order in which a subscription's unused groups are looked at.
 
 Every pool adds, removes and takes the first k in a time that does not grow with what it holds (prioritized: with its
-logarithm). ``order(n)`` is a pure function of what the pool holds, how it came there, the seed and the number of the
-batch; redelivery reads the stored manifest, and asks no pool.
+logarithm). ``order(n, floor)`` is a pure function of what the pool holds, how it came there, the seed, the number of
+the batch and the oldest version that it may hold; redelivery reads the stored manifest, and asks no pool.
 """
 
 import random
@@ -15,6 +15,8 @@ from penstock.config.staleness import Sampler
 
 #: Weight of a group whose priority is 0 or less: last, and not never.
 LEAST_WEIGHT = 1e-9
+#: Steps that difficulties are told apart by.
+FARTHEST = 256
 
 
 class Pool:
@@ -63,8 +65,12 @@ class Pool:
         self.tokens += sign * group.tokens
         self.num_bytes += sign * group.num_bytes
 
-    def order(self, n: int) -> Iterator[Group]:
-        """The groups in the order in which batch ``n`` takes them; the pool must not change meanwhile."""
+    def order(self, n: int, floor: int = -1) -> Iterator[Group]:
+        """The groups in the order in which batch ``n`` takes them; the pool must not change meanwhile.
+
+        Args:
+            floor: oldest version that may bear loss in the batch.
+        """
         return iter(self)
 
     def by_version(self, newest: bool = False) -> Iterator[Group]:
@@ -85,7 +91,7 @@ class VersionPool(Pool):
         super().__init__()
         self._newest = newest
 
-    def order(self, n: int) -> Iterator[Group]:
+    def order(self, n: int, floor: int = -1) -> Iterator[Group]:
         return self.by_version(self._newest)
 
 
@@ -114,7 +120,7 @@ class UniformPool(Pool):
             self._list[place] = last
             self._at[last.job] = place
 
-    def order(self, n: int) -> Iterator[Group]:
+    def order(self, n: int, floor: int = -1) -> Iterator[Group]:
         # Fisher-Yates that remembers only what it has swapped.
         rng = random.Random(f"{self._seed}/{n}")
         swapped: dict[int, int] = {}
@@ -152,8 +158,42 @@ class PriorityPool(Pool):
         # Sums of a million of them stay finite.
         return min(max(weight, LEAST_WEIGHT), 1e300)
 
-    def order(self, n: int) -> Iterator[Group]:
+    def order(self, n: int, floor: int = -1) -> Iterator[Group]:
         return self._tree.draw(random.Random(f"{self._seed}/{n}"))
+
+
+class DifficultyPool(Pool):
+    """Groups first of whose answers about half are right: of them a policy learns most, and nothing of the others where
+    all answers are right, or none is. Before these come the groups that the next version could not train any more, the
+    oldest first, so that no group waits until it is too old."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: By distance from the middle, in the order of arrival.
+        self._by_distance: dict[int, OrderedDict[str, Group]] = {}
+
+    def add(self, group: Group) -> None:
+        if group not in self:
+            self._by_distance.setdefault(_distance(group), OrderedDict())[group.job] = group
+        super().add(group)
+
+    def discard(self, group: Group) -> None:
+        if group in self:
+            del self._by_distance[_distance(group)][group.job]
+        super().discard(group)
+
+    def order(self, n: int, floor: int = -1) -> Iterator[Group]:
+        for group in self.by_version():
+            if group.oldest > floor:
+                break
+            yield group
+        for distance in sorted(self._by_distance):
+            yield from (group for group in self._by_distance[distance].values() if group.oldest > floor)
+
+
+def _distance(group: Group) -> int:
+    """How far the share of right answers is from a half, from 0 to ``FARTHEST``."""
+    return round(FARTHEST * abs(2 * group.right - 1))
 
 
 class CohortPool(Pool):
@@ -193,5 +233,7 @@ def make_pool(sampler: Sampler, *, seed: int = 0, priority: str = "reward", expo
             return UniformPool(seed)
         case Sampler.PRIORITIZED:
             return PriorityPool(seed, priority, exponent)
+        case Sampler.DIFFICULTY:
+            return DifficultyPool()
         case _:
             return Pool()

@@ -37,6 +37,7 @@ class Sampler(StrEnum):
     FIFO = "fifo"
     UNIFORM = "uniform"
     PRIORITIZED = "prioritized"
+    DIFFICULTY = "difficulty"
     COHORT = "cohort"
 
 

@@ -296,6 +296,11 @@ class Definition(SubscriptionConfig):
             self._check_mode(self.mode)
         if self.sampler is Sampler.COHORT:
             self._check_cohort()
+        if self.sampler is Sampler.DIFFICULTY and (self.bound < 0 or not self.model):
+            raise ValueError(
+                "sampler difficulty leaves easy and hard groups until they are due, which without a bound they never "
+                "are: give it a bound, or choose another sampler"
+            )
         self._check_first()
 
     def _check_mode(self, mode: Mode) -> None:

@@ -41,6 +41,7 @@ from penstock.protocol.gate import read_rooms
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.disposal import Disposal
 from penstock.protocol.records.manifest import Manifest
+from penstock.protocol.records.pass_rate import read_prompt_rate
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
 from penstock.protocol.scripts import Leadership, RawLease, ensure_lanes, run
 from penstock.protocol.tokens import LaneTokens, lanes_of
@@ -61,8 +62,10 @@ EXPECTED = {
     "disposed before", "driver restored", "given back", "redelivered", "retired", "rewarded", "rewarded by another",
 }  # fmt: skip
 UNITS = st.sampled_from([("groups", 1), ("groups", 2), ("groups", 3), ("samples", 3), ("tokens", 25)])
-SAMPLERS = st.sampled_from(["fifo", "oldest_version", "newest_version", "uniform", "prioritized"])
+SAMPLERS = st.sampled_from(["fifo", "oldest_version", "newest_version", "uniform", "prioritized", "difficulty"])
 PICK = st.integers(0, 10**6)
+#: Reward from which on an answer is right.
+RIGHT_FROM = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +162,7 @@ class Histories(RuleBasedStateMachine):
         token = f"l{self.names}"
         self.leadership = Leadership(run(self.client, scripts.lead(self.keys, token, HOUR_MS)), token)
         servers = PayloadServers(RedisConfig(url="redis://unused"), self.client)
-        self.state = State(self.client, self.keys, servers, self.leadership)
+        self.state = State(self.client, self.keys, servers, self.leadership, right_from={"d": RIGHT_FROM})
         self.cutter = Cutter(self.client, self.keys, self.leadership, self.state)
         self.retirement = Retirement(self.client, self.keys, servers, self.leadership, self.state)
         self.state.load()
@@ -293,6 +296,10 @@ class Histories(RuleBasedStateMachine):
             manifest = Manifest.from_bytes(fields[b"m"])
             assert entry == b"%d-0" % manifest.n
             self.model.was_cut(sub, manifest, fields[b"dg"].decode())
+            for row in manifest.rows:
+                rate = read_prompt_rate(self.client, self.keys, "d", int(row.job.rsplit("/", 1)[1]))
+                assert rate is not None
+                assert rate.shares == (float(row.reward >= RIGHT_FROM),), "a group counts once, whoever leads"
             masked = any(row.num_loss < row.num_generated for row in manifest.rows)
             self.happened["cut"] += 1
             self.happened["cut late"] += manifest.staleness_max > 0

@@ -408,3 +408,9 @@ def test_it_asks_for_a_look_at_what_is_in_flight_and_never_twice(name: str) -> N
     assert decide(LOOKS[name]) == Look()
     for seen in (NOTHING, InFlight(jobs=1, admitted=9, running={4: 1}), InFlight(end=End(1, True))):
         assert not isinstance(decide(replace(LOOKS[name], in_flight=seen)), Look)
+
+
+def test_a_batch_by_difficulty_is_of_what_is_due_first_and_then_of_what_is_half_right() -> None:
+    groups = [group(0, right=0.0), group(1, right=1.0), group(2, right=0.5), group(3, FLOOR, right=1.0)]
+    assert jobs(decide(view(groups, sampler="difficulty"))) == [3, 2]
+    assert jobs(decide(view(groups[:3], sampler="difficulty"))) == [2, 0]

@@ -33,7 +33,9 @@ def group(place: int, oldest: int = 1, **over: object) -> Group:
 MOVES = st.lists(st.tuples(st.integers(0, 9), st.integers(-1, 4), st.booleans()), max_size=40)
 
 
-SAMPLERS = ["fifo", "oldest_version", "newest_version", "uniform", "prioritized"]
+SAMPLERS = ["fifo", "oldest_version", "newest_version", "uniform", "prioritized", "difficulty"]
+#: Share of right answers of the group at each place.
+RIGHT = (0.0, 1.0, 0.5, 0.25, 1.0, 0.75, 0.5, 0.0, 1 / 3, 2 / 3)
 
 
 @given(MOVES, st.sampled_from(SAMPLERS), st.integers(0, 12), st.integers(0, 5))
@@ -45,7 +47,7 @@ def test_pools_take_in_their_order_whatever_came_and_went(
     for place, oldest, comes in moves:
         known = next((one for one in there if one.seq == place), None)
         if comes and known is None:
-            there.append(group(place, oldest, tokens=10 * place))
+            there.append(group(place, oldest, tokens=10 * place, right=RIGHT[place]))
             pool.add(there[-1])
         elif comes and known is not None:
             pool.add(known)  # twice changes nothing
@@ -56,14 +58,18 @@ def test_pools_take_in_their_order_whatever_came_and_went(
         "fifo": there,
         "oldest_version": sorted(there, key=lambda one: one.oldest),
         "newest_version": sorted(there, key=lambda one: -one.oldest),
+        "difficulty": sorted(
+            there,
+            key=lambda one: (one.oldest > floor, one.oldest if one.oldest <= floor else round(abs(one.right - 0.5), 9)),
+        ),
     }
     assert (len(pool), pool.samples, pool.tokens) == (len(there), 2 * len(there), sum(one.tokens for one in there))
     assert list(pool) == there
-    taken = list(islice(pool.order(1), count))
+    taken = list(islice(pool.order(1, floor), count))
     if sampler in ordered:
         assert taken == ordered[sampler][:count]
     assert len({one.job for one in taken}) == min(count, len(there)), "each once, and from all of them"
-    assert [one.job for one in islice(pool.order(1), count)] == [one.job for one in taken], "the same when asked again"
+    assert [one.job for one in islice(pool.order(1, floor), count)] == [one.job for one in taken], "the same again"
     assert list(pool.by_version()) == sorted(there, key=lambda one: one.oldest)
     assert {one.job for one in pool.below(floor)} == {one.job for one in there if 0 <= one.oldest < floor}
     assert pool.versions == Counter(one.oldest for one in there)

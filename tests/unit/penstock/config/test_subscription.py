@@ -192,3 +192,10 @@ def test_a_position_is_read_and_a_field_that_no_verb_wrote_is_named() -> None:
     for key, value in {"cut": b"two", "drop:stale": b"1e9", "abandoned": b"3-", "rejected_reward": b"nan"}.items():
         with pytest.raises(ProtocolError, match=f"Field {key} of subscription 'actor' is {value!r} in Redis"):
             Position.read({key.encode(): value}, "actor")
+
+
+def test_groups_are_taken_by_difficulty_only_where_a_bound_makes_all_of_them_due() -> None:
+    for over in ({"bound": -1, "model": "policy"}, {"bound": 2}):
+        with pytest.raises(ConfigError, match=r"easy and hard groups until they are due.*give it a bound"):
+            Definition.of({"sampler": "difficulty", **over}, "reader")
+    assert Definition.of({"sampler": "difficulty", "bound": 0, "model": "policy"}, "reader").sampler == "difficulty"
