@@ -3,8 +3,8 @@
     python examples/distillation/prepare.py [--out DIR]
 
 Writes what examples/digits/prepare.py writes into ``DIR`` (prompts, and the student as ``model/``), and ``teacher/``, a
-model of three times its size with the same tokenizer, taught by demonstrations that always sort up. Takes about a
-minute; what was already made is kept.
+model of nearly three times its size with the same tokenizer, taught by demonstrations that always sort up. Takes about
+a minute; what was already made is kept.
 """
 
 import argparse

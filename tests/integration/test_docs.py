@@ -66,6 +66,7 @@ LISTED = {
     "docs/adapters.md: from penstock import TrlRollouts": "needs TRL's environment: test_foreign_trainers.py",
     "docs/adapters.md: SLIME_SOURCE=": "needs a checkout of slime: test_slime.py",
     "docs/distillation.md: advantage_t =": "a formula",
+    "examples/judge/README.md: examples/judge/run.sh": "minutes, with a real engine",
     "examples/distillation/README.md: examples/distillation/run.sh": "minutes, with a real engine",
     "examples/code/README.md: examples/code/run.sh": "minutes, with a real engine",
     "examples/several/README.md: make several": "minutes, with a real engine: test_several.py",
