@@ -11,8 +11,12 @@ from penstock.protocol.records.sample_meta import SampleMeta
 _DISPOSALS = {reason.code: reason for reason in Disposal}
 #: What a group retires for, where it is not for what subscriptions did with it.
 _ENDS = {"cancelled": (Fate.CANCELLED, ""), "timed_out": (Fate.DROPPED, "timed_out"), "evicted": (Fate.EVICTED, "")}
+#: Accounts of what was in a durable batch.
+_USED = ("masked", "trained")
 #: Nobody wanted it: a lane without a trainer, or a subscription that was dropped.
 UNUSED = "unused"
+#: Reasons that rows have other words for.
+_REASONS = {"unwanted": UNUSED, "unknown": ""}
 
 
 def uses_of_sample(group: Retired, meta: SampleMeta) -> list[Use]:
@@ -34,6 +38,28 @@ def fate_of(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[F
         return Fate.DROPPED, Disposal.UNREADABLE
     if meta is not None and meta.k in group.lost:
         return Fate.PAYLOAD_LOST, ""
+    if group.account:
+        return _booked(group, meta, uses)
+    return _guessed(group, meta, uses)
+
+
+def _booked(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
+    """As the ledger of tokens has it."""
+    account, _, reason = group.account.partition(":")
+    if account in _ENDS:
+        return _ENDS[account]
+    if group.lane in SCORES:
+        return SCORES[group.lane], ""
+    if account in _USED:
+        durable = [use for use in uses if use.batch <= group.checkpoints.get(use.subscription, 0)]
+        return _used(meta, durable) if durable or not uses else (Fate.MASKED, "")
+    if account == Fate.PAYLOAD_LOST:
+        return Fate.PAYLOAD_LOST, ""
+    return (Fate.FILTERED if account == Fate.FILTERED else Fate.DROPPED), _REASONS.get(reason, reason)
+
+
+def _guessed(group: Retired, meta: SampleMeta | None, uses: list[Use]) -> tuple[Fate, str]:
+    """By the group's own fields: of one that retired before its account stood there."""
     if group.reason in _ENDS and not (group.reason == "cancelled" and uses):
         return _ENDS[group.reason]
     if group.lane in SCORES:

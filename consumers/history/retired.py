@@ -22,6 +22,10 @@ class Retired:
     seq: int = 0
     #: Why it retires: retired, dropped, evicted, timed_out or cancelled.
     reason: str = ""
+    #: The account of the ledger that its tokens went to, ``masked`` where some bore loss too; '': it does not say.
+    account: str = ""
+    #: Subscription in whose batches it was -> the last of its batches that was durable then.
+    checkpoints: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 0
     crashes: int = 0
     #: Its leases, as ``penstock.protocol.records.tries`` reads them.
@@ -74,6 +78,8 @@ def _group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retir
         lane=name_shown(raw.get(b"ln", b"")),
         seq=count_of(raw.get(b"seq"), number),
         reason=name_shown(raw.get(b"r", b"")),
+        account=name_shown(raw.get(b"ac", b"")),
+        checkpoints=_checkpoints(raw.get(b"cp", b""), number),
         attempts=count_of(raw.get(b"att"), number),
         crashes=count_of(raw.get(b"cr"), number),
         tries=_tries(raw.get(b"tr", b""), what),
@@ -87,6 +93,12 @@ def _group_of(job: str, raw: Mapping[bytes, bytes], meta: bytes | None) -> Retir
         samples=samples,
         label=next((one.label for one in samples if one.label), ""),
     )
+
+
+def _checkpoints(raw: bytes, number: str) -> dict[str, int]:
+    """Of ``SUB:N,SUB:N``. Raises ProtocolError where no verb wrote that."""
+    pairs = [word.partition(b":") for word in raw.split(b",") if word]
+    return {name_shown(name): count_of(value, number) for name, _, value in pairs}
 
 
 def _tries(raw: bytes, what: str) -> str:

@@ -287,10 +287,11 @@ local function keeps_history(prefix) return redis.call('HEXISTS', prefix .. 'his
 -- A group is done with, for `reason`: it is to be swept, in a run that keeps a history once it is recorded. Nobody waits
 -- for that: what is more than the backlog goes unrecorded, and is counted. Its tokens go to `account`, `parts` of them
 -- elsewhere (`spend`).
-local function retire(prefix, job, reason, account, parts, held)
+local function retire(prefix, job, reason, account, parts, held, checkpoints)
   local key = group_key_of(prefix, job)
   spend(prefix, key, account, parts, held)
-  redis.call('HSET', key, 'st', 'retiring', 'r', reason)
+  -- what the ledger made of it, for its rows to say the same
+  redis.call('HSET', key, 'st', 'retiring', 'r', reason, 'ac', account, 'cp', checkpoints or '')
   local backlog = redis.call('HGET', prefix .. 'history', 'backlog')
   if backlog and redis.call('ZCARD', prefix .. 'unrecorded') < (number_of(backlog) or 0) then
     redis.call('ZADD', prefix .. 'unrecorded', now_ms(), job)

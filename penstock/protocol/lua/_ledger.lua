@@ -219,7 +219,15 @@ local function bearing_of(key, bore, tk, some_lost)
   return {{'trained', trained}, {'payload_lost', lost}}
 end
 
--- What became of a completed group, by those who wanted it: the account of its tokens, and the parts that go to others.
+-- `SUB:N,...`: up to which batch what these subscriptions used was durable.
+local function checkpoints_of(users)
+  local words = {}
+  for i, user in ipairs(users) do words[i] = user.name .. ':' .. user.ckpt end
+  return table.concat(words, ',')
+end
+
+-- What became of a completed group, by those who wanted it: the account of its tokens, the parts that go to others, and
+-- as checkpoints_of, of those in whose batches it was.
 -- `readers`: name, ckpt, batch (the last that held it, 0: none) and uses (or the code of a disposal) each; `left`: as
 -- left_subs; `reasons`: code of a disposal -> its word; `tk`, `lost`: fields of the group.
 -- One fate by precedence: trained (bore loss in a durable batch), masked, evicted, filtered, dropped.
@@ -237,10 +245,10 @@ local function fate_of(key, lane, tk, lost, readers, left, reasons, otherwise)
   for _, sub in ipairs(left) do see(sub.name, tonumber(redis.call('HGET', key, 'b:' .. sub.name) or 0), sub.ckpt) end
   local bore = #users > 0 and borne_by(key, users)
   if bore then
-    if lane == 'eval' then return 'evaluated', {} end
-    return 'masked', bearing_of(key, bore, tk, lost)
+    if lane == 'eval' then return 'evaluated', {}, checkpoints_of(users) end
+    return 'masked', bearing_of(key, bore, tk, lost), checkpoints_of(users)
   end
-  if #users > 0 then return 'evicted', {} end
+  if #users > 0 then return 'evicted', {}, checkpoints_of(users) end
   if filtered then return 'filtered:' .. filtered, {} end
   if dropped == 'payload_lost' then return 'payload_lost', {} end
   return dropped and 'dropped:' .. dropped or otherwise, {}

@@ -42,8 +42,8 @@ elseif st == 'ready' then
   count(prefix, 'gone:' .. lane)
 end
 local left, reasons = left_subs(subs_key), reasons_in(codes)
-local account, parts = fate_of(group_key, lane, g[4], g[5], subs, left, reasons, 'cancelled')
-retire(prefix, job, 'cancelled', account, parts)
+local account, parts, checkpoints = fate_of(group_key, lane, g[4], g[5], subs, left, reasons, 'cancelled')
+retire(prefix, job, 'cancelled', account, parts, nil, checkpoints)
 count(prefix, 'cancelled')
 if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end
 event(prefix, 'ended', job, lane)

@@ -45,9 +45,9 @@ local function seal_one(job)
   end
   if not final or #readers == 0 then return end
   redis.call('ZREM', ready_key, job)
-  local account, parts = fate_of(key, g[2], g[3], g[4], readers, left, reasons, 'dropped:unwanted')
+  local account, parts, checkpoints = fate_of(key, g[2], g[3], g[4], readers, left, reasons, 'dropped:unwanted')
   local reason = account == 'evicted' and account or (used and 'retired' or 'dropped')
-  retire(prefix, job, reason, account, parts, total(tokens_in(g[3])))
+  retire(prefix, job, reason, account, parts, total(tokens_in(g[3])), checkpoints)
   count(prefix, reason)
   count(prefix, 'gone:' .. g[2])
   if set_done(prefix, job) == 1 then count(prefix, 'duplicated') end

@@ -45,6 +45,18 @@ def fate(**fields: Any) -> tuple[Fate, str]:
         ({"reason": "dropped"}, (Fate.DROPPED, "unused")),
         ({"lane": "eval"}, (Fate.EVALUATED, "")),
         ({"lane": "score"}, (Fate.SCORED, "")),
+        # What the ledger made of it counts more.
+        ({"uses": IN_A_BATCH, "account": "masked", "checkpoints": {"actor": 3}}, (Fate.TRAINED, "")),
+        ({"uses": IN_A_BATCH, "account": "masked", "checkpoints": {"actor": 2}}, (Fate.MASKED, "")),
+        ({"uses": IN_A_BATCH, "account": "evicted", "reason": "cancelled"}, (Fate.EVICTED, "")),
+        ({"account": "filtered:easy", "reason": "cancelled"}, (Fate.FILTERED, "easy")),
+        ({"account": "dropped:stale", "reason": "cancelled"}, (Fate.DROPPED, "stale")),
+        ({"account": "dropped:timed_out", "reason": "timed_out"}, (Fate.DROPPED, "timed_out")),
+        ({"account": "dropped:unwanted", "reason": "dropped"}, (Fate.DROPPED, "unused")),
+        ({"account": "payload_lost"}, (Fate.PAYLOAD_LOST, "")),
+        ({"account": "cancelled", "reason": "cancelled"}, (Fate.CANCELLED, "")),
+        ({"account": "evaluated", "lane": "eval"}, (Fate.EVALUATED, "")),
+        ({"account": "collected", "lane": "score"}, (Fate.SCORED, "")),
         ({"broken": "its records cannot be read"}, (Fate.DROPPED, "unreadable")),
     ],
 )  # fmt: skip
@@ -75,7 +87,7 @@ def test_a_group_is_read_from_its_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{b"seq": b"x"}, {b"tr": b"x"}, {b"tr": b"\xff"}, {b"h:actor": b"3"}, {b"t1": b"1e400"}]
+    "bad", [{b"seq": b"x"}, {b"cp": b"actor"}, {b"tr": b"x"}, {b"tr": b"\xff"}, {b"h:actor": b"3"}, {b"t1": b"1e400"}]
 )
 def test_a_group_that_cannot_be_read_says_so_and_is_told_all_the_same(bad: dict[bytes, bytes]) -> None:
     group = group_of("d/0/0", {b"ln": b"train"} | bad, None)
