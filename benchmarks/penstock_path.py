@@ -121,8 +121,8 @@ async def _write_group(commits: Commits, held: scripts.RawLease, values: dict[st
         raise RuntimeError(f"The commit of {job.id} answered {done}.")
 
 
-def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, buffer: int) -> "Part":
-    """Train nothing: batches to tensors, commit, checkpoint. ``buffer`` is the pid of the buffer process.
+def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, pids: dict[str, int]) -> "Part":
+    """Train nothing: batches to tensors, commit, checkpoint. ``pids``: of processes beside it whose CPU time is told.
 
     The reader of the run's own subscription drives; ``name`` of another makes one that reads beside it.
     """
@@ -141,7 +141,7 @@ def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, buffer
             trainer.publish({"weight": torch.zeros(1)})
         barrier.wait()
         barrier.wait()
-        before = cpu_s_of_all(client, buffer)
+        before = cpu_s_of_all(client, pids)
         for _ in range(groups // BATCH_GROUPS):
             batch = trainer.next(timeout=60)
             data = batch.padded(keys=KEYS)
@@ -151,7 +151,7 @@ def reader(barrier: Barrier, *, config_file: str, groups: int, name: str, buffer
             if batch.n % CHECKPOINT_EVERY == 0:
                 trainer.state_dict()
                 trainer.checkpointed()
-        after = cpu_s_of_all(client, buffer)
+        after = cpu_s_of_all(client, pids)
         recorded = groups_recorded(client, Keys(config.run))
     return Part(ended_s, {name: after[name] - before[name] for name in before}, seen, recorded)
 
@@ -231,15 +231,15 @@ def run(
         )
         config_file = Path(name) / "config.json"
         config_file.write_text(config.model_dump_json())
-        recorder: contextlib.AbstractContextManager[object] = (
-            part(config, "recorder") if history else contextlib.nullcontext()
-        )
-        with part(config, "buffer") as pid, recorder:
+        with contextlib.ExitStack() as parts_beside:
+            pids = {
+                name: parts_beside.enter_context(part(config, name)) for name in ("buffer", "recorder")[: 1 + history]
+            }
             if history:
                 until_recording(url, Keys(config.run))
             parts = run_together(
                 _writers(str(config_file), groups, writers, {"tokens": tokens, "source": source})
-                | _readers(config, str(config_file), groups, subscriptions, pid)
+                | _readers(config, str(config_file), groups, subscriptions, pids)
             )
     return _round(parts, groups * GROUP)
 
@@ -268,9 +268,9 @@ def _writers(config_file: str, groups: int, count: int, arguments: dict[str, Any
     return {f"writer{one.index}": (writer, {"config_file": config_file, "share": one, **arguments}) for one in shares}
 
 
-def _readers(config: Config, config_file: str, groups: int, count: int, buffer: int) -> dict[str, Any]:
+def _readers(config: Config, config_file: str, groups: int, count: int, pids: dict[str, int]) -> dict[str, Any]:
     names = [config.trainer.name, *(f"copy{i}" for i in range(1, count))]
-    both = {"config_file": config_file, "groups": groups, "buffer": buffer}
+    both = {"config_file": config_file, "groups": groups, "pids": pids}
     return {f"reader{i}": (reader, {**both, "name": name}) for i, name in enumerate(names)}
 
 
@@ -281,7 +281,7 @@ def _round(parts: "dict[str, Part]", samples: int) -> Round:
         "writer": sum(one.cpu_s["writer"] for one in writers),
         "reader": sum(one.cpu_s["reader"] for one in readers),
         # What the others took meanwhile, as one reader saw it.
-        **{name: parts["reader0"].cpu_s[name] for name in ("redis", "buffer")},
+        **{name: value for name, value in parts["reader0"].cpu_s.items() if name != "reader"},
     }
     return Round(
         max(one.at_s for one in readers) - min(one.at_s for one in writers),
@@ -296,14 +296,16 @@ def groups_recorded(client: Client, keys: Keys) -> int:
     return int(client.hget(keys.counters, "retired") or 0) - client.zcard(keys.unrecorded)
 
 
-def cpu_s_of_all(client: Client, buffer: int) -> dict[str, float]:
-    """CPU seconds so far of Redis, of the buffer (a pid), and of this process, the reader."""
-    fields = Path(f"/proc/{buffer}/stat").read_text().rpartition(")")[2].split()
-    return {
-        "redis": cpu_s_of_redis(client),
-        "buffer": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
-        "reader": time.process_time(),
-    }
+def cpu_s_of_all(client: Client, pids: dict[str, int]) -> dict[str, float]:
+    """CPU seconds so far of Redis, of these processes, and of this one, the reader."""
+    others = {name: cpu_s_of(pid) for name, pid in pids.items()}
+    return {"redis": cpu_s_of_redis(client), "reader": time.process_time()} | others
+
+
+def cpu_s_of(pid: int) -> float:
+    """CPU seconds so far of a process, its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s_of_redis(client: Any) -> float:
