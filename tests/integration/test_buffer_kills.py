@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -34,6 +35,7 @@ def spawn(config: Config, folder: Path, *point: str) -> "subprocess.Popen[bytes]
     return subprocess.Popen(command, start_new_session=True)
 
 
+@pytest.mark.parametrize("sampler", ["oldest_version", "difficulty"])
 @pytest.mark.parametrize(
     "point",
     [
@@ -45,10 +47,11 @@ def spawn(config: Config, folder: Path, *point: str) -> "subprocess.Popen[bytes]
     ],
 )
 def test_I4_I5_a_buffer_killed_at_any_step_is_succeeded(
-    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, point: str
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, point: str, sampler: str
 ) -> None:
-    staleness = {"mode": "async", "bound": 8}
-    config = make_config(redis_server.url, keys.run, tmp_path, staleness=staleness, buffer={"lease_s": 0.5})
+    staleness, taken = {"mode": "async", "bound": 8}, {"subscription": {"sampler": sampler}}
+    sections: dict[str, Any] = {"staleness": staleness, "buffer": {"lease_s": 0.5}, "trainer": taken}
+    config = make_config(redis_server.url, keys.run, tmp_path, **sections)
     trained: list[str] = []
     with Trainer(config, prefetch=1) as trainer:
         publish(trainer)

@@ -96,13 +96,18 @@ def read_prompt_rate(client: Client, keys: Keys, dataset: str, index: int) -> Pr
 
 
 def read_rates(client: Client, keys: Keys) -> Iterator[PromptRate]:
-    """Those of all prompts that have any, by dataset and number. Blocks for a SCAN, and for each 4,096 prompts.
+    """Those of all prompts that have any, by dataset and number. Blocks as ``read_chunks``."""
+    for dataset, first, data in read_chunks(client, keys):
+        yield from _prompts(dataset, first, data)
 
-    A key that no verb writes so is left out.
+
+def read_chunks(client: Client, keys: Keys) -> Iterator[tuple[str, int, bytes]]:
+    """Dataset, number of the first prompt and bytes of each string. Blocks for a SCAN, and for each 4,096 prompts.
+
+    A key whose name no verb writes so is left out.
     """
     for dataset, chunk in sorted(set(_chunks(keys, scan_keys(client, keys.of("rates:"))))):
-        found = client.getrange(keys.rates(dataset, chunk), 0, CHUNK * MOST_GROUPS - 1)
-        yield from _prompts(dataset, chunk * CHUNK, found)
+        yield dataset, chunk * CHUNK, client.getrange(keys.rates(dataset, chunk), 0, CHUNK * MOST_GROUPS - 1)
 
 
 def _chunks(keys: Keys, names: Iterable[str]) -> Iterator[tuple[str, int]]:
