@@ -32,7 +32,7 @@ class _Name(type):
         return cls
 
 
-class _Anything(metaclass=_Name):
+class Anything(metaclass=_Name):
     """Stands for a class, a function or a decorator that is never called in earnest."""
 
     def __new__(cls, *given: Any, **named: Any) -> Any:
@@ -44,7 +44,7 @@ class _Anything(metaclass=_Name):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Anything
+        return Anything
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         return given[0] if given else self
@@ -58,7 +58,7 @@ class _Module(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Anything
+        return Anything
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -94,12 +94,17 @@ def mpu(rank: int, size: int) -> ModuleType:
     return state
 
 
-def load(source: str, rank: int, size: int) -> SimpleNamespace:
-    """slime's modules for one rank of a process; this process is slime's from here on."""
+def stand_in(source: str) -> None:
+    """This process is slime's from here on."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ABSENT]:
         del sys.modules[name]
     sys.meta_path.insert(0, _Finder())
     sys.path.insert(0, source)
+
+
+def load(source: str, rank: int, size: int) -> SimpleNamespace:
+    """slime's modules for one rank of a process."""
+    stand_in(source)
     importlib.import_module("ray").get = lambda reference: reference  # type: ignore[attr-defined]
     core = importlib.import_module("megatron.core")
     core.mpu = sys.modules["megatron.core.mpu"] = mpu(rank, size)  # type: ignore[attr-defined]

@@ -65,6 +65,7 @@ LISTED = {
     "docs/adapters.md: from penstock import VerlRollout": "needs verl's environment: test_foreign_trainers.py",
     "docs/adapters.md: from penstock import TrlRollouts": "needs TRL's environment: test_foreign_trainers.py",
     "docs/adapters.md: SLIME_SOURCE=": "needs a checkout of slime: test_slime.py",
+    "docs/adapters.md: --rollout-function-path": "flags of slime: test_slime_rollout.py gives it just these",
     "docs/distillation.md: advantage_t =": "a formula",
     "examples/judge/README.md: examples/judge/run.sh": "minutes, with a real engine",
     "examples/distillation/README.md: examples/distillation/run.sh": "minutes, with a real engine",

@@ -1,0 +1,246 @@
+"""The rollout function of slime's own RolloutManager.
+
+    --rollout-function-path consumers.adapters.slime_rollout.generate_rollout
+
+    slime's data source ─> a prompt per group ─> a run's workers ─> slime's Samples, which slime converts and splits
+    slime's trainer ─weights on disk─> weights_written (links) ─> published before the next prompts are asked
+
+Of slime's configuration (``--custom-config-path``, a YAML file) it reads ``penstock_run``, the name of a run, or
+``penstock_config``, the path of its run.yaml. The run has a Redis, ``penstock buffer`` and ``penstock worker``s, and
+neither producer nor trainer. Its workers give the rewards.
+"""
+
+import atexit
+import os
+import shutil
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from consumers.adapters.prompts import Request
+from consumers.adapters.requests import Requests
+from consumers.adapters.rows import RowArrays
+from penstock.config import Config
+from penstock.errors import ConfigError
+from penstock.redis.saved_config import config_of
+
+#: Name of the subscription, and of the dataset of its prompts.
+NAME = "slime"
+#: Folders of linked weights, beside slime's own.
+LINKED = "penstock_"
+#: Of slime, what changes rewards or prompts on a way that this one does not take.
+ELSEWHERE = ("custom_generate_function_path", "custom_rm_path", "rm_type", "group_rm", "use_rollout_routing_replay")
+
+
+def generate_rollout(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """Groups for one rollout, or slime's evaluation; slime calls it. Blocks until all answers are there.
+
+    Training: ``rollout_batch_size`` groups of ``data_source`` that pass ``dynamic_sampling_filter_path``. Evaluation:
+    all of ``eval_datasets``, as lane eval.
+
+    Raises:
+        ConfigError: no run is named, or slime was told to generate or reward by functions of its own; workers drew at
+            another temperature than ``--rollout-temperature`` (T6); a prompt holds more than text.
+        ProtocolError: a prompt was given up by the workers, with the reason.
+    """
+    return _rollouts(args).evaluate() if evaluation else _rollouts(args).generate(rollout_id, data_source)
+
+
+def weights_written(args: Namespace, version_dir: str, rollout_engines: Sequence[Any]) -> None:
+    """``--custom-update-weight-post-write-path``: keep what slime wrote until it is published. Every rank calls it.
+
+    slime deletes its folder once its own engines have loaded it; these are links, beside it.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return
+    written = Path(version_dir)
+    linked = written.with_name(LINKED + written.name)
+    temporary = linked.with_name(f".{linked.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    for file in written.glob("*.safetensors"):
+        os.link(file, temporary / file.name)
+    shutil.rmtree(linked, ignore_errors=True)
+    temporary.rename(linked)
+
+
+class SlimeRollouts:
+    """The places of slime's rollouts at a run's buffer, for as long as its process lives."""
+
+    def __init__(self, args: Namespace, config: Config) -> None:
+        from slime.utils.processing_utils import load_tokenizer
+
+        self._args = args
+        self._tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
+        self._train = Requests(config, name=NAME)
+        self._eval = Requests(config, name=f"{NAME}-validation", lane="eval")
+        self._train.__enter__()
+        self._eval.__enter__()
+
+    def close(self) -> None:
+        """Give the places back. Blocks shortly."""
+        self._eval.close()
+        self._train.close()
+
+    def generate(self, rollout_id: int, data_source: Any) -> Any:
+        """A ``RolloutFnTrainOutput``."""
+        from slime.rollout.base_types import RolloutFnTrainOutput
+        from slime.utils.misc import load_function
+
+        path = self._args.dynamic_sampling_filter_path
+        passes = load_function(path) if path is not None else lambda *_: True
+        self._publish(rollout_id)
+        kept: list[list[Any]] = []
+        dropped: Counter[str] = Counter()
+        while len(kept) < self._args.rollout_batch_size:
+            groups = data_source.get_samples(self._args.rollout_batch_size - len(kept))
+            self._answer(self._train, groups, self._sampling())
+            for group in groups:
+                found = passes(self._args, group)
+                if getattr(found, "keep", found):
+                    kept.append(group)
+                else:
+                    dropped[f"rollout/dynamic_filter/drop_{getattr(found, 'reason', None)}"] += 1
+        kept.sort(key=lambda group: group[0].index)
+        return RolloutFnTrainOutput(samples=kept, metrics=dict(dropped))
+
+    def evaluate(self) -> Any:
+        """A ``RolloutFnEvalOutput``: of each dataset ``rewards``, ``truncated`` and ``samples``."""
+        from slime.rollout.base_types import RolloutFnEvalOutput
+        from slime.utils.types import Sample
+
+        data = {}
+        for dataset in self._args.eval_datasets or []:
+            groups = self._eval_groups(dataset)
+            sampling = {
+                "temperature": dataset.temperature,
+                "top_p": dataset.top_p,
+                "top_k": dataset.top_k,
+                "max_new_tokens": dataset.max_response_len,
+            }
+            self._answer(self._eval, groups, {name: value for name, value in sampling.items() if value is not None})
+            samples = [sample for group in groups for sample in group]
+            data[dataset.name] = {
+                "rewards": [sample.get_reward_value(self._args) for sample in samples],
+                "truncated": [sample.status == Sample.Status.TRUNCATED for sample in samples],
+                "samples": samples,
+            }
+        return RolloutFnEvalOutput(data=data)
+
+    def _eval_groups(self, dataset: Any) -> list[list[Any]]:
+        import copy
+
+        from slime.utils.data import Dataset
+
+        def of(name: str) -> Any:
+            own = getattr(dataset, name, None)
+            return own if own is not None else getattr(self._args, name)
+
+        prompts = Dataset(
+            path=dataset.path,
+            tokenizer=self._tokenizer,
+            processor=None,
+            max_length=self._args.eval_max_prompt_len,
+            prompt_key=dataset.input_key,
+            label_key=dataset.label_key,
+            metadata_key=dataset.metadata_key,
+            tool_key=dataset.tool_key,
+            apply_chat_template=of("apply_chat_template"),
+            apply_chat_template_kwargs=of("apply_chat_template_kwargs"),
+        ).samples
+        groups = [[copy.deepcopy(one) for _ in range(dataset.n_samples_per_eval_prompt)] for one in prompts]
+        for index, sample in enumerate(sample for group in groups for sample in group):
+            sample.index = index
+        return groups
+
+    def _sampling(self) -> dict[str, Any]:
+        args = self._args
+        sampling = {
+            "temperature": args.rollout_temperature,
+            "top_p": args.rollout_top_p,
+            "top_k": args.rollout_top_k,
+            "max_new_tokens": args.rollout_max_response_len,
+            "stop": args.rollout_stop,
+            "stop_token_ids": args.rollout_stop_token_ids,
+        }
+        return {name: value for name, value in sampling.items() if value is not None}
+
+    def _publish(self, rollout_id: int) -> None:
+        """The newest weights that slime wrote, if they are not published yet."""
+        folder = self._args.update_weight_disk_dir
+        found = _linked(Path(folder)) if folder else []
+        if not found:
+            if self._train.version == 0 and not self._args.debug_rollout_only:
+                raise ConfigError(
+                    "slime has written no weights to publish: give it --update-weight-transport disk, "
+                    "--update-weight-disk-dir, and --custom-update-weight-post-write-path "
+                    f"{__name__}.weights_written."
+                )
+            return
+        from safetensors.torch import load_file
+
+        weights = {name: tensor for file in sorted(found[-1].glob("*")) for name, tensor in load_file(file).items()}
+        self._train.publish(weights, step=rollout_id)
+        for one in found:
+            shutil.rmtree(one, ignore_errors=True)
+
+    def _answer(self, lane: Requests, groups: Sequence[Sequence[Any]], sampling: dict[str, Any]) -> None:
+        """Fill the samples of ``groups``, which have their prompts."""
+        requests = [
+            Request(
+                prompt_ids=self._ids(group[0]),
+                n=len(group),
+                label=str(group[0].label or ""),
+                metadata=dict(group[0].metadata or {}),
+                sampling=sampling,
+            )
+            for group in groups
+        ]
+        for group, rows in zip(groups, lane.answer(requests), strict=True):
+            for sample, row in zip(group, rows, strict=True):
+                self._fill(sample, row)
+
+    def _ids(self, sample: Any) -> list[int]:
+        if not isinstance(sample.prompt, str) or sample.multimodal_inputs:
+            raise ConfigError(
+                "A prompt of slime's data is not text: set --apply-chat-template, and keep to text alone."
+            )
+        return [int(token) for token in self._tokenizer.encode(sample.prompt, add_special_tokens=False)]
+
+    def _fill(self, sample: Any, row: RowArrays) -> None:
+        response = row.response("tokens").tolist()
+        sample.tokens = row.tokens.tolist()
+        sample.response = self._tokenizer.decode(response)
+        sample.response_length = len(response)
+        sample.loss_mask = row.response("loss_mask").astype(int).tolist()
+        sample.rollout_log_probs = row.response("logprobs").tolist()
+        sample.weight_versions = [str(version) for version in sorted({row.row.oldest, row.row.newest})]
+        sample.reward = {self._args.reward_key: row.row.reward} if self._args.reward_key else row.row.reward
+        sample.status = type(sample).Status(row.row.status)
+        if sample.rollout_id is None:
+            sample.rollout_id = sample.index
+
+
+def _linked(folder: Path) -> list[Path]:
+    """Weights that were kept, the newest last: by time, for slime counts from 1 again after a restart."""
+    return sorted(folder.glob(f"{LINKED}*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+_made: dict[str, SlimeRollouts] = {}
+
+
+def _rollouts(args: Namespace) -> SlimeRollouts:
+    """Made at the first call of a process, and closed at its end."""
+    run, path = getattr(args, "penstock_run", None), getattr(args, "penstock_config", None)
+    key = f"{path}:{run}"
+    if key not in _made:
+        if told := [name for name in ELSEWHERE if getattr(args, name, None)]:
+            flag = f"--{told[0].replace('_', '-')}"
+            raise ConfigError(f"{flag} has no effect where penstock generates: say it in the run's configuration.")
+        _made[key] = SlimeRollouts(args, config_of(path, run, "--custom-config-path with penstock_run"))
+        atexit.register(_made[key].close)
+    return _made[key]

@@ -1,0 +1,126 @@
+"""Penstock as slime's rollout function, by the flags of docs/adapters.md alone: its own parser, loader and manager.
+
+Needs ``SLIME_SOURCE=/path/to/slime``; the worker's part is played.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from shlex import split
+from typing import Any
+
+import pytest
+import redis
+import torch
+
+from penstock.config import Config
+from penstock.config.load import save_resolved
+from penstock.protocol.audit import audit
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
+from penstock.redis.server import RedisServer
+from tests.adapters.slime_contract import check_share
+from tests.integration import play
+from tests.integration.docs_blocks import blocks
+from tests.integration.parts import Player, buffering, make_config, until
+from tests.integration.worker_play import IDS
+
+GROUPS, N = 3, 4
+PROCESS_S = 300
+NAME = "consumers.adapters.slime_rollout"
+
+pytestmark = [
+    pytest.mark.skipif(
+        "SLIME_SOURCE" not in os.environ, reason="SLIME_SOURCE names no checkout of slime, and CI has none"
+    ),
+    pytest.mark.timeout(2 * PROCESS_S + 60),
+]
+
+
+def answer(worker: Player, stop: threading.Event) -> None:
+    """Whatever is asked: the prompt, k + 2 tokens, reward k % 2."""
+    while not stop.wait(0.05):
+        for held in worker.lease(8, version=worker.clock):
+            job = Job.from_bytes(held.body)
+            samples = [sample_of(job, k, worker.clock) for k in range(job.n)]
+            worker.commit(held, samples, worker.clock, temperature=job.sampling["temperature"])
+
+
+def sample_of(job: Job, k: int, version: int) -> Sample:
+    assert job.prompt_ids is not None
+    sample = Sample(job, k)
+    sample.append(job.prompt_ids)
+    sample.prompt_length = len(job.prompt_ids)
+    sample.append([5 + k] * (k + 2), version=version, logprobs=[-0.5] * (k + 2))
+    sample.status, sample.finish_reason, sample.reward = "completed", "stop", float(k % 2)
+    return sample
+
+
+def documented(folder: Path) -> list[str]:
+    """The flags of the page, with files in ``folder``."""
+    [page] = [block for block in blocks() if block.key.startswith("docs/adapters.md: --rollout-function-path")]
+    return [
+        str(folder / Path(flag).name) if flag.endswith(("/weights", ".yaml")) else flag
+        for flag in split(page.text.replace("\\\n", " "))
+    ]
+
+
+def run_slime(module: str, *given: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, os.environ["SLIME_SOURCE"], *given],
+        capture_output=True, text=True, timeout=PROCESS_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+def test_slimes_own_manager_loads_the_function_by_its_flag_and_takes_what_it_returns(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, models: list[Path], tmp_path: Path
+) -> None:
+    config: Config = make_config(redis_server.url, keys.run, tmp_path)
+    save_resolved(config, tmp_path / "run.yaml")
+    (tmp_path / "slime.yaml").write_text(f"penstock_config: {tmp_path / 'run.yaml'}\n")
+    rows = [{"input": text, "label": "x"} for text in ("ab", "cde", "f")]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags: list[Any] = [
+        *documented(tmp_path),
+        "--hf-checkpoint", models[0], "--prompt-data", tmp_path / "train.jsonl", "--label-key", "label",
+        "--rollout-batch-size", GROUPS, "--n-samples-per-prompt", N, "--num-rollout", 1,
+        "--global-batch-size", GROUPS * N,
+        "--rollout-max-response-len", 8, "--rollout-temperature", 0.8, "--advantage-estimator", "grpo",
+        "--eval-prompt-data", "held", tmp_path / "train.jsonl", "--eval-interval", 1, "--n-samples-per-eval-prompt", 2,
+        "--actor-num-nodes", 1, "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1,
+    ]  # fmt: skip
+    stop = threading.Event()
+    worker = threading.Thread(target=answer, args=(Player(client, keys), stop))
+    with buffering(config):
+        worker.start()
+        try:
+            run_slime("tests.adapters.slime_manager", str(tmp_path), *map(str, flags))
+        finally:
+            stop.set()
+            worker.join()
+        until(lambda: play.counter(client, keys, "retired") == 2 * GROUPS)
+    assert audit(client, keys).ok
+    evaluated = json.loads((tmp_path / "eval.json").read_text())
+    assert evaluated["paths"] == [f"{NAME}.generate_rollout"] * 2
+    assert evaluated["module"] == NAME
+    assert evaluated["held"] == {"rewards": [0.0, 1.0] * GROUPS, "n": 2 * GROUPS}
+    shares = torch.load(tmp_path / "shares.pt", weights_only=True)
+    assert len(shares) == 2
+    rows_of: dict[int, list[int]] = {}
+    for share in shares:
+        rows_of |= dict(zip(share["partition"], (tokens.tolist() for tokens in share["tokens"]), strict=True))
+    wanted = [[IDS[c] for c in row["input"]] + [5 + k] * (k + 2) for row in rows for k in range(N)]
+    assert [rows_of[i] for i in range(GROUPS * N)] == wanted
+    for share in shares:
+        check_share(share, GROUPS * N)
+    # And slime's ranks take them: process_rollout_data, the step to tensors, log_rollout_data, over real gloo.
+    torch.save([share | {"groups": GROUPS, "n": N} for share in shares], tmp_path / "shares.pt")
+    run_slime("tests.adapters.slime_ranks", str(tmp_path / "shares.pt"), str(tmp_path / "ranks.json"))
+    found = json.loads((tmp_path / "ranks.json").read_text())
+    assert found["rollout"]["rollout/raw_reward"] == pytest.approx(0.5)
+    assert found["rollout"]["rollout/rollout_log_probs"] == pytest.approx(-0.5)
