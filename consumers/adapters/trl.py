@@ -6,17 +6,21 @@
 
 TRL chooses the prompts and trains; penstock's workers answer and reward them. Whenever TRL's step has moved on, its
 weights are published before the next prompts are asked, so that every answer is of the present policy.
+
+Where TRL trains with several processes, the first has the place at the buffer, asks for all of them and hands each its
+own; a group may lie across two.
 """
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from consumers.adapters.prompts import Request
 from consumers.adapters.requests import Requests
 from consumers.adapters.rows import RowArrays
+from consumers.adapters.together import Together
 from penstock.config import Config
 from penstock.errors import ConfigError
 
@@ -27,6 +31,10 @@ SAMPLING: dict[str, tuple[str, Any]] = {
     "min_p": ("min_p", None),
     "repetition_penalty": ("repetition_penalty", 1.0),
 }
+#: Kinds of training by accelerate's names in which a process holds a part of the model.
+SHARDED = {"FSDP", "DEEPSPEED", "MEGATRON_LM", "TP"}
+#: One prompt: its tokens, and the label that a reward compares with.
+Asked: TypeAlias = tuple[list[int], str]
 
 
 class TrlRollouts:
@@ -50,14 +58,16 @@ class TrlRollouts:
     ) -> None:
         self.label = label
         self.timeout = timeout
+        self._together = Together()
         self._train = Requests(config, run=run, name=name)
         self._validation = Requests(self._train.config, name=f"{name}-validation", lane="eval")
         #: Step of TRL whose weights were published last.
         self._step: int | None = None
 
     def __enter__(self) -> Self:
-        self._train.__enter__()
-        self._validation.__enter__()
+        if self._together.leads:
+            self._train.__enter__()
+            self._validation.__enter__()
         return self
 
     def __exit__(
@@ -67,40 +77,48 @@ class TrlRollouts:
 
     def close(self) -> None:
         """Give both subscriptions back. Blocks shortly."""
-        self._validation.close()
-        self._train.close()
+        if self._together.leads:
+            self._validation.close()
+            self._train.close()
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """One completion per entry of ``prompts``; blocks until all are there (`penstock why` says for what).
 
-        Neighbours that are equal form a group. Prompts are text or chat messages; TRL's ``temperature`` and
-        ``max_completion_length`` go before the run's.
+        Neighbours that are equal form a group, also over the processes' borders, in whose order they are asked; every
+        process calls this. Prompts are text or chat messages; TRL's ``temperature`` and ``max_completion_length`` go
+        before the run's.
 
         Returns:
             ``prompt_ids``, ``completion_ids``, ``logprobs``, ``env_mask`` (0 on tokens that bear no loss), and, for
             the reward function, ``penstock_reward`` and ``penstock_version`` (oldest version of the completion).
 
         Raises:
-            ConfigError: TRL runs on more than one process, or a prompt holds images; workers drew at another
-                temperature than TRL's, by which it divides, or with logprobs from before it (T6).
+            ConfigError: the processes hold parts of the model (FSDP, DeepSpeed), or a prompt holds images; workers drew
+                at another temperature than TRL's, by which it divides, or with logprobs from before it (T6).
             ProtocolError: a prompt was given up by the workers, with the reason.
             WaitTimeout: ``timeout`` is over.
+
+        All processes raise what one does.
         """
-        if trainer.accelerator.num_processes > 1:
-            raise ConfigError("TrlRollouts serves one process; this GRPOTrainer runs on more. Start it with one.")
+        asked = [(_tokenize(prompt, trainer.processing_class), self._label(prompt)) for prompt in prompts]
+        return self._together.share(asked, lambda everyone: self._answer(everyone, trainer))
+
+    def _answer(self, asked: Sequence[Asked], trainer: Any) -> list[dict[str, Any]]:
+        """The first process's part: a column dict for each of ``asked``."""
+        if str(trainer.accelerator.distributed_type).rpartition(".")[2] in SHARDED:
+            raise ConfigError("TrlRollouts publishes whole models, and these processes hold parts: train with DDP.")
         if self._step != trainer.state.global_step:
             self._train.publish(trainer.accelerator.unwrap_model(trainer.model), step=trainer.state.global_step)
             self._step = trainer.state.global_step
         lane = self._train if trainer.model.training else self._validation
         sampling = sampling_of(trainer)
         requests = []
-        for _, same in groupby(prompts, key=repr):
-            group = list(same)
-            label = (self.label(group[0]) if self.label is not None else None) or ""
-            ids = _tokenize(group[0], trainer.processing_class)
-            requests.append(Request(prompt_ids=ids, n=len(group), label=label, sampling=sampling))
-        rows = [row for group in lane.answer(requests, self.timeout) for row in group]
-        return _columns(rows)
+        for (ids, label), same in groupby(asked):
+            requests.append(Request(prompt_ids=ids, n=len(list(same)), label=label, sampling=sampling))
+        return [_columns(row) for group in lane.answer(requests, self.timeout) for row in group]
+
+    def _label(self, prompt: Any) -> str:
+        return (self.label(prompt) if self.label is not None else None) or ""
 
     def reward(self, completions: Sequence[Any], penstock_reward: Sequence[float], **_: Any) -> list[float]:
         """A reward function for ``GRPOTrainer``: the rewards that the run's workers gave."""
@@ -128,12 +146,12 @@ def _tokenize(prompt: Any, tokenizer: Any) -> list[int]:
     return [int(token) for token in ids]
 
 
-def _columns(rows: Sequence[RowArrays]) -> dict[str, Any]:
+def _columns(row: RowArrays) -> dict[str, Any]:
     return {
-        "prompt_ids": [row.prompt.tolist() for row in rows],
-        "completion_ids": [row.response("tokens").tolist() for row in rows],
-        "logprobs": [row.response("logprobs").tolist() for row in rows],
-        "env_mask": [row.response("loss_mask").astype(int).tolist() for row in rows],
-        "penstock_reward": [row.row.reward for row in rows],
-        "penstock_version": [row.row.oldest for row in rows],
+        "prompt_ids": row.prompt.tolist(),
+        "completion_ids": row.response("tokens").tolist(),
+        "logprobs": row.response("logprobs").tolist(),
+        "env_mask": row.response("loss_mask").astype(int).tolist(),
+        "penstock_reward": row.row.reward,
+        "penstock_version": row.row.oldest,
     }

@@ -64,6 +64,7 @@ LISTED = {
     "docs/consumers.md: trainer.offload_engines()": "needs a GPU: tests/gpu/test_one_gpu.py",
     "docs/adapters.md: from penstock import VerlRollout": "needs verl's environment: test_foreign_trainers.py",
     "docs/adapters.md: from penstock import TrlRollouts": "needs TRL's environment: test_foreign_trainers.py",
+    "docs/adapters.md: accelerate launch": "needs TRL's environment: test_trl_processes.py",
     "docs/adapters.md: SLIME_SOURCE=": "needs a checkout of slime: test_slime.py",
     "docs/adapters.md: --rollout-function-path": "flags of slime: test_slime_rollout.py gives it just these",
     "docs/distillation.md: advantage_t =": "a formula",

@@ -1,0 +1,110 @@
+"""Processes that train together, and one that speaks to the run for all: prompts are gathered, answers handed out.
+
+    every rank: its items ─> rank 0: of all, in the order of the ranks ─> an answer each ─> every rank: its own
+
+Bytes (msgpack) go over a gloo group of its own, whose waits have no end while all live: a rollout may take longer than
+a collective may. A rank that dies ends the call of every other.
+"""
+
+import datetime
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock.errors import ConfigError, PenstockError, ProtocolError, WaitTimeout
+from penstock.protocol.records.codec import pack, unpack
+
+#: Longest wait for another rank.
+TIMEOUT = datetime.timedelta(days=30)
+#: What rank 0 may raise, by name.
+ERRORS: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (ConfigError, ProtocolError, WaitTimeout)}
+
+
+class Together:
+    """The ranks of one training, as torch's launchers start them (RANK, WORLD_SIZE). One alone needs no group."""
+
+    def __init__(self) -> None:
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._size = int(os.environ.get("WORLD_SIZE", "1"))
+        self._group: dist.ProcessGroup | None = None
+
+    @property
+    def leads(self) -> bool:
+        """True for the one that speaks to the run."""
+        return self._rank == 0
+
+    def share(self, items: Sequence[Any], answer: Callable[[list[Any]], list[dict[str, Any]]]) -> dict[str, list[Any]]:
+        """What ``answer`` on rank 0 makes of the items of all, as columns of this rank's. Every rank calls it; blocks.
+
+        Raises what ``answer`` raises, on every rank; RuntimeError where another rank dies.
+        """
+        if self._size == 1:
+            return _columns(answer([_plain(item) for item in items]))
+        every = [unpack(data, "What another rank asks") for data in self._gather(pack(list(items)))]
+        parts: list[bytes] = []
+        raised: BaseException | None = None
+        if self.leads:
+            try:
+                parts = _parts(answer([_plain(item) for one in every for item in one]), [len(one) for one in every])
+            except BaseException as exc:
+                raised = exc
+                parts = [pack({"error": type(exc).__name__, "text": str(exc)})] * self._size
+        found = unpack(self._scatter(parts), "What rank 0 hands out")
+        if raised is not None:
+            raise raised
+        if "error" in found:
+            raise ERRORS.get(found["error"], ProtocolError)(f"Of rank 0: {found['text']}")
+        columns: dict[str, list[Any]] = found["columns"]
+        return columns
+
+    def _open(self) -> dist.ProcessGroup:
+        if self._group is None:
+            if not dist.is_initialized():
+                raise ConfigError(f"WORLD_SIZE is {self._size}, but torch.distributed is not begun: train, then ask.")
+            self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        return self._group
+
+    def _gather(self, data: bytes) -> list[bytes]:
+        """Of all ranks, on rank 0; elsewhere nothing."""
+        group = self._open()
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
+        dist.all_gather(sizes, torch.tensor([len(data)]), group=group)
+        longest = max(int(size) for size in sizes)
+        mine = _tensor(data, longest)
+        all_ = [torch.empty(longest, dtype=torch.uint8) for _ in range(self._size)] if self.leads else None
+        dist.gather(mine, all_, dst=0, group=group)
+        return [bytes(one[: int(size)].numpy()) for one, size in zip(all_ or [], sizes, strict=False)]
+
+    def _scatter(self, parts: Sequence[bytes]) -> bytes:
+        """This rank's of ``parts``, which rank 0 has."""
+        group = self._open()
+        sizes = torch.tensor([len(part) for part in parts] if self.leads else [0] * self._size)
+        dist.broadcast(sizes, src=0, group=group)
+        longest = int(sizes.max())
+        mine = torch.empty(longest, dtype=torch.uint8)
+        dist.scatter(mine, [_tensor(part, longest) for part in parts] if self.leads else None, src=0, group=group)
+        return bytes(mine[: int(sizes[self._rank])].numpy())
+
+
+def _tensor(data: bytes, size: int) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+
+
+def _parts(answers: list[dict[str, Any]], counts: Sequence[int]) -> list[bytes]:
+    parts, begin = [], 0
+    for count in counts:
+        parts.append(pack({"columns": _columns(answers[begin : begin + count])}))
+        begin += count
+    return parts
+
+
+def _columns(answers: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [answer[name] for answer in answers] for name in (answers[0] if answers else ())}
+
+
+def _plain(item: Any) -> Any:
+    """A tuple as it comes off the wire."""
+    return tuple(item)

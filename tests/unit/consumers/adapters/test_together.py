@@ -1,0 +1,67 @@
+"""One rank that asks for all, over real gloo between processes."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import multiprocessing
+
+from consumers.adapters.together import Together
+from penstock.errors import ConfigError, ProtocolError
+
+
+def answers(asked: list[Any]) -> list[dict[str, Any]]:
+    if any(label == "buried" for _, label in asked):
+        raise ProtocolError("a prompt was given up")
+    return [{"ids": [*ids, 9], "label": label, "place": place} for place, (ids, label) in enumerate(asked)]
+
+
+def test_one_alone_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    assert Together().leads
+    found = Together().share([([1], "a"), ([2], "b")], answers)
+    assert found == {"ids": [[1, 9], [2, 9]], "label": ["a", "b"], "place": [0, 1]}
+
+
+def test_several_without_a_group_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, but torch\.distributed is not begun"):
+        Together().share([], answers)
+
+
+def rank_main(rank: int, file: str) -> None:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RANK", str(rank))
+        environment.setenv("WORLD_SIZE", "2")
+        environment.setenv("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "gloo", init_method=f"file://{file}", rank=rank, world_size=2, timeout=timedelta(seconds=300)
+        )
+        together = Together()
+        assert together.leads == (rank == 0)
+
+        def asked_of_me(_: list[Any]) -> list[dict[str, Any]]:
+            raise AssertionError("only the first asks")
+
+        ask = answers if rank == 0 else asked_of_me
+        mine = [([1], "a")] if rank == 0 else [([2, 3], "b"), ([4], "b")]
+        found = together.share(mine, ask)
+        assert found["place"] == ([0] if rank == 0 else [1, 2]), "in the order of the ranks, each its own"
+        assert found["ids"] == [[*ids, 9] for ids, _ in mine]
+        with pytest.raises(ProtocolError, match="a prompt was given up"):
+            together.share([([5], "buried" if rank == 1 else "a")], ask)
+        assert together.share(mine, ask) == found, "and the next call is clean"
+        dist.destroy_process_group()
+
+
+def test_each_rank_has_the_answers_to_its_own_and_all_raise_what_one_does(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=rank_main, args=(rank, str(tmp_path / "rendezvous"))) for rank in range(2)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join()
+    assert [one.exitcode for one in ranks] == [0, 0]
