@@ -24,6 +24,7 @@ from consumers.batch.fetch import PayloadReader
 from consumers.history import burials
 from consumers.history.all_samples import AllSamples
 from consumers.history.burials import Burials
+from consumers.history.pace import Pace
 from consumers.history.retired import Retired, read_retired, read_trained
 from consumers.history.rows import Bytes, Trained, row_of, row_of_job, wanted_row
 from consumers.history.texts import Choice, Texts
@@ -52,8 +53,8 @@ log = logging.getLogger(__name__)
 LEASE_S = 15.0
 #: Between two looks while nothing waits; a look after which there was a full chunk is followed by the next at once.
 LOOK_S = 0.5
-#: Groups per look, and most samples and payload bytes of one commit of the files.
-GROUPS, SAMPLES, PIECE_BYTES = 64, 1024, 32 * 1024 * 1024
+#: Groups per look, and after a rest; most samples and payload bytes of one commit of the files.
+GROUPS, FEW_GROUPS, SAMPLES, PIECE_BYTES = 64, 8, 1024, 32 * 1024 * 1024
 #: A sample with a larger payload keeps its row without answer and tokens.
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 #: Longest that a recorder which is asked to end goes on with what waits.
@@ -88,6 +89,9 @@ class Recorder:
         self._choice = Choice(config.history)
         self._burials = Burials(self._control.client, self._keys)
         self._all_samples = AllSamples(config)
+        self._pace = Pace(config.history.backlog)
+        #: Groups of the next look.
+        self._groups = FEW_GROUPS
         self._writer: HistoryWriter | None = None
 
     def stop(self) -> None:
@@ -99,6 +103,7 @@ class Recorder:
     def run(self) -> None:
         """Record whenever nobody else does. Blocks until ``stop``. Raises HistoryError, OSError for its files."""
         try:
+            self._texts.load()
             self._control.do(lambda client: ensure_lanes(client, self._keys))
             while not self._stopping.is_set():
                 self._stand_by()
@@ -156,24 +161,36 @@ class Recorder:
         try:
             while not self._is_over():
                 self._renew()
-                if self._turn(recording):
-                    continue
-                if self._stopping.is_set():
+                more, rest_s = self._turn(recording), self._rest_s()
+                if not more and self._stopping.is_set():
                     break
-                self._stopping.wait(LOOK_S)
+                self._groups = FEW_GROUPS if rest_s and not self._stopping.is_set() else GROUPS
+                self._rest(max(rest_s, 0.0 if more else LOOK_S))
         finally:
             self._writer.close()
         self._control.call(scripts.stop_recording(self._keys, recording))
+
+    def _rest_s(self) -> float:
+        """Seconds to leave the machine to others after this turn. Blocks for a round trip."""
+        waiting = self._control.do(lambda client: client.zcard(self._keys.unrecorded))
+        return self._pace.rest_s(waiting)
+
+    def _rest(self, seconds: float) -> None:
+        """Leave the machine to others; ``stop`` ends that."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._stopping.wait(min(left, LOOK_S)):
+            self._renew()
 
     def _turn(self, recording: Recording) -> bool:
         """Record what has waited longest; True where there is more. Blocks for the disk. Raises RecordingLost."""
         buried = self._control.do(lambda _: self._burials.take())
         self._write(buried, [])
-        return self._record_groups(recording) == GROUPS or len(buried) == burials.CHUNK
+        most = self._groups
+        return self._record_groups(recording, most) == most or len(buried) == burials.CHUNK
 
-    def _record_groups(self, recording: Recording) -> int:
+    def _record_groups(self, recording: Recording, most: int) -> int:
         """Record the groups that have waited longest; how many."""
-        raw = self._control.do(lambda client: client.zrange(self._keys.unrecorded, 0, GROUPS - 1))
+        raw = self._control.do(lambda client: client.zrange(self._keys.unrecorded, 0, most - 1))
         jobs = [name_shown(job) for job in raw]
         if not jobs:
             return 0

@@ -51,6 +51,10 @@ class Texts:
         #: The last prompt and its text: the samples of a group have the same.
         self._prompt: tuple[list[int], str] = [], ""
 
+    def load(self) -> None:
+        """Read the tokenizer, which may take seconds; else the first that is asked for does. Blocks."""
+        self._tokenizer()
+
     @property
     def is_spelled(self) -> bool:
         """Whether texts are what ``pieces`` spell."""
