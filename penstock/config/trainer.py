@@ -227,6 +227,16 @@ class TrainerConfig(Section):
             raise ValueError("aggregation constant and constant_tokens belong together: set both, or neither")
         return self
 
+    @model_validator(mode="after")
+    def _rewards_are_learned_from(self) -> Self:
+        alone = self.distill is not None and not self.distill.with_rewards
+        if alone and self.kl is not None and self.kl.place == "reward":
+            raise ValueError(
+                "kl.place reward takes the penalty off rewards, and distill alone learns from none: choose place loss, "
+                "or set distill.with_rewards"
+            )
+        return self
+
     @property
     def groups_per_batch(self) -> int:
         """Groups of a batch; 0: not known beforehand, where it is so many samples or tokens."""

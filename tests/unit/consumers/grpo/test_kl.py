@@ -189,6 +189,14 @@ def test_k1_in_the_loss_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert "k1 in the loss has a gradient of mean 0" in caplog.text
 
 
+def test_a_penalty_on_rewards_that_nobody_learns_from_is_refused() -> None:
+    in_reward = {"weight": 0.1, "place": "reward"}
+    config(kl=in_reward, distill={"with_rewards": True})
+    config(kl=in_reward | {"place": "loss"}, distill={})
+    with pytest.raises(ValidationError, match="distill alone learns from none: choose place loss"):
+        config(kl=in_reward, distill={})
+
+
 def test_two_that_make_advantages_are_refused() -> None:
     values = {"run": "r", "model": {"path": "m"}, "data": {"train": [{"name": "d", "path": "d.jsonl"}]}}
     kept = {"trainer": {"kl": {"weight": 0.1, "place": "reward"}}}
