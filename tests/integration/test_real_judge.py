@@ -1,4 +1,4 @@
-"""Judges against a real SGLang: what one gives is what the model gives."""
+"""Judges, and a teacher, against a real SGLang: what one gives is what the model gives."""
 
 from pathlib import Path
 
@@ -7,10 +7,13 @@ import torch
 from transformers import AutoTokenizer, Qwen2ForSequenceClassification
 
 from penstock.config import ModelConfig
-from penstock.config.reward import JudgeConfig
+from penstock.config.reward import JudgeConfig, ScoringModelConfig
 from penstock.errors import JudgeError
+from penstock.weights.model_folder import read_vocab_size
+from tests.integration import oracle
 from tests.integration.engine_fixtures import cpu_engine, up
-from tests.tiny_model import make_tiny_classifier
+from tests.tiny_model import make_tiny_classifier, make_tiny_model
+from workers.rewards.frozen import FrozenModel
 from workers.rewards.judges import Judge
 
 TEXTS = ["2+3=5", "2+3=6", "=", "9" * 200]
@@ -49,3 +52,20 @@ async def test_a_judge_says_what_the_model_says(engine_url: str) -> None:
         await judge.close()
     assert len(said) <= 4
     assert isinstance(said, str)
+
+
+async def test_T6_a_teacher_says_of_each_token_what_its_model_says(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "teacher", seed=3)
+    tokens = [2 + (7 * t * t + t) % 43 for t in range(60)]
+    table = oracle.load_model(folder)(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    server = await up(cpu_engine(), ModelConfig(path=str(folder), dtype="float32"), tmp_path)
+    config = ScoringModelConfig(name="big", url=server.url, path=str(folder), timeout_s=600, max_attempts=1)
+    teacher = FrozenModel("teacher", config, read_vocab_size(folder))
+    try:
+        for start in (1, 20, 59):
+            found = await teacher.logprobs(tokens, start, "d/0/0/0")
+            wanted = [float(table[t - 1, tokens[t]]) for t in range(start, len(tokens))]
+            assert found.tolist() == pytest.approx(wanted, abs=1e-3)
+    finally:
+        await teacher.close()
+        await server.stop()
