@@ -89,6 +89,7 @@ def drain(
     as_json: JsonOption = False,
 ) -> None:
     """Write to a server no more, and wait until all that lies there is trained and freed. It may be stopped then."""
+    from console.progress import Steps
     from penstock.payloads import servers as payload_servers
     from penstock.payloads.store import open_store
 
@@ -99,20 +100,19 @@ def drain(
     draining = {"name": name, "state": payload_servers.ServerState.DRAINING}
     if not wait or not as_json:
         told(f"Payload server {name} is draining; what lies there is still read.", draining, as_json)
-    said = ""
-    with contextlib.closing(open_store(server.url)) as store:
+    if not wait:
+        return
+    with contextlib.closing(open_store(server.url)) as store, Steps(f"draining {name}", hidden=as_json) as steps:
         store.check()
-        while wait:
-            state = payload_servers.drain(target.client, store, target.keys, server)
-            if state.done:
-                payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.DRAINED)
-                done = {"name": name, "state": payload_servers.ServerState.DRAINED}
-                told(f"Payload server {name} is empty and may be stopped.", done, as_json)
-                return
-            if state.words() != said and not as_json:
-                said = state.words()
-                say(f"waiting for {said}")
+        most = 0
+        while not (state := payload_servers.drain(target.client, store, target.keys, server)).done:
+            # What its last writers still bring makes it more.
+            most = max(most, state.left)
+            steps.at(most - state.left, f"waiting for {state.words()}", total=most or None)
             time.sleep(LOOK_S)
+    payload_servers.set_state(target.client, target.keys, name, payload_servers.ServerState.DRAINED)
+    done = {"name": name, "state": payload_servers.ServerState.DRAINED}
+    told(f"Payload server {name} is empty and may be stopped.", done, as_json)
 
 
 @app.command("lose")
