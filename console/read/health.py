@@ -13,6 +13,7 @@ from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S, live_workers, read_workers
 from penstock.redaction import redact
+from penstock.redis.append_only import IDENT
 from penstock.redis.commands import Client
 from penstock.redis.connect import MIN_VERSION
 from penstock.redis.memory import FULL, is_full
@@ -84,7 +85,11 @@ def look_at_redis(client: Client) -> Iterator[Finding]:
 
 def _settings(client: Client, info: dict[str, Any]) -> Iterator[Finding]:
     try:
-        raw = {**client.config_get("appendfsync"), **client.config_get("maxmemory-policy")}
+        raw = {
+            name: value
+            for asked in ("appendfsync", "maxmemory-policy", "syslog-ident")
+            for name, value in client.config_get(asked).items()
+        }
     except redis.ResponseError:  # managed servers forbid CONFIG
         raw = {}
     known = {_text(name): _text(value) for name, value in raw.items()}
@@ -92,7 +97,7 @@ def _settings(client: Client, info: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("redis appendonly", Level.OK, "yes")
     else:
         yield Finding("redis appendonly", Level.ERROR, "no: the run is lost when Redis dies", "set appendonly yes")
-    yield _appendfsync(known.get("appendfsync", ""))
+    yield _appendfsync("synced" if known.get("syslog-ident") == IDENT else known.get("appendfsync", ""))
     policy = known.get("maxmemory-policy", str(info.get("maxmemory_policy", "")))
     if policy == "noeviction":
         yield Finding("redis maxmemory-policy", Level.OK, policy)
@@ -104,9 +109,13 @@ def _settings(client: Client, info: dict[str, Any]) -> Iterator[Finding]:
 def _appendfsync(policy: str) -> Finding:
     what = "redis appendfsync"
     match policy:
-        case "always" | "everysec":
-            lost = "nothing" if policy == "always" else "up to a second"
-            return Finding(what, Level.OK, f"{policy}: a power loss loses {lost}")
+        case "always":
+            return Finding(what, Level.OK, "always: a power loss loses nothing")
+        case "synced":
+            return Finding(what, Level.OK, "by penstock, each second: a power loss loses up to a second")
+        case "everysec":
+            told = "everysec: a power loss, or kill -9 while the disk is slow, loses up to two seconds"
+            return Finding(what, Level.OK, told)
         case "":
             return Finding(what, Level.WARNING, "the server does not say", "see that it is everysec or always")
     told = f"{policy}: a power loss loses up to half a minute"

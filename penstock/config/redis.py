@@ -40,7 +40,7 @@ class RedisConfig(Section):
     url: str | None = None
     #: Port of our own server; 0 takes a free one. Only without ``url``.
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    #: AOF fsync of our own server.
+    #: When the append-only file of our own server is synced: each second, by whoever started it, or before each answer.
     appendfsync: Literal["everysec", "always"] = "everysec"
     #: maxmemory of our own server in bytes; 0 sets none.
     max_memory_bytes: Annotated[int, Field(ge=0)] = 0

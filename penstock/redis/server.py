@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
+from penstock.redis.append_only import IDENT, AppendOnlySync
 from penstock.redis.connect import MIN_VERSION, connect
 from penstock.system.disk import put
 from penstock.system.log_files import mark
@@ -150,7 +151,7 @@ class RedisServer:
         port: 0 takes a free one at the first start.
         password: asked for, and dangerous commands are forbidden (``RULES``); None asks for none and allows all. The
             server listens on loopback only.
-        appendfsync: ``everysec`` or ``always``.
+        appendfsync: ``everysec``, which this process does (``AppendOnlySync``), or ``always``, which the server does.
         max_memory_bytes: 0 sets no limit.
     """
 
@@ -173,6 +174,7 @@ class RedisServer:
         self.process: subprocess.Popen[bytes] | None = None
         self._keeper_password = secrets.token_urlsafe(24)
         self._mark = mark(self.log_path)
+        self._sync = AppendOnlySync(folder) if appendfsync == "everysec" else None
 
     @property
     def url(self) -> str:
@@ -210,6 +212,8 @@ class RedisServer:
             try:
                 self._spawn()
                 self._wait(timeout_s, stopped)
+                if self._sync:
+                    self._sync.start()
                 self._rewrite_what_was_cut(timeout_s)
                 return self.url
             except ConfigError:
@@ -233,12 +237,16 @@ class RedisServer:
             log.warning("Redis did not shut down in %g s and is killed; its append-only file is complete", timeout_s)
             self.kill()
         self.process = None
+        if self._sync:
+            self._sync.stop()
 
     def kill(self) -> None:
         """SIGKILL; what it acknowledged is in the append-only file."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+        if self._sync:
+            self._sync.stop()
 
     def last_words(self, count: int) -> str:
         """The last lines that it wrote since its latest start."""
@@ -295,7 +303,7 @@ class RedisServer:
             "daemonize no",
             "dir .",
             "appendonly yes",
-            f"appendfsync {self.appendfsync}",
+            *(["appendfsync no", f"syslog-ident {IDENT}"] if self._sync else [f"appendfsync {self.appendfsync}"]),
             f"auto-aof-rewrite-min-size {REWRITE_BYTES}",
             'save ""',
             f"maxmemory {self.max_memory_bytes}",

@@ -51,7 +51,7 @@ def test_it_is_durable_evicts_nothing_and_listens_on_loopback_alone(server: Redi
         settings = client.config_get("*")
 
     assert settings["appendonly"] == "yes"
-    assert settings["appendfsync"] == "everysec"
+    assert settings["appendfsync"] == "no", "synced by its keeper"
     assert settings["maxmemory-policy"] == "noeviction"
     assert settings["auto-aof-rewrite-min-size"] == str(2**30)
     assert settings["save"] == ""

@@ -9,7 +9,7 @@ from pathlib import Path
 def redis_conf(binary: Path, port: int, settings: Mapping[str, str]) -> str:
     """The lines of its file; ``settings`` on top."""
     lines = {
-        "bind": "127.0.0.1", "port": str(port), "dir": ".", "appendonly": "yes", "appendfsync": "everysec",
+        "bind": "127.0.0.1", "port": str(port), "dir": ".", "appendonly": "yes", "appendfsync": "no",
         "save": '""', "maxmemory-policy": "noeviction", "databases": "1", "enable-debug-command": "no", **settings,
     }  # fmt: skip
     if version_of(binary).startswith("6."):

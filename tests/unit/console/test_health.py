@@ -15,6 +15,7 @@ from console.read.health import look_at_clocks, look_at_redis
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
+from penstock.redis.append_only import IDENT
 from penstock.redis.commands import Client
 from penstock.redis.server import write_address
 from penstock.system.health import look
@@ -28,7 +29,7 @@ GOOD: dict[str, Any] = {
     "used_memory": 10**6,
     "aof_last_write_status": "ok",
 }
-SETTINGS = {b"appendfsync": b"everysec", b"maxmemory-policy": b"noeviction"}
+SETTINGS = {b"appendfsync": b"everysec", b"maxmemory-policy": b"noeviction", b"syslog-ident": b"redis"}
 
 
 class Server:
@@ -66,6 +67,7 @@ def levels(findings: Iterator[Finding]) -> dict[str, str]:
         (Server(redis_version="6.0.16"), {"redis version": "error"}),
         (Server(aof_enabled=0), {"redis appendonly": "error"}),
         (Server({b"appendfsync": b"no"}), {"redis appendfsync": "warning"}),
+        (Server({b"appendfsync": b"no", b"syslog-ident": IDENT.encode()}), {}),
         (Server({b"appendfsync": b"always"}), {}),
         (Server({b"maxmemory-policy": b"allkeys-lru"}), {"redis maxmemory-policy": "error"}),
         (Server({b"appendfsync": b""}, maxmemory_policy="noeviction"), {"redis appendfsync": "warning"}),

@@ -1,0 +1,129 @@
+"""The append-only file of our own server: the kernel's before a client has its answer, the disk's within a second."""
+
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.redis import append_only
+from penstock.redis.append_only import AppendOnlySync
+from penstock.redis.connect import connect
+from penstock.redis.server import RedisServer, find_binary
+
+#: A disk whose syncs end when ``held`` is gone, for the server alone; ``entered`` is there from the first one on.
+SLOW_DISK = r"""
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int fdatasync(int fd) {
+    if (access(getenv("HELD"), F_OK) == 0) close(open(getenv("ENTERED"), O_CREAT | O_WRONLY, 0600));
+    while (access(getenv("HELD"), F_OK) == 0) usleep(10000);
+    return syscall(SYS_fdatasync, fd);
+}
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    made = RedisServer(tmp_path / "redis")
+    made.start()
+    yield made
+    made.kill()
+
+
+def on_a_slow_disk(folder: Path) -> Path:
+    """A redis-server whose syncs last for as long as ``folder``/held is there."""
+    (folder / "slow.c").write_text(SLOW_DISK)
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler to make a slow disk with")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", "slow.so", "slow.c"], cwd=folder, check=True)
+    script = folder / "redis-server"
+    script.write_text(
+        "#!/bin/sh\n"
+        f'LD_PRELOAD="{folder}/slow.so" HELD="{folder}/held" ENTERED="{folder}/entered" exec "{find_binary()}" "$@"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def test_I4_what_it_acknowledges_while_its_disk_is_slow_outlives_kill_9(tmp_path: Path) -> None:
+    """Redis' own ``everysec`` holds writes back for up to two seconds while a sync is under way, and answers."""
+    server = RedisServer(tmp_path / "redis", binary=on_a_slow_disk(tmp_path))
+    server.start()
+    try:
+        (tmp_path / "held").touch()
+        said, until = 0, time.monotonic() + 2.5
+        with connect(server.url) as client:
+            # As long as it takes a server that syncs itself to begin.
+            while not (tmp_path / "entered").exists() and time.monotonic() < until:
+                said = client.incr("said")
+            for _ in range(100):
+                said = client.incr("said")
+            server.kill()
+        (tmp_path / "held").unlink()
+        server.start()
+        with connect(server.url) as client:
+            assert int(client.get("said")) == said
+    finally:
+        server.kill()
+
+
+def test_what_it_wrote_is_synced_within_a_second_after_a_rewrite_too(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    monkeypatch.setattr(append_only.os, "fdatasync", lambda file: synced.add(os.fstat(file).st_ino))
+    keeper = f"redis://keeper:{server._keeper_password}@127.0.0.1:{server.port}/0"
+
+    def newest() -> int:
+        files = [*server.folder.glob("appendonlydir/*.incr.aof"), *server.folder.glob("appendonly.aof")]
+        return max(files, key=lambda path: path.stat().st_mtime_ns).stat().st_ino
+
+    with connect(server.url) as client, connect(keeper, check=False) as keeping:
+        for _ in range(2):
+            client.incr("a")
+            deadline = time.monotonic() + 60
+            while newest() not in synced:
+                assert time.monotonic() < deadline, "never synced"
+                time.sleep(0.02)
+            before = newest()
+            keeping.bgrewriteaof()
+            while newest() == before:
+                assert time.monotonic() < deadline, "never rewritten"
+                client.incr("a")
+                time.sleep(0.02)
+
+
+def test_a_disk_that_refuses_to_sync_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "appendonly.aof").write_bytes(b"*1\r\n")
+    fails = True
+
+    def fdatasync(_: int) -> None:
+        if fails:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(append_only.os, "fdatasync", fdatasync)
+    sync = AppendOnlySync(tmp_path)
+
+    with caplog.at_level(logging.WARNING):
+        sync.sync()
+        sync.sync()
+        assert [record.getMessage() for record in caplog.records] == [
+            f"the append-only file in {tmp_path} cannot be synced ([Errno 5] Input/output error), "
+            "and a power loss may lose more than a second"
+        ]
+        fails = False
+        sync.sync()
+        fails = True
+        (tmp_path / "appendonly.aof").write_bytes(b"*1\r\n*1\r\n")
+        sync.sync()
+    assert len(caplog.records) == 2
