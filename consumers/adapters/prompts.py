@@ -77,6 +77,14 @@ class Prompts:
     def check_buried(self, jobs: Iterable[str]) -> None:
         """Raise ProtocolError where workers gave up one of ``jobs``, with its reason. Blocks for one round trip."""
         jobs = list(jobs)
+        if buried := self.buried(jobs):
+            raise ProtocolError(
+                f"{len(buried)} of {len(jobs)} prompts were given up by the workers, {buried[0]} as: "
+                f"{self._why(buried[0])}"
+            )
+
+    def buried(self, jobs: Sequence[str]) -> list[str]:
+        """Those of ``jobs`` that workers gave up, sorted. Blocks for one round trip."""
 
         def states(client: Client) -> list[bytes | None]:
             pipe = client.pipeline(transaction=False)
@@ -85,12 +93,7 @@ class Prompts:
             return list(pipe.execute())
 
         found = zip(jobs, self._control.do(states), strict=True)
-        buried = sorted(job for job, state in found if state == JobState.DEAD.encode())
-        if buried:
-            raise ProtocolError(
-                f"{len(buried)} of {len(jobs)} prompts were given up by the workers, {buried[0]} as: "
-                f"{self._why(buried[0])}"
-            )
+        return sorted(job for job, state in found if state == JobState.DEAD.encode())
 
     def check_alone(self) -> None:
         """Raise ConfigError where another subscription reads this lane: it would be handed our answers, and hold them.
@@ -105,11 +108,16 @@ class Prompts:
                     "take a run of its own for prompts that a trainer submits itself."
                 )
 
-    def cancel(self) -> bool:
-        """Take back every job that is live; False where a batch of some was cut meanwhile. Blocks for a scan."""
+    def cancel(self, jobs: Iterable[str] | None = None) -> bool:
+        """Take back ``jobs``, None: every one that is live; False where a batch of some was cut meanwhile.
+
+        Blocks for a round trip each, and for a scan without ``jobs``.
+        """
         subs, mine = self._live_subs(), self._id("")
-        found = self._control.do(lambda client: list(scan_groups(client, self._keys)))
-        calls = [scripts.cancel(self._keys, job, subs) for job in found if job.startswith(mine)]
+        if jobs is None:
+            found = self._control.do(lambda client: list(scan_groups(client, self._keys)))
+            jobs = [job for job in found if job.startswith(mine)]
+        calls = [scripts.cancel(self._keys, job, subs) for job in jobs]
         return scripts.HELD_BY_BATCH not in [self._control.call(call) for call in calls]
 
     def unread(self) -> Iterator[Batch]:

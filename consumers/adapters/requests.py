@@ -130,7 +130,7 @@ class Requests:
             self.session.subscriber.define(self.definition(len(requests)))
             jobs = self.prompts.admit(requests, deadline)
             batch = self._await(set(jobs), deadline)
-            groups = _groups(batch, dict(zip(jobs, (one.n for one in requests), strict=True)), version)
+            groups = groups_of(batch, dict(zip(jobs, (one.n for one in requests), strict=True)), version)
             if self.lane == "train":
                 self._check_temperatures(groups, dict(zip(jobs, requests, strict=True)))
         except (ConfigError, ProtocolError, WaitTimeout):
@@ -241,14 +241,14 @@ class Requests:
         self.session.progress.state()
         self.session.progress.checkpointed()
 
-    def _clean(self) -> None:
-        """Let go of whatever an earlier call or process left: cut batches, then live jobs. Blocks for a scan each."""
+    def _clean(self, jobs: Sequence[str] | None = None) -> None:
+        """Let go of cut batches, then of ``jobs``, None: of whatever an earlier call or process left, by a scan."""
         while True:
             for batch in self.prompts.unread():
                 self._done(batch)
             # What was asked before stands: the buffer may have cut a batch of these jobs since, and none again
             # once that is read.
-            if self.prompts.cancel():
+            if self.prompts.cancel(jobs):
                 return
 
 
@@ -265,7 +265,7 @@ def eval_sampling(sampling: Mapping[str, Any], rollout: RolloutConfig, most_new_
     return own
 
 
-def _groups(batch: Batch, wanted: Mapping[str, int], version: int) -> dict[str, list[RowArrays]]:
+def groups_of(batch: Batch, wanted: Mapping[str, int], version: int) -> dict[str, list[RowArrays]]:
     """Job -> its samples, k ascending, checked: all there, none older than the weights they were asked of (T12)."""
     groups: dict[str, list[RowArrays]] = {job: [] for job in wanted}
     for one in rows_of(batch):

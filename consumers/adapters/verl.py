@@ -212,8 +212,8 @@ class VerlRollout:
             Request(
                 prompt_ids=ids[places[0]],
                 n=len(places),
-                label=_label(columns, places[0]),
-                metadata={key: _plain(columns[key][places[0]], key) for key in HANDED_ON if key in columns},
+                label=label_of(columns, places[0]),
+                metadata={key: plain(columns[key][places[0]], key) for key in HANDED_ON if key in columns},
                 sampling=sampling,
             )
             for places in groups.values()
@@ -360,12 +360,12 @@ def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
     return column
 
 
-def _label(columns: Mapping[str, Any], place: int) -> str:
+def label_of(columns: Mapping[str, Any], place: int) -> str:
     reward_model = columns["reward_model"][place] if "reward_model" in columns else {}
     return str(reward_model.get("ground_truth", "")) if isinstance(reward_model, Mapping) else ""
 
 
-def _plain(value: Any, name: str, depth: int = 0) -> Any:
+def plain(value: Any, name: str, depth: int = 0) -> Any:
     """A value as msgpack carries it. Raises ConfigError for any other."""
     if depth > MAX_DEPTH:
         raise ConfigError(f"{name} is nested more than {MAX_DEPTH} deep: it cannot be handed on to a reward.")
@@ -374,9 +374,9 @@ def _plain(value: Any, name: str, depth: int = 0) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, name, depth + 1) for key, item in value.items()}
+        return {str(key): plain(item, name, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain(item, name, depth + 1) for item in value]
+        return [plain(item, name, depth + 1) for item in value]
     raise ConfigError(
         f"{name} holds a {type(value).__name__}, which cannot be handed on to a reward: keep to numbers, text, lists "
         "and maps."

@@ -81,7 +81,7 @@ class Cpu(PlatformBase):
     def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
-        return "CPU"
+        return "ACCEL"  # Ray takes CPUs by an argument of their own, and refuses them among its resources
 
     def ray_noset_envvars(self) -> list[str]:
         return []

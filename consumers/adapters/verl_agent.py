@@ -1,0 +1,49 @@
+"""verl's agent loop with the run's own rewards: ``actor_rollout_ref.rollout.agent.default_agent_loop=penstock``.
+
+verl's other loops work as well; rewards then are verl's, for its server is asked for tokens alone.
+"""
+
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
+from verl.utils.profiler import simple_timer
+
+from consumers.adapters.verl import HANDED_ON, label_of, plain
+
+
+@register("penstock")
+class PenstockAgentLoop(AgentLoopBase):  # type: ignore[misc]
+    """One job of the run per answer: rewards, and environments of several turns, are its workers'."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        """The answer to ``raw_prompt``; the reward is given ``reward_model["ground_truth"]`` as its label.
+
+        Raises ConfigError where the prompt holds images or the like; further as ``PenstockServer.generate``.
+        """
+        messages = list(kwargs["raw_prompt"])
+        prompt_ids = await self.ct_build_initial_tokens(messages)
+        timing: dict[str, float] = {}
+        with simple_timer("generate_sequences", timing):
+            output = await self.server_manager.generate(
+                request_id=uuid4().hex,
+                prompt_ids=prompt_ids,
+                sampling_params=sampling_params,
+                takes_mask=True,
+                label=label_of({key: [value] for key, value in kwargs.items()}, 0),
+                metadata={key: plain(kwargs[key], key) for key in HANDED_ON if key in kwargs},
+            )
+        length = self.rollout_config.response_length
+        fields = output.extra_fields
+        mask, reward = fields.pop("penstock_mask", []), fields.pop("penstock_reward", None)
+        fields.update(turn_scores=[], tool_rewards=[], reward_extra_info={})
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids,
+            response_ids=output.token_ids[:length],
+            response_mask=mask[:length],
+            response_logprobs=(output.log_probs or [])[:length],
+            reward_score=reward,
+            num_turns=2,
+            metrics=AgentLoopMetrics(**timing),
+            extra_fields=fields,
+        )

@@ -1,0 +1,104 @@
+"""verl's two sides of a rollout, for penstock: what its trainer asks for answers, and what its workers give weights to.
+
+    AgentLoop ─generate─> PenstockServer (one Ray actor, verl_server.py) ─> Redis ─> penstock's workers
+    actor's rank 0 ─update_weights─> a file in the run's folder of weights ─> PenstockServer publishes it
+
+verl counts replicas by its own GPUs; penstock's engines are its workers', so that all replicas are one server.
+"""
+
+import asyncio
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from safetensors.torch import save_file
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica
+from verl.workers.rollout.utils import ensure_async_iterator
+
+from consumers.adapters.verl_server import PenstockServer, settings_of
+from penstock.errors import ConfigError
+
+
+class PenstockReplica(RolloutReplica):  # type: ignore[misc]
+    """The trainer's side. All replicas of a run share one server."""
+
+    async def launch_servers(self) -> None:
+        """Start the server, or find it. Returns once it holds its place at the run's buffer."""
+        if self.is_reward_model or self.is_teacher_model:
+            raise ConfigError(
+                "rollout.name=penstock serves the policy: give reward models and teachers an own rollout."
+            )
+        settings = settings_of(self.config.engine_kwargs)
+        limits = {"prompt_length": self.config.prompt_length, "response_length": self.config.response_length}
+        drawn = {name: getattr(self.config, name) for name in ("temperature", "top_p", "top_k")}
+        actor: Any = ray.remote(num_cpus=0)(PenstockServer)
+        named = {"name": actor_name(settings["name"]), "get_if_exists": True, "max_concurrency": self.max_concurrency}
+        server = actor.options(**named).remote(settings, sampling=drawn, **limits)
+        self._server_address = await server.where.remote(self.replica_rank)
+        self._server_handle = server
+        # Whatever verl asks of every replica it asks the one server once.
+        self.servers = [self._server_handle] if self.replica_rank == 0 else []
+
+
+class PenstockAdapter(BaseRollout):  # type: ignore[misc]
+    """The workers' side: rank 0 of the actor hands over weights. Memory of penstock's engines is not verl's to free."""
+
+    def __init__(
+        self, config: Any, model_config: Any, device_mesh: Any, *_: object, replica_rank: int = 0, **__: object
+    ) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self.replica_rank = max(0, replica_rank)
+        self.is_leader_rank = self.replica_rank == 0 and int(os.environ.get("RANK", "0")) == 0
+        self._name = settings_of(self.config.engine_kwargs)["name"]
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing: the engines have their own memory."""
+
+    async def release(self) -> None:
+        """Nothing: the engines have their own memory."""
+
+    async def update_weights(
+        self,
+        weights: Any,
+        wire_format: str = "named_tensors",
+        *,
+        global_steps: int | None = None,
+        peft_config: Any = None,
+        **_: object,
+    ) -> None:
+        """Publish ``weights``, pairs of name and whole tensor. Every rank walks through them; rank 0 blocks until the
+        version is announced.
+
+        Raises:
+            ConfigError: an adapter (LoRA) comes apart from its model, or a difference to the last weights.
+        """
+        if wire_format != "named_tensors":
+            raise ConfigError(
+                f"penstock takes whole weights, not {wire_format}: set checkpoint_engine.backend otherwise."
+            )
+        if peft_config is not None:
+            raise ConfigError("penstock takes whole weights: set actor_rollout_ref.model.lora.merge=True.")
+        whole: dict[str, torch.Tensor] = {}
+        async for name, tensor in ensure_async_iterator(weights):
+            if self.is_leader_rank:
+                # A copy: verl may reuse the bucket that it lies in.
+                whole[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        if not self.is_leader_rank:
+            return
+        server = ray.get_actor(actor_name(self._name))
+        file = Path(await server.weights_dir.remote()) / f"verl-{uuid.uuid4().hex}.safetensors"
+        try:
+            await asyncio.to_thread(save_file, whole, file)
+            del whole
+            await server.update_weights.remote(str(file), global_steps or 0)
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def actor_name(name: str) -> str:
+    """What Ray calls the server of a subscription."""
+    return f"penstock_rollout_{name}"

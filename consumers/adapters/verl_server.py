@@ -1,0 +1,245 @@
+"""The server that verl's agent loops ask for tokens: a Ray actor that hands their prompts to a run's workers.
+
+    generate (many at once) ─> calls ─> one thread: submit, poll, publish ─> a future each
+
+Redis is spoken to by that thread alone.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Any
+
+from safetensors.torch import load_file
+from verl.workers.rollout.replica import TokenOutput
+
+from consumers.adapters.asking import Answer, Asking
+from consumers.adapters.prompts import Request
+from penstock.config.sampling import NEUTRAL, temperature_of
+from penstock.errors import ConfigError, PenstockError
+from penstock.redis.saved_config import config_of
+
+#: Longest wait for an answer before new calls are looked at, in seconds.
+LOOK_S = 0.05
+#: Keys of ``rollout.engine_kwargs.penstock`` and their defaults.
+SETTINGS: dict[str, Any] = {"config": None, "run": None, "name": "verl"}
+
+
+def settings_of(engine_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """``actor_rollout_ref.rollout.engine_kwargs.penstock``, with defaults. Raises ConfigError."""
+    given = dict(engine_kwargs.get("penstock") or {})
+    if unknown := sorted(given.keys() - SETTINGS.keys()):
+        raise ConfigError(f"rollout.engine_kwargs.penstock has no {unknown[0]!r}: it takes {', '.join(SETTINGS)}.")
+    if (given.get("config") is None) == (given.get("run") is None):
+        raise ConfigError(
+            "Name the run: +actor_rollout_ref.rollout.engine_kwargs.penstock.run=NAME, or .config=/path/to/run.yaml."
+        )
+    return SETTINGS | given
+
+
+class PenstockServer:
+    """What verl takes for an inference server (an actor of Ray).
+
+    Args:
+        settings: as of :func:`settings_of`.
+        prompt_length, response_length: verl's; the latter is also the most new tokens.
+        sampling: ``temperature``, ``top_p`` and ``top_k`` that the policy is drawn at. Calls that ask for just these go
+            to lane train, which refuses what hides the distribution (T7); others, as verl's validation, to lane eval.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Any], *, prompt_length: int, response_length: int, sampling: Mapping[str, Any]
+    ) -> None:
+        self._limits = (prompt_length, response_length)
+        self._drawn = sampling_of(sampling)
+        config = config_of(settings["config"], settings["run"], "rollout.name=penstock")
+        self._lanes = {
+            "train": Asking(config, name=settings["name"]),
+            "eval": Asking(config, name=f"{settings['name']}-validation", lane="eval"),
+        }
+        #: Version -> verl's step.
+        self._steps: dict[int, int] = {}
+        self._waiting: dict[str, Future[Any]] = {}
+        self._calls: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...], Future[Any]]] = queue.SimpleQueue()
+        self._broken: BaseException | None = None
+        self._joined: Future[None] = Future()
+        threading.Thread(target=self._serve, name="penstock", daemon=True).start()
+
+    async def where(self, rank: int) -> str:
+        """A name for a replica, once the server has its place at the buffer. It is no HTTP address."""
+        await asyncio.wrap_future(self._joined)
+        return f"penstock-{rank}"
+
+    async def weights_dir(self) -> str:
+        """Folder of the run's weights, which actor and server share; made where it is not there."""
+        folder = self._lanes["train"].weights_dir.absolute()
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        return str(folder)
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        request_id: str = "",
+        image_data: Any = None,
+        video_data: Any = None,
+        audio_data: Any = None,
+        label: str = "",
+        metadata: Mapping[str, Any] | None = None,
+        takes_mask: bool = False,
+        **_: object,
+    ) -> TokenOutput:
+        """One answer, when it is there. ``label`` and ``metadata`` are what the run's reward is given.
+        ``takes_mask``: the caller looks at ``penstock_mask``.
+
+        ``extra_fields``: ``penstock_reward``, ``penstock_mask`` (0 on observations), and verl's steps of the oldest and
+        newest weights that it was drawn with. ``stop_reason`` is "aborted" for what verl itself took back.
+
+        Raises:
+            ConfigError: the prompt holds more than text, is too long, or was drawn at another temperature than asked;
+                the run has an environment, whose tokens this caller would train on.
+            ProtocolError: the workers gave it up, with the reason.
+        """
+        if image_data or video_data or audio_data:
+            raise ConfigError("The prompt holds images, video or audio: rollout.name=penstock carries text alone.")
+        longest, most = self._limits
+        ids = [int(token) for token in prompt_ids]
+        if not ids or len(ids) > longest + most - 1:
+            raise ConfigError(f"The prompt has {len(ids)} tokens; it needs at least 1 and room for a response.")
+        sampling = sampling_of(sampling_params)
+        lane = "train" if {k: v for k, v in sampling.items() if k != "max_new_tokens"} == self._drawn else "eval"
+        sampling["max_new_tokens"] = min(sampling.get("max_new_tokens", most), longest + most - len(ids))
+        request = Request(prompt_ids=ids, label=label, metadata=dict(metadata or {}), sampling=sampling)
+        answer = await self._call(self._submit, lane, request)
+        output = self._output(answer)
+        if not takes_mask and not all(output.extra_fields.get("penstock_mask", ())):
+            raise ConfigError(
+                "The answer holds tokens that bear no loss, and this agent loop trains on all: set "
+                "actor_rollout_ref.rollout.agent.default_agent_loop=penstock."
+            )
+        return output
+
+    async def update_weights(self, file: str, step: int) -> int:
+        """Publish a file of tensors (safetensors) as verl's ``step``; the version. Later calls are of it (T12)."""
+        return int(await self._call(self._publish, file, step))
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        """Take back whatever has no answer: its ``generate`` returns as aborted."""
+        await self._call(self._abort)
+
+    async def resume_generation(self) -> None:
+        """Nothing: calls are taken at any time."""
+
+    sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = resume_generation
+
+    async def start_profile(self, **_: object) -> None:
+        """Nothing: engines are penstock's."""
+
+    stop_profile = start_profile
+
+    async def _call(self, of: Callable[..., None], *given: Any) -> Any:
+        future: Future[Any] = Future()
+        self._calls.put((of, given, future))
+        if self._broken is not None and not future.done():
+            raise self._broken
+        return await asyncio.wrap_future(future)
+
+    def _output(self, answer: Answer | None) -> TokenOutput:
+        if answer is None:
+            return TokenOutput(token_ids=[], log_probs=[], stop_reason="aborted")
+        [row] = answer.rows
+        fields = {
+            "global_steps": self._steps.get(row.row.newest),
+            "min_global_steps": self._steps.get(row.row.oldest),
+            "max_global_steps": self._steps.get(row.row.newest),
+            "penstock_reward": row.row.reward,
+            "penstock_mask": row.response("loss_mask").astype(int).tolist(),
+        }
+        return TokenOutput(
+            token_ids=row.response("tokens").tolist(),
+            log_probs=row.response("logprobs").tolist(),
+            stop_reason="length" if row.row.status == "truncated" else "completed",
+            extra_fields=fields,
+        )
+
+    # From here on: the thread.
+
+    def _serve(self) -> None:
+        try:
+            with ExitStack() as places:
+                for lane in self._lanes.values():
+                    places.enter_context(lane)
+                self._joined.set_result(None)
+                while True:
+                    self._take()
+                    for lane in self._lanes.values():
+                        for answer in lane.poll(LOOK_S):
+                            self._hand_out(answer)
+        except BaseException as exc:
+            self._break(exc)
+
+    def _take(self) -> None:
+        """Do what was asked for since; waits for it where nothing is under way."""
+        idle = not any(lane.num_live for lane in self._lanes.values())
+        while idle or not self._calls.empty():
+            of, given, future = self._calls.get()
+            idle = False
+            try:
+                of(future, *given)
+            except PenstockError as exc:
+                future.set_exception(exc)
+            except BaseException as exc:
+                future.set_exception(exc)
+                raise
+
+    def _submit(self, future: Future[Any], lane: str, request: Request) -> None:
+        [job] = self._lanes[lane].submit([request])
+        self._waiting[job] = future
+
+    def _publish(self, future: Future[Any], file: str, step: int) -> None:
+        version = self._lanes["train"].publish(load_file(file), step=step)
+        self._steps[version] = step
+        future.set_result(version)
+
+    def _abort(self, future: Future[Any]) -> None:
+        for lane in self._lanes.values():
+            for job in lane.abort() if lane.num_live else []:
+                self._hand_out(None, job)
+        future.set_result(None)
+
+    def _hand_out(self, answer: Answer | None, job: str = "") -> None:
+        future = self._waiting.pop(job if answer is None else answer.job)
+        if future.cancelled():
+            return
+        if answer is not None and answer.error is not None:
+            future.set_exception(answer.error)
+        else:
+            future.set_result(answer)
+
+    def _break(self, exc: BaseException) -> None:
+        """Nothing is served any more: everyone who waits is told why."""
+        self._broken = exc
+        waiting = list(self._waiting.values())
+        while not self._calls.empty():
+            waiting.append(self._calls.get()[2])
+        for future in [self._joined, *waiting]:
+            if not future.done():
+                future.set_exception(exc)
+
+
+def sampling_of(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
+    """verl's sampling parameters in SGLang's names; those that change nothing are left out."""
+    sampling: dict[str, Any] = {"temperature": temperature_of(sampling_params)}
+    for name, neutral in NEUTRAL.items():
+        value = sampling_params.get(name)
+        if value is not None and float(value) != neutral and not (name == "top_k" and value == 0):
+            sampling[name] = value
+    most = sampling_params.get("max_tokens") or sampling_params.get("max_new_tokens")
+    if most is not None:
+        sampling["max_new_tokens"] = int(most)
+    if sampling_params.get("stop"):
+        sampling["stop"] = list(sampling_params["stop"])
+    return sampling
