@@ -13,8 +13,10 @@ from penstock.words import said
 
 #: Most entries that wait; those beyond are left out.
 MAX_WAITING = 1000
-#: Between two tries to open a tracker that could not be opened.
+#: Between two tries to open a tracker.
 REOPEN_S = 60.0
+#: Entries in a row at which a tracker fails before it is opened anew: a writer whose disk was full never recovers.
+FAILURES = 3
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +27,8 @@ class Reporter:
     Args:
         name: of the tracker, for people.
         position: how far the run was told there before.
-        make: opens the tracker. Called in the thread, and again after a while where it raises.
+        make: opens the tracker. Called in the thread, and again after a while where it raises, or where what it opened
+            fails again and again.
     """
 
     def __init__(self, name: str, position: Position, make: Callable[[], Tracker]) -> None:
@@ -36,6 +39,7 @@ class Reporter:
         self._make = make
         self._tracker: Tracker | None = None
         self._retry_at = 0.0
+        self._failed_in_a_row = 0
         self._warned = False
         #: Entries that found no place, and entries at which the tracker failed: each is counted by one thread.
         self._no_place = self._failed = 0
@@ -90,18 +94,32 @@ class Reporter:
         try:
             if (tracker := self._open()) is not None:
                 entry(tracker)
+                self._failed_in_a_row = 0
             else:
                 self._failed += 1
         # A library that gives up may want to end the process, or be cancelled: this thread goes on.
         except BaseException as exc:
             self._failed += 1
+            self._failed_in_a_row += 1
             self._warn(said(exc))
+            if self._failed_in_a_row >= FAILURES:
+                self._drop()
 
     def _open(self) -> Tracker | None:
         if self._tracker is None and time.monotonic() >= self._retry_at:
             self._retry_at = time.monotonic() + REOPEN_S
             self._tracker = self._make()
         return self._tracker
+
+    def _drop(self) -> None:
+        """Give up what is open; another is made at the next try."""
+        tracker, self._tracker, self._failed_in_a_row = self._tracker, None, 0
+        if tracker is None:
+            return
+        try:
+            tracker.close()
+        except BaseException as exc:
+            log.debug("%s was not closed: %s", self.name, said(exc))
 
     def _metrics(self, step: int, values: Mapping[str, float], tracker: Tracker) -> None:
         position = self.position

@@ -109,6 +109,24 @@ def test_one_that_cannot_be_opened_is_tried_again_later(path: Path, monkeypatch:
     assert tracker.told == [(3, {}), ("close",)]
 
 
+def test_one_that_fails_again_and_again_is_closed_and_opened_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a writer does whose disk was full for a moment, and which keeps that error for ever."""
+    monkeypatch.setattr(reporter, "REOPEN_S", 0.0)
+    broken, sound = Recording(), Recording()
+    left = iter([broken, sound])
+
+    def keeps_its_error() -> None:
+        raise OSError(28, "No space left on device")
+
+    broken.trouble = keeps_its_error
+    made = Reporter("one", Position.at(path), lambda: next(left))
+    for step in range(1, 6):
+        made.metrics(step, {})
+    made.close(time.monotonic() + PATIENCE_S)
+    assert sound.told == [(4, {}), (5, {}), ("close",)]
+    assert made.left_out == 3
+
+
 def test_one_that_hangs_holds_up_nobody_and_what_has_no_place_is_counted(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
