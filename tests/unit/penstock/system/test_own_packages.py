@@ -13,11 +13,12 @@ from penstock.system import own_packages
 from penstock.system.own_packages import HOME, NAMES
 
 PUBLIC = [
-    "Batch", "CompletedGroup", "Config", "ConfigError", "DataEnded", "EngineMetrics", "Environment", "EvalLogHook",
-    "GenerateHook", "Job", "Judge", "JudgeError", "Judges", "Observation", "OwnershipLost", "PenstockError",
-    "Receiver", "Request", "Requests", "RewardsHook", "RolesApart", "RolloutDataset", "RolloutLogHook",
-    "RolloutManager", "RowSource", "Sample", "SampleHook", "SamplesHook", "Score", "Scorer", "Sender", "Shards",
-    "Trackers", "Trainer", "TrlRollouts", "WaitTimeout", "__version__", "concatenated", "score",
+    "AllSamplesHook", "Batch", "CompletedGroup", "Config", "ConfigError", "ConvertHook", "DataEnded",
+    "EngineMetrics", "Environment", "EvalLogHook", "GenerateHook", "Job", "Judge", "JudgeError", "Judges",
+    "Observation", "OwnershipLost", "PenstockError", "Receiver", "Request", "Requests", "RewardsHook", "RolesApart",
+    "RolloutDataset", "RolloutLogHook", "RolloutManager", "RowSource", "Sample", "SampleHook", "SampleRow",
+    "SamplesHook", "Score", "Scorer", "Sender", "Shards", "Trackers", "Trainer", "TrlRollouts", "WaitTimeout",
+    "__version__", "concatenated", "score",
 ]  # fmt: skip
 
 
