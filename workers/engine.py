@@ -61,6 +61,10 @@ class Segment:
     unproven: list[bool] = field(default_factory=list)
     #: None where it was drawn without drafts.
     drafts: Drafts | None = None
+    #: Tokens that were drawn and are not among these: what they go by was of older weights.
+    num_thrown: int = 0
+    #: Nobody knows what was drawn: the answer was lost on its way.
+    is_unheard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -353,8 +353,9 @@ class _Maker:
         if self.engine.tells_routing:
             keep_rows(sample, segment.experts)
         kept = len(sample.tokens) - self.request_start
-        self.requested = max(self.requested, len(segment.output_ids))
-        self.account.unheard -= 1
+        self.requested = max(self.requested, len(segment.output_ids) + segment.num_thrown)
+        if not segment.is_unheard:
+            self.account.unheard -= 1
         self.count_cut()
         sample.num_unproven = self.unproven_before + sum(segment.unproven[:kept])
         self.request_start, self.unproven_before = len(sample.tokens), sample.num_unproven

@@ -31,6 +31,7 @@ from workers.engine import Heard
 from workers.router.process import dropped_fields
 from workers.router.tended_engines import TendedEngines
 from workers.sglang.engine import SglangEngine
+from workers.sglang.stream import UNHEARD
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +237,7 @@ class RoutedEngine(TendedEngines):
             if self._router.starts == starts and await self._router.healthy():
                 raise MemberDied(f"an engine was lost under the request: {exc}") from exc
             self.routable.clear()
-            return await self._aborted(f"the router was lost ({exc})")
+            return await self._aborted(f"the router was lost ({exc})") | {UNHEARD: True}
         except EngineRefused:
             raise
         except EngineError as exc:
@@ -261,7 +262,7 @@ class RoutedEngine(TendedEngines):
             self._suspect()
 
     async def _aborted(self, message: str) -> Any:
-        """What a request that reached no engine returns: nothing drawn, go on when there is one."""
+        """What a request that has no answer returns: go on when there is an engine."""
         if self._tender is not None:
             routable = asyncio.create_task(self.routable.wait())
             try:

@@ -25,7 +25,7 @@ from workers.sglang.segment import (
     read_drawn,
     read_scored,
 )
-from workers.sglang.stream import PROVEN, Answer, check_length, most_tokens, read_events, read_head
+from workers.sglang.stream import PROVEN, UNHEARD, Answer, check_length, most_tokens, read_events, read_head
 
 #: Tokens of one event where the stream proves versions.
 _PROOF_TOKENS = 4
@@ -143,7 +143,7 @@ class SglangClient(SglangControls):
         versions, unproven = provenance.versions(meta, len(drawn.ids), answer.get(PROVEN) or [])
         if provenance.has_stale_prefix(meta):
             self.num_stale_prefixes += 1
-            return Segment([], [], [], FinishReason.ABORT, 0, 0, STALE_PREFIX)
+            return Segment([], [], [], FinishReason.ABORT, 0, 0, STALE_PREFIX, num_thrown=len(drawn.ids))
         return Segment(
             output_ids=drawn.ids,
             logprobs=drawn.logprobs,
@@ -155,6 +155,7 @@ class SglangClient(SglangControls):
             experts=self._experts(drawn, rid),
             unproven=unproven,
             drafts=drafts_of(meta),
+            is_unheard=answer.get(UNHEARD) is True,
         )
 
     def _experts(self, drawn: Drawn, rid: str) -> Rows | None:

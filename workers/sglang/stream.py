@@ -29,6 +29,8 @@ Heard = Callable[[int, list[int], list[float]], None]
 MARK = "+"
 #: Key of a whole answer: pairs of a version and the index from which on its tokens are proven to be no older.
 PROVEN = "penstock_proven"
+#: Key of what stands in place of an answer that was lost on its way: what the server drew for it is not known.
+UNHEARD = "penstock_unheard"
 
 
 def marked_version(reported: Any) -> int | None:

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.config import RolloutConfig
 from penstock.errors import ConfigError, EngineDied, EngineError, PayloadError
+from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from workers.engine import Segment
@@ -105,6 +106,21 @@ async def test_T8_truncation_adds_no_token() -> None:
 
     assert sample.tokens[3:] == [24, 25, 26] * 3 + [24]
     assert sample.status == "truncated"
+
+
+async def test_I10_what_is_drawn_for_an_answer_that_is_lost_or_thrown_away_is_told_of() -> None:
+    nothing = Segment([], [], [], "abort", cached_tokens=0, prompt_tokens=1)
+    account = Drawn()
+
+    sample = await make(
+        ScriptedEngine(
+            replace(nothing, is_unheard=True), replace(nothing, num_thrown=7), nothing, segment("xy", "stop")
+        ),
+        account=account,
+    )
+
+    assert sample.text == "xy"
+    assert account == Drawn(behind_stop=7, unheard=1)
 
 
 async def test_prompt_ids_are_taken_as_they_are() -> None:
