@@ -44,6 +44,7 @@ NEEDS = {verb: arguments for verb, (arguments, _) in UNKNOWN.items()} | {
     "pause": ["train"],
     "resume": ["train"],
     "peek": [],
+    "data show": ["d/0"],
     "engines offload": [],
     "engines onload": [],
     "metrics discovery": [],

@@ -109,7 +109,7 @@ def test_verls_trainer_takes_a_step_with_penstock_named_in_its_configuration(
     }  # fmt: skip
     train = data(tmp_path)
     files = [f"data.train_files={train}", f"data.val_files={train}", f"trainer.default_local_dir={tmp_path / 'verl'}"]
-    files.append(f"actor_rollout_ref.model.path={model(config, tmp_path)}")
+    files += [f"actor_rollout_ref.model.path={model(config, tmp_path)}", f"hydra.run.dir={tmp_path / 'hydra'}"]
     with buffering(config), working(config, tmp_path):
         command = [PYTHON, "-m", "verl.trainer.main_ppo", *documented(tmp_path / "run.yaml"), *split(SMALL), *files]
         done = subprocess.run(

@@ -279,8 +279,9 @@ class HeldJob:
                 if sample.reward is None:
                     await services.rewards.score(sample)
             note(sample, services.config.data.eval)
-            with self._told("frozen models", sample.k):
-                await services.frozen.score(sample)
+            if services.frozen.scores(sample):
+                with self._told("frozen models", sample.k):
+                    await services.frozen.score(sample)
         with self._told("commit", sample.k):
             await self._commit(sample)
 

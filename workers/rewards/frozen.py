@@ -48,14 +48,16 @@ class FrozenModels:
                 "its tokens do so at 1 alone: draw it at 1."
             )
 
+    def scores(self, sample: Sample) -> bool:
+        """Is there anything to ask of this sample? Those of training alone are scored."""
+        return bool(self._models) and sample.job.lane == Lane.TRAIN
+
     async def score(self, sample: Sample) -> None:
-        """Set the side arrays of a sample of training. Waits for all models, within their tries.
+        """Set the side arrays of a sample that ``scores`` says yes of. Waits for all models, within their tries.
 
         Raises:
             FrozenModelError: one gave no log-probabilities.
         """
-        if sample.job.lane != Lane.TRAIN:
-            return
         for side, model in self._models.items():
             sample.sides[side] = await model.logprobs(sample.tokens, sample.prompt_length, sample.id)
 
