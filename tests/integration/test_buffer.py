@@ -222,7 +222,7 @@ def test_loss_on_the_newest_version_only_is_one_subscriptions_choice(
     assert newest.manifest.staleness_mean == 1.5, "of those that bear loss"
 
 
-def test_T11_cut_off_answers_bear_no_loss_for_a_subscription_that_says_so(
+def test_T11_I10_cut_off_answers_bear_no_loss_for_a_subscription_that_says_so(
     redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path
 ) -> None:
     """They stay in their group and its statistics; a batch of nothing else is never cut."""
@@ -242,6 +242,11 @@ def test_T11_cut_off_answers_bear_no_loss_for_a_subscription_that_says_so(
         answer_cut_off(worker, mixed, {1})
         answer_cut_off(worker, whole, set())
         batch = step(trainer)
+        trainer.state_dict()
+        trainer.checkpointed()
+        # I10: what was drawn, by what became of it
+        accounts = {"dropped:no_loss": 8, "trained": 6, "masked": 2}
+        until(lambda: play.drawn_to_train(client, keys).accounts == accounts)
     assert jobs_of(batch) == [mixed.job, whole.job]
     assert [(row.k, row.num_loss, row.masked) for row in batch.rows if row.job == mixed.job] == [
         (0, 2, False),
