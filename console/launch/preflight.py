@@ -1,6 +1,7 @@
 """What can be known to fail before anything is started: each a ConfigError, and nothing is left behind."""
 
 import contextlib
+import logging
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -28,10 +29,14 @@ from workers.rewards.jail.asking import check_jail
 from workers.rewards.kinds.registry import check_packages, needs_jail
 
 _BUILD_IT = "build the engine's environment with `make engine`, or set engine.python or engine.url"
+#: Longest wait for an interpreter: it answers within a second, but where the machine is overloaded.
+_ANSWER_S = 300
 #: Most lines of prompts that are read twice for the sake of an early sentence.
 _READ_LINES = 100_000
 
 PACKAGES = ("producer", "workers", "buffer", "consumers")
+
+log = logging.getLogger(__name__)
 
 
 def check(config: Config, *, trains: bool = True) -> None:
@@ -157,15 +162,25 @@ def check_interpreter(python: str) -> None:
 
 def check_engine(python: str) -> None:
     """Refuse an interpreter that is not there or has no sglang. Blocks for a second."""
-    hint = _BUILD_IT
     check_interpreter(python)
-    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+    if _asked(python, "import importlib.util; print(importlib.util.find_spec('sglang') is not None)") != "True":
+        raise ConfigError(f"engine.python: {python} has no sglang; {_BUILD_IT}.")
+
+
+def _asked(python: str, program: str) -> str:
+    """What a program prints in the engine's environment. Raises ConfigError where it cannot be run."""
     try:
-        code = subprocess.run([python, "-P", "-c", probe], capture_output=True, timeout=60, check=False).returncode
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise ConfigError(f"engine.python: {python} does not run ({exc}); {hint}.") from exc
-    if code != 0:
-        raise ConfigError(f"engine.python: {python} has no sglang; {hint}.")
+        done = subprocess.run(
+            [python, "-P", "-c", program], capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise ConfigError(
+            f"engine.python: {python} did not answer within {_ANSWER_S} s: this machine may be overloaded or its disk "
+            "slow; try again, or look whether it starts by hand."
+        ) from exc
+    except OSError as exc:
+        raise ConfigError(f"engine.python: {python} does not run ({exc}); {_BUILD_IT}.") from exc
+    return done.stdout.strip()
 
 
 def check_engine_arguments(config: Config) -> None:
@@ -179,22 +194,21 @@ def engine_version(config: Config) -> str:
     """Version of SGLang under the run's workers, asked of the environment, or of the external server."""
     if config.engine.url is not None:
         return _served_version(config.engine.url)
-    probe = "import importlib.metadata as m; print(m.version('sglang'))"
-    done = subprocess.run(
-        [config.engine.python, "-P", "-c", probe], capture_output=True, text=True, timeout=60, check=False
-    )
-    return done.stdout.strip() or "unknown"
+    try:
+        return _asked(config.engine.python, "import importlib.metadata as m; print(m.version('sglang'))") or "unknown"
+    except ConfigError as exc:  # it is one line of a summary
+        log.warning("the version of SGLang is not known: %s", exc)
+        return "unknown"
 
 
 def _served_version(url: str) -> str:
     import json
-    import logging
 
     from penstock.system.engine_http import fetch
 
     try:
         info = json.loads(fetch(f"{url.rstrip('/')}/server_info", timeout_s=10))
     except (EngineError, ValueError, RecursionError) as exc:
-        logging.getLogger(__name__).warning("%s does not say its version: %s", redact(url), redact(str(exc)))
+        log.warning("%s does not say its version: %s", redact(url), redact(str(exc)))
         return "unknown"
     return str(info.get("version", "unknown")) if isinstance(info, dict) else "unknown"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from console.launch import preflight
 from console.launch.preflight import check, check_extras
 from penstock.config import Config
 from penstock.errors import ConfigError
@@ -44,3 +45,26 @@ def test_a_subscription_that_cannot_work_is_refused_before_anything_starts(tmp_p
     config = by("disk", tmp_path, staleness={"mode": "one_step"}, buffer={"sampler": "fifo"})
     with pytest.raises(ConfigError, match="mode one_step trains whole cohorts, and the sampler is fifo"):
         check(config)
+
+
+@pytest.fixture
+def slow_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An interpreter of an overloaded machine: it does not answer in time."""
+    monkeypatch.setattr(preflight, "_ANSWER_S", 0.2)
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nexec sleep 600\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_an_interpreter_that_does_not_answer_is_told_from_one_that_lacks_something(slow_python: str) -> None:
+    with pytest.raises(ConfigError, match=r"did not answer within 0\.2 s: this machine may be overloaded"):
+        preflight.check_engine(slow_python)
+
+
+def test_a_summary_is_written_where_the_engine_does_not_say_its_version(
+    slow_python: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for python in (slow_python, str(tmp_path / "gone")):
+        assert preflight.engine_version(by("disk", tmp_path, engine={"python": python})) == "unknown"
+    assert len(caplog.records) == 2
