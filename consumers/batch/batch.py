@@ -90,13 +90,16 @@ class Batch:
         self._got: dict[str, set[int]] = {}
         self._loss = LossTokens(manifest, self.all_rows, max_staleness)
         self._counts = self._loss.counts(range(len(self.all_rows)))
+        #: Loss tokens of each row as it was cut: what is removed later stays in its group for advantages.
+        self._weights = tuple(self._loss.per_row)
         self._opened = OpenedPayloads(manifest.n, self.rows, payloads, read_sides)
         given = self._advantages_of([row.reward for row in self.all_rows])
         self._arrays = TokenArrays(manifest, self.rows, self._indices, self._opened, self._loss, given)
 
-    def _advantages_of(self, rewards: Sequence[float]) -> NDArray[np.float64]:
-        jobs, masked = [row.job for row in self.all_rows], [row.masked for row in self.all_rows]
-        return advantages.group_advantages(rewards, jobs, self._advantage, self._loss.per_row, masked)
+    def _advantages_of(self, rewards: Sequence[float], unknown: Collection[int] = ()) -> NDArray[np.float64]:
+        jobs = [row.job for row in self.all_rows]
+        masked = [row.masked or i in unknown for i, row in enumerate(self.all_rows)]
+        return advantages.group_advantages(rewards, jobs, self._advantage, self._weights, masked)
 
     @property
     def n(self) -> int:
@@ -132,9 +135,13 @@ class Batch:
             )
         self._arrays.advantages = found
 
-    def set_rewards(self, values: Sequence[float]) -> None:
-        """Have the advantages of other rewards; as ``set_advantages``."""
-        self.set_advantages(self._advantages_of(values).tolist())
+    def set_rewards(self, values: Sequence[float], unknown: Collection[int] = ()) -> None:
+        """Have the advantages of other rewards; as ``set_advantages``.
+
+        Args:
+            unknown: rows whose reward nobody knows: their advantage is 0, and no other is compared with them.
+        """
+        self.set_advantages(self._advantages_of(values, unknown).tolist())
 
     def remove(self, indices: Collection[int]) -> None:
         """Take the loss off these of ``all_rows``, the same on every rank: ``counts`` are without them, advantages
