@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.batch.behaviour import check_kinds
-from penstock.errors import ProtocolError
+from penstock.errors import PayloadError, ProtocolError
 from penstock.payloads import Payload
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.staleness import Lineage
@@ -63,6 +63,22 @@ def check_manifest(manifest: Manifest, rows: Sequence[Row]) -> None:
             raise ProtocolError(
                 f"{what}: sample {row.sample} bears loss on version {row.oldest_loss}, which comes after version "
                 f"{manifest.train_version}, the one it is trained at."
+            )
+
+
+def check_sides(rows: Sequence[Row], needed: Sequence[object], name: str, n: int) -> None:
+    """Raise PayloadError where a row that is ``needed`` (truthy) has no side array ``name``, and is not lost.
+
+    By rows alone: whoever calls it with those of all ranks has all ranks stop, and none wait for another.
+
+    Args:
+        n: number of the batch.
+    """
+    for row, is_needed in zip(rows, needed, strict=True):
+        if is_needed and not row.lost and not any(side[0] == name for side in row.sides):
+            raise PayloadError(
+                f"sample {row.sample} has no side array {name!r}, and others of batch {n} have: it was drawn before "
+                "the run asked for it; leave the key out, or begin the run anew."
             )
 
 

@@ -11,7 +11,7 @@ The split into ranks and micro-batches therefore changes nothing but rounding.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from consumers.batch.batch import Batch
-from consumers.grpo import corrections, distillation, kl, losses
+from consumers.grpo import corrections, distillation, kl, losses, penalty
 from consumers.grpo.losses import TokenLoss
 from consumers.grpo.totals import Totals
 from penstock.config import TrainerConfig
@@ -188,10 +188,10 @@ class GRPO:
         Args:
             old: log π_old; None: π_θ is π_old still.
         """
-        found, penalty = self._policy_loss(micro, logprobs, old), self.config.kl
-        if penalty is None or penalty.place != "loss":
+        found, to_reference = self._policy_loss(micro, logprobs, old), self.config.kl
+        if to_reference is None or to_reference.place != "loss":
             return found
-        return found._replace(loss=found.loss + penalty.weight * self._estimate(micro, logprobs))
+        return found._replace(loss=found.loss + to_reference.weight * self._estimate(micro, logprobs))
 
     def _policy_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
         config = self.config
@@ -237,7 +237,7 @@ class GRPO:
         return self.config.kl is not None and self.config.kl.place == place
 
     def _estimate(self, micro: Micro, logprobs: Tensor) -> Tensor:
-        """[B, L] distance of ``logprobs`` to those of the reference."""
+        """[B, L] distance of ``logprobs`` to those of the reference, on the tokens that bear loss."""
         assert self.config.kl is not None
         reference = distillation.side_of(micro, REFERENCE_LOGPROBS, "trainer.kl")
         return kl.estimate(logprobs, reference, micro["loss_mask"], self.config.kl.estimator)
@@ -256,19 +256,19 @@ class GRPO:
         Each rank knows its own tokens alone: with several it blocks until all have called it.
         """
         assert self.config.kl is not None
-        sums = torch.zeros(len(batch.all_rows), dtype=torch.float64, device=self.device)
-        for micro in batch.micro_batches(self.config.max_tokens, self.max_samples):
-            micro = _to(micro, self.device)
-            if self.reference is not None:
-                micro[REFERENCE_LOGPROBS] = self._logprobs_by(self.reference, micro)
-            real = micro["rows"] >= 0
-            found = self._estimate(micro, micro["logprobs"]).double().sum(-1)
-            sums.index_add_(0, micro["rows"][real], found[real])
+        if self.reference is None:
+            penalty.check_reference(batch)
+        found = penalty.distances(batch, self._micros_with_reference(batch), self.config.kl.estimator, self.device)
         if self.dp_size > 1:
-            dist.all_reduce(sums, group=self.process_group)
-        taken, weight = sums.tolist(), self.config.kl.weight
-        batch.set_rewards([row.reward - weight * one for row, one in zip(batch.all_rows, taken, strict=True)])
-        return {"ref_kl": sum(taken) / max(batch.counts["loss_tokens"], 1)}
+            dist.all_reduce(found, group=self.process_group)
+        return penalty.take_off(batch, found, self.config.kl.weight)
+
+    def _micros_with_reference(self, batch: Batch) -> Iterator[Micro]:
+        for micro in batch.micro_batches(self.config.max_tokens, self.max_samples):
+            moved = _to(micro, self.device)
+            if self.reference is not None:
+                moved[REFERENCE_LOGPROBS] = self._logprobs_by(self.reference, moved)
+            yield moved
 
     def denominator(self, micro: Micro) -> float:
         """What this rank's sum over tokens is divided by, so that averaged gradients are the mean of all (T10)."""

@@ -53,8 +53,8 @@ class KLConfig(Section):
     #: Schulman's estimators of KL(π || reference) per token (consumers/grpo/kl.py). k1 in the loss has a gradient of
     #: mean 0.
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    #: loss: added to the loss of each token, of π_θ. reward: the sum over a sample's loss tokens, of the policy that
-    #: drew them, is taken off its reward before advantages are made.
+    #: loss: added to the loss of each token, of π_θ. reward: the sum over all tokens that were drawn for a sample, of
+    #: the policy that drew them, is taken off its reward before advantages are made.
     place: Literal["loss", "reward"] = "loss"
 
 
