@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from consumers.adapters.rows import RowArrays
 from consumers.batch.batch import Batch
@@ -22,7 +23,11 @@ from penstock.system.user_code import staying_alive
 from penstock.words import said, shown
 
 #: Keys that a function may give as slime's default does, and that must be what they are.
-_SAME = ("tokens", "response_lengths", "rollout_log_probs", "sample_indices", "rollout_ids")
+_SAME = ("tokens", "response_lengths", "rollout_log_probs", "sample_indices", "rollout_ids", "source_names")
+#: What slime divides by. Penstock has its own, which is what was generated.
+_SUMS = "rollout_mask_sums"
+#: Side arrays of samples, by slime's names: key -> sample id -> tensor.
+Sides = Mapping[str, Mapping[str, Tensor]]
 #: Keys that become others: one finite number a sample.
 _NUMBERS = ("rewards", "raw_reward", "truncated")
 
@@ -50,24 +55,28 @@ class Converter:
         self._hook = load_hook("convert", path)
         self._args = args_of(config)
 
-    def __call__(self, batch: Batch, rows: Sequence[RowArrays], first_index: int) -> Converted:
+    def __call__(self, batch: Batch, rows: Sequence[RowArrays], first_index: int, sides: Sides) -> Converted:
         """Ask it of a whole batch, whose ``rows`` are in the order of ``batch.all_rows``. Blocks while it runs.
 
         Args:
             first_index: number of the first sample.
+            sides: side arrays that samples have, which stay what they are.
 
         Raises:
             HookError: it raised, or gave what it may not.
         """
-        samples = [_sample(row, first_index) for row in rows]
+        samples = [_sample(row, first_index, sides) for row in rows]
         data = self._ask(batch, samples)
-        for key in data.keys() & set(_SAME):
-            self._check_same(key, data[key], rows, samples)
+        for key in data.keys() & {*_SAME, *sides}:
+            self._check_same(key, data[key], rows, samples, sides)
         masks = data.get("loss_masks")
-        known = {*_SAME, *_NUMBERS, "loss_masks"}
+        left = rows if masks is None else [self._masked(row, mask) for row, mask in zip(rows, masks, strict=True)]
+        if _SUMS in data:
+            self._check_sums(data[_SUMS], left)
+        known = {*_SAME, *_NUMBERS, *sides, "loss_masks", _SUMS}
         return Converted(
             {key: self._numbers(key, data[key]) for key in _NUMBERS if key in data},
-            rows if masks is None else [self._masked(row, mask) for row, mask in zip(rows, masks, strict=True)],
+            left,
             {
                 key: {row.row.sample: value for row, value in zip(rows, values, strict=True) if value is not None}
                 for key, values in data.items()
@@ -96,19 +105,34 @@ class Converter:
                 raise self._wrong(f"gave {len(found[str(key)])} entries for {key} of {len(samples)} samples.")
         return found
 
-    def _check_same(self, key: str, values: Sequence[Any], rows: Sequence[RowArrays], samples: Sequence[Any]) -> None:
+    def _check_same(
+        self, key: str, values: Sequence[Any], rows: Sequence[RowArrays], samples: Sequence[Any], sides: Sides
+    ) -> None:
         """What the function says of what was drawn, or of numbers of penstock's, is what it was told."""
         attribute = {"response_lengths": "response_length", "sample_indices": "index", "rollout_ids": "rollout_id"}
         for row, sample, value in zip(rows, samples, values, strict=True):
             wanted: Any = {
                 "tokens": row.tokens,
                 "rollout_log_probs": row.response("logprobs"),
+                "source_names": _source(row),
+                **{name: of.get(row.row.sample) for name, of in sides.items()},
             }.get(key, getattr(sample, attribute.get(key, ""), None))
             if not row.lost and not np.array_equal(_array(value, wanted), wanted):
                 raise HookError(
                     JobFailure.HOOK_UNPROVEN,
                     f"{self._hook.name} changed {key} of sample {row.row.sample}: it may change rewards and take loss "
                     "off tokens, and add keys.",
+                )
+
+    def _check_sums(self, values: Sequence[Any], rows: Sequence[RowArrays]) -> None:
+        """They are sums of the loss masks, as slime's own function gives them, or what penstock divides by."""
+        for row, value in zip(rows, values, strict=True):
+            num_loss = int(row.loss_mask.sum())
+            if not row.lost and not any(np.array_equal(_array(value, sum_), sum_) for sum_ in (num_loss, row.divisor)):
+                raise HookError(
+                    JobFailure.HOOK_UNPROVEN,
+                    f"{self._hook.name} gave {shown(value)} as {_SUMS} of sample {row.row.sample}, whose loss mask has "
+                    f"{num_loss} tokens: leave the key out, for what was generated is divided by.",
                 )
 
     def _masked(self, row: RowArrays, value: Any) -> RowArrays:
@@ -152,7 +176,12 @@ def _array(value: Any, like: Any) -> NDArray[Any]:
         return np.zeros(0)
 
 
-def _sample(row: RowArrays, first_index: int) -> Any:
+def _source(row: RowArrays) -> str:
+    """Name of the dataset."""
+    return row.row.job.rsplit("/", 2)[0]
+
+
+def _sample(row: RowArrays, first_index: int, sides: Sides) -> Any:
     """A sample as slime has it, without texts; of one whose payload is lost there are no tokens."""
     of, number = row.row, first_index + row.index
     made = sample_class()(
@@ -164,9 +193,12 @@ def _sample(row: RowArrays, first_index: int) -> Any:
         loss_mask=[int(one) for one in row.response("loss_mask").tolist()],
         rollout_log_probs=row.response("logprobs").tolist(),
         remove_sample=row.lost,
-        metadata={"job": of.job, "k": of.k, "source_name": of.job.rsplit("/", 2)[0]},
+        metadata={"job": of.job, "k": of.k, "source_name": _source(row)},
         weight_versions=[str(version) for version in sorted({of.oldest, of.newest}) if version >= 0],
     )
     made.group_index = int(of.job.rsplit("/", 1)[1])
+    for name, arrays in sides.items():
+        # A copy: what the function writes into it changes nothing.
+        setattr(made, name, arrays[of.sample].clone() if of.sample in arrays else None)
     made.status = made.Status("truncated" if of.status == SampleStatus.TRUNCATED else "completed")
     return made

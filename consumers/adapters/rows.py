@@ -33,6 +33,11 @@ class RowArrays:
         """[P]"""
         return self.tokens[: self.row.prompt_length]
 
+    @property
+    def divisor(self) -> int:
+        """What a mean over the tokens of this sample divides by: tokens that were generated, whatever bears loss."""
+        return max(1, int(self.generated.sum()))
+
     def response(self, name: str) -> NDArray[np.generic]:
         """Array ``name`` behind the prompt, [L - P]."""
         array: NDArray[np.generic] = getattr(self, name)[self.row.prompt_length :]

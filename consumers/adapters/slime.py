@@ -166,9 +166,10 @@ class _Maker:
         self.options = options
         found: Sequence[RowArrays] = rows_of(source)
         convert, converted = options.convert, Converted()
+        sides = _sides(source, found)
         if convert is not None:
             by_index = sorted(found, key=lambda row: row.index)
-            converted = convert(source, by_index, options.first_index)
+            converted = convert(source, by_index, options.first_index, sides)
             masked = {row.index: row for row in converted.rows}
             found = [masked[row.index] for row in found]
         numbers = converted.numbers
@@ -178,7 +179,8 @@ class _Maker:
         self.truncated = [int(value) for value in numbers.get("truncated") or truncated]
         self.all_rows = source.all_rows
         self.rows = {row.index: row for row in found}
-        sides, columns = _sides(source, found), {**(options.columns or {}), **converted.columns}
+        _check_sides(source, found, sides)
+        columns = {**(options.columns or {}), **converted.columns}
         for key in columns.keys() & (_KEYS | sides.keys()):
             raise ConfigError(f"columns[{key!r}]: the train data has a key of that name already.")
         self.columns: dict[str, Mapping[str, Any]] = {**sides, **_checked(found, columns)}
@@ -218,7 +220,7 @@ class _Maker:
             "response_lengths": row.row.length - row.row.prompt_length,
             "loss_masks": _tensor("loss_masks", row.response("loss_mask")),
             "rollout_log_probs": _tensor("rollout_log_probs", row.response("logprobs")),
-            "rollout_mask_sums": max(1, int(row.generated.sum())),
+            "rollout_mask_sums": row.divisor,
         }
         return values | {key: of.get(row.row.sample) for key, of in self.columns.items()}
 
@@ -298,22 +300,25 @@ def _tensor(key: str, values: Any) -> Tensor:
     return torch.tensor(np.asarray(values), dtype=DTYPES[key])
 
 
-def _sides(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, Any]]:
+def _sides(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, Tensor]]:
     """Key -> sample id -> tensor, of the side arrays that any sample has."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Tensor]] = {}
     for name, key in SIDES.items():
         arrays = zip(rows, batch.side(name), strict=True)
-        values = {row.row.sample: _side(key, row, array) for row, array in arrays if array is not None}
-        if not values:
-            continue
-        found[key] = values
+        if values := {row.row.sample: _side(key, row, array) for row, array in arrays if array is not None}:
+            found[key] = values
+    return found
+
+
+def _check_sides(batch: Batch, rows: Sequence[RowArrays], sides: Columns) -> None:
+    """Raise ProtocolError for a sample that bears loss, and lacks what others have."""
+    for name, values in ((name, sides[key]) for name, key in SIDES.items() if key in sides):
         for row in rows:
             if row.row.sample not in values and not row.lost and row.loss_mask.any():
                 raise ProtocolError(
                     f"sample {row.row.sample} has no side array {name!r}, and others of batch {batch.n} have: slime "
                     "takes it of every sample or of none. Name it in rollout.sides, so that a sample without it fails."
                 )
-    return found
 
 
 def _side(key: str, row: RowArrays, array: NDArray[Any] | Sequence[float]) -> Tensor:

@@ -47,6 +47,13 @@ class SlimeSample:
     weight_versions: list[str] = field(default_factory=list)
     #: [R] log-probability with which each was drawn; 0 where nothing was.
     rollout_log_probs: list[float] | None = None
+    #: [R] log-probability that a teacher would have drawn each with; None: there is no teacher.
+    teacher_log_probs: Any = None
+    #: [P + R - 1, layers, experts per token]; None where none were recorded.
+    rollout_routed_experts: Any = None
+    #: Tokens that top_p kept; None, for what is trained is drawn from the whole distribution.
+    rollout_top_p_token_ids: Any = None
+    rollout_top_p_token_offsets: Any = None
     multimodal_inputs: dict[str, Any] | None = None
     multimodal_train_inputs: dict[str, Any] | None = None
     #: Nothing of it is trained.

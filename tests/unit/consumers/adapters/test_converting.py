@@ -1,5 +1,6 @@
 """``hooks.convert``: rewards, loss taken off and keys of its own reach a slime-shaped trainer; what was drawn stays."""
 
+from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from penstock.errors import ConfigError, HookError
 from penstock.protocol.records.sample import Sample
 from tests.adapters.slime_contract import check_share
 from tests.batch_factory import make_batch, make_samples, tiny_model
-from tests.unit.consumers.adapters.test_slime import with_sides
+from tests.unit.consumers.adapters.test_slime import experts_of, with_sides
 
 HERE = "tests.unit.consumers.adapters.test_converting"
 
@@ -33,6 +34,42 @@ def as_slime_has_it(args: Any, samples: list[Any]) -> dict[str, list[Any]]:
         "rollout_log_probs": [sample.rollout_log_probs for sample in samples],
         "bonus": [0.5 * sample.group_index for sample in samples],
     }
+
+
+def as_slimes_own(args: Any, samples: list[Any]) -> dict[str, list[Any]]:
+    """Every key that slime's own function makes of what samples have, theirs beside the ones of a plain run."""
+    for sample in samples:
+        sample.loss_mask = [0] * sample.response_length if sample.remove_sample else sample.loss_mask
+    found = as_slime_has_it(Namespace(scale=1.0), samples) | {
+        "loss_masks": [sample.loss_mask for sample in samples],
+        "rollout_mask_sums": [sum(sample.loss_mask) for sample in samples],
+        "source_names": [sample.metadata["source_name"] for sample in samples],
+    }
+    for key, attribute in {
+        "rollout_top_p_token_ids": "rollout_top_p_token_ids",
+        "rollout_routed_experts": "rollout_routed_experts",
+        "metadata": "train_metadata",
+        "multimodal_train_inputs": "multimodal_train_inputs",
+        "teacher_log_probs": "teacher_log_probs",
+    }.items():
+        if getattr(samples[0], attribute) is not None:
+            found[key] = [getattr(sample, attribute) for sample in samples]
+    del found["bonus"]
+    return found
+
+
+def divides_by_two(args: Any, samples: list[Any]) -> dict[str, list[Any]]:
+    return {"rollout_mask_sums": [2 * sample.response_length for sample in samples]}
+
+
+def names_another_source(args: Any, samples: list[Any]) -> dict[str, list[Any]]:
+    return {"source_names": ["web" for _ in samples]}
+
+
+def teaches(args: Any, samples: list[Any]) -> dict[str, list[Any]]:
+    for sample in samples:
+        sample.teacher_log_probs += 1
+    return {"teacher_log_probs": [sample.teacher_log_probs for sample in samples]}
 
 
 def by_length(batch: Any) -> Mapping[str, Any]:
@@ -135,12 +172,33 @@ def test_a_lost_sample_is_there_without_tokens_and_stays_a_filler(samples: list[
     assert not data["loss_masks"][data["partition"].index(5)].any()
 
 
+@pytest.mark.parametrize("sides", [False, True])
+def test_what_slimes_own_function_gives_is_taken(samples: list[Sample], sides: bool) -> None:
+    batch = with_sides(samples, experts_of(samples) if sides else {}, 5)
+    convert = Converter(config("as_slimes_own"), f"{HERE}:as_slimes_own")
+    plain, found = train_shares(batch, 2, first_index=7), train_shares(batch, 2, first_index=7, convert=convert)
+    for before, data in zip(plain, found, strict=True):
+        check_share(data, len(samples))
+        assert data.keys() == before.keys()
+        assert ("teacher_log_probs" in data) == ("rollout_routed_experts" in data) == sides
+        for key in data.keys() - {"rewards", "raw_reward", "truncated"}:
+            assert all(np.array_equal(a, b) for a, b in zip(data[key], before[key], strict=True)), key
+
+
+def test_a_teacher_cannot_be_changed(samples: list[Sample]) -> None:
+    convert = Converter(config("teaches"), f"{HERE}:teaches")
+    with pytest.raises(HookError, match=r"changed teacher_log_probs of sample toy/0/0/0"):
+        train_shares(with_sides(samples, experts_of(samples)), 2, convert=convert)
+
+
 @pytest.mark.parametrize(
     ("name", "reason", "says"),
     [
         ("draws_by_itself", "hook_unproven", "changed tokens of sample toy/0/0/0"),
         ("makes_likelier", "hook_unproven", "changed rollout_log_probs of sample toy/0/0/0"),
         ("adds_loss", "hook_unproven", "put loss on tokens of sample toy/0/1/0 that had none"),
+        ("divides_by_two", "hook_unproven", "gave .* as rollout_mask_sums of sample toy/0/0/0, .* leave the key out"),
+        ("names_another_source", "hook_unproven", "changed source_names of sample toy/0/0/0"),
         ("halves", "hook_unproven", "no 0 or 1 for each"),
         ("leaves_some_out", "hook_raised", "gave 1 entries for rewards of 11 samples"),
         ("knows_nothing", "hook_raised", "gave rewards of which one is not finite"),
