@@ -126,6 +126,7 @@ class Worker:
             draining=self._draining,
             metrics_url=self.metrics.url if self.metrics else "",
             requests=self._waiting("requests"),
+            waiting=self._waiting,
         )
 
     def _shared(self, engine: Engine) -> Services:

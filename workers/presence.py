@@ -6,12 +6,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from penstock.protocol import scripts
 from penstock.protocol.presence import WorkerPresence, WorkerState
 from penstock.protocol.records.codec import pack
-from penstock.protocol.waits import Waiting
+from penstock.protocol.waits import MOMENT_S, Waiting
 from penstock.redaction import redact
 from penstock.system.health.asked import ASKED, Responder
 from workers.capacity import Capacity
@@ -41,6 +41,7 @@ class Presence:
         draining: asyncio.Event,
         metrics_url: str,
         requests: Waiting,
+        waiting: Callable[[str], Waiting],
     ) -> None:
         self._services = services
         self._updates = updates
@@ -49,6 +50,7 @@ class Presence:
         self._draining = draining
         self._metrics_url = metrics_url
         self._requests = requests
+        self._waiting = waiting
         self._tokens_per_s = 0.0
         self._capacity = Capacity()
         self._was_full = False
@@ -64,6 +66,7 @@ class Presence:
             await self._note(pack(self.presence().to_record()))
             await self._services.tell_endings()
             self._tell_silence()
+            self._tell_asked()
             await self._answer()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PRESENCE_S):
@@ -94,6 +97,14 @@ class Presence:
             f"the engine, which was asked for sample {rid} of job {rid.rpartition('/')[0]}{more}, "
             f"and sent nothing for {seconds:.0f} s"
         )
+
+    def _tell_asked(self) -> None:
+        """Name services and code of the user's that have not answered for longer than a moment (I8)."""
+        for kind, question in self._services.asked.open().items():
+            if question is not None and time.time() - question.since_s >= MOMENT_S:
+                self._waiting(kind).for_(question.what, question.since_s)
+            else:
+                self._waiting(kind).end()
 
     async def _answer(self) -> None:
         """Tell what this worker reaches, where somebody asks (``penstock doctor``)."""

@@ -25,6 +25,7 @@ from workers.jobs.environments import Environments
 from workers.jobs.repeats import Repeats
 from workers.jobs.repetition import is_repetitive
 from workers.jobs.valves import Valves
+from workers.rewards.asked import Asked
 from workers.rewards.frozen import FrozenModels
 from workers.rewards.score import Rewards
 
@@ -140,6 +141,8 @@ class Services:
     #: Set whenever a sample was drawn or a job has ended: there may be room for another.
     room: asyncio.Event = field(default_factory=asyncio.Event)
     tally: Tally = field(default_factory=Tally)
+    #: What its jobs have asked of others and not heard of.
+    asked: Asked = field(default_factory=Asked)
     repeats: Repeats = field(default_factory=Repeats)
     #: Set where others wait for what presence shows.
     show: asyncio.Event = field(default_factory=asyncio.Event)

@@ -44,14 +44,17 @@ class Waiting:
         self._what = self._told_what = ""
         self._since = self._told = 0.0
 
-    def for_(self, what: str) -> None:
-        """Say what is waited for; '' ends the wait. A Redis that is gone is not an error here."""
+    def for_(self, what: str, since_s: float = 0.0) -> None:
+        """Say what is waited for; '' ends the wait. A Redis that is gone is not an error here.
+
+        Args:
+            since_s: since when (Unix time); 0: since this was said first.
+        """
         if not what:
             self.end()
             return
         self._what = what
-        if not self._since:
-            self._since = time.time()
+        self._since = since_s or self._since or time.time()
         self.tick()
 
     def tick(self) -> None:

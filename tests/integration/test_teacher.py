@@ -13,7 +13,7 @@ from penstock.protocol.keys import Keys
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.test_judges import JudgeProcess
-from tests.integration.worker_play import admit, all_in, job, metas, tended, until, working
+from tests.integration.worker_play import admit, all_in, job, metas, tended, until, waits_of, working
 
 Make = Callable[..., Config]
 
@@ -64,6 +64,33 @@ async def test_I2_T17_a_teacher_killed_under_its_questions_has_no_sample_drawn_a
         check_taught(client, keys, name)
     assert len(fake.prompts) == drawn, "nothing is drawn again"
     play.assert_conserved(client, keys)
+
+
+async def test_I8_a_teacher_that_hears_and_says_nothing_is_waited_for_by_name(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, tmp_path: Path
+) -> None:
+    heard = tmp_path / "heard"
+    heard.touch()
+    silent = JudgeProcess(0, heard, silent=True)
+    made = config()
+    made = config(rollout=teacher_of(silent.port, made.model.path))
+    names = admit(client, keys, [job(i) for i in range(NUM_JOBS)])
+    answering: JudgeProcess | None = None
+    whom = f"an answer of rollout.teacher big at http://127.0.0.1:{silent.port}/generate"
+    try:
+        async with tended(client, keys), working(made):
+            told = await until(lambda: waits_of(client, keys, "rollout.teacher"))
+            assert told.startswith(whom)
+            await until(lambda: waits_of(client, keys, "rollout.teacher") == f"{whom}, and {2 * NUM_JOBS - 1} more")
+            silent.kill()
+            await until(lambda: "the last try failed with" in waits_of(client, keys, "rollout.teacher"))
+            answering = JudgeProcess(silent.port, heard)
+            await until(all_in(client, keys, names, "ready"))
+            await until(lambda: not waits_of(client, keys, "rollout.teacher"))
+    finally:
+        silent.kill()
+        if answering is not None:
+            answering.kill()
 
 
 async def test_a_teacher_that_stays_away_has_jobs_buried_as_model_failed_and_nothing_drawn_twice(

@@ -241,6 +241,29 @@ async def test_an_environment_that_fails_ends_in_the_jobs_record(
     play.assert_conserved(client, keys)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"reward": f"{PARTS}:hangs"}, f"reward {PARTS}:hangs of sample d/0/0/"),
+        ({"environment": f"{PARTS}:Hangs"}, "step of environment tests.integration.worker_parts:Hangs"),
+    ],
+)
+async def test_I8_code_of_the_users_that_hangs_is_waited_for_by_name(
+    client: redis.Redis, keys: Keys, config: Make, given: dict[str, Any], words: str
+) -> None:
+    bad = admit(client, keys, [job(0, **given)])
+    made = config(
+        rollout={"environment_timeout_s": 600.0, "sampling": {"max_new_tokens": 16}}, reward={"timeout_s": 600.0}
+    )
+    async with working(made), tended(client, keys):
+        told = await until(lambda: waits_of(client, keys, "code"))
+        assert words in told
+        await until(lambda: waits_of(client, keys, "code").endswith(", and 1 more"))
+    assert not waits_of(client, keys, "code"), "who leaves waits for nothing"
+    assert letters(client, keys).keys().isdisjoint(bad)
+    play.assert_conserved(client, keys)
+
+
 async def test_I8_an_environment_that_hangs_is_tried_again_and_then_buried_by_name(
     client: redis.Redis, keys: Keys, config: Make
 ) -> None:

@@ -11,6 +11,7 @@ from penstock.errors import HookError
 from penstock.protocol.records.job import JobFailure
 from penstock.system.user_code import Raised, bounded
 from penstock.words import said
+from workers.rewards.asked import CODE, asking
 
 
 async def called(work: Callable[[], Any], limit_s: float, what: str) -> Any:
@@ -24,7 +25,8 @@ async def called(work: Callable[[], Any], limit_s: float, what: str) -> Any:
         HookError: it raised, tried to exit, or took longer than ``limit_s``; a thread is left behind then.
     """
     try:
-        return await bounded(lambda: _answer(work, what), limit_s, what)
+        with asking(CODE, what):
+            return await bounded(lambda: _answer(work, what), limit_s, what)
     except TimeoutError as exc:
         raise HookError(
             JobFailure.HOOK_TIMEOUT, f"{what} took longer than {limit_s:g} s; a thread of it still runs."

@@ -30,6 +30,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import Raised, bounded, find
 from penstock.words import said, shown, writable
+from workers.rewards.asked import CODE, asking
 from workers.rewards.judges import PARAMETER, Judges, takes_judges
 
 T = TypeVar("T")
@@ -75,7 +76,8 @@ async def within(timeout_s: float, call: Callable[[], Awaitable[T]], what: str) 
         EnvironmentRaised: it raised, whatever it was.
     """
     try:
-        return await bounded(call, timeout_s, what)
+        with asking(CODE, what):
+            return await bounded(call, timeout_s, what)
     except TimeoutError:
         raise EnvironmentTimeout(
             f"{what} did not answer within rollout.environment_timeout_s = {timeout_s:g} s: raise it, or see what the "

@@ -84,7 +84,7 @@ class FrozenModel:
         self._what = f"rollout.{key} {config.name}"
         self._url = f"{config.url}/generate"
         self._vocab_size = vocab_size
-        self._service = Service(config, f"rollout.{key}")
+        self._service = Service(config, f"rollout.{key}", self._what)
 
     async def logprobs(self, tokens: list[int], start: int, what: str) -> NDArray[np.float32]:
         """[L - start] log-probability of each token from ``start`` on given those before it, at temperature 1.

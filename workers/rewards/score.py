@@ -21,6 +21,7 @@ from penstock.system.user_code import bounded
 from penstock.words import shown
 from workers.jobs.repeats import Repeats
 from workers.rewards.allowed import import_reward
+from workers.rewards.asked import CODE, asking
 from workers.rewards.calls import NotJudged, awaiting
 from workers.rewards.choice import chosen
 from workers.rewards.groups.reward import GroupReward
@@ -144,7 +145,8 @@ class Rewards:
                 if not self._is_local(name) or is_remote(name):
                     return await function(sample)
                 passes = (RewardError,) if kind_of(name) else (NotJudged,)
-                return await bounded(lambda: function(sample), self.config.timeout_s, f"reward {sample.id}", passes)
+                with asking(CODE, f"reward {name} of sample {sample.id}"):
+                    return await bounded(lambda: function(sample), self.config.timeout_s, f"reward {sample.id}", passes)
             except RewardError:
                 raise
             except TimeoutError as exc:

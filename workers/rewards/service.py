@@ -13,6 +13,7 @@ import aiohttp
 from penstock.protocol.records.job import JobFailure
 from penstock.redaction import redact
 from penstock.words import said, shown
+from workers.rewards.asked import asking, note_trouble
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
@@ -53,21 +54,28 @@ class _Failed(Exception):
     """One try came to nothing."""
 
 
+_TRY_FAILED = (_Failed, aiohttp.ClientError, TimeoutError, OSError)
+
+
 class Service:
     """The way to one service, for one worker.
 
     Args:
         key: where the configuration has its limits and its address.
+        called: how waits name it; '': by its key.
     """
 
-    def __init__(self, limits: Limits, key: str) -> None:
+    def __init__(self, limits: Limits, key: str, called: str = "") -> None:
         self._limits = limits
         self._key = key
+        self._called = called or key
         self._free = asyncio.Semaphore(limits.concurrency)
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, url: str, question: Any, *, may_miss: bool = False) -> Any:
         """What the service answers to a POST. Waits for ``max_attempts`` tries and the pauses between them.
+
+        That it is asked is noted, for whoever hears (``rewards/asked.py``).
 
         Args:
             may_miss: status 404 is no failed try, but PathMissing at once.
@@ -81,24 +89,36 @@ class Service:
         body = _body(question)
         if len(body) > limits.max_bytes:
             raise self._too_large(f"its request has {len(body):,} bytes")
-        for attempt in range(limits.max_attempts):
-            try:
-                async with self._free:
-                    return await self._post(url, body, may_miss=may_miss)
-            except (_Failed, aiohttp.ClientError, TimeoutError, OSError) as exc:
-                last: Exception = exc
-            if attempt + 1 < limits.max_attempts:
-                # Spread, so that a service that comes back is not asked by all at once.
-                await asyncio.sleep(min(2.0 ** min(attempt, 32), limits.max_pause_s) * random.uniform(0.5, 1.0))
+        with asking(self._key, f"an answer of {self._called} at {redact(url)}"):
+            for attempt in range(limits.max_attempts):
+                try:
+                    return await self._try(url, body, may_miss=may_miss)
+                except _TRY_FAILED as exc:
+                    last: Exception = exc
+                if attempt + 1 < limits.max_attempts:
+                    await self._pause(attempt)
         outcome = JobFailure.REWARD_TIMEOUT if isinstance(last, TimeoutError) else JobFailure.REWARD_RAISED
-        why = str(last) if isinstance(last, _Failed) else redact(said(last))
-        raise ServiceFailed(outcome, f"{limits.max_attempts} tries failed, the last with {why}") from last
+        raise ServiceFailed(outcome, f"{limits.max_attempts} tries failed, the last with {_why(last)}") from last
 
     async def close(self) -> None:
         """Let go of the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    async def _try(self, url: str, body: bytes, *, may_miss: bool) -> Any:
+        try:
+            async with self._free:
+                answer = await self._post(url, body, may_miss=may_miss)
+        except _TRY_FAILED as exc:
+            note_trouble(self._key, _why(exc))
+            raise
+        note_trouble(self._key, "")
+        return answer
+
+    async def _pause(self, attempt: int) -> None:
+        """Spread, so that a service that comes back is not asked by all at once."""
+        await asyncio.sleep(min(2.0 ** min(attempt, 32), self._limits.max_pause_s) * random.uniform(0.5, 1.0))
 
     async def _post(self, url: str, body: bytes, *, may_miss: bool) -> Any:
         async with self._opened().post(url, data=body, headers=_HEADERS, allow_redirects=False) as answer:
@@ -135,6 +155,10 @@ class Service:
                 trust_env=False,
             )
         return self._session
+
+
+def _why(failure: Exception) -> str:
+    return str(failure) if isinstance(failure, _Failed) else redact(said(failure))
 
 
 def _body(question: Any) -> bytes:

@@ -15,6 +15,7 @@ from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded, find_function
 from penstock.words import said, shown
 from workers.jobs.repeats import Repeats
+from workers.rewards.asked import CODE, asking
 from workers.rewards.calls import NotJudged, awaiting
 from workers.rewards.groups.ranking import ranks, shortest_right
 from workers.rewards.judges import Judges
@@ -81,7 +82,8 @@ class GroupReward:
         assert function is not None
         for attempt in range(1, self._config.max_attempts + 1):
             try:
-                return await bounded(lambda: function(samples), limit_s, f"reward {job}", (NotJudged,))
+                with asking(CODE, f"reward {self.name} of group {job}"):
+                    return await bounded(lambda: function(samples), limit_s, f"reward {job}", (NotJudged,))
             except NotJudged:
                 raise
             except TimeoutError as exc:

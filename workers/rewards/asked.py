@@ -1,0 +1,96 @@
+"""What a worker has asked of others and not heard of yet: services over HTTP, code of the user's. It becomes waits.
+
+Whoever works for others makes an ``Asked`` and ``hears`` around that work; what is asked inside, however deep, is
+noted in it. Where nobody hears, nothing is noted.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What one kind of question waits for."""
+
+    #: The oldest one in words, how many more there are, and how the last try failed.
+    what: str
+    #: When the oldest was asked (Unix time).
+    since_s: float
+
+
+class Asked:
+    """Open questions of one worker, by kind. Of an event loop; none of its methods blocks."""
+
+    def __init__(self) -> None:
+        self._serial = itertools.count()
+        #: Kind -> question -> its words, and when it was asked (Unix time).
+        self._open: dict[str, dict[int, tuple[str, float]]] = {}
+        #: Kind -> how its last try failed.
+        self._troubles: dict[str, str] = {}
+
+    @contextmanager
+    def hears(self) -> Iterator[None]:
+        """What is asked inside of the ``with``, and in tasks that are made there, is noted here."""
+        token = _hearing.set(self)
+        try:
+            yield
+        finally:
+            _hearing.reset(token)
+
+    @contextmanager
+    def of(self, kind: str, what: str) -> Iterator[None]:
+        """A question is open inside of the ``with``."""
+        serial, questions = next(self._serial), self._open.setdefault(kind, {})
+        questions[serial] = what, time.time()
+        try:
+            yield
+        finally:
+            questions.pop(serial, None)
+
+    def fail(self, kind: str, trouble: str) -> None:
+        """A try of a question failed, or '': one was answered."""
+        self._troubles[kind] = trouble
+
+    def open(self) -> Mapping[str, Open | None]:
+        """Every kind that was ever asked; None where nothing is open."""
+        return {kind: self._oldest(kind, questions) for kind, questions in self._open.items()}
+
+    def _oldest(self, kind: str, questions: Mapping[int, tuple[str, float]]) -> Open | None:
+        if not questions:
+            return None
+        what, since_s = next(iter(questions.values()))
+        more = f", and {len(questions) - 1} more" if len(questions) > 1 else ""
+        trouble = self._troubles.get(kind, "")
+        return Open(f"{what}{more}{'; the last try failed with ' if trouble else ''}{trouble}", since_s)
+
+
+#: Kind of what a user's code was called for, and rewards of our own in processes of theirs.
+CODE = "code"
+
+_hearing: ContextVar[Asked | None] = ContextVar("penstock_asked", default=None)
+
+
+@contextmanager
+def asking(kind: str, what: str) -> Iterator[None]:
+    """A question is open inside of the ``with``, for whoever hears.
+
+    Args:
+        kind: what questions are counted together, of few: a key of the configuration, say.
+        what: what is waited for, in words that name it.
+    """
+    asked = _hearing.get()
+    if asked is None:
+        yield
+        return
+    with asked.of(kind, what):
+        yield
+
+
+def note_trouble(kind: str, trouble: str) -> None:
+    """A try of such a question failed, and how; '': one was answered."""
+    if (asked := _hearing.get()) is not None:
+        asked.fail(kind, trouble)
