@@ -242,6 +242,8 @@ class Batch:
 
     def _wanted(self, keys: Collection[str] | None) -> Collection[str]:
         wanted = wanted_keys(keys, [name for name in SIDE_KEYS if self.has_side(name)])
+        for name in SIDE_KEYS.keys() & wanted:
+            layout.check_sides(self.all_rows, self._loss.per_row, name, self.n)
         if self.trained and "logprobs" in wanted:
             # By the rows of all ranks, so that all of them stop, and none waits for another in a collective.
             behaviour.check_comparable(self.all_rows, self._what)

@@ -143,11 +143,9 @@ class TokenArrays:
             self._check_masked(members, int(np.count_nonzero(loss)))
         make |= {"generated": lambda: generated, "loss_mask": lambda: loss}
         flat = {key: make[key]() for key in TOKEN_KEYS if key in keys}
-        return flat | {key: self._side(key, members, lengths, loss) for key in SIDE_KEYS if key in keys}, lengths
+        return flat | {key: self._side(key, members, lengths) for key in SIDE_KEYS if key in keys}, lengths
 
-    def _side(
-        self, name: str, members: Sequence[int], lengths: NDArray[np.int64], loss: NDArray[np.bool_]
-    ) -> NDArray[Any]:
+    def _side(self, name: str, members: Sequence[int], lengths: NDArray[np.int64]) -> NDArray[Any]:
         """[T] a side array that holds a number for each token, or for each behind the prompt. Raises PayloadError."""
         if name not in self._sides:
             self._sides[name] = self._opened.side(name)
@@ -157,12 +155,7 @@ class TokenArrays:
         for i, length in zip(members, lengths.tolist(), strict=False):
             row, array, begin, end = self._rows[i], self._sides[name][i], end, end + length
             if array is None:
-                if loss[begin:end].any():
-                    raise PayloadError(
-                        f"sample {row.sample} has no side array {name!r}, and others of batch {self._manifest.n} have: "
-                        "it was drawn before the run asked for it; leave the key out, or begin the run anew."
-                    )
-                continue
+                continue  # no token of it bears loss (``layout.check_sides``)
             if array.shape not in ((length,), (length - row.prompt_length,)) or not np.isfinite(array).all():
                 raise PayloadError(
                     f"sample {row.sample}: its side array {name!r} of shape {array.shape} is not one finite number "

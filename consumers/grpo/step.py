@@ -21,6 +21,7 @@ from torch import Tensor
 from consumers.batch.batch import Batch
 from consumers.grpo import corrections, distillation, kl, losses, penalty
 from consumers.grpo.losses import TokenLoss
+from consumers.grpo.ranks import Ranks
 from consumers.grpo.totals import Totals
 from penstock.config import TrainerConfig
 from penstock.errors import PenstockError
@@ -79,6 +80,7 @@ class GRPO:
         #: Batches in a row of which an optimizer step was skipped, up to the last one that was trained.
         self.skipped_in_a_row: list[int] = []
         self.device = next(model.parameters()).device
+        self._ranks = Ranks(dp_size, process_group, self.device)
         #: Metrics of a step beside those of every run.
         wanted = {"teacher_kl": config.distill, "ref_kl": config.kl if self._penalty_in("loss") else None}
         self._means = tuple(name for name, of in wanted.items() if of is not None)
@@ -90,8 +92,8 @@ class GRPO:
     def step(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps on a batch, and what they were like; equal on all ranks.
 
-        With more than one rank it blocks until all have called it. A minibatch without any loss token is no step, and
-        a batch without any changes nothing.
+        With more than one rank it blocks until all have called it, and one that cannot read its share stops all of
+        them. A minibatch without any loss token is no step, and a batch without any changes nothing.
 
         Returns:
             ``loss`` (token mean over all steps), ``optimizer_steps``, ``grad_norm`` and ``grad_norm_max`` (before the
@@ -113,11 +115,7 @@ class GRPO:
         if not batch.counts["loss_tokens"]:
             return {"tokens": 0.0, "skipped": 1.0, "skipped_steps": 0.0, "skipped_steps_total": float(self.skipped)}
         taken = self._take_off_rewards(batch) if self._penalty_in("reward") else {}
-        parts = [
-            [self._with_reference(_to(micro, self.device)) for micro in part]
-            for part in batch.minibatches(self.config.minibatches, self.config.max_tokens, self.max_samples)
-            if part[0]["counts"]["loss_tokens"]
-        ]
+        parts = self._ranks.all_or_none(lambda: self._parts(batch), f"batch {batch.n}")
         olds: Sequence[Sequence[Tensor | None]] = [[None] * len(part) for part in parts]
         if self.config.correction == "decoupled" and len(parts) * self.config.epochs > 1:
             # With one optimizer step in all, π_old is π_θ, which that step finds anyway.
@@ -128,7 +126,7 @@ class GRPO:
                 self.optimizer.zero_grad(set_to_none=True)
                 for micro, old in zip(micros, of, strict=True):
                     self._backward(micro, old, totals, first=epoch == 0, moved=self.steps > begun)
-                self._average_gradients()
+                self._ranks.average_gradients([p for p in self.model.parameters() if p.requires_grad])
                 norms.append(self.apply(batch))
         skipped = self.skipped - before
         self._count_batch(batch.n, skipped)
@@ -146,6 +144,14 @@ class GRPO:
                 "skipped_steps_total": float(self.skipped),
             }
         )
+
+    def _parts(self, batch: Batch) -> list[list[Micro]]:
+        """The micro-batches of each optimizer step, on the device; steps without any loss token are left out."""
+        return [
+            [self._with_reference(_to(micro, self.device)) for micro in part]
+            for part in batch.minibatches(self.config.minibatches, self.config.max_tokens, self.max_samples)
+            if part[0]["counts"]["loss_tokens"]
+        ]
 
     def check_skipped(self) -> None:
         """Call it when the batch of the last ``step`` is committed: one that is not would come again, and stop again.
@@ -258,9 +264,9 @@ class GRPO:
         assert self.config.kl is not None
         if self.reference is None:
             penalty.check_reference(batch)
-        found = penalty.distances(batch, self._micros_with_reference(batch), self.config.kl.estimator, self.device)
-        if self.dp_size > 1:
-            dist.all_reduce(found, group=self.process_group)
+        micros, kind = self._micros_with_reference(batch), self.config.kl.estimator
+        found = self._ranks.all_or_none(lambda: penalty.distances(batch, micros, kind, self.device), f"batch {batch.n}")
+        self._ranks.add_up(found)
         return penalty.take_off(batch, found, self.config.kl.weight)
 
     def _micros_with_reference(self, batch: Batch) -> Iterator[Micro]:
@@ -311,26 +317,11 @@ class GRPO:
         if self._penalty_in("loss"):
             totals.add_mean("ref_kl", self._estimate(micro, now))
 
-    def _average_gradients(self) -> None:
-        """Mean over ranks, in one all-reduce per dtype; a parameter unused on this rank counts as zero."""
-        if self.dp_size == 1:
-            return
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
-        for parameter in parameters:
-            by_dtype.setdefault(parameter.dtype, []).append(parameter)
-        for members in by_dtype.values():
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in members]
-            flat = torch.cat([grad.reshape(-1) for grad in grads])
-            dist.all_reduce(flat, group=self.process_group)
-            flat /= self.dp_size
-            for parameter, grad in zip(members, torch.split(flat, [g.numel() for g in grads]), strict=True):
-                parameter.grad = grad.view_as(parameter)
-
     def apply(self, batch: Batch) -> float:
         """Clip, warm up, step, or skip what is not finite; returns the norm before the clip."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
-        if not self._is_finite_everywhere(norm):
+        # The norm is of averaged gradients, but ranks must not differ in what they do about it: one speaks for all.
+        if self._ranks.any(not math.isfinite(norm)):
             self._skip(batch, norm)
             return norm
         warmth = min(1.0, (self.steps + 1) / max(1, self.config.warmup_steps))
@@ -339,15 +330,6 @@ class GRPO:
         self.optimizer.step()
         self.steps += 1
         return norm
-
-    def _is_finite_everywhere(self, norm: float) -> bool:
-        """The norm is of averaged gradients, but ranks must not differ in what they do about it: one speaks for all."""
-        finite = math.isfinite(norm)
-        if self.dp_size == 1:
-            return finite
-        wrong = torch.tensor(float(not finite), device=self.device)
-        dist.all_reduce(wrong, op=dist.ReduceOp.MAX, group=self.process_group)
-        return not float(wrong)
 
     def _skip(self, batch: Batch, norm: float) -> None:
         """Change nothing, and count it."""

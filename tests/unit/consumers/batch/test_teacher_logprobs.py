@@ -70,6 +70,29 @@ def test_a_sample_without_them_among_others_is_refused() -> None:
         with_beside(samples, TEACHER_LOGPROBS, said).arrays()
 
 
+def test_T14_every_rank_refuses_it_and_none_waits_for_another() -> None:
+    """Which rows have the array stands in the manifest: a rank sees it of the samples of other ranks too."""
+    samples = drawn()
+    said = told(samples)
+    del said[samples[2].id]
+    whole = with_beside(samples, TEACHER_LOGPROBS, said)
+    for rank in range(3):
+        share = whole.share(rank, 3)
+        for read in (share.arrays, lambda of=share: list(of.minibatches(1, 64)), lambda of=share: of.packed(64)):
+            with pytest.raises(PayloadError, match=f"sample {samples[2].id} has no side array 'teacher_logprobs'"):
+                read()
+        share.arrays(["tokens", "loss_mask"])
+
+
+def test_one_that_bears_no_loss_may_lack_them() -> None:
+    samples = drawn()
+    said = told(samples)
+    del said[samples[2].id]
+    batch = with_beside(samples, TEACHER_LOGPROBS, said)
+    batch.remove([2])
+    assert not batch.arrays()[TEACHER_LOGPROBS][2].any()
+
+
 @pytest.mark.parametrize("wrong", [np.zeros(1, np.float32), np.full(99, -1.0), np.zeros((4, 4))])
 def test_what_is_no_number_for_each_token_is_refused(wrong: Any) -> None:
     samples = drawn()

@@ -3,7 +3,7 @@
 import copy
 import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -140,27 +140,28 @@ def test_T9_T10_T11_the_gradient_is_the_one_written_out(kind: str, place: str, o
     assert metrics["ref_kl"] == pytest.approx(mean, rel=1e-4)
 
 
-def test_T14_a_rank_sees_the_rewards_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T14_a_rank_sees_the_rewards_of_the_whole_batch() -> None:
     """What each of two ranks finds of its own samples is added up, and both have the advantages of one rank alone."""
     samples = drawn()
     settings = config(kl={"weight": WEIGHT, "place": "reward"})
     whole = make_batch(samples)
     learner(near_model(), settings, reference=tiny_model(3))._take_off_rewards(whole)
     halves: list[Tensor] = []
-    batches: list[Batch] = []
+
+    def of_rank(rank: int, add_up: Callable[[Tensor], Any]) -> Batch:
+        trainer = learner(near_model(), settings, reference=tiny_model(3), dp_size=2)
+        trainer._ranks.any = lambda flag: flag  # type: ignore[method-assign]
+        trainer._ranks.add_up = add_up  # type: ignore[method-assign]
+        batch = make_batch(samples, dp_rank=rank, dp_size=2)
+        trainer._take_off_rewards(batch)
+        return batch
+
     # Each rank's sums are caught where they would be added up, and the other rank's are added then.
     for rank in (0, 1):
-        monkeypatch.setattr(torch.distributed, "all_reduce", lambda sums, **_: halves.append(sums.clone()))
-        learner(near_model(), settings, reference=tiny_model(3), dp_size=2)._take_off_rewards(
-            make_batch(samples, dp_rank=rank, dp_size=2)
-        )
+        of_rank(rank, lambda sums: halves.append(sums.clone()))
+    assert all(half.any() for half in halves)
     for rank in (0, 1):
-        monkeypatch.setattr(torch.distributed, "all_reduce", lambda sums, **_: sums.copy_(halves[0] + halves[1]))
-        batches.append(make_batch(samples, dp_rank=rank, dp_size=2))
-        learner(near_model(), settings, reference=tiny_model(3), dp_size=2)._take_off_rewards(batches[-1])
-    assert halves[0].any()
-    assert halves[1].any()
-    for batch in batches:
+        batch = of_rank(rank, lambda sums: sums.copy_(halves[0] + halves[1]))
         np.testing.assert_allclose(batch.advantages, whole.advantages, rtol=1e-5)
 
 

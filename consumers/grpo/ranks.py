@@ -1,0 +1,82 @@
+"""What the data-parallel ranks of the reference trainer do together; one that is alone never blocks."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.errors import PenstockError
+
+log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+
+
+class Ranks:
+    """All ranks of one process group. With several, every method blocks until all of them have called it.
+
+    Args:
+        size: how many; more than 1 needs torch.distributed to be initialised.
+        group: None is the default group.
+        device: of what travels between them.
+    """
+
+    def __init__(self, size: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        self.size = size
+        self._group = group
+        self._device = device
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Have the sum over all ranks in place of ``tensor``."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self._group)
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank."""
+        if self.size == 1:
+            return flag
+        found = torch.tensor(float(flag), device=self._device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(found)
+
+    def all_or_none(self, make: Callable[[], Made], what: str) -> Made:
+        """What ``make`` gives here, where it gives something on every rank: before others wait for one that stopped.
+
+        Args:
+            what: that which it reads, in words.
+
+        Raises:
+            PenstockError: it raised on another rank alone.
+            Exception: what it raised here.
+        """
+        try:
+            made = make()
+        except Exception as exc:
+            if self.size > 1:
+                # Before another rank ends the run, which may end this one.
+                log.error("%s cannot be trained: %s", what, exc)
+            self.any(True)
+            raise
+        if self.any(False):
+            raise PenstockError(
+                f"Another rank could not take its share of {what}, so none trains it: the log of that rank says why."
+            )
+        return made
+
+    def average_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Mean over ranks, in one all-reduce per dtype; a parameter unused on this rank counts as zero."""
+        if self.size == 1:
+            return
+        by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+        for parameter in parameters:
+            by_dtype.setdefault(parameter.dtype, []).append(parameter)
+        for members in by_dtype.values():
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in members]
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+            self.add_up(flat)
+            flat /= self.size
+            for parameter, grad in zip(members, torch.split(flat, [g.numel() for g in grads]), strict=True):
+                parameter.grad = grad.view_as(parameter)
