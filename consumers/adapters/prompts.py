@@ -36,6 +36,8 @@ class Request:
     prompt_ids: list[int] | None = None
     n: int = 1
     label: str = ""
+    #: The label where it is not text; ``label`` is it as JSON then.
+    label_value: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
     reward: str | None = None

@@ -19,9 +19,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from consumers.adapters.handed_on import label, plain
 from consumers.adapters.prompts import Request
 from consumers.adapters.requests import Requests
 from consumers.adapters.rows import RowArrays
+from consumers.adapters.slime_flags import (
+    check_eval_dataset,
+    check_flags,
+    check_weights,
+    eval_sampling,
+    rewarded,
+    train_sampling,
+)
 from penstock.config import Config
 from penstock.errors import ConfigError
 from penstock.redis.saved_config import config_of
@@ -30,19 +39,18 @@ from penstock.redis.saved_config import config_of
 NAME = "slime"
 #: Folders of linked weights, beside slime's own.
 LINKED = "penstock_"
-#: Of slime, what changes rewards or prompts on a way that this one does not take.
-ELSEWHERE = ("custom_generate_function_path", "custom_rm_path", "rm_type", "group_rm", "use_rollout_routing_replay")
 
 
 def generate_rollout(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
     """Groups for one rollout, or slime's evaluation; slime calls it. Blocks until all answers are there.
 
     Training: ``rollout_batch_size`` groups of ``data_source`` that pass ``dynamic_sampling_filter_path``. Evaluation:
-    all of ``eval_datasets``, as lane eval.
+    all of ``eval_datasets``, as lane eval. ``rollout_sample_filter_path`` and ``rollout_all_samples_process_path`` are
+    called as slime calls them.
 
     Raises:
-        ConfigError: no run is named, or slime was told to generate or reward by functions of its own; workers drew at
-            another temperature than ``--rollout-temperature`` (T6); a prompt holds more than text.
+        ConfigError: no run is named, or a flag would have no effect (slime_flags.py); workers drew at another
+            temperature than ``--rollout-temperature`` (T6); a prompt holds more than text, or has an answer already.
         ProtocolError: a prompt was given up by the workers, with the reason.
     """
     return _rollouts(args).evaluate() if evaluation else _rollouts(args).generate(rollout_id, data_source)
@@ -51,10 +59,12 @@ def generate_rollout(args: Namespace, rollout_id: int, data_source: Any, evaluat
 def weights_written(args: Namespace, version_dir: str, rollout_engines: Sequence[Any]) -> None:
     """``--custom-update-weight-post-write-path``: keep what slime wrote until it is published. Every rank calls it.
 
-    slime deletes its folder once its own engines have loaded it; these are links, beside it.
+    slime deletes its folder once its own engines have loaded it; these are links, beside it. Raises ConfigError where
+    slime writes differences in place of weights.
     """
     import torch.distributed as dist
 
+    check_weights(args)
     if dist.is_initialized() and dist.get_rank() != 0:
         return
     written = Path(version_dir)
@@ -91,21 +101,30 @@ class SlimeRollouts:
         from slime.rollout.base_types import RolloutFnTrainOutput
         from slime.utils.misc import load_function
 
-        path = self._args.dynamic_sampling_filter_path
+        args = self._args
+        path = args.dynamic_sampling_filter_path
         passes = load_function(path) if path is not None else lambda *_: True
         self._publish(rollout_id)
         kept: list[list[Any]] = []
+        everything: list[list[Any]] = []
         dropped: Counter[str] = Counter()
-        while len(kept) < self._args.rollout_batch_size:
-            groups = data_source.get_samples(self._args.rollout_batch_size - len(kept))
-            self._answer(self._train, groups, self._sampling())
+        while len(kept) < args.rollout_batch_size:
+            groups = data_source.get_samples(args.rollout_batch_size - len(kept))
+            self._answer(self._train, groups, train_sampling(args))
+            everything += groups
             for group in groups:
-                found = passes(self._args, group)
-                if getattr(found, "keep", found):
+                found = passes(args, group)
+                # What is asked for is just what is missing, so that dropping any leaves too few.
+                if getattr(found, "keep", found) or getattr(found, "keep_when_insufficient", False):
                     kept.append(group)
-                else:
-                    dropped[f"rollout/dynamic_filter/drop_{getattr(found, 'reason', None)}"] += 1
-        kept.sort(key=lambda group: group[0].index)
+                elif reason := getattr(found, "reason", None):
+                    dropped[f"rollout/dynamic_filter/drop_{reason}"] += 1
+        for groups in (kept, everything):
+            groups.sort(key=lambda group: group[0].index)
+        if path := getattr(args, "rollout_sample_filter_path", None):
+            load_function(path)(args, kept)
+        if path := getattr(args, "rollout_all_samples_process_path", None):
+            load_function(path)(args, everything, data_source)
         return RolloutFnTrainOutput(samples=kept, metrics=dict(dropped))
 
     def evaluate(self) -> Any:
@@ -115,17 +134,12 @@ class SlimeRollouts:
 
         data = {}
         for dataset in self._args.eval_datasets or []:
+            check_eval_dataset(dataset, self._eval.config)
             groups = self._eval_groups(dataset)
-            sampling = {
-                "temperature": dataset.temperature,
-                "top_p": dataset.top_p,
-                "top_k": dataset.top_k,
-                "max_new_tokens": dataset.max_response_len,
-            }
-            self._answer(self._eval, groups, {name: value for name, value in sampling.items() if value is not None})
+            self._answer(self._eval, groups, eval_sampling(self._args, dataset))
             samples = [sample for group in groups for sample in group]
             data[dataset.name] = {
-                "rewards": [sample.get_reward_value(self._args) for sample in samples],
+                "rewards": [_number(sample.reward) for sample in samples],
                 "truncated": [sample.status == Sample.Status.TRUNCATED for sample in samples],
                 "samples": samples,
             }
@@ -155,19 +169,8 @@ class SlimeRollouts:
         groups = [[copy.deepcopy(one) for _ in range(dataset.n_samples_per_eval_prompt)] for one in prompts]
         for index, sample in enumerate(sample for group in groups for sample in group):
             sample.index = index
+            sample.metadata = dataset.inject_metadata(sample.metadata)
         return groups
-
-    def _sampling(self) -> dict[str, Any]:
-        args = self._args
-        sampling = {
-            "temperature": args.rollout_temperature,
-            "top_p": args.rollout_top_p,
-            "top_k": args.rollout_top_k,
-            "max_new_tokens": args.rollout_max_response_len,
-            "stop": args.rollout_stop,
-            "stop_token_ids": args.rollout_stop_token_ids,
-        }
-        return {name: value for name, value in sampling.items() if value is not None}
 
     def _publish(self, rollout_id: int) -> None:
         """The newest weights that slime wrote, if they are not published yet."""
@@ -194,35 +197,49 @@ class SlimeRollouts:
             Request(
                 prompt_ids=self._ids(group[0]),
                 n=len(group),
-                label=str(group[0].label or ""),
-                metadata=dict(group[0].metadata or {}),
+                metadata=plain(group[0].metadata or {}, "metadata"),
                 sampling=sampling,
+                **label(group[0].label),
             )
             for group in groups
         ]
         for group, rows in zip(groups, lane.answer(requests), strict=True):
             for sample, row in zip(group, rows, strict=True):
-                self._fill(sample, row)
+                self._fill(sample, row, evaluating=lane is self._eval)
 
     def _ids(self, sample: Any) -> list[int]:
         if not isinstance(sample.prompt, str) or sample.multimodal_inputs:
             raise ConfigError(
                 "A prompt of slime's data is not text: set --apply-chat-template, and keep to text alone."
             )
+        if getattr(sample, "response_length", 0):
+            raise ConfigError(
+                f"Sample {sample.index} of slime's data source has an answer already: penstock draws whole answers, so "
+                "put back prompts alone."
+            )
         return [int(token) for token in self._tokenizer.encode(sample.prompt, add_special_tokens=False)]
 
-    def _fill(self, sample: Any, row: RowArrays) -> None:
-        response = row.response("tokens").tolist()
+    def _fill(self, sample: Any, row: RowArrays, *, evaluating: bool) -> None:
+        args, response = self._args, row.response("tokens").tolist()
         sample.tokens = row.tokens.tolist()
-        sample.response = self._tokenizer.decode(response)
+        sample.response = self._tokenizer.decode(
+            response, skip_special_tokens=bool(getattr(args, "rollout_skip_special_tokens", False))
+        )
         sample.response_length = len(response)
         sample.loss_mask = row.response("loss_mask").astype(int).tolist()
         sample.rollout_log_probs = row.response("logprobs").tolist()
+        if row.teacher_logprobs is not None:
+            sample.teacher_log_probs = row.response("teacher_logprobs").tolist()
         sample.weight_versions = [str(version) for version in sorted({row.row.oldest, row.row.newest})]
-        sample.reward = {self._args.reward_key: row.row.reward} if self._args.reward_key else row.row.reward
+        sample.reward = rewarded(args, row.row.reward, evaluating=evaluating)
         sample.status = type(sample).Status(row.row.status)
         if sample.rollout_id is None:
             sample.rollout_id = sample.index
+
+
+def _number(reward: Any) -> Any:
+    """The reward that stands under every key."""
+    return next(iter(reward.values())) if isinstance(reward, dict) else reward
 
 
 def _linked(folder: Path) -> list[Path]:
@@ -238,9 +255,7 @@ def _rollouts(args: Namespace) -> SlimeRollouts:
     run, path = getattr(args, "penstock_run", None), getattr(args, "penstock_config", None)
     key = f"{path}:{run}"
     if key not in _made:
-        if told := [name for name in ELSEWHERE if getattr(args, name, None)]:
-            flag = f"--{told[0].replace('_', '-')}"
-            raise ConfigError(f"{flag} has no effect where penstock generates: say it in the run's configuration.")
+        check_flags(args)
         _made[key] = SlimeRollouts(args, config_of(path, run, "--custom-config-path with penstock_run"))
         atexit.register(_made[key].close)
     return _made[key]

@@ -52,6 +52,7 @@ def answer(worker: Player, stop: threading.Event) -> None:
 
 def sample_of(job: Job, k: int, version: int) -> Sample:
     assert job.prompt_ids is not None
+    assert job.raw_label["answer"] in range(GROUPS)
     sample = Sample(job, k)
     sample.append(job.prompt_ids)
     sample.prompt_length = len(job.prompt_ids)
@@ -83,7 +84,7 @@ def test_slimes_own_manager_loads_the_function_by_its_flag_and_takes_what_it_ret
     config: Config = make_config(redis_server.url, keys.run, tmp_path)
     save_resolved(config, tmp_path / "run.yaml")
     (tmp_path / "slime.yaml").write_text(f"penstock_config: {tmp_path / 'run.yaml'}\n")
-    rows = [{"input": text, "label": "x"} for text in ("ab", "cde", "f")]
+    rows = [{"input": text, "label": {"answer": number}} for number, text in enumerate(("ab", "cde", "f"))]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags: list[Any] = [
         *documented(tmp_path),
@@ -92,6 +93,8 @@ def test_slimes_own_manager_loads_the_function_by_its_flag_and_takes_what_it_ret
         "--global-batch-size", GROUPS * N,
         "--rollout-max-response-len", 8, "--rollout-temperature", 0.8, "--advantage-estimator", "grpo",
         "--eval-prompt-data", "held", tmp_path / "train.jsonl", "--eval-interval", 1, "--n-samples-per-eval-prompt", 2,
+        "--rollout-sample-filter-path", "tests.adapters.slime_functions.takes_loss_off",
+        "--rollout-all-samples-process-path", "tests.adapters.slime_functions.keeps_a_list",
         "--actor-num-nodes", 1, "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1,
     ]  # fmt: skip
     stop = threading.Event()
@@ -118,9 +121,14 @@ def test_slimes_own_manager_loads_the_function_by_its_flag_and_takes_what_it_ret
     assert [rows_of[i] for i in range(GROUPS * N)] == wanted
     for share in shares:
         check_share(share, GROUPS * N)
+        for place, mask in zip(share["partition"], share["loss_masks"], strict=True):
+            assert mask.any() == (place % N > 0)
+    seen = json.loads((tmp_path / "all_samples.json").read_text())
+    assert seen == [[i, rows[i // N]["label"], i % N == 0] for i in range(GROUPS * N)]
     # And slime's ranks take them: process_rollout_data, the step to tensors, log_rollout_data, over real gloo.
     torch.save([share | {"groups": GROUPS, "n": N} for share in shares], tmp_path / "shares.pt")
     run_slime("tests.adapters.slime_ranks", str(tmp_path / "shares.pt"), str(tmp_path / "ranks.json"))
     found = json.loads((tmp_path / "ranks.json").read_text())
     assert found["rollout"]["rollout/raw_reward"] == pytest.approx(0.5)
-    assert found["rollout"]["rollout/rollout_log_probs"] == pytest.approx(-0.5)
+    # slime's mean over samples, of which one in N bears no loss.
+    assert found["rollout"]["rollout/rollout_log_probs"] == pytest.approx(-0.5 * (N - 1) / N)
