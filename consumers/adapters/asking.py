@@ -50,6 +50,16 @@ class Asking(Requests):
         self._live |= {job: (request, version) for job, request in zip(jobs, requests, strict=True)}
         return jobs
 
+    def submit_now(self, request: Request) -> str | None:
+        """Admit one as ``submit`` does; its job, or None where Redis has no room, which ``poll`` makes."""
+        version = self.version
+        self._busy = True
+        admitted = self.prompts.admit_now([request])
+        if admitted is None:
+            return None
+        self._live[admitted[0]] = request, version
+        return admitted[0]
+
     def poll(self, timeout_s: float) -> list[Answer]:
         """Answers that have come, none after ``timeout_s`` seconds; none at once where nothing was asked.
 

@@ -68,13 +68,20 @@ class Prompts:
         jobs: list[str] = []
         for first in range(0, len(requests), CHUNK):
             chunk = requests[first : first + CHUNK]
-            while (position := self._admit_chunk(chunk)) < 0:
-                self._subscriber.waiting.for_("room in Redis, to admit prompts: sweep, or more memory")
+            while (admitted := self.admit_now(chunk)) is None:
                 if time.monotonic() >= deadline:
                     raise WaitTimeout("Redis had no room for the prompts: raise its maxmemory.")
                 time.sleep(LOOK_S)
-            jobs += [self._id(position + i) for i in range(len(chunk))]
+            jobs += admitted
         return jobs
+
+    def admit_now(self, requests: Sequence[Request]) -> list[str] | None:
+        """Admit at most ``CHUNK``; their ids, or None where Redis has no room. Blocks for a round trip or two."""
+        position = self._admit_chunk(requests)
+        if position < 0:
+            self._subscriber.waiting.for_("room in Redis, to admit prompts: sweep, or more memory")
+            return None
+        return [self._id(position + i) for i in range(len(requests))]
 
     def check_buried(self, jobs: Iterable[str]) -> None:
         """Raise ProtocolError where workers gave up one of ``jobs``, with its reason. Blocks for one round trip."""

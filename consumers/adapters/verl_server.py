@@ -8,6 +8,8 @@ Redis is spoken to by that thread alone.
 import asyncio
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -63,6 +65,8 @@ class PenstockServer:
         #: Version -> verl's step.
         self._steps: dict[int, int] = {}
         self._waiting: dict[str, Future[Any]] = {}
+        #: Calls that Redis had no room for: lane and what is asked.
+        self._no_room: deque[tuple[Future[Any], str, Request]] = deque()
         self._calls: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...], Future[Any]]] = queue.SimpleQueue()
         self._broken: BaseException | None = None
         self._joined: Future[None] = Future()
@@ -175,6 +179,7 @@ class PenstockServer:
                 self._joined.set_result(None)
                 while True:
                     self._take()
+                    self._submit_again()
                     for lane in self._lanes.values():
                         for answer in lane.poll(LOOK_S):
                             self._hand_out(answer)
@@ -183,10 +188,12 @@ class PenstockServer:
 
     def _take(self) -> None:
         """Do what was asked for since; waits for it where nothing is under way."""
-        idle = not any(lane.num_live for lane in self._lanes.values())
+        idle = not self._num_live and not self._no_room
         while idle or not self._calls.empty():
             of, given, future = self._calls.get()
             idle = False
+            if not future.set_running_or_notify_cancel():
+                continue  # whoever asked has gone; from here on it cannot be cancelled
             try:
                 of(future, *given)
             except PenstockError as exc:
@@ -196,8 +203,30 @@ class PenstockServer:
                 raise
 
     def _submit(self, future: Future[Any], lane: str, request: Request) -> None:
-        [job] = self._lanes[lane].submit([request])
-        self._waiting[job] = future
+        job = self._lanes[lane].submit_now(request)
+        if job is None:
+            self._no_room.append((future, lane, request))
+        else:
+            self._waiting[job] = future
+
+    @property
+    def _num_live(self) -> int:
+        return sum(lane.num_live for lane in self._lanes.values())
+
+    def _submit_again(self) -> None:
+        """Calls for which Redis had no room, the first first; answers that are read meanwhile make some."""
+        while self._no_room:
+            future, lane, request = self._no_room.popleft()
+            num = len(self._no_room)
+            try:
+                self._submit(future, lane, request)
+            except PenstockError as exc:
+                future.set_exception(exc)
+            if len(self._no_room) > num:
+                self._no_room.rotate(1)
+                if not self._num_live:
+                    time.sleep(LOOK_S)
+                return
 
     def _publish(self, future: Future[Any], file: str, step: int) -> None:
         version = self._lanes["train"].publish(load_file(file), step=step)
@@ -208,12 +237,12 @@ class PenstockServer:
         for lane in self._lanes.values():
             for job in lane.abort() if lane.num_live else []:
                 self._hand_out(None, job)
+        while self._no_room:
+            self._no_room.popleft()[0].set_result(None)
         future.set_result(None)
 
     def _hand_out(self, answer: Answer | None, job: str = "") -> None:
         future = self._waiting.pop(job if answer is None else answer.job)
-        if future.cancelled():
-            return
         if answer is not None and answer.error is not None:
             future.set_exception(answer.error)
         else:
@@ -222,7 +251,7 @@ class PenstockServer:
     def _break(self, exc: BaseException) -> None:
         """Nothing is served any more: everyone who waits is told why."""
         self._broken = exc
-        waiting = list(self._waiting.values())
+        waiting = [*self._waiting.values(), *(one[0] for one in self._no_room)]
         while not self._calls.empty():
             waiting.append(self._calls.get()[2])
         for future in [self._joined, *waiting]:
