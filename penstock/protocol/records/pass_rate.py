@@ -51,10 +51,11 @@ class Skip:
 
     @property
     def _bounds(self) -> tuple[float, float]:
-        """In parts: at most this is hard, at least this is easy."""
+        """At most this is hard, at least this is easy. Shares are rounded: half a part off, save 0 and 1."""
+        hard, easy = (None if one is None else one * PARTS for one in (self.hard, self.easy))
         return (
-            -1.0 if self.hard is None else self.hard * PARTS,
-            PARTS + 1.0 if self.easy is None else self.easy * PARTS,
+            -1.0 if hard is None else hard + 0.5 * (hard > 0),
+            PARTS + 1.0 if easy is None else easy - 0.5 * (easy < PARTS),
         )
 
     def __str__(self) -> str:
