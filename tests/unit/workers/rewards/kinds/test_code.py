@@ -108,6 +108,8 @@ def test_checks_of_humaneval_are_asked_one_by_one_where_they_are_assertions_alon
         "    assert candidate(1, 2) == 3, 'sum'\n    assert candidate(1, -1) == 0\n"
     )
     assert asked({"test": check, "entry_point": "add"}, ADD) == [(3, (3,)), (0, (0, False))]
+    filled = check + "    # Check some edge cases\n    assert True, 'This prints if this assert fails'\n"
+    assert asked({"test": filled, "entry_point": "add"}, ADD) == [(3, (3,)), (0, (0, False))]
     loop = "def check(candidate):\n    for n in range(9):\n        assert candidate(n, n) == 2 * n\n"
     assert asked({"test": loop, "entry_point": "add", "prompt": "def add(a, b):\n"}, ADD) == [(True, (True,))]
     with pytest.raises(AssertionError):
@@ -117,7 +119,8 @@ def test_checks_of_humaneval_are_asked_one_by_one_where_they_are_assertions_alon
 @pytest.mark.parametrize(
     "label",
     [
-        ["assert add(1, 2) =="], ["assert True"], [""], {"test_list": "assert add(1, 2) == 3"}, {"test_list": [1]},
+        ["assert add(1, 2) =="], {"test": "def check(candidate): assert True", "entry_point": "add"},
+        ["assert True"], [""], {"test_list": "assert add(1, 2) == 3"}, {"test_list": [1]},
         {"test_list": []}, {"test": "def check(candidate): pass", "entry_point": "a b"},
         {"test": "assert add(1, 2) == 3", "entry_point": "add"}, {"test_list": ["assert f()"], "test_imports": "re"},
         {"test_list": ["assert f()"], "test_setup_code": 3}, ["assert f() == " + "-" * 100_000 + "1"],
