@@ -43,4 +43,4 @@ class Pace:
         cpu_s, waited_s = (now - then for now, then in zip(self._last, before, strict=True))
         if waited_s <= CONTENDED * (cpu_s + waited_s) or waiting >= FULL * self._backlog:
             return 0.0
-        return min(MAX_REST_S, cpu_s * (1 / SHARE - 1))
+        return max(0.0, min(MAX_REST_S, cpu_s * (1 / SHARE - 1)))

@@ -24,7 +24,7 @@ from consumers.batch.fetch import PayloadReader
 from consumers.history import burials
 from consumers.history.all_samples import AllSamples
 from consumers.history.burials import Burials
-from consumers.history.pace import Pace
+from consumers.history.pace import FULL, Pace
 from consumers.history.retired import Retired, read_retired, read_trained
 from consumers.history.rows import Bytes, Trained, row_of, row_of_job, wanted_row
 from consumers.history.texts import Choice, Texts
@@ -42,6 +42,7 @@ from penstock.protocol.records.small_maps import name_shown
 from penstock.protocol.scripts import Recording, ensure_lanes
 from penstock.protocol.waits import Waiting
 from penstock.redis.control import Control
+from penstock.redis.memory import is_full
 from penstock.system.disk import until_room
 from penstock.system.metrics.server import serve
 from penstock.system.run_folder import RunFolder
@@ -172,14 +173,23 @@ class Recorder:
 
     def _rest_s(self) -> float:
         """Seconds to leave the machine to others after this turn. Blocks for a round trip."""
+        waiting, presses = self._pressed()
+        rest_s = self._pace.rest_s(waiting)
+        return 0.0 if presses else rest_s
+
+    def _pressed(self) -> tuple[int, bool]:
+        """Groups that wait, and whether that presses: the backlog fills, or Redis does. Blocks for two round trips."""
         waiting = self._control.do(lambda client: client.zcard(self._keys.unrecorded))
-        return self._pace.rest_s(waiting)
+        memory = self._control.do(lambda client: client.info("memory"))
+        return waiting, waiting > 0 and (waiting >= FULL * self._config.history.backlog or is_full(memory))
 
     def _rest(self, seconds: float) -> None:
-        """Leave the machine to others; ``stop`` ends that."""
+        """Leave the machine to others, until somebody needs the room; ``stop`` ends that."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._stopping.wait(min(left, LOOK_S)):
             self._renew()
+            if left > LOOK_S and self._pressed()[1]:
+                return
 
     def _turn(self, recording: Recording) -> bool:
         """Record what has waited longest; True where there is more. Blocks for the disk. Raises RecordingLost."""

@@ -281,3 +281,42 @@ def test_I4_a_leader_killed_after_a_seal_leaves_nothing_unrecorded_or_unswept(
     assert fates(config) == {f"{job}/{k}": "trained" for job in jobs for k in range(2)}
     assert play.counter(client, keys, "unrecorded") == 0
     assert audit(client, keys).ok
+
+
+class Rests:
+    """Asks for an hour's rest after each turn, as where others want every core."""
+
+    def __init__(self, backlog: int) -> None: ...
+
+    def rest_s(self, waiting: int) -> float:
+        return 3600.0
+
+
+@pytest.mark.parametrize("presses", ["a full Redis", "a backlog that fills"])
+def test_who_needs_the_room_ends_its_rest(
+    client: redis.Redis, keys: Keys, config: Config, monkeypatch: pytest.MonkeyPatch, presses: str
+) -> None:
+    monkeypatch.setattr("consumers.history.recorder.Pace", Rests)
+    leader, jobs = begin(client, keys, 8)
+    resting = threading.Event()
+    rest = Recorder._rest
+
+    def rests(recorder: Recorder, seconds: float) -> None:
+        if seconds > 0:
+            resting.set()
+        rest(recorder, seconds)
+
+    monkeypatch.setattr(Recorder, "_rest", rests)
+    backlog = 10 if presses == "a backlog that fills" else 1000
+    made = config.model_copy(update={"history": config.history.model_copy(update={"backlog": backlog})})
+    with recording(made):
+        assert resting.wait(PATIENCE_S)
+        if presses == "a full Redis":
+            train(client, keys, leader, jobs)
+            client.config_set("maxmemory", 1)
+        else:
+            train(client, keys, leader, jobs)
+        try:
+            until_recorded(client, keys)
+        finally:
+            client.config_set("maxmemory", 0)

@@ -34,6 +34,10 @@ def test_each_rest_is_for_the_work_since_the_last() -> None:
     assert pace.rest_s(0) == 0.0, "it did not wait this time"
 
 
+def test_a_clock_that_goes_back_is_no_negative_rest() -> None:
+    assert rest_s(-0.1, 0.2) == 0.0
+
+
 def test_the_kernel_says_how_long_it_ran() -> None:
     (cpu_s, waited_s), after = ran(), ran()
     assert 0 <= cpu_s <= after[0]
