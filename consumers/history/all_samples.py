@@ -33,11 +33,13 @@ class AllSamples:
         self._hook = load_hook("all_samples", path) if path is not None else None
         self._limit_s = config.hooks.timeout_s
         self._args = args_of(config)
+        #: Ends of the call that ran too long, while it runs.
+        self._left: threading.Event | None = None
 
     def tell(self, rows: Sequence[SampleRow], tick: Callable[[], bool]) -> bool:
         """Tell of rows that are on disk; False where the function raised, or ran too long, which is logged.
 
-        Blocks for at most ``hooks.timeout_s``; a thread of it is left behind then.
+        Blocks for at most ``hooks.timeout_s``; a thread of it is left behind then, and until that ends nothing is told.
 
         Args:
             tick: called meanwhile; true ends the wait.
@@ -45,6 +47,9 @@ class AllSamples:
         hook = self._hook
         if hook is None or not rows:
             return True
+        if self._left is not None and not self._left.is_set():
+            log.warning("%s: still runs from before, and is not told of %d samples", hook.name, len(rows))
+            return False
         ended, raised = threading.Event(), list[BaseException]()
 
         def body() -> None:
@@ -64,6 +69,7 @@ class AllSamples:
                     "%s: still runs after %g s, and is left behind with %d samples that begin with %s/%d",
                     hook.name, self._limit_s, len(rows), rows[0].job, rows[0].k,
                 )  # fmt: skip
+                self._left = ended
                 return False
         if raised:
             log.warning("%s raised; what it was told is in the history", hook.name, exc_info=raised[0])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from consumers.history.all_samples import AllSamples
 from penstock import SampleRow
 from penstock.config import Config
 from penstock.protocol import scripts
@@ -42,6 +43,7 @@ def exits(rows: Sequence[SampleRow]) -> None:
 
 
 def hangs(rows: Sequence[SampleRow]) -> None:
+    told.append(("hangs", ""))
     let_go.wait()
 
 
@@ -119,6 +121,16 @@ def test_one_that_fails_is_logged_and_counted_and_rows_are_kept(
     assert failures >= 1
     assert f"hooks.all_samples {HERE}:{name}" in caplog.text
     assert said in caplog.text
+
+
+def test_one_that_hangs_is_not_called_again_while_it_does(config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    hook, rows = AllSamples(with_hook(config, "hangs", timeout_s=0.2)), [SampleRow("d/0/0", 0)]
+    assert [hook.tell(rows, lambda: False) for _ in range(3)] == [False] * 3
+    assert told == [("hangs", "")]
+    assert "still runs from before, and is not told of 1 samples" in caplog.text
+    let_go.set()
+    until(lambda: hook.tell(rows, lambda: False), "the call that hung to end")
+    assert told == [("hangs", "")] * 2
 
 
 def test_what_was_told_and_not_recorded_is_told_again(client: redis.Redis, keys: Keys, config: Config) -> None:
