@@ -57,7 +57,7 @@ def check_flags(args: Namespace) -> None:
     if (hidden := hidden_by(train_sampling(args))) is not None:
         name, value = hidden
         raise ConfigError(
-            f"{_flag(_TRAIN[name])} {value!r} draws from another distribution than the one that is trained on (T7): "
+            f"{_flag(_TRAIN[name])} {value!r} draws from another distribution than the one that is trained on: "
             "leave it out of training; --eval-config takes it."
         )
 
