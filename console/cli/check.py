@@ -14,6 +14,7 @@ from console.cli.history.samples import excerpt
 from console.launch.placement import place
 from console.launch.preflight import steps
 from console.launch.run_parts import check_parts
+from console.launch.trainable import unheeded
 from console.progress import Steps
 from console.read.health import look_at_jail
 from console.terminal import print_json, say, table
@@ -100,6 +101,8 @@ def _checks(config: Config, without: frozenset[str], gpus: tuple[str, ...]) -> I
     for what, step in steps(config, trains="trainer" not in without, claims=False):
         # Which jail it is says more than that there is one.
         yield what, partial(look_at_jail, config) if what == "jail" else partial(_passed, what, step)
+    if "trainer" not in without:
+        yield "keys", lambda: [Finding("keys", Level.WARNING, *one) for one in unheeded(config)]
     yield "placement", partial(_passed, "placement", lambda: place(config, gpus, without))
     if config.prepare is None:
         yield "rows of your own code", lambda: _own_rows(config)

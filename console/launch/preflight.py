@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from console.launch.trainable import check_device, check_groups, check_rollouts
+from console.launch.trainable import check_device, check_groups, check_rollouts, warn_of_unheeded
 from penstock.config import Config
 from penstock.config.load import check_files
 from penstock.config.reading.dataset_path import is_file, parse_path
@@ -49,6 +49,8 @@ def check(config: Config, *, trains: bool = True) -> None:
     """
     for _, step in steps(config, trains=trains):
         step()
+    if trains:
+        warn_of_unheeded(config)
 
 
 def steps(config: Config, *, trains: bool = True, claims: bool = True) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -3,6 +3,7 @@
 A trainer of the user's own may do some of it (groups of one for a critic, say), so the configuration as such takes it.
 """
 
+import logging
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,8 @@ from penstock.config import Config
 from penstock.config.sampling import hidden_by
 from penstock.errors import ConfigError
 from penstock.system.gpus import visible_gpus
+
+log = logging.getLogger(__name__)
 
 _CUDA_VERSION = re.compile(r"^(?:cuda|hip)\b[^=\n]*=\s*'", re.MULTILINE)
 
@@ -31,8 +34,11 @@ def check_rollouts(config: Config) -> None:
 
 def check_groups(config: Config) -> None:
     """Refuse with ConfigError groups of one, whose answers are compared with themselves: every advantage is 0."""
+    if config.hooks.rewards is not None or config.trainer.distills_alone:
+        return  # advantages are the hook's, or each token has its own
     if config.trainer.distill is not None:
-        return  # tokens have advantages of their own
+        _check_any_group(config)
+        return
     for index, dataset in enumerate(config.data.train):
         if (dataset.n or config.rollout.n) == 1:
             where = f"data.train.{index}.n" if dataset.n else "rollout.n"
@@ -40,6 +46,52 @@ def check_groups(config: Config) -> None:
                 f"{where} is 1, and trainer.advantage {config.trainer.advantage} compares the answers to a prompt with "
                 "each other, so every advantage would be 0: set it to 2 or more."
             )
+
+
+def _check_any_group(config: Config) -> None:
+    """Beside a teacher some groups may be of one, where others have rewards to compare."""
+    if all((dataset.n or config.rollout.n) == 1 for dataset in config.data.train):
+        raise ConfigError(
+            "rollout.n is 1, and trainer.distill.with_rewards adds advantages of rewards, which compare the answers to "
+            "a prompt with each other, so every one would be 0: set it to 2 or more, or remove with_rewards."
+        )
+
+
+def warn_of_unheeded(config: Config) -> None:
+    """Log what ``unheeded`` finds."""
+    for found, remedy in unheeded(config):
+        log.warning("%s: %s", found, remedy)
+
+
+def unheeded(config: Config) -> list[tuple[str, str]]:
+    """What the run does and the reference trainer has no use for, which may be meant: what it is, and what to do."""
+    found = []
+    rollout, trainer = config.rollout, config.trainer
+    for key, model, heeds, by in (
+        ("teacher", rollout.teacher, trainer.distill, "trainer.distill"),
+        ("reference", rollout.reference, trainer.kl, "trainer.kl"),
+    ):
+        if model is not None and heeds is None and not config.debug.rollout_only:
+            found.append(
+                (
+                    f"rollout.{key} {model.name} scores every sample, and without {by} the reference trainer makes "
+                    "nothing of it",
+                    f"set {by}, or remove rollout.{key} if no other trainer reads what it says",
+                )
+            )
+    epochs = config.data.epochs
+    for dataset in config.data.train:
+        if epochs is None or dataset.weight is not None or dataset.curriculum is None:
+            continue  # with weights, small datasets come more often than others
+        if epochs <= (groups := dataset.curriculum.groups):
+            found.append(
+                (
+                    f"data.epochs is {epochs}, and the curriculum of dataset {dataset.name} skips no prompt before its "
+                    f"epoch {groups + 1}",
+                    "raise data.epochs, or remove the curriculum if it is never raised",
+                )
+            )
+    return found
 
 
 def check_device(config: Config) -> None:

@@ -1,9 +1,9 @@
 """Section ``buffer``: filters, and what is kept for how long."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from penstock.config.code_names import FilterName
 from penstock.config.section import Positive, Seconds, Section
@@ -28,6 +28,14 @@ class FilterConfig(Section):
     on_error: OnFilterError = OnFilterError.KEEP
     #: Hold rejects back, and train on them after all when too few other groups remain to fill a batch.
     keep_when_few: bool = False
+
+    @model_validator(mode="after")
+    def _something_is_rejected(self) -> Self:
+        if self.keep_when_few and not self.functions:
+            raise ValueError(
+                "keep_when_few holds back what filters reject, and functions names none: name one, or remove it"
+            )
+        return self
 
 
 class BufferConfig(Section):

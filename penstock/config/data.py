@@ -37,6 +37,10 @@ class CurriculumConfig(Section):
                 f"skip_below ({self.skip_below:g}) and skip_above ({self.skip_above:g}) skip every prompt: lower "
                 "skip_below, or raise skip_above"
             )
+        if self.revisit == 1:
+            raise ValueError(
+                "revisit 1 has every prompt come that is to be skipped, so none is: lower it, or remove the curriculum"
+            )
         return self
 
 

@@ -1,8 +1,8 @@
 """Section ``rollout``: how a prompt is answered."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.config.reward import ScoringModelConfig
 from penstock.config.sampling import check_sampling
@@ -54,6 +54,20 @@ class RolloutConfig(Section):
         """Frozen models that score every sample of training, by their key here."""
         found = {"teacher": self.teacher, "reference": self.reference}
         return {key: model for key, model in found.items() if model is not None}
+
+    @model_validator(mode="after")
+    def _groups_time_out(self) -> Self:
+        if self.on_group_timeout != "wait" and self.group_timeout_s is None:
+            raise ValueError(
+                f"on_group_timeout {self.on_group_timeout} needs to know how long is too long: set group_timeout_s, or "
+                "remove it"
+            )
+        if self.min_group != type(self).model_fields["min_group"].default and self.on_group_timeout != "train":
+            raise ValueError(
+                f"min_group {self.min_group} is of groups that are trained without the rest, and on_group_timeout is "
+                f"{self.on_group_timeout}: set that to train, or remove min_group"
+            )
+        return self
 
     @field_validator("sampling", "eval_sampling")
     @classmethod

@@ -107,6 +107,10 @@ class Config(Section):
             raise ValueError(
                 "trainer.stop_at_accuracy needs an evaluation, and data.eval names no file: name one, or remove it"
             )
+        if self.hooks.eval_log is not None and not self.data.eval:
+            raise ValueError(
+                "hooks.eval_log is told of evaluations, and data.eval names no file: name one, or remove the hook"
+            )
         return self
 
     @model_validator(mode="after")
@@ -141,7 +145,29 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _rewards_are_learned_from(self) -> Self:
+        if not self.trainer.distills_alone:
+            return self
+        if self.hooks.rewards is not None:
+            raise ValueError(
+                "hooks.rewards makes advantages of rewards, and trainer.distill alone learns from none: remove the "
+                "hook, or set trainer.distill.with_rewards"
+            )
+        if "nonzero_std" in self.trainer.filter.functions:
+            raise ValueError(
+                "trainer.filter.functions has nonzero_std, which drops groups that rewards teach nothing, and "
+                "trainer.distill alone learns from none: leave it out, or set trainer.distill.with_rewards; to choose "
+                "groups by their rewards all the same, name a function of yours"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _rewards_are_made_by_one(self) -> Self:
+        if self.hooks.rewards is not None and self.trainer.advantage != "grpo":
+            raise ValueError(
+                f"hooks.rewards makes the advantages in place of trainer.advantage {self.trainer.advantage}: remove "
+                "one of them"
+            )
         if self.trainer.kl is not None and self.trainer.kl.place == "reward" and self.hooks.rewards is not None:
             raise ValueError(
                 "trainer.kl.place reward and hooks.rewards both make the advantages of rewards: take it off in the "

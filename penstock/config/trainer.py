@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.config.buffer import FilterConfig
 from penstock.config.code_names import TransportName
 from penstock.config.section import Positive, Seconds, Section, checked_name
+from penstock.config.staleness import Sampler
 from penstock.config.subscription import SubscriptionConfig, Unit
 from penstock.weights.transport import transport
 
@@ -227,14 +228,39 @@ class TrainerConfig(Section):
             raise ValueError("aggregation constant and constant_tokens belong together: set both, or neither")
         return self
 
+    @property
+    def distills_alone(self) -> bool:
+        """Whether a teacher stands alone, so that rewards are measured and not learned from."""
+        return self.distill is not None and not self.distill.with_rewards
+
     @model_validator(mode="after")
     def _rewards_are_learned_from(self) -> Self:
-        alone = self.distill is not None and not self.distill.with_rewards
-        if alone and self.kl is not None and self.kl.place == "reward":
+        if not self.distills_alone:
+            return self
+        if self.kl is not None and self.kl.place == "reward":
             raise ValueError(
                 "kl.place reward takes the penalty off rewards, and distill alone learns from none: choose place loss, "
                 "or set distill.with_rewards"
             )
+        if self.advantage != "grpo":
+            raise ValueError(
+                f"advantage {self.advantage} makes advantages of rewards, and distill alone learns from none: remove "
+                "it, or set distill.with_rewards"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _priority_is_asked_for(self) -> Self:
+        # Not of a subscription that is there already: its sampler may be changed to and fro.
+        own = self.subscription
+        for name in ("priority", "exponent"):
+            value = getattr(own, name)
+            if own.sampler is not Sampler.PRIORITIZED and value != type(own).model_fields[name].default:
+                shown = f"{value:g}" if isinstance(value, float) else value
+                raise ValueError(
+                    f"subscription.{name} {shown} is what sampler prioritized draws by, and the sampler is another: "
+                    "choose prioritized, or remove it"
+                )
         return self
 
     @property

@@ -60,9 +60,12 @@ def refused(path: Path, *overrides: str) -> str:
         ("worker.lease_s=.nan", "it should be"),
         ("rollout.group_timeout_s=.inf", "it should be a finite number"),
         ("seed=-1", "seed (the argument --seed): it should be greater than or equal to 0, not -1."),
-        ("rollout.n=2 rollout.min_group=3", "rollout.min_group is 3, and a group has at most 2 samples"),
         (
-            "seed=3 rollout.n=2 rollout.min_group=3",
+            "rollout.n=2 rollout.min_group=3 rollout.on_group_timeout=train rollout.group_timeout_s=9",
+            "rollout.min_group is 3, and a group has at most 2 samples",
+        ),
+        (
+            "seed=3 rollout.n=2 rollout.min_group=3 rollout.on_group_timeout=train rollout.group_timeout_s=9",
             "or raise n (the argument --rollout.n).",
         ),
         ("seed=3 staleness.bound=2 staleness.mode=sync", "staleness (the argument --staleness.bound): mode sync means"),
@@ -168,6 +171,56 @@ def test_groups_of_one_are_refused_where_advantages_compare(tmp_path: Path) -> N
         with pytest.raises(ConfigError, match=rf"{where} is 1, and trainer.advantage grpo compares"):
             trainable.check_groups(config(tmp_path, *overrides))
     trainable.check_groups(config(tmp_path, "rollout.n=1", "data.train.0.n=2"))
+
+
+TEACHER = "{name: t, url: 'http://127.0.0.1:1', path: p}"
+
+
+def test_groups_of_one_are_taken_where_something_else_makes_advantages(tmp_path: Path) -> None:
+    trainable.check_groups(config(tmp_path, "rollout.n=1", "hooks.rewards=m:f"))
+    distills = [f"rollout.teacher={TEACHER}", "rollout.n=1"]
+    trainable.check_groups(config(tmp_path, *distills, "trainer.distill={}"))
+    with_rewards = [*distills, "trainer.distill={with_rewards: true}"]
+    trainable.check_groups(config(tmp_path, *with_rewards, "data.train.0.n=4"))
+    with pytest.raises(ConfigError, match=r"rollout.n is 1, and trainer.distill.with_rewards adds advantages"):
+        trainable.check_groups(config(tmp_path, *with_rewards))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            [f"rollout.teacher={TEACHER}"],
+            "rollout.teacher t scores every sample, and without trainer.distill the reference",
+        ),
+        ([f"rollout.reference={TEACHER}"], "set trainer.kl, or remove rollout.reference if no other trainer reads"),
+        (
+            ["data.epochs=2", "data.train.0.curriculum={groups: 2}"],
+            "data.epochs is 2, and the curriculum of dataset sums skips no prompt before its epoch 3: raise",
+        ),
+    ],
+)
+def test_what_the_reference_trainer_has_no_use_for_is_told(tmp_path: Path, overrides: list[str], said: str) -> None:
+    """It may be meant: for a trainer of one's own, or for a later start."""
+    told = [": ".join(one) for one in trainable.unheeded(config(tmp_path, *overrides))]
+    assert len(told) == 1
+    assert said in told[0]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        [f"rollout.teacher={TEACHER}", "trainer.distill={}"],
+        [f"rollout.reference={TEACHER}", "trainer.kl={weight: 1}"],
+        [f"rollout.reference={TEACHER}", "debug.rollout_only=true"],
+        ["data.train.0.curriculum={}"],
+        ["data.epochs=2", "data.train.0.curriculum={}"],
+        ["data.epochs=1", "data.train.0.curriculum={}", "data.train.0.weight=1"],
+    ],
+)
+def test_nothing_is_told_where_all_is_used(tmp_path: Path, overrides: list[str]) -> None:
+    assert trainable.unheeded(config(tmp_path, *overrides)) == []
 
 
 def test_cuda_without_cuda_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ HERE = "tests.unit.consumers.grpo.hook_functions"
 def config(folder: Path = Path("runs"), **hooks: Any) -> Config:
     named = {key: f"{HERE}:{name}" if isinstance(name, str) else name for key, name in hooks.items()}
     values = {"run": "r", "directory": str(folder), "model": {"path": "m"}, "hooks": named}
-    return Config.model_validate(values | {"data": {"train": [{"name": "d", "path": "d.jsonl"}]}})
+    data = {"train": [{"name": "d", "path": "d.jsonl"}], "eval": [{"name": "e", "path": "e.jsonl"}]}
+    return Config.model_validate(values | {"data": data})
 
 
 def batch(rank: int = 0, size: int = 1) -> Batch:

@@ -1,0 +1,104 @@
+"""A key that another one leaves without any effect is refused in one sentence, which names both."""
+
+import copy
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from penstock.config import Config
+
+TEACHER = {"name": "t", "url": "http://127.0.0.1:1", "path": "p"}
+BASE: dict[str, Any] = {
+    "run": "r",
+    "model": {"path": "m"},
+    "data": {"train": [{"name": "d", "path": "d.jsonl"}]},
+    "rollout": {"n": 4, "teacher": TEACHER},
+}
+Changes = dict[str, dict[str, Any]]
+
+
+def made(changes: Changes) -> Config:
+    values = copy.deepcopy(BASE)
+    for section, of in changes.items():
+        values[section] = values.get(section, {}) | of
+    return Config.model_validate(values)
+
+
+def curriculum(**values: Any) -> Changes:
+    return {"data": {"train": [{"name": "d", "path": "d.jsonl", "curriculum": values}]}}
+
+
+#: What is refused, what the sentence says, and the same with the remedy that it names.
+IDLE: list[tuple[Changes, str, Changes]] = [
+    (
+        {"trainer": {"distill": {}}, "hooks": {"rewards": "m:f"}},
+        r"hooks\.rewards makes advantages of rewards, and trainer\.distill alone learns from none",
+        {"trainer": {"distill": {"with_rewards": True}}, "hooks": {"rewards": "m:f"}},
+    ),
+    (
+        {"trainer": {"distill": {}, "filter": {"functions": ["nonzero_std"]}}},
+        r"trainer\.filter\.functions has nonzero_std, .* and trainer\.distill alone learns from none",
+        {"trainer": {"distill": {"with_rewards": True}, "filter": {"functions": ["nonzero_std"]}}},
+    ),
+    (
+        {"trainer": {"distill": {}, "advantage": "rloo"}},
+        r"advantage rloo makes advantages of rewards, and distill alone learns from none",
+        {"trainer": {"distill": {"with_rewards": True}, "advantage": "rloo"}},
+    ),
+    (
+        {"trainer": {"advantage": "rloo"}, "hooks": {"rewards": "m:f"}},
+        r"hooks\.rewards makes the advantages in place of trainer\.advantage rloo",
+        {"hooks": {"rewards": "m:f"}},
+    ),
+    (
+        {"hooks": {"eval_log": "m:f"}},
+        r"hooks\.eval_log is told of evaluations, and data\.eval names no file",
+        {"hooks": {"eval_log": "m:f"}, "data": BASE["data"] | {"eval": [{"name": "e", "path": "e.jsonl"}]}},
+    ),
+    (
+        {"rollout": {"on_group_timeout": "drop"}},
+        r"on_group_timeout drop needs to know how long is too long",
+        {"rollout": {"on_group_timeout": "drop", "group_timeout_s": 5}},
+    ),
+    (
+        {"rollout": {"min_group": 3, "group_timeout_s": 5}},
+        r"min_group 3 is of groups that are trained without the rest, and on_group_timeout is wait",
+        {"rollout": {"min_group": 3, "group_timeout_s": 5, "on_group_timeout": "train"}},
+    ),
+    (
+        {"trainer": {"filter": {"keep_when_few": True}}},
+        r"keep_when_few holds back what filters reject, and functions names none",
+        {"trainer": {"filter": {"keep_when_few": True, "functions": ["nonzero_std"]}}},
+    ),
+    (
+        {"trainer": {"subscription": {"priority": "length"}}},
+        r"priority length is what sampler prioritized draws by, and the sampler is another",
+        {"trainer": {"subscription": {"priority": "length", "sampler": "prioritized"}}},
+    ),
+    (
+        {"trainer": {"subscription": {"exponent": 2.0, "sampler": "fifo"}}},
+        r"exponent 2 is what sampler prioritized draws by, and the sampler is another",
+        {"trainer": {"subscription": {"exponent": 2.0, "sampler": "prioritized"}}},
+    ),
+    (
+        curriculum(revisit=1.0),
+        r"revisit 1 has every prompt come that is to be skipped",
+        curriculum(revisit=0.9),
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence", "remedy"), IDLE, ids=[sentence[:40] for _, sentence, _ in IDLE])
+def test_an_idle_key_is_refused_and_its_remedy_taken(changes: Changes, sentence: str, remedy: Changes) -> None:
+    with pytest.raises(ValidationError, match=sentence) as caught:
+        made(changes)
+    assert len(caught.value.errors()) == 1
+    made(remedy)
+
+
+def test_what_nobody_asked_for_is_never_refused() -> None:
+    """A configuration that was written out in full is the same one."""
+    for _, _, remedy in IDLE:
+        config = made(remedy)
+        assert Config.model_validate(config.model_dump()) is not None
