@@ -13,7 +13,7 @@ from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.presence import GONE_S, live_workers, read_workers
 from penstock.redaction import redact
-from penstock.redis.append_only import IDENT
+from penstock.redis.append_only import EVERY_S, IDENT, Synced, read_synced
 from penstock.redis.commands import Client
 from penstock.redis.connect import MIN_VERSION
 from penstock.redis.memory import FULL, is_full
@@ -34,6 +34,8 @@ from penstock.system.health.look import (
 BEAT_S = 1.5
 #: Longest wait for what workers are asked, and between two looks.
 ANSWER_S, LOOK_S = 8.0, 0.1
+#: A server's append-only file that was not synced for so long is told of.
+LATE_S = 5 * EVERY_S
 
 
 def checks_of_run(client: Client, keys: Keys, models: Iterable[str]) -> list[tuple[str, Check]]:
@@ -87,7 +89,7 @@ def _settings(client: Client, info: dict[str, Any]) -> Iterator[Finding]:
     try:
         raw = {
             name: value
-            for asked in ("appendfsync", "maxmemory-policy", "syslog-ident")
+            for asked in ("appendfsync", "maxmemory-policy", "syslog-ident", "dir")
             for name, value in client.config_get(asked).items()
         }
     except redis.ResponseError:  # managed servers forbid CONFIG
@@ -97,7 +99,11 @@ def _settings(client: Client, info: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("redis appendonly", Level.OK, "yes")
     else:
         yield Finding("redis appendonly", Level.ERROR, "no: the run is lost when Redis dies", "set appendonly yes")
-    yield _appendfsync("synced" if known.get("syslog-ident") == IDENT else known.get("appendfsync", ""))
+    policy = known.get("appendfsync", "")
+    if known.get("syslog-ident") == IDENT:
+        yield _synced(policy, read_synced(Path(known.get("dir", ""))))
+    else:
+        yield _appendfsync(policy)
     policy = known.get("maxmemory-policy", str(info.get("maxmemory_policy", "")))
     if policy == "noeviction":
         yield Finding("redis maxmemory-policy", Level.OK, policy)
@@ -111,8 +117,6 @@ def _appendfsync(policy: str) -> Finding:
     match policy:
         case "always":
             return Finding(what, Level.OK, "always: a power loss loses nothing")
-        case "synced":
-            return Finding(what, Level.OK, "by penstock, each second: a power loss loses up to a second")
         case "everysec":
             told = "everysec: a power loss, or kill -9 while the disk is slow, loses up to two seconds"
             return Finding(what, Level.OK, told)
@@ -120,6 +124,24 @@ def _appendfsync(policy: str) -> Finding:
             return Finding(what, Level.WARNING, "the server does not say", "see that it is everysec or always")
     told = f"{policy}: a power loss loses up to half a minute"
     return Finding(what, Level.WARNING, told, "set appendfsync everysec, or always")
+
+
+def _synced(policy: str, noted: Synced | None) -> Finding:
+    """Of a server of penstock's own, whose keeper syncs it."""
+    what = "redis appendfsync"
+    if noted is None:
+        told = "by penstock, each second, and nothing of it can be seen from here"
+        return Finding(what, Level.WARNING, told, "run `penstock doctor` on the machine of that server, as its user")
+    why = f": {noted.trouble}" if noted.trouble else ""
+    if policy != "no":
+        told = f"{policy}, by Redis itself, since penstock could not sync its append-only file{why}"
+        todo = "look at its disk; once that takes syncs the file is written anew, and all goes on by itself"
+        return Finding(what, Level.ERROR, told, todo)
+    if noted.trouble or noted.age_s > LATE_S:
+        told = f"by penstock, which has not synced it for {noted.age_s:.0f} s{why}: a power loss loses all since"
+        todo = "see that `penstock run`, or `penstock redis`, is there and is not stopped, and look at the disk"
+        return Finding(what, Level.WARNING, told, todo)
+    return Finding(what, Level.OK, "by penstock, each second: a power loss loses up to a second")
 
 
 def _memory(info: dict[str, Any]) -> Finding:

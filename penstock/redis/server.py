@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from penstock.config import Config
 from penstock.errors import ConfigError, QueueUnavailable
-from penstock.redis.append_only import IDENT, AppendOnlySync
+from penstock.redis.append_only import IDENT, AppendOnlySync, ToldByKeeper
 from penstock.redis.connect import MIN_VERSION, connect
 from penstock.system.disk import put
 from penstock.system.log_files import mark
@@ -42,7 +42,7 @@ HOST = "127.0.0.1"
 RULES = "~* &* +@all -@dangerous +info +config|get +client|setname +client|list"
 
 #: A user for whoever starts the server, and for nobody else: what it may do, beside which clients may not.
-KEEPER, KEEPER_RULES = "keeper", "-@all +bgrewriteaof +info"
+KEEPER, KEEPER_RULES = "keeper", "-@all +bgrewriteaof +info +config|set"
 
 #: The append-only file is rewritten when it has doubled, and not before it is this large: payloads come and go at a
 #: hundred MB a second, and at Redis' own 64 MiB it would be copied twice a second.
@@ -174,7 +174,9 @@ class RedisServer:
         self.process: subprocess.Popen[bytes] | None = None
         self._keeper_password = secrets.token_urlsafe(24)
         self._mark = mark(self.log_path)
-        self._sync = AppendOnlySync(folder) if appendfsync == "everysec" else None
+        self._sync = (
+            AppendOnlySync(folder, ToldByKeeper(lambda: self._keeper_url)) if appendfsync == "everysec" else None
+        )
 
     @property
     def url(self) -> str:
@@ -345,14 +347,17 @@ class RedisServer:
                 return
         log.warning("the append-only file was cut, as by a power loss; it is written anew")
         deadline = time.monotonic() + timeout_s
-        url = f"redis://{KEEPER}:{quote(self._keeper_password, safe='')}@{HOST}:{self.port}/0"
-        with connect(url, check=False) as client:
+        with connect(self._keeper_url, check=False) as client:
             client.bgrewriteaof()
             while (now := client.info("persistence"))["aof_rewrite_in_progress"] or now["aof_rewrite_scheduled"]:
                 if time.monotonic() > deadline:
                     log.warning("the append-only file is still being written anew; before that ends, do not kill Redis")
                     return
                 time.sleep(0.02)
+
+    @property
+    def _keeper_url(self) -> str:
+        return f"redis://{KEEPER}:{quote(self._keeper_password, safe='')}@{HOST}:{self.port}/0"
 
     def _answers(self) -> bool:
         try:

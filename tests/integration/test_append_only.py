@@ -5,14 +5,17 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.redis import append_only
-from penstock.redis.append_only import AppendOnlySync
+from penstock.redis.append_only import AppendOnlySync, read_synced
+from penstock.redis.commands import Client
 from penstock.redis.connect import connect
+from penstock.redis.refusals import DiskRefused, disk_trouble
 from penstock.redis.server import RedisServer, find_binary
 
 #: A disk whose syncs end when ``held`` is gone, for the server alone; ``entered`` is there from the first one on.
@@ -29,6 +32,19 @@ int fdatasync(int fd) {
 """
 
 
+#: A disk whose syncs fail while ``broken`` is there, for the server alone.
+BROKEN_DISK = r"""
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int fdatasync(int fd) {
+    if (access(getenv("BROKEN"), F_OK) == 0) { errno = EIO; return -1; }
+    return syscall(SYS_fdatasync, fd);
+}
+"""
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
     made = RedisServer(tmp_path / "redis")
@@ -39,16 +55,23 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 def on_a_slow_disk(folder: Path) -> Path:
     """A redis-server whose syncs last for as long as ``folder``/held is there."""
-    (folder / "slow.c").write_text(SLOW_DISK)
+    return on_a_disk(folder, SLOW_DISK, {"HELD": "held", "ENTERED": "entered"})
+
+
+def on_a_broken_disk(folder: Path) -> Path:
+    """A redis-server whose syncs fail for as long as ``folder``/broken is there."""
+    return on_a_disk(folder, BROKEN_DISK, {"BROKEN": "broken"})
+
+
+def on_a_disk(folder: Path, code: str, files: Mapping[str, str]) -> Path:
+    (folder / "disk.c").write_text(code)
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("there is no C compiler to make a slow disk with")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", "slow.so", "slow.c"], cwd=folder, check=True)
+        pytest.skip("there is no C compiler to make such a disk with")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", "disk.so", "disk.c"], cwd=folder, check=True)
     script = folder / "redis-server"
-    script.write_text(
-        "#!/bin/sh\n"
-        f'LD_PRELOAD="{folder}/slow.so" HELD="{folder}/held" ENTERED="{folder}/entered" exec "{find_binary()}" "$@"\n'
-    )
+    names = " ".join(f'{name}="{folder}/{file}"' for name, file in files.items())
+    script.write_text(f'#!/bin/sh\nLD_PRELOAD="{folder}/disk.so" {names} exec "{find_binary()}" "$@"\n')
     script.chmod(0o755)
     return script
 
@@ -73,6 +96,55 @@ def test_I4_what_it_acknowledges_while_its_disk_is_slow_outlives_kill_9(tmp_path
             assert int(client.get("said")) == said
     finally:
         server.kill()
+
+
+def test_I4_a_disk_that_fails_to_sync_has_redis_refuse_writes_until_it_syncs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server with ``everysec`` does by itself: what is acknowledged then might be lost."""
+    broken, fdatasync = tmp_path / "broken", os.fdatasync
+
+    def fails(file: int) -> None:
+        if broken.exists():
+            raise OSError(5, "Input/output error")
+        fdatasync(file)
+
+    monkeypatch.setattr(append_only.os, "fdatasync", fails)
+    server = RedisServer(tmp_path / "redis", binary=on_a_broken_disk(tmp_path), password="p")
+    server.start()
+    try:
+        with connect(server.url) as client:
+            noted = until(lambda: read_synced(server.folder))
+            assert noted.trouble == ""
+            assert client.config_get("appendfsync") == {"appendfsync": "no"}
+            broken.touch()
+            until(lambda: refuses(client))
+            assert "Input/output error" in read_synced(server.folder).trouble
+            assert disk_trouble(client)
+            assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
+            broken.unlink()
+            until(lambda: not refuses(client))
+            until(lambda: read_synced(server.folder).trouble == "")
+            until(lambda: client.config_get("appendfsync") == {"appendfsync": "no"})
+            assert client.incr("said") > 1
+    finally:
+        server.kill()
+
+
+def refuses(client: Client) -> bool:
+    try:
+        client.incr("said")
+    except DiskRefused:
+        return True
+    return False
+
+
+def until(condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + limit_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return value
 
 
 def test_what_it_wrote_is_synced_within_a_second_after_a_rewrite_too(
@@ -112,18 +184,32 @@ def test_a_disk_that_refuses_to_sync_is_said_once(
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(append_only.os, "fdatasync", fdatasync)
-    sync = AppendOnlySync(tmp_path)
+    told: list[str] = []
+
+    class Server:
+        def hand_over(self) -> None:
+            told.append("hand over")
+
+        def take_back(self) -> bool:
+            told.append("take back")
+            return len(told) > 2
+
+    sync = AppendOnlySync(tmp_path, Server())
 
     with caplog.at_level(logging.WARNING):
         sync.sync()
         sync.sync()
-        assert [record.getMessage() for record in caplog.records] == [
-            f"the append-only file in {tmp_path} cannot be synced ([Errno 5] Input/output error), "
-            "and a power loss may lose more than a second"
-        ]
+        [record] = caplog.records
+        assert record.levelno == logging.ERROR
+        assert record.getMessage().startswith(f"the append-only file in {tmp_path} cannot be synced (")
+        assert "Input/output error" in record.getMessage()
         fails = False
         sync.sync()
+        sync.sync()
+        sync.sync()
+        assert told == ["hand over", "take back", "take back"], "once each, until it is done"
         fails = True
         (tmp_path / "appendonly.aof").write_bytes(b"*1\r\n*1\r\n")
         sync.sync()
-    assert len(caplog.records) == 2
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING", "ERROR"]
+    assert told[3:] == ["hand over"]

@@ -1,6 +1,7 @@
 """``penstock doctor``: each thing that hurts a run is an error or a warning that says what to do."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from console.read.health import look_at_clocks, look_at_redis
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
-from penstock.redis.append_only import IDENT
+from penstock.redis.append_only import IDENT, NOTE
 from penstock.redis.commands import Client
 from penstock.redis.server import write_address
 from penstock.system.health import look
@@ -29,7 +30,12 @@ GOOD: dict[str, Any] = {
     "used_memory": 10**6,
     "aof_last_write_status": "ok",
 }
-SETTINGS = {b"appendfsync": b"everysec", b"maxmemory-policy": b"noeviction", b"syslog-ident": b"redis"}
+SETTINGS = {
+    b"appendfsync": b"everysec",
+    b"maxmemory-policy": b"noeviction",
+    b"syslog-ident": b"redis",
+    b"dir": b"/nowhere",
+}
 
 
 class Server:
@@ -67,7 +73,6 @@ def levels(findings: Iterator[Finding]) -> dict[str, str]:
         (Server(redis_version="6.0.16"), {"redis version": "error"}),
         (Server(aof_enabled=0), {"redis appendonly": "error"}),
         (Server({b"appendfsync": b"no"}), {"redis appendfsync": "warning"}),
-        (Server({b"appendfsync": b"no", b"syslog-ident": IDENT.encode()}), {}),
         (Server({b"appendfsync": b"always"}), {}),
         (Server({b"maxmemory-policy": b"allkeys-lru"}), {"redis maxmemory-policy": "error"}),
         (Server({b"appendfsync": b""}, maxmemory_policy="noeviction"), {"redis appendfsync": "warning"}),
@@ -80,6 +85,30 @@ def test_settings_of_redis_by_which_jobs_are_lost_are_told(server: Server, found
     told = list(look_at_redis(cast(Client, server)))
     assert levels(iter(told)) == found
     assert all(one.todo for one in told if one.level is not Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("policy", "trouble", "late_s", "level", "words"),
+    [
+        ("no", "", -600.0, Level.OK, "by penstock, each second"),
+        ("no", "", 60.0, Level.WARNING, "which has not synced it for "),
+        ("no", "OSError: EIO", 2.0, Level.WARNING, "s: OSError: EIO: a power loss"),
+        ("everysec", "OSError: EIO", 60.0, Level.ERROR, "by Redis itself, since penstock could not sync"),
+        ("no", None, 0.0, Level.WARNING, "nothing of it can be seen from here"),
+    ],
+)
+def test_a_server_of_our_own_is_told_of_by_what_its_keeper_noted(
+    tmp_path: Path, policy: str, trouble: str | None, late_s: float, level: Level, words: str
+) -> None:
+    if trouble is not None:
+        (tmp_path / NOTE).write_text(trouble)
+        at = time.time() - late_s
+        os.utime(tmp_path / NOTE, (at, at))
+    settings = {b"appendfsync": policy.encode(), b"syslog-ident": IDENT.encode(), b"dir": bytes(tmp_path)}
+    [told] = [one for one in look_at_redis(cast(Client, Server(settings))) if one.what == "redis appendfsync"]
+    assert told.level is level
+    assert words in told.found
+    assert bool(told.todo) == (level is not Level.OK)
 
 
 @pytest.mark.parametrize(("ahead_s", "found"), [(0.0, {}), (5.0, "warning"), (-60.0, "error")])
