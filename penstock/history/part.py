@@ -234,7 +234,8 @@ def translated(path: Path) -> Iterator[None]:
     """Errors of SQLite as ours: DiskFull where there is no room, else HistoryError; both name ``path``."""
     try:
         yield
-    except (sqlite3.Error, sqlite3.Warning) as exc:
+    # UnicodeDecodeError: what SQLite says of a damaged file may quote bytes of it.
+    except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as exc:
         if getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise DiskFull(f"{path} cannot grow: no room is left.") from exc
         raise HistoryError(f"{path}, a part of the history, cannot be used: {said(exc)}.") from exc

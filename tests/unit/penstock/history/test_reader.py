@@ -245,6 +245,17 @@ def test_whatever_is_cut_off_or_overwritten_nothing_but_its_own_rows_is_lost(
         assert all(str(folder) in said for said in reader.problems)
 
 
+def test_a_file_whose_trouble_sqlite_tells_in_bytes_that_are_no_text_is_passed_over(
+    harmed: tuple[Path, bytes],
+) -> None:
+    folder, whole = harmed
+    parts_of(folder)[0].path(folder).write_bytes(whole.replace(b"CREATE TABLE", b"CREATE \x80ABLE", 1))
+    with closing(HistoryReader(folder)) as reader:
+        assert {row.id for row in reader.rows().rows} == {"safe/0/0/0"}
+        (said,) = reader.problems
+        assert "cannot be used" in said
+
+
 @pytest.fixture(scope="module")
 def harmed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     """A history of two files, and the bytes of the first."""
