@@ -39,7 +39,8 @@ class FrozenModelConfig(Section):
     url: str | None = None
     #: Longest try.
     timeout_s: Seconds = 60.0
-    #: Tries of a question; of a judge's within the time that a reward has (``reward.timeout_s``).
+    #: Tries of a question; of a judge's within the time that a reward has (``reward.timeout_s``). While a model that
+    #: scores samples is away none counts.
     max_attempts: Positive = 5
     #: Longest pause between two; it doubles from 1 s.
     max_pause_s: Seconds = 10.0

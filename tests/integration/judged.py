@@ -30,6 +30,9 @@ class Handler(BaseHTTPRequestHandler):
         if sys.argv[3] == "silent":
             self.connection.recv(1)  # until the other side, or this process, is gone
             return
+        if sys.argv[3] == "refuses":
+            self.send_error(400)
+            return
         answer = json.dumps(answer_to(json.loads(body))).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))

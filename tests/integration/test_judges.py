@@ -19,10 +19,10 @@ NUM_JOBS = 3
 
 
 class JudgeProcess:
-    """A judge; ``silent`` hears questions and answers none."""
+    """A judge; ``silent`` hears questions and answers none; ``how`` else as of ``judged``."""
 
-    def __init__(self, port: int, heard: Path, *, silent: bool = False) -> None:
-        how = "silent" if silent else "answers"
+    def __init__(self, port: int, heard: Path, *, silent: bool = False, how: str = "answers") -> None:
+        how = "silent" if silent else how
         self.process = subprocess.Popen(
             [sys.executable, judged.__file__, str(port), str(heard), how], stdout=subprocess.PIPE, text=True
         )

@@ -13,7 +13,7 @@ from penstock.protocol.keys import Keys
 from tests.integration import play
 from tests.integration.fake_engine import FakeEngine
 from tests.integration.test_judges import JudgeProcess
-from tests.integration.worker_play import admit, all_in, job, metas, tended, until, waits_of, working
+from tests.integration.worker_play import admit, all_in, job, metas, states, tended, until, waits_of, working
 
 Make = Callable[..., Config]
 
@@ -93,7 +93,7 @@ async def test_I8_a_teacher_that_hears_and_says_nothing_is_waited_for_by_name(
             answering.kill()
 
 
-async def test_a_teacher_that_stays_away_has_jobs_buried_as_model_failed_and_nothing_drawn_twice(
+async def test_a_teacher_that_is_away_costs_no_try_and_is_waited_for_by_name(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, tmp_path: Path
 ) -> None:
     heard = tmp_path / "heard"
@@ -102,13 +102,49 @@ async def test_a_teacher_that_stays_away_has_jobs_buried_as_model_failed_and_not
     gone.kill()
     made = config()
     asked = teacher_of(gone.port, made.model.path)
+    asked["teacher"] = asked["teacher"] | {"max_attempts": 1, "max_pause_s": 0.01}  # type: ignore[operator]
+    made = config(rollout=asked)
+    names = admit(client, keys, [job(i) for i in range(NUM_JOBS)])
+    back: JudgeProcess | None = None
+    try:
+        async with tended(client, keys):
+            async with working(made, "first"):
+                await until(lambda: "the last try failed with" in waits_of(client, keys, "rollout.teacher"))
+                await until(lambda: len(fake.prompts) == 2 * NUM_JOBS)
+            assert states(client, keys, names) == ["queued"] * NUM_JOBS, "who leaves hands them back"
+            async with working(made, "second"):
+                await until(lambda: waits_of(client, keys, "rollout.teacher"))
+                back = JudgeProcess(gone.port, heard)
+                await until(all_in(client, keys, names, "ready"))
+    finally:
+        if back is not None:
+            back.kill()
+    for name in names:
+        check_taught(client, keys, name)
+        assert int(client.hget(keys.group(name), "att") or 0) == 0, "nobody is charged"
+    assert client.xlen(keys.dead) == 0
+    assert len(fake.prompts) == 2 * NUM_JOBS, "nothing is drawn again"
+    play.assert_conserved(client, keys)
+
+
+async def test_a_teacher_that_refuses_has_jobs_buried_as_model_failed_and_nothing_drawn_twice(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, tmp_path: Path
+) -> None:
+    heard = tmp_path / "heard"
+    heard.touch()
+    refusing = JudgeProcess(0, heard, how="refuses")
+    made = config()
+    asked = teacher_of(refusing.port, made.model.path)
     asked["teacher"] = asked["teacher"] | {"max_attempts": 1}  # type: ignore[operator]
     made = config(rollout=asked)
     names = admit(client, keys, [job(0)])
-    async with tended(client, keys), working(made):
-        await until(all_in(client, keys, names, "dead"))
+    try:
+        async with tended(client, keys), working(made):
+            await until(all_in(client, keys, names, "dead"))
+    finally:
+        refusing.kill()
     [(_, fields)] = client.xrange(keys.dead)
     assert fields[b"reason"] == b"model_failed"
-    assert b"rollout.teacher big: 1 tries failed" in fields[b"detail"]
+    assert b"rollout.teacher big: 1 tries failed, the last with status 400" in fields[b"detail"]
     assert len(fake.prompts) == 2, "each sample is drawn once, and what was drawn is tried again"
     play.assert_conserved(client, keys)

@@ -3,11 +3,13 @@
     a sample of training, its reward known ─> rollout.teacher: one prefill ─> sides["teacher_logprobs"] ─> commit
                                               rollout.reference: another   ─> sides["reference_logprobs"]
 
-They are asked in the lease of the job, before the commit: a sample without them is never committed (T17), and one whose
-model did not answer keeps what was drawn and is tried again with its job.
+They are asked in the lease of the job, before the commit: a sample without them is never committed (T17). A model that
+is away (refused, silent, 5xx) is waited for by name, with the samples in hand and at nobody's charge; one that refuses
+a sample, or answers what is no answer, has its job tried again with what was drawn.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,8 @@ from penstock.weights.tokenizer import check_same_ids
 from workers.rewards.service import Service, ServiceFailed
 from workers.sglang.segment import read_scored
 
+#: Of a scoring, what makes it one.
+_SCORING: Mapping[str, Any] = {"sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True}
 #: Key of section ``rollout`` -> side array.
 SIDES: Mapping[str, str] = {"teacher": TEACHER_LOGPROBS, "reference": REFERENCE_LOGPROBS}
 
@@ -53,10 +57,11 @@ class FrozenModels:
         return bool(self._models) and sample.job.lane == Lane.TRAIN
 
     async def score(self, sample: Sample) -> None:
-        """Set the side arrays of a sample that ``scores`` says yes of. Waits for all models, within their tries.
+        """Set the side arrays of a sample that ``scores`` says yes of. Waits for all models, and for one that is away
+        until it is back.
 
         Raises:
-            FrozenModelError: one gave no log-probabilities.
+            FrozenModelError: one that is there gave no log-probabilities.
         """
         for side, model in self._models.items():
             sample.sides[side] = await model.logprobs(sample.tokens, sample.prompt_length, sample.id)
@@ -89,7 +94,7 @@ class FrozenModel:
     async def logprobs(self, tokens: list[int], start: int, what: str) -> NDArray[np.float32]:
         """[L - start] log-probability of each token from ``start`` on given those before it, at temperature 1.
 
-        Waits for tries and pauses, within its limits.
+        Waits for tries and pauses, within its limits; while the model does not answer at all, without an end.
 
         Args:
             tokens: [L] ids, of the policy and of this model alike.
@@ -107,14 +112,11 @@ class FrozenModel:
             )
         if start == len(tokens):
             return np.zeros(0, np.float32)
-        question = {
-            "input_ids": tokens,
-            "sampling_params": {"max_new_tokens": 0, "temperature": 0},
-            "return_logprob": True,
-            "logprob_start_len": start - 1,
-        }
+        question = {"input_ids": tokens, "logprob_start_len": start - 1, **_SCORING}
+        # Two tokens, which every model that is there scores.
+        probe = {"input_ids": tokens[:2], "logprob_start_len": 0, **_SCORING}
         try:
-            answer = await self._service.ask(self._url, question)
+            answer = await self._service.ask(self._url, question, probe=probe, waits=True)
             found = read_scored(answer, tokens, start, self._vocab_size, f"sample {what}")
         except (ServiceFailed, EngineError) as exc:
             raise FrozenModelError(f"{self._what}: {exc}") from exc

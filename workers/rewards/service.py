@@ -5,6 +5,7 @@ A redirect would send answers to where no configuration names.
 
 import asyncio
 import json
+import logging
 import random
 from typing import Any, Protocol
 
@@ -15,6 +16,10 @@ from penstock.redaction import redact
 from penstock.words import said, shown
 from workers.rewards.asked import asking, note_trouble
 
+log = logging.getLogger(__name__)
+
+#: Beside 5xx, what a server says that would answer another time: request timeout, too many requests.
+_BUSY = (408, 429)
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
@@ -50,8 +55,20 @@ class PathMissing(ServiceFailed):
     """The service answers, and has nothing at this path."""
 
 
+class ServiceAway(ServiceFailed):
+    """It answers nothing, whatever it is asked: refused, silent, or failing with a status of 5xx."""
+
+
 class _Failed(Exception):
-    """One try came to nothing."""
+    """One try came to nothing.
+
+    Args:
+        is_away: the service may be at fault, and not the question.
+    """
+
+    def __init__(self, message: str, *, is_away: bool = False) -> None:
+        super().__init__(message)
+        self.is_away = is_away
 
 
 _TRY_FAILED = (_Failed, aiohttp.ClientError, TimeoutError, OSError)
@@ -71,34 +88,64 @@ class Service:
         self._called = called or key
         self._free = asyncio.Semaphore(limits.concurrency)
         self._session: aiohttp.ClientSession | None = None
+        #: It was away when it was asked last.
+        self._is_away = False
 
-    async def ask(self, url: str, question: Any, *, may_miss: bool = False) -> Any:
+    async def ask(
+        self, url: str, question: Any, *, may_miss: bool = False, probe: Any = None, waits: bool = False
+    ) -> Any:
         """What the service answers to a POST. Waits for ``max_attempts`` tries and the pauses between them.
 
         That it is asked is noted, for whoever hears (``rewards/asked.py``).
 
         Args:
             may_miss: status 404 is no failed try, but PathMissing at once.
+            probe: a question that it answers whenever it is there. Asked where the last try was refused, took too long,
+                or failed with a status of 5xx: where that is answered, ``question`` has one try more, and where it is
+                not, the service is away. None: that is not asked, and no service is away.
+            waits: a service that is away is waited for, without an end.
 
         Raises:
+            ServiceAway: the service is away, and ``waits`` is False.
             PathMissing: see ``may_miss``.
             ServiceFailed: reward_too_large (the question, or the answer), reward_timeout (the last try took too long),
                 reward_raised (the last try failed, the service redirects, or the question is no JSON).
         """
         limits = self._limits
-        body = _body(question)
+        body, probing = _body(question), _body(probe)
         if len(body) > limits.max_bytes:
             raise self._too_large(f"its request has {len(body):,} bytes")
         with asking(self._key, f"an answer of {self._called} at {redact(url)}"):
-            for attempt in range(limits.max_attempts):
+            attempt, is_last = 0, False
+            while True:
                 try:
                     return await self._try(url, body, may_miss=may_miss)
                 except _TRY_FAILED as exc:
-                    last: Exception = exc
-                if attempt + 1 < limits.max_attempts:
-                    await self._pause(attempt)
+                    attempt += 1
+                    if attempt >= limits.max_attempts:
+                        if probe is None or is_last or not _is_away(exc):
+                            raise self._failed(ServiceFailed, attempt, exc) from exc
+                        is_last = await self._is_there(url, probing)
+                        if not (is_last or waits):
+                            raise self._failed(ServiceAway, attempt, exc) from exc
+                if not is_last:
+                    await self._pause(attempt - 1)
+
+    def _failed(self, kind: type[ServiceFailed], tries: int, last: Exception) -> ServiceFailed:
         outcome = JobFailure.REWARD_TIMEOUT if isinstance(last, TimeoutError) else JobFailure.REWARD_RAISED
-        raise ServiceFailed(outcome, f"{limits.max_attempts} tries failed, the last with {_why(last)}") from last
+        return kind(outcome, f"{tries} tries failed, the last with {_why(last)}")
+
+    async def _is_there(self, url: str, probe: bytes) -> bool:
+        """Whether it answers a question that nothing is wrong with."""
+        try:
+            await self._try(url, probe, may_miss=False)
+        except (*_TRY_FAILED, ServiceFailed) as exc:
+            is_away = _is_away(exc)
+            if is_away and not self._is_away:
+                self._is_away = True
+                log.warning("%s at %s does not answer, and is waited for: %s", self._called, redact(url), _why(exc))
+            return not is_away
+        return True
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -114,6 +161,9 @@ class Service:
             note_trouble(self._key, _why(exc))
             raise
         note_trouble(self._key, "")
+        if self._is_away:
+            self._is_away = False
+            log.warning("%s at %s answers again", self._called, redact(url))
         return answer
 
     async def _pause(self, attempt: int) -> None:
@@ -131,7 +181,7 @@ class Service:
             if answer.status == 404 and may_miss:
                 raise PathMissing(JobFailure.REWARD_RAISED, f"{redact(url)} is not there (404)")
             if answer.status != 200:
-                raise _Failed(f"status {answer.status}")
+                raise _Failed(f"status {answer.status}", is_away=answer.status in _BUSY or answer.status >= 500)
             text = bytearray()
             async for chunk in answer.content.iter_any():
                 text += chunk
@@ -155,6 +205,13 @@ class Service:
                 trust_env=False,
             )
         return self._session
+
+
+def _is_away(failure: Exception) -> bool:
+    """Whether a try may have failed by the service alone."""
+    if isinstance(failure, _Failed):
+        return failure.is_away
+    return isinstance(failure, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError))
 
 
 def _why(failure: Exception) -> str:

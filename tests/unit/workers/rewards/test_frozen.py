@@ -1,5 +1,6 @@
 """Frozen models that score samples: what is asked, what is kept, and what is refused."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.tiny_model import make_tiny_model
 from workers.fleet.nodes import Node
 from workers.fleet.plan import plan
 from workers.fleet.specs import specs_of
+from workers.rewards.asked import Asked
 from workers.rewards.frozen import FrozenModels
 
 
@@ -30,6 +32,10 @@ class Teacher:
         self.heard: list[dict[str, Any]] = []
         self.url = ""
         self.status, self.changes = 200, dict[str, Any]()
+        #: Questions with more ids are answered with ``status``.
+        self.longest = 0
+        #: Set when it was asked often.
+        self.many = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -37,7 +43,10 @@ class Teacher:
         ids, start = body["input_ids"], body["logprob_start_len"] + 1
         entries = [[None, ids[start - 1], None], *([-float(t), i, None] for t, i in enumerate(ids[start:], 1))]
         meta = {"id": "x", "finish_reason": {"type": "length", "length": 0}, "input_token_logprobs": entries}
-        return web.json_response({"text": "", "meta_info": meta | self.changes}, status=self.status)
+        if len(self.heard) >= 20:
+            self.many.set()
+        status = self.status if len(ids) > self.longest else 200
+        return web.json_response({"text": "", "meta_info": meta | self.changes}, status=status)
 
 
 @pytest.fixture
@@ -101,7 +110,7 @@ async def test_other_lanes_are_not_scored(folder: Path, teacher: Teacher) -> Non
 @pytest.mark.parametrize(
     ("changes", "status", "why"),
     [
-        ({}, 500, "rollout.teacher big: 1 tries failed, the last with status 500"),
+        ({}, 400, "rollout.teacher big: 1 tries failed, the last with status 400"),
         ({"input_token_logprobs": None}, 200, "has no logprobs of the input"),
         ({"input_token_logprobs": [[None, 7, None], [-1.0, 8, None]]}, 200, "not one finite number for each token"),
         ({"input_token_logprobs": [[None, 7, None], *[[None, i, None] for i in (8, 9, 10, 1)]]}, 200, "not one finite"),
@@ -120,6 +129,58 @@ async def test_what_is_no_answer_fails_the_sample(
     finally:
         await models.close()
     assert one.sides == {}
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_teacher_that_is_away_is_waited_for(folder: Path, teacher: Teacher, status: int) -> None:
+    teacher.status = status
+    models, one = FrozenModels(config(folder, teacher.url, teacher={"max_pause_s": 0.01})), sample()
+    asked = Asked()
+    try:
+        with asked.hears():
+            scoring = asyncio.create_task(models.score(one))
+            await teacher.many.wait()
+            assert not scoring.done()
+            open_ = asked.open()["rollout.teacher"]
+            assert open_ is not None
+            assert open_.what.endswith(f"; the last try failed with status {status}")
+            teacher.status = 200
+            await scoring
+    finally:
+        await models.close()
+    assert one.sides[TEACHER_LOGPROBS].tolist() == [-1.0, -2.0, -3.0, -4.0]
+
+
+async def test_a_teacher_that_is_refused_or_silent_is_waited_for(folder: Path) -> None:
+    silent = await asyncio.start_server(lambda _, writer: asyncio.Event().wait(), "127.0.0.1", 0)
+    there = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    for url in ("http://127.0.0.1:1", there):
+        limits = {"max_pause_s": 0.01, "timeout_s": 0.02}
+        models, asked = FrozenModels(config(folder, url, teacher=limits)), Asked()
+        try:
+            with asked.hears():
+                scoring = asyncio.create_task(models.score(sample()))
+                await asyncio.wait({scoring}, timeout=0.5)
+            assert not scoring.done()
+            assert asked.open()["rollout.teacher"] is not None
+        finally:
+            scoring.cancel()
+            await asyncio.gather(scoring, return_exceptions=True)
+            await models.close()
+    silent.close()
+
+
+async def test_a_sample_that_a_teacher_dies_of_is_at_fault_where_it_answers_others(
+    folder: Path, teacher: Teacher
+) -> None:
+    teacher.status, teacher.longest = 500, 2
+    models, one = FrozenModels(config(folder, teacher.url)), sample()
+    try:
+        with pytest.raises(FrozenModelError, match="2 tries failed, the last with status 500"):
+            await models.score(one)
+    finally:
+        await models.close()
+    assert [len(asked["input_ids"]) for asked in teacher.heard] == [7, 2, 7], "it has one try more"
 
 
 async def test_an_id_that_the_teacher_does_not_have_is_never_sent(folder: Path, teacher: Teacher) -> None:
