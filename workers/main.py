@@ -133,7 +133,7 @@ class Worker:
         """What the tasks share."""
         config = self.config
         # Before anything starts: what cannot be imported would fail every job of its dataset.
-        rewards = Rewards(config.reward, self._checks(), allowed_rewards(config), args_of(config))
+        rewards = Rewards(config.reward, self._checks(), allowed_rewards(config), args_of(config), waits=True)
         return Services(
             config=config,
             keys=self.keys,

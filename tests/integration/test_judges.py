@@ -11,7 +11,7 @@ from penstock.config import Config
 from penstock.protocol.keys import Keys
 from tests.integration import judged, play
 from tests.integration.fake_engine import FakeEngine
-from tests.integration.worker_play import admit, all_in, job, metas, tended, until, working
+from tests.integration.worker_play import admit, all_in, job, metas, tended, until, waits_of, working
 
 Make = Callable[..., Config]
 
@@ -34,6 +34,30 @@ class JudgeProcess:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+async def test_a_judge_that_is_away_costs_no_try_and_is_waited_for_by_name(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine, tmp_path: Path
+) -> None:
+    heard = tmp_path / "heard"
+    heard.touch()
+    gone = JudgeProcess(0, heard)
+    gone.kill()
+    judge = {"name": "length", "url": f"http://127.0.0.1:{gone.port}", "max_attempts": 1, "max_pause_s": 0.01}
+    reward = {"function": "tests.integration.judged:longest", "judges": [judge], "timeout_s": 600.0}
+    names = admit(client, keys, [job(i) for i in range(NUM_JOBS)])
+    back: JudgeProcess | None = None
+    try:
+        async with tended(client, keys), working(config(reward=reward)):
+            await until(lambda: "the last try failed with" in waits_of(client, keys, "reward.judges.length"))
+            back = JudgeProcess(gone.port, heard)
+            await until(all_in(client, keys, names, "ready"))
+    finally:
+        if back is not None:
+            back.kill()
+    assert all(int(client.hget(keys.group(name), "att") or 0) == 0 for name in names), "nobody is charged"
+    assert len(fake.prompts) == 2 * NUM_JOBS, "nothing is drawn again"
+    play.assert_conserved(client, keys)
 
 
 async def test_I2_a_judge_killed_under_its_questions_has_no_sample_scored_twice_or_drawn_again(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import ConfigError, JudgeError, RewardError
 from penstock.words import said
-from workers.rewards.judges import Judges, takes_judges
+from workers.rewards.judges import JudgeAway, Judges, takes_judges
 from workers.rewards.outcomes import Raised
 
 T = TypeVar("T")
@@ -21,7 +21,15 @@ log = logging.getLogger(__name__)
 
 
 class NotJudged(RewardError):
-    """A judge that a reward asked gave no answer."""
+    """A judge that a reward asked gave no answer.
+
+    Args:
+        away: its name, where it is away; '': it is there.
+    """
+
+    def __init__(self, outcome: str, message: str, away: str = "") -> None:
+        super().__init__(outcome, message)
+        self.away = away
 
 
 def awaiting(
@@ -45,7 +53,8 @@ def awaiting(
             try:
                 return await function(given, judges=judges)
             except JudgeError as exc:
-                raise NotJudged(exc.outcome, f"{of(given)}: reward {name}: {exc}.") from exc
+                away = exc.judge if isinstance(exc, JudgeAway) else ""
+                raise NotJudged(exc.outcome, f"{of(given)}: reward {name}: {exc}.", away) from exc
 
         return ask
     if is_async:
@@ -56,6 +65,25 @@ def awaiting(
         return await value if inspect.isawaitable(value) else value
 
     return call
+
+
+async def patiently(work: Callable[[], Awaitable[T]], judges: Judges) -> T:
+    """What ``work`` gives. Where judges are waited for it is asked again, each time that it fails because one is away.
+
+    Raises:
+        NotJudged, TimeoutError: as ``work``, where no judge is away, or none is waited for.
+    """
+    while True:
+        try:
+            return await work()
+        except NotJudged as exc:
+            if not (judges.waits and exc.away):
+                raise
+            await judges[exc.away].wait_if_away()
+        except TimeoutError:
+            # Its time was spent at a judge, perhaps, that hears and says nothing.
+            if not (judges.waits and await judges.wait_if_away()):
+                raise
 
 
 async def _in_thread(call: Callable[[], Any], of: str, name: str) -> Any:

@@ -20,7 +20,7 @@ from penstock.config.sampling import check_sampling
 from penstock.errors import ConfigError, JudgeError
 from penstock.protocol.records.job import JobFailure
 from penstock.words import shown, writable
-from workers.rewards.service import PathMissing, Service, ServiceFailed
+from workers.rewards.service import PathMissing, Service, ServiceAway, ServiceFailed
 
 PARAMETER = "judges"
 #: Most numbers of one classification.
@@ -30,8 +30,27 @@ MODEL = "default"
 #: Of what a judge says, where nobody says otherwise: its likeliest answer, of this many tokens.
 SAMPLING: Mapping[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
 
+#: Path -> a question that a model which is there answers.
+_PROBES: Mapping[str, dict[str, Any]] = {
+    "/generate": {"text": ".", "sampling_params": {**SAMPLING, "max_new_tokens": 1}},
+    "/classify": {"text": "."},
+    "/v1/embeddings": {"model": MODEL, "input": ".", "encoding_format": "float"},
+}
+
 #: A text, or token ids of the judge's own tokenizer.
 Prompt = str | Sequence[int]
+
+
+class JudgeAway(JudgeError):
+    """It answers nothing, whatever it is asked.
+
+    Args:
+        judge: its name.
+    """
+
+    def __init__(self, outcome: JobFailure, message: str, judge: str) -> None:
+        super().__init__(outcome, message)
+        self.judge = judge
 
 
 class Judge:
@@ -43,6 +62,10 @@ class Judge:
         self._service = Service(config, f"reward.judges.{config.name}")
         #: It has no /classify, as a router, and answered at /v1/embeddings.
         self._is_routed = False
+        #: Questions that it has not answered yet.
+        self.num_open = 0
+        #: Path that was asked last.
+        self._path = "/generate"
 
     async def classify(self, prompt: Prompt) -> list[float]:
         """[C] what a reward model or a classifier gives for a text; a reward model gives one, before any softmax.
@@ -82,6 +105,14 @@ class Judge:
             raise self._failed(JobFailure.REWARD_RAISED, f"it gave {shown(answer)}, no text")
         return said
 
+    async def wait_if_away(self) -> bool:
+        """Wait until it answers; whether it did not at first."""
+        url, probe = f"{self._url}{self._path}", _PROBES[self._path]
+        if await self._service.answers(url, probe):
+            return False
+        await self._service.ask(url, probe, probe=probe, waits=True)
+        return True
+
     async def close(self) -> None:
         """Let go of the connections."""
         await self._service.close()
@@ -105,12 +136,18 @@ class Judge:
                 f"Judge {self.name} has no address here: workers that the fleet starts know those of its models; set "
                 "its url in reward.judges for others."
             )
+        self._path = path
+        self.num_open += 1
         try:
-            return await self._service.ask(self._url + path, question, may_miss=may_miss)
+            return await self._service.ask(self._url + path, question, may_miss=may_miss, probe=_PROBES[path])
         except PathMissing:
             raise
+        except ServiceAway as exc:
+            raise JudgeAway(exc.outcome, f"judge {self.name}: {exc}", self.name) from exc
         except ServiceFailed as exc:
             raise self._failed(exc.outcome, str(exc)) from exc
+        finally:
+            self.num_open -= 1
 
     def _failed(self, outcome: JobFailure, why: str) -> JudgeError:
         return JudgeError(outcome, f"judge {self.name}: {why}")
@@ -120,9 +157,13 @@ class Judges(Mapping[str, Judge]):
     """The judges of a configuration (``reward.judges``), by name.
 
     Of an event loop: whoever makes them closes them, in the loop that asked.
+
+    Args:
+        waits: a reward whose judge is away is computed again when that is back, in place of failing.
     """
 
-    def __init__(self, configs: Iterable[JudgeConfig]) -> None:
+    def __init__(self, configs: Iterable[JudgeConfig], *, waits: bool = False) -> None:
+        self.waits = waits
         self._judges = {one.name: Judge(one) for one in configs}
 
     def __getitem__(self, name: str) -> Judge:
@@ -140,6 +181,11 @@ class Judges(Mapping[str, Judge]):
 
     def __len__(self) -> int:
         return len(self._judges)
+
+    async def wait_if_away(self) -> bool:
+        """Wait until all that have open questions answer; whether one did not at first."""
+        asked = [judge for judge in self._judges.values() if judge.num_open]
+        return any([await judge.wait_if_away() for judge in asked])
 
     async def close(self) -> None:
         """Let go of all connections."""

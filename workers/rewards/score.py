@@ -22,7 +22,7 @@ from penstock.words import shown
 from workers.jobs.repeats import Repeats
 from workers.rewards.allowed import import_reward
 from workers.rewards.asked import CODE, asking
-from workers.rewards.calls import NotJudged, awaiting
+from workers.rewards.calls import NotJudged, awaiting, patiently
 from workers.rewards.choice import chosen
 from workers.rewards.groups.reward import GroupReward
 from workers.rewards.jail.asking import check_jail
@@ -54,6 +54,7 @@ class Rewards:
         allowed: rewards that jobs may name beside the run's and the built-in ones, from the worker's own configuration.
             A job travels through Redis, and whoever writes there must not choose what is imported here.
         args: what functions of slime's signature are given first; None: nothing is in it.
+        waits: a judge that is away is waited for, without an end.
 
     Raises:
         ConfigError: the run's reward, or one of ``allowed``, is not there, or needs what is not installed.
@@ -65,6 +66,8 @@ class Rewards:
         checks: "Checks | None" = None,
         allowed: Collection[str] = (),
         args: Namespace | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         self.config = config
         self._args = args
@@ -73,7 +76,7 @@ class Rewards:
         self.processes: CheckProcesses | None = None
         self.remote = RemoteReward(config.remote)
         #: For rewards, and for environments of the same worker.
-        self.judges = Judges(config.judges)
+        self.judges = Judges(config.judges, waits=waits)
         self.group = GroupReward(config, self.judges)
         self._repeats = Repeats()
         if checks is None:
@@ -89,7 +92,8 @@ class Rewards:
     async def score(self, sample: Sample) -> None:
         """Set ``reward``, ``reward_info`` and ``reward_s`` of the sample.
 
-        Waits for at most ``timeout_s`` per try and part; with a verifier pool, beside the wait for a free verifier.
+        Waits for at most ``timeout_s`` per try and part, beside waits for a free verifier of the pool, and for judges
+        that are away.
         Of several parts ``reward_info`` has each one's number (``parts``), and what it said beside it (``said``).
 
         A bool counts as 1 or 0. A reward that raises is tried ``max_attempts`` times; one that hangs, gives no finite
@@ -144,9 +148,8 @@ class Rewards:
                 # A verifier's time begins when it does; a service has limits of its own.
                 if not self._is_local(name) or is_remote(name):
                     return await function(sample)
-                passes = (RewardError,) if kind_of(name) else (NotJudged,)
                 with asking(CODE, f"reward {name} of sample {sample.id}"):
-                    return await bounded(lambda: function(sample), self.config.timeout_s, f"reward {sample.id}", passes)
+                    return await patiently(lambda: self._call(function, sample, name), self.judges)
             except RewardError:
                 raise
             except TimeoutError as exc:
@@ -158,6 +161,10 @@ class Rewards:
                     ) from exc
                 self._repeats.warn(exc, f"sample {sample.id}: reward {name} raised and is tried again", name)
         raise AssertionError("unreachable")
+
+    async def _call(self, function: RewardFunction, sample: Sample, name: str) -> Any:
+        passes = (RewardError,) if kind_of(name) else (NotJudged,)
+        return await bounded(lambda: function(sample), self.config.timeout_s, f"reward {sample.id}", passes)
 
     def _is_local(self, name: str) -> bool:
         return self.checks is None or is_quick(name)

@@ -135,6 +135,11 @@ class Service:
         outcome = JobFailure.REWARD_TIMEOUT if isinstance(last, TimeoutError) else JobFailure.REWARD_RAISED
         return kind(outcome, f"{tries} tries failed, the last with {_why(last)}")
 
+    async def answers(self, url: str, probe: Any) -> bool:
+        """Whether it answers ``probe``, as of ``ask``. Waits for one try."""
+        with asking(self._key, f"an answer of {self._called} at {redact(url)}"):
+            return await self._is_there(url, _body(probe))
+
     async def _is_there(self, url: str, probe: bytes) -> bool:
         """Whether it answers a question that nothing is wrong with."""
         try:

@@ -16,7 +16,7 @@ from penstock.system.user_code import bounded, find_function
 from penstock.words import said, shown
 from workers.jobs.repeats import Repeats
 from workers.rewards.asked import CODE, asking
-from workers.rewards.calls import NotJudged, awaiting
+from workers.rewards.calls import NotJudged, awaiting, patiently
 from workers.rewards.groups.ranking import ranks, shortest_right
 from workers.rewards.judges import Judges
 from workers.rewards.outcomes import MAX_INFO_BYTES, number_of, words
@@ -38,6 +38,7 @@ class GroupReward:
 
     def __init__(self, config: RewardConfig, judges: Judges) -> None:
         self._config = config
+        self._judges = judges
         self._repeats = Repeats()
         self.name = config.group or ""
         self._function = _load(self.name, judges) if self.name else None
@@ -83,7 +84,10 @@ class GroupReward:
         for attempt in range(1, self._config.max_attempts + 1):
             try:
                 with asking(CODE, f"reward {self.name} of group {job}"):
-                    return await bounded(lambda: function(samples), limit_s, f"reward {job}", (NotJudged,))
+                    return await patiently(
+                        lambda: bounded(lambda: function(samples), limit_s, f"reward {job}", (NotJudged,)),
+                        self._judges,
+                    )
             except NotJudged:
                 raise
             except TimeoutError as exc:

@@ -36,6 +36,8 @@ async def forgiving(sample, judges):
         return (await judges["taste"].classify(sample.text))[0]
     except JudgeError as exc:
         return {"score": 0, "why": exc.outcome}
+async def both(samples, judges):
+    return [(await judges["taste"].classify(one.text))[0] for one in samples]
 async def unknown(sample, judges): return judges["nobody"]
 async def misspelt(sample, judges): return await judges["taste"].generate("x", temprature=1)
 def threaded(sample, judges): return 1
@@ -56,10 +58,15 @@ class Server:
         self.answers: dict[str, list[web.Response]] = {}
         self.heard: list[tuple[str, Any]] = []
         self.url = ""
+        #: Questions that hold it are not answered.
+        self.silent_for = "\0"
+        self.asked_often = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.Response:
         self.heard.append((request.path, await request.json()))
-        if request.path not in self.answers:
+        if len(self.heard) >= 8:
+            self.asked_often.set()
+        if request.path not in self.answers or self.silent_for in str(self.heard[-1]):
             await asyncio.Event().wait()
         answers = self.answers[request.path]
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
@@ -122,7 +129,8 @@ async def test_a_try_that_fails_is_made_again(server: Server, first: web.Respons
 @pytest.mark.parametrize(
     ("answer", "outcome", "tries"),
     [
-        (says("no", 500), "reward_raised", 2),
+        (says("no", 400), "reward_raised", 2),
+        (says("no", 500), "reward_raised", 3),
         (says("", 307, Location="/other"), "reward_raised", 1),
         (says("9" * 2000), "reward_too_large", 1),
         *((says(text), "reward_not_a_number", 1) for text in (
@@ -156,6 +164,56 @@ async def test_T11_a_judge_that_is_down_or_hangs_is_a_named_failure(server: Serv
         with pytest.raises(JudgeError, match="no text"):
             await there["taste"].generate([1, 2])
     assert server.heard[-1][1]["input_ids"] == [1, 2]
+
+
+@pytest.mark.parametrize("function", ["liked", "both"])
+async def test_where_judges_are_waited_for_one_that_is_away_fails_no_reward(server: Server, function: str) -> None:
+    server.answers = {"/classify": [says("no", 503)] * 8 + [says('{"embedding": [0.5]}')],
+                      "/generate": [says('{"text": "So."}')]}  # fmt: skip
+    rewards = waiting(server, function)
+    sample = Sample(Job("sums/0/0", 1, prompt="2+2="), 0, text="4")
+    try:
+        if function == "liked":
+            await rewards.score(sample)
+            assert sample.reward == 0.5
+        else:
+            assert [number for number, _ in await rewards.group.score([sample, sample])] == [0.5, 0.5]
+    finally:
+        await rewards.close()
+
+
+def waiting(server: Server, function: str, timeout_s: float = 30.0, try_s: float = 60.0) -> Rewards:
+    """Rewards as a worker has them."""
+    config = {"judges": [judge(server.url, timeout_s=try_s)], "timeout_s": timeout_s}
+    own = {"group": "judged_rewards:both"} if function == "both" else {"function": f"judged_rewards:{function}"}
+    return Rewards(RewardConfig.model_validate(config | own), waits=True)
+
+
+async def test_a_judge_that_is_silent_for_all_of_a_rewards_time_is_waited_for(server: Server) -> None:
+    server.answers = {"/generate": [says('{"text": "So."}')]}
+    rewards, sample = waiting(server, "liked", 0.05, try_s=0.1), Sample(Job("d/0/0", 1, prompt="x"), 0, text="4")
+    try:
+        scoring = asyncio.create_task(rewards.score(sample))
+        await server.asked_often.wait()
+        assert not scoring.done()
+        server.answers["/classify"] = [says('{"embedding": [0.5]}')]
+        rewards.config = rewards.config.model_copy(update={"timeout_s": 30.0})
+        await scoring
+    finally:
+        await rewards.close()
+    assert sample.reward == 0.5
+
+
+async def test_T11_a_reward_that_a_judge_which_answers_keeps_too_long_is_late(server: Server) -> None:
+    server.answers = {"/classify": [says('{"embedding": [0.5]}')]}
+    server.silent_for = "never"
+    rewards, sample = waiting(server, "liked", 0.5), Sample(Job("d/0/0", 1, prompt="never"), 0, text="4")
+    try:
+        with pytest.raises(RewardError) as caught:
+            await rewards.score(sample)
+        assert caught.value.outcome == "reward_timeout"
+    finally:
+        await rewards.close()
 
 
 async def test_a_judge_without_classify_is_asked_at_what_a_router_hands_on(server: Server) -> None:
