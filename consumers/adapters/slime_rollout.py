@@ -69,8 +69,10 @@ def weights_written(args: Namespace, version_dir: str, rollout_engines: Sequence
         return
     written = Path(version_dir)
     linked = written.with_name(LINKED + written.name)
+    # Those of processes that were killed here: one alone writes.
+    for left in written.parent.glob(f".{LINKED}*"):
+        shutil.rmtree(left, ignore_errors=True)
     temporary = linked.with_name(f".{linked.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     for file in written.glob("*.safetensors"):
         os.link(file, temporary / file.name)

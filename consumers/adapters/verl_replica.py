@@ -8,7 +8,6 @@ verl counts replicas by its own GPUs; penstock's engines are its workers', so th
 
 import asyncio
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from consumers.adapters.verl_server import PenstockServer, settings_of
+from consumers.adapters.verl_weights import new_file
 from penstock.errors import ConfigError
 
 
@@ -90,7 +90,7 @@ class PenstockAdapter(BaseRollout):  # type: ignore[misc]
         if not self.is_leader_rank:
             return
         server = ray.get_actor(actor_name(self._name))
-        file = Path(await server.weights_dir.remote()) / f"verl-{uuid.uuid4().hex}.safetensors"
+        file = new_file(Path(await server.weights_dir.remote()), self._name)
         try:
             await asyncio.to_thread(save_file, whole, file)
             del whole

@@ -20,6 +20,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from consumers.adapters.asking import Answer, Asking
 from consumers.adapters.prompts import Request
+from consumers.adapters.verl_weights import remove_left
 from penstock.config.sampling import NEUTRAL, temperature_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.redis.saved_config import config_of
@@ -176,6 +177,8 @@ class PenstockServer:
             with ExitStack() as places:
                 for lane in self._lanes.values():
                     places.enter_context(lane)
+                train = self._lanes["train"]
+                remove_left(train.weights_dir, train.name)
                 self._joined.set_result(None)
                 while True:
                     self._take()

@@ -44,6 +44,15 @@ def test_weights_of_a_restart_go_before_those_that_its_predecessor_left(tmp_path
     assert (slime_rollout._linked(tmp_path)[-1] / "model.safetensors").read_bytes() == b"restored"
 
 
+def test_what_a_killed_process_was_writing_is_removed_with_the_next_weights(tmp_path: Path) -> None:
+    (tmp_path / ".penstock_weight_v000006").mkdir()
+    (tmp_path / ".penstock_weight_v000006" / "model.safetensors").touch()
+    write(tmp_path, 7, b"seven")
+    assert not list(tmp_path.glob(".penstock_*"))
+    [kept] = slime_rollout._linked(tmp_path)
+    assert (kept / "model.safetensors").read_bytes() == b"seven"
+
+
 @pytest.mark.parametrize(
     ("said", "named"),
     [
