@@ -2,13 +2,17 @@
 
     every rank: its items ─> rank 0: of all, in the order of the ranks ─> an answer each ─> every rank: its own
 
-Bytes (msgpack) go over a gloo group of its own, whose waits have no end while all live: a rollout may take longer than
-a collective may. A rank that dies ends the call of every other.
+Bytes (msgpack) go over a gloo group of its own, whose waits have no end while all live, unless one is given: a rollout
+may take longer than a collective may. A rank that dies ends the call of every other. Before anything is gathered rank 0
+hears each of the others by itself, so that it can name the one that hangs; the others name rank 0.
 """
 
 import datetime
+import logging
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,16 +21,27 @@ import torch.distributed as dist
 from penstock.errors import ConfigError, PenstockError, ProtocolError, WaitTimeout
 from penstock.protocol.records.codec import pack, unpack
 
-#: Longest wait for another rank.
-TIMEOUT = datetime.timedelta(days=30)
+log = logging.getLogger(__name__)
+
+#: Longest wait for another rank where none is given.
+TIMEOUT_S = 30 * 24 * 3600.0
+#: Between two confirmations of a wait, and between two lines of the log.
+TELL_S, LOG_S = 1.0, 60.0
 #: What rank 0 may raise, by name.
 ERRORS: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (ConfigError, ProtocolError, WaitTimeout)}
 
 
 class Together:
-    """The ranks of one training, as torch's launchers start them (RANK, WORLD_SIZE). One alone needs no group."""
+    """The ranks of one training, as torch's launchers start them (RANK, WORLD_SIZE). One alone needs no group.
 
-    def __init__(self) -> None:
+    Args:
+        tell: is told on rank 0 whom it waits for, again and again, and '' when that is over; in a thread.
+        timeout_s: longest wait for another rank; None: 30 days.
+    """
+
+    def __init__(self, tell: Callable[[str], None] = lambda _: None, timeout_s: float | None = None) -> None:
+        self._tell = tell
+        self._timeout_s = timeout_s or TIMEOUT_S
         self._rank = int(os.environ.get("RANK", "0"))
         self._size = int(os.environ.get("WORLD_SIZE", "1"))
         self._group: dist.ProcessGroup | None = None
@@ -39,7 +54,7 @@ class Together:
     def share(self, items: Sequence[Any], answer: Callable[[list[Any]], list[dict[str, Any]]]) -> dict[str, list[Any]]:
         """What ``answer`` on rank 0 makes of the items of all, as columns of this rank's. Every rank calls it; blocks.
 
-        Raises what ``answer`` raises, on every rank; RuntimeError where another rank dies.
+        Raises what ``answer`` raises, on every rank; RuntimeError where another rank dies, or is waited for too long.
         """
         if self._size == 1:
             return _columns(answer([_plain(item) for item in items]))
@@ -64,12 +79,48 @@ class Together:
         if self._group is None:
             if not dist.is_initialized():
                 raise ConfigError(f"WORLD_SIZE is {self._size}, but torch.distributed is not begun: train, then ask.")
-            self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+            self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s))
         return self._group
+
+    def _call_roll(self, group: dist.ProcessGroup) -> None:
+        """Wait until every rank is there; rank 0 hears them one by one."""
+        here = torch.zeros(1)
+        if not self.leads:
+            with self._naming("rank 0 to gather what all ask"):
+                dist.send(here, dst=0, group=group)
+            return
+        for rank in range(1, self._size):
+            with self._naming(f"rank {rank} of {self._size} to say what it asks"):
+                dist.recv(here, src=rank, group=group)
+
+    @contextmanager
+    def _naming(self, whom: str) -> Iterator[None]:
+        """Tell, and log each minute, whom this rank waits for inside of the ``with``, where that takes a moment."""
+        ended = threading.Event()
+        teller = threading.Thread(target=self._name, args=(whom, ended), name="whom ranks wait for", daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            teller.join()
+
+    def _name(self, whom: str, ended: threading.Event) -> None:
+        waited_s = told_s = 0.0
+        while not ended.wait(TELL_S):
+            waited_s += TELL_S
+            if self.leads:
+                self._tell(whom)
+            if waited_s - told_s >= LOG_S:
+                told_s = waited_s
+                log.warning("rank %d has waited %.0f s for %s", self._rank, waited_s, whom)
+        if self.leads and waited_s:
+            self._tell("")
 
     def _gather(self, data: bytes) -> list[bytes]:
         """Of all ranks, on rank 0; elsewhere nothing."""
         group = self._open()
+        self._call_roll(group)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
         dist.all_gather(sizes, torch.tensor([len(data)]), group=group)
         longest = max(int(size) for size in sizes)
@@ -82,7 +133,8 @@ class Together:
         """This rank's of ``parts``, which rank 0 has."""
         group = self._open()
         sizes = torch.tensor([len(part) for part in parts] if self.leads else [0] * self._size)
-        dist.broadcast(sizes, src=0, group=group)
+        with self._naming("rank 0 to hand out the answers"):
+            dist.broadcast(sizes, src=0, group=group)
         longest = int(sizes.max())
         mine = torch.empty(longest, dtype=torch.uint8)
         dist.scatter(mine, [_tensor(part, longest) for part in parts] if self.leads else None, src=0, group=group)

@@ -44,7 +44,8 @@ class TrlRollouts:
         config, run: as of ``Trainer``; the run needs a buffer and workers, and no producer or trainer.
         label: prompt (as the dataset has it) -> label that the run's reward compares with; None: no label.
         name: subscription and dataset of the prompts; evaluation takes NAME-validation.
-        timeout: longest wait of a call, in seconds; None: without end.
+        timeout: longest wait for the workers' answers, in seconds; another process is waited for twice as long. None:
+            without end.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class TrlRollouts:
     ) -> None:
         self.label = label
         self.timeout = timeout
-        self._together = Together()
+        self._together = Together(self._name_wait, None if timeout is None else 2 * timeout)
         self._train = Requests(config, run=run, name=name)
         self._validation = Requests(self._train.config, name=f"{name}-validation", lane="eval")
         #: Step of TRL whose weights were published last.
@@ -97,6 +98,7 @@ class TrlRollouts:
                 at another temperature than TRL's, by which it divides, or with logprobs from before it (T6).
             ProtocolError: a prompt was given up by the workers, with the reason.
             WaitTimeout: ``timeout`` is over.
+            RuntimeError: another process died, or was waited for too long.
 
         All processes raise what one does.
         """
@@ -116,6 +118,10 @@ class TrlRollouts:
         for (ids, label), same in groupby(asked):
             requests.append(Request(prompt_ids=ids, n=len(list(same)), label=label, sampling=sampling))
         return [_columns(row) for group in lane.answer(requests, self.timeout) for row in group]
+
+    def _name_wait(self, whom: str) -> None:
+        """Name what the first process waits for (`penstock why`)."""
+        self._train.tell_wait(whom)
 
     def _label(self, prompt: Any) -> str:
         return (self.label(prompt) if self.label is not None else None) or ""

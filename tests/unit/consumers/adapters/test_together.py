@@ -1,5 +1,8 @@
 """One rank that asks for all, over real gloo between processes."""
 
+import logging
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -57,11 +60,57 @@ def rank_main(rank: int, file: str) -> None:
         dist.destroy_process_group()
 
 
+def late_main(rank: int, file: str) -> None:
+    """Rank 1 asks only when it was named: by rank 0, which waits for it, and by rank 2, which waits for rank 0."""
+    folder = Path(file).parent
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RANK", str(rank))
+        environment.setenv("WORLD_SIZE", "3")
+        environment.setenv("GLOO_SOCKET_IFNAME", "lo")
+        environment.setattr("consumers.adapters.together.TELL_S", 0.02)
+        environment.setattr("consumers.adapters.together.LOG_S", 0.02)
+        logging.getLogger("consumers.adapters.together").addHandler(logging.FileHandler(folder / f"log{rank}"))
+        dist.init_process_group(
+            "gloo", init_method=f"file://{file}", rank=rank, world_size=3, timeout=timedelta(seconds=300)
+        )
+        told: list[str] = []
+
+        def tell(whom: str) -> None:
+            told.append(whom)
+            (folder / "named").write_text(whom)
+
+        together = Together(tell)
+        # The group, which all make together.
+        together._open()
+        while rank == 1 and not ((folder / "named").exists() and said(folder / "log2")):
+            time.sleep(0.01)
+        together.share([([rank], "a")], answers)
+        if rank == 0:
+            assert told[0] == "rank 1 of 3 to say what it asks"
+            assert told[-1] == ""
+        assert rank == 1 or f"rank {rank} has waited" in said(folder / f"log{rank}")
+        dist.destroy_process_group()
+
+
+def said(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_I8_a_rank_that_is_waited_for_is_named(tmp_path: Path) -> None:
+    run_ranks(late_main, 3, tmp_path)
+    assert "for rank 1 of 3 to say what it asks" in said(tmp_path / "log0")
+    assert "for rank 0 to gather what all ask" in said(tmp_path / "log2")
+
+
 def test_each_rank_has_the_answers_to_its_own_and_all_raise_what_one_does(tmp_path: Path) -> None:
+    run_ranks(rank_main, 2, tmp_path)
+
+
+def run_ranks(main: Callable[[int, str], None], count: int, folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=rank_main, args=(rank, str(tmp_path / "rendezvous"))) for rank in range(2)]
+    ranks = [context.Process(target=main, args=(rank, str(folder / "rendezvous"))) for rank in range(count)]
     for one in ranks:
         one.start()
     for one in ranks:
         one.join()
-    assert [one.exitcode for one in ranks] == [0, 0]
+    assert [one.exitcode for one in ranks] == [0] * count
