@@ -164,6 +164,9 @@ class Service:
                 answer = await self._post(url, body, may_miss=may_miss)
         except _TRY_FAILED as exc:
             note_trouble(self._key, _why(exc))
+            # One that comes as the time of a try runs out may be taken for that, and what waits would go on for ever.
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError from exc
             raise
         note_trouble(self._key, "")
         if self._is_away:

@@ -23,6 +23,7 @@ from workers.fleet.plan import plan
 from workers.fleet.specs import specs_of
 from workers.rewards.asked import Asked
 from workers.rewards.frozen import FrozenModels
+from workers.rewards.service import Service
 
 
 class Teacher:
@@ -168,6 +169,27 @@ async def test_a_teacher_that_is_refused_or_silent_is_waited_for(folder: Path) -
             await asyncio.gather(scoring, return_exceptions=True)
             await models.close()
     silent.close()
+
+
+async def test_who_waits_for_a_teacher_ends_where_a_time_out_hides_that_it_was_cancelled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def post(*_: object, **__: object) -> None:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise TimeoutError from None
+
+    monkeypatch.setattr(Service, "_post", post)
+    models = FrozenModels(config(folder, "http://127.0.0.1:1", teacher={"max_pause_s": 0.01}))
+    scoring = asyncio.create_task(models.score(sample()))
+    await asked.wait()
+    scoring.cancel()
+    await asyncio.wait({scoring}, timeout=60)
+    assert scoring.cancelled()
 
 
 async def test_a_sample_that_a_teacher_dies_of_is_at_fault_where_it_answers_others(
