@@ -13,7 +13,8 @@ import pytest
 import redis
 
 from console.cli.main import execute
-from penstock.config import Config
+from consumers.trainer import Trainer
+from penstock.config import Config, StalenessConfig, TrainerConfig
 from penstock.errors import LeadershipLost
 from penstock.protocol import scripts
 from penstock.protocol.audit import audit
@@ -33,7 +34,18 @@ from penstock.redis.connect import connect
 from penstock.redis.server import RedisServer
 from producer.main import Producer
 from tests.integration import play
-from tests.integration.parts import PATIENCE_S, Player, buffering, make_config, make_sample, running, until
+from tests.integration.parts import (
+    PATIENCE_S,
+    Player,
+    buffering,
+    jobs_of,
+    make_config,
+    make_sample,
+    publish,
+    running,
+    step,
+    until,
+)
 
 PROMPTS = 12
 #: Lines whose prompts are always right, and never.
@@ -327,6 +339,54 @@ def test_prompts_that_are_skipped_come_back_by_a_draw_that_is_another_one_in_eac
     with running(Producer(config.model_copy(update={"run": other.run}))):
         until(lambda: play.counter(client, other, "admitted") == 100)
     assert [fields[b"id"].decode() for _, fields in client.xrange(other.jobs("train"))] == jobs
+
+
+def shares_right(line: int, version: int) -> list[float]:
+    """Rewards of two answers: the policy learns a line with each version, and half knows the next three."""
+    return [float(line < version), float(line < version + 3)]
+
+
+@pytest.mark.parametrize("skips", [True, False], ids=["curriculum", "none"])
+def test_a_run_asks_the_prompts_that_its_policy_has_not_learned_yet(
+    redis_server: RedisServer, client: redis.Redis, keys: Keys, tmp_path: Path, skips: bool
+) -> None:
+    """Nine steps of four prompts: three epochs of all twelve, or what is not easy by then."""
+    config = curriculum(redis_server.url, keys, tmp_path, skip_below=None, skip_above=1.0 if skips else None)
+    settings = {"staleness": StalenessConfig(mode="async", bound=0), "trainer": TrainerConfig(batch_groups=4)}
+    config = config.model_copy(update=settings)
+    drawn: list[list[int]] = []
+    with Trainer(config) as trainer, buffering(config), running(Producer(config)):
+        trainer.load_state_dict({"run": config.run, "subscription": "actor", "batch": 0})
+        assert publish(trainer) == 1
+        player = Player(client, keys)
+        for _ in range(9):
+            for _ in range(4):
+                (held,) = until(lambda: player.lease(1, version=player.clock), "a job")
+                job = Job.from_bytes(held.body)
+                samples = [make_sample(job, k, [player.clock], 2) for k in range(2)]
+                for sample, reward in zip(samples, shares_right(job.index, player.clock), strict=True):
+                    sample.reward = reward
+                assert player.commit(held, samples, player.clock).outcome == "ready"
+            batch = step(trainer)
+            drawn.append(sorted(int(job.split("/")[2]) for job in jobs_of(batch)))
+
+    # The same by hand: lines in their order, over and over, without those whose latest group was all right.
+    known: dict[int, bool] = {}
+    wanted: list[list[int]] = []
+    position = 0
+    for step_version in range(1, 10):
+        taken: list[int] = []
+        while len(taken) < 4:
+            line, position = position % PROMPTS, position + 1
+            if not (skips and known.get(line)):
+                taken.append(line)
+        known |= {line: sum(shares_right(line, step_version)) == 2 for line in taken}
+        wanted.append(sorted(taken))
+    assert drawn == wanted
+    # Groups that teach nothing, since all of their answers are right: 9 of 36, where it would be 15.
+    learned = sum(line < step_version for step_version, lines in enumerate(drawn, 1) for line in lines)
+    assert learned == (9 if skips else 15)
+    assert audit(client, keys).ok
 
 
 def test_what_is_right_is_said_by_the_dataset(
