@@ -112,6 +112,7 @@ STUDENTS = {"driving": False, "share": "students"}
 EVALS = {"lanes": ["eval"], "size": 4, "mode": "async", "sampler": "fifo", "bound": -1, "driving": False}
 TRAIN = {"name": "sums", "path": "train.jsonl"}
 TASKS = "tests.chaos.parts.tasks"
+CURRICULUM = {"skip_above": 1.0, "skip_below": 0.0, "revisit": 0.33}
 
 REAL: dict[str, Any] = {
     "args": {
@@ -169,6 +170,14 @@ WORKLOADS = {
             {
                 "reward": {"function": f"{TASKS}:parity"},
                 "trainer": {"filter": {"functions": ["nonzero_std"]}, "over_sampling_groups": 4},
+            },
+        ),
+        # So few prompts that every fault finds another epoch: five of nine are skipped, and a third of these comes.
+        Workload(
+            "curriculum",
+            {
+                "data": {"train": [{**TRAIN, "path": "train.jsonl@[0:24]", "curriculum": CURRICULUM}]},
+                "reward": {"function": f"{TASKS}:parity"},
             },
         ),
         Workload(
