@@ -3,20 +3,22 @@
     assert add(1, 2) == 3      what stands left is asked of the program, and what it gave is compared outside
     assert is_even(2)          whatever is asserted otherwise is asked as a whole: is it true?
 
-The second kind rests on what the program's own values say of themselves when they are compared.
+What a test brings along beside, imports and functions of its own, stands between the program and the question, as in a
+module. The second kind rests on what the program's own values say of themselves when they are compared.
 """
 
 import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from workers.rewards.kinds.case import Case
 
 #: Name of the function that a test adds to the answer's program.
 ASKED = "asked_by_the_test"
-#: What HumanEval calls the function that is tested.
-_CANDIDATE = "candidate"
+#: Statements that a line of assertions may begin with, and that belong into a module.
+_OF_A_MODULE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def has_asserts(found: Any) -> bool:
@@ -50,37 +52,41 @@ def _of_lines(text: str) -> Iterator[Case]:
     body = [one for one in _parsed(text).body if not _is_filler(one)]
     if not body:
         raise ValueError(f"the test {text[:80]!r} asks nothing of a program")
-    if all(isinstance(one, ast.Assert) for one in body):
-        yield from (_of_assert(one.test) for one in body if isinstance(one, ast.Assert))
+    module = list(takewhile(lambda one: isinstance(one, _OF_A_MODULE), body))
+    body = body[len(module) :]
+    if body and all(isinstance(one, ast.Assert) for one in body):
+        yield from (_of_assert(one.test, module) for one in body if isinstance(one, ast.Assert))
     else:
-        yield _whole(body)
+        yield _whole(body, module)
 
 
 def _of_check(text: str, function: str) -> list[Case]:
     """Assertions of ``check`` one by one where it has nothing else; else all of it at once."""
     if not function.isidentifier():
         raise ValueError('"entry_point" of the label is no name of a function')
-    tree = _parsed(text)
-    checks = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "check"]
+    tree = _parsed(text).body
+    checks = [one for one in tree if isinstance(one, ast.FunctionDef) and one.name == "check" and one.args.args]
     if not checks:
         raise ValueError('"test" of the label has no function check(candidate)')
-    rest = [one for one in tree.body if one is not checks[-1]]
     body = [one for one in checks[-1].body if not _says_nothing(one)]
     if not body:
         raise ValueError("check(candidate) of the label asks nothing of a program")
-    if all(isinstance(one, ast.Assert) for one in body) and all(map(_says_nothing, rest)):
-        named = ast.parse(f"{_CANDIDATE} = {function}").body
-        return [_of_assert(one.test, named) for one in body if isinstance(one, ast.Assert)]
-    return [_whole([*tree.body, *ast.parse(f"check({function})").body])]
+    rest = [one for one in tree if one is not checks[-1]]
+    if all(isinstance(one, ast.Assert) for one in body) and not any(map(_calls_check, rest)):
+        named = ast.parse(f"{checks[-1].args.args[0].arg} = {function}").body
+        return [_of_assert(one.test, rest, named) for one in body if isinstance(one, ast.Assert)]
+    return [_whole(ast.parse(f"check({function})").body, tree)]
 
 
 def _says_nothing(one: ast.stmt) -> bool:
-    """A docstring, ``pass``, HumanEval's METADATA, or its ``assert True``."""
+    """A docstring, ``pass``, or HumanEval's ``assert True``."""
     if _is_filler(one):
         return True
-    if isinstance(one, ast.Assign):
-        return all(isinstance(target, ast.Name) and target.id == "METADATA" for target in one.targets)
     return isinstance(one, ast.Pass) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+
+
+def _calls_check(one: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "check" for node in ast.walk(one))
 
 
 def _is_filler(one: ast.stmt) -> bool:
@@ -88,25 +94,31 @@ def _is_filler(one: ast.stmt) -> bool:
     return isinstance(one, ast.Assert) and isinstance(one.test, ast.Constant) and bool(one.test.value)
 
 
-def _of_assert(test: ast.expr, before: Sequence[ast.stmt] = ()) -> Case:
+def _of_assert(test: ast.expr, module: Sequence[ast.stmt], before: Sequence[ast.stmt] = ()) -> Case:
     if isinstance(test, ast.Constant):
         raise ValueError(f"the test assert {ast.unparse(test)} asks nothing of a program")
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         for expected in _values(test.comparators[0]):
-            return Case(function=ASKED, asking=_asking(before, test.left), expected=expected)
+            return Case(function=ASKED, asking=_asking(module, before, test.left), expected=expected)
     truth = ast.Call(ast.Name("bool", ast.Load()), [test], [])
-    return Case(function=ASKED, asking=_asking(before, truth), expected=(True,))
+    return Case(function=ASKED, asking=_asking(module, before, truth), expected=(True,))
 
 
-def _whole(body: Sequence[ast.stmt]) -> Case:
+def _whole(body: Sequence[ast.stmt], module: Sequence[ast.stmt]) -> Case:
     """Statements that must run to their end."""
-    return Case(function=ASKED, asking=_asking(body, ast.Constant(True)), expected=(True,))
+    return Case(function=ASKED, asking=_asking(module, body, ast.Constant(True)), expected=(True,))
 
 
-def _asking(before: Sequence[ast.stmt], value: ast.expr) -> str:
-    """Source of a function without arguments that gives ``value``."""
+def _asking(module: Sequence[ast.stmt], before: Sequence[ast.stmt], value: ast.expr) -> str:
+    """Source of ``module``, and of a function without arguments that does ``before`` and gives ``value``."""
+    above = "".join(f"{ast.unparse(one)}\n" for one in module if not _is_of_the_future(one))
     lines = "\n".join(ast.unparse(one) for one in (*before, ast.Return(value)))
-    return f"def {ASKED}():\n" + "\n".join(f"    {line}" for line in lines.split("\n")) + "\n"
+    return f"{above}def {ASKED}():\n" + "\n".join(f"    {line}" for line in lines.split("\n")) + "\n"
+
+
+def _is_of_the_future(one: ast.stmt) -> bool:
+    """``from __future__ import ...``, which may stand nowhere but at the head of a file."""
+    return isinstance(one, ast.ImportFrom) and one.module == "__future__"
 
 
 def _values(right: ast.expr) -> Iterator[tuple[Any, ...]]:

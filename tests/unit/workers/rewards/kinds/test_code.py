@@ -117,6 +117,40 @@ def test_checks_of_humaneval_are_asked_one_by_one_where_they_are_assertions_alon
 
 
 @pytest.mark.parametrize(
+    ("around", "assertion", "gives"),
+    [
+        ("import math", "assert candidate(math.pi, 0) > 3", (True, (True,))),
+        ("from math import *", "assert candidate(floor(1.5), 2) == 3", (3, (3,))),
+        ("def one():\n    return 1", "assert candidate(one(), 2) == 3", (3, (3,))),
+        ("METADATA = {'two': 2}", "assert candidate(1, METADATA['two']) == 3", (3, (3,))),
+        (
+            "ONE = 0\ndef one():\n    global ONE\n    ONE = 1\n    return ONE",
+            "assert candidate(one(), 2) == 3",
+            (3, (3,)),
+        ),
+        ("from __future__ import annotations\nimport math", "assert candidate(1, 2) == 3", (3, (3,))),
+        ("import math", "for n in range(3):\n        assert candidate(math.floor(n), n) == 2 * n", (True, (True,))),
+        ("from math import *", "for n in range(3):\n        assert candidate(floor(n), n) == 2 * n", (True, (True,))),
+    ],
+)
+def test_what_a_test_brings_along_stands_in_the_module(around: str, assertion: str, gives: Any) -> None:
+    for text in (
+        f"{around}\n\ndef check(candidate):\n    {assertion}\n",
+        f"{around}\n\ndef check(added):\n    {assertion.replace('candidate', 'added')}\n",
+    ):
+        assert asked({"test": text, "entry_point": "add"}, ADD) == [gives]
+    called = f"{around}\n\ndef check(candidate):\n    {assertion}\n\ncheck(add)\n"
+    assert asked({"test": called, "entry_point": "add"}, ADD) == [(True, (True,))]
+    with pytest.raises(AssertionError):
+        asked({"test": called, "entry_point": "add"}, "def add(a, b):\n    return -7")
+
+
+def test_a_line_of_assertions_may_bring_imports_and_functions_along() -> None:
+    line = "from math import *\ndef one():\n    return floor(1.5)\nassert add(one(), 2) == 3\nassert add(floor(2.5), 2)"
+    assert asked([line], ADD) == [(3, (3,)), (True, (True,))]
+
+
+@pytest.mark.parametrize(
     "label",
     [
         ["assert add(1, 2) =="], {"test": "def check(candidate): assert True", "entry_point": "add"},
