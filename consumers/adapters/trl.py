@@ -11,18 +11,20 @@ Where TRL trains with several processes, the first has the place at the buffer, 
 own; a group may lie across two.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+from consumers.adapters.handed_on import label, plain
 from consumers.adapters.prompts import Request
 from consumers.adapters.requests import Requests
 from consumers.adapters.rows import RowArrays
 from consumers.adapters.together import Together
 from penstock.config import Config
 from penstock.errors import ConfigError
+from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 
 #: Names of TRL's sampling settings -> SGLang's name, and the value that changes nothing.
 SAMPLING: dict[str, tuple[str, Any]] = {
@@ -31,10 +33,12 @@ SAMPLING: dict[str, tuple[str, Any]] = {
     "min_p": ("min_p", None),
     "repetition_penalty": ("repetition_penalty", 1.0),
 }
+#: TRL's settings of its own engines.
+ENGINES = ("generation_kwargs", "vllm_structured_outputs_regex")
 #: Kinds of training by accelerate's names in which a process holds a part of the model.
 SHARDED = {"FSDP", "DEEPSPEED", "MEGATRON_LM", "TP"}
 #: One prompt: its tokens, and the label that a reward compares with.
-Asked: TypeAlias = tuple[list[int], str]
+Asked: TypeAlias = tuple[list[int], Any]
 
 
 class TrlRollouts:
@@ -42,7 +46,8 @@ class TrlRollouts:
 
     Args:
         config, run: as of ``Trainer``; the run needs a buffer and workers, and no producer or trainer.
-        label: prompt (as the dataset has it) -> label that the run's reward compares with; None: no label.
+        label: prompt (as the dataset has it) -> label that the run's reward compares with, which is text, a number, a
+            list or a map; None: no label.
         name: subscription and dataset of the prompts; evaluation takes NAME-validation.
         timeout: longest wait for the workers' answers, in seconds; another process is waited for twice as long. None:
             without end.
@@ -53,7 +58,7 @@ class TrlRollouts:
         config: Config | str | Path | None = None,
         *,
         run: str | None = None,
-        label: Callable[[Any], str | None] | None = None,
+        label: Callable[[Any], Any] | None = None,
         name: str = "trl",
         timeout: float | None = None,
     ) -> None:
@@ -91,7 +96,8 @@ class TrlRollouts:
 
         Returns:
             ``prompt_ids``, ``completion_ids``, ``logprobs``, ``env_mask`` (0 on tokens that bear no loss), and, for
-            the reward function, ``penstock_reward`` and ``penstock_version`` (oldest version of the completion).
+            the reward function, ``penstock_reward`` and ``penstock_version`` (oldest version of the completion); where
+            the run has such, ``penstock_teacher_logprobs`` and ``penstock_reference_logprobs`` of each token.
 
         Raises:
             ConfigError: the processes hold parts of the model (FSDP, DeepSpeed), or a prompt holds images; workers drew
@@ -102,7 +108,8 @@ class TrlRollouts:
 
         All processes raise what one does.
         """
-        asked = [(_tokenize(prompt, trainer.processing_class), self._label(prompt)) for prompt in prompts]
+        named = trainer.chat_template_kwargs
+        asked = [(_tokenize(prompt, trainer.processing_class, named), self._label(prompt)) for prompt in prompts]
         return self._together.share(asked, lambda everyone: self._answer(everyone, trainer))
 
     def _answer(self, asked: Sequence[Asked], trainer: Any) -> list[dict[str, Any]]:
@@ -115,16 +122,16 @@ class TrlRollouts:
         lane = self._train if trainer.model.training else self._validation
         sampling = sampling_of(trainer)
         requests = []
-        for (ids, label), same in groupby(asked):
-            requests.append(Request(prompt_ids=ids, n=len(list(same)), label=label, sampling=sampling))
+        for (ids, found), same in groupby(asked):
+            requests.append(Request(prompt_ids=ids, n=len(list(same)), sampling=sampling, **label(found)))
         return [_columns(row) for group in lane.answer(requests, self.timeout) for row in group]
 
     def _name_wait(self, whom: str) -> None:
         """Name what the first process waits for (`penstock why`)."""
         self._train.tell_wait(whom)
 
-    def _label(self, prompt: Any) -> str:
-        return (self.label(prompt) if self.label is not None else None) or ""
+    def _label(self, prompt: Any) -> Any:
+        return plain(self.label(prompt), "the label") if self.label is not None else None
 
     def reward(self, completions: Sequence[Any], penstock_reward: Sequence[float], **_: Any) -> list[float]:
         """A reward function for ``GRPOTrainer``: the rewards that the run's workers gave."""
@@ -132,7 +139,13 @@ class TrlRollouts:
 
 
 def sampling_of(trainer: Any) -> dict[str, Any]:
-    """TRL's sampling settings in SGLang's names; those that change nothing are left out."""
+    """TRL's sampling settings in SGLang's names; those that change nothing are left out.
+
+    Raises ConfigError for what TRL hands to its own engine.
+    """
+    for name in ENGINES:
+        if getattr(trainer.args, name, None):
+            raise ConfigError(f"{name} has no effect where penstock generates: say it in the run's rollout.sampling.")
     sampling: dict[str, Any] = {"temperature": float(trainer.args.temperature)}
     if trainer.max_completion_length is not None:
         sampling["max_new_tokens"] = int(trainer.max_completion_length)
@@ -143,17 +156,22 @@ def sampling_of(trainer: Any) -> dict[str, Any]:
     return sampling
 
 
-def _tokenize(prompt: Any, tokenizer: Any) -> list[int]:
+def _tokenize(prompt: Any, tokenizer: Any, named: Mapping[str, Any]) -> list[int]:
     if isinstance(prompt, str):
         return [int(token) for token in tokenizer(text=prompt)["input_ids"]]
     if any(not isinstance(message.get("content"), str) for message in prompt):
         raise ConfigError("A prompt holds something else than text; TrlRollouts carries text alone.")
-    ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+    ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False, **named)
     return [int(token) for token in ids]
 
 
 def _columns(row: RowArrays) -> dict[str, Any]:
-    return {
+    taught = {
+        f"penstock_{name}": row.response(name).tolist()
+        for name in (TEACHER_LOGPROBS, REFERENCE_LOGPROBS)
+        if getattr(row, name) is not None
+    }
+    return taught | {
         "prompt_ids": row.prompt.tolist(),
         "completion_ids": row.response("tokens").tolist(),
         "logprobs": row.response("logprobs").tolist(),
