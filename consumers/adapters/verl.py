@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from verl import DataProto
 
+from consumers.adapters.handed_on import label, plain
 from consumers.adapters.prompts import Request
 from consumers.adapters.requests import Requests, eval_sampling
 from consumers.adapters.rows import RowArrays, rows_of
@@ -42,8 +43,6 @@ from consumers.scorer import Scorer
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
 
-#: Deepest nesting of what is handed through to rewards.
-MAX_DEPTH = 16
 #: Columns of verl's data sets that a reward is given as metadata.
 HANDED_ON = ("data_source", "extra_info", "index")
 
@@ -212,9 +211,9 @@ class VerlRollout:
             Request(
                 prompt_ids=ids[places[0]],
                 n=len(places),
-                label=label_of(columns, places[0]),
                 metadata={key: plain(columns[key][places[0]], key) for key in HANDED_ON if key in columns},
                 sampling=sampling,
+                **label(label_of(columns, places[0])),
             )
             for places in groups.values()
         ]
@@ -360,24 +359,7 @@ def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
     return column
 
 
-def label_of(columns: Mapping[str, Any], place: int) -> str:
+def label_of(columns: Mapping[str, Any], place: int) -> Any:
+    """``reward_model["ground_truth"]`` of a row, of whatever type; None where there is none."""
     reward_model = columns["reward_model"][place] if "reward_model" in columns else {}
-    return str(reward_model.get("ground_truth", "")) if isinstance(reward_model, Mapping) else ""
-
-
-def plain(value: Any, name: str, depth: int = 0) -> Any:
-    """A value as msgpack carries it. Raises ConfigError for any other."""
-    if depth > MAX_DEPTH:
-        raise ConfigError(f"{name} is nested more than {MAX_DEPTH} deep: it cannot be handed on to a reward.")
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item, name, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [plain(item, name, depth + 1) for item in value]
-    raise ConfigError(
-        f"{name} holds a {type(value).__name__}, which cannot be handed on to a reward: keep to numbers, text, lists "
-        "and maps."
-    )
+    return reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None

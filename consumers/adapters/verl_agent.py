@@ -9,7 +9,8 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 from verl.utils.profiler import simple_timer
 
-from consumers.adapters.verl import HANDED_ON, label_of, plain
+from consumers.adapters.handed_on import plain
+from consumers.adapters.verl import HANDED_ON, label_of
 
 
 @register("penstock")
@@ -35,6 +36,9 @@ class PenstockAgentLoop(AgentLoopBase):  # type: ignore[misc]
             )
         length = self.rollout_config.response_length
         fields = output.extra_fields
+        for name in ("penstock_teacher_logprobs", "penstock_reference_logprobs"):
+            if name in fields:
+                fields[name] = fields[name][:length]
         mask, reward = fields.pop("penstock_mask", []), fields.pop("penstock_reward", None)
         fields.update(turn_scores=[], tool_rewards=[], reward_extra_info={})
         return AgentLoopOutput(

@@ -34,10 +34,9 @@ class PenstockReplica(RolloutReplica):  # type: ignore[misc]
             )
         settings = settings_of(self.config.engine_kwargs)
         limits = {"prompt_length": self.config.prompt_length, "response_length": self.config.response_length}
-        drawn = {name: getattr(self.config, name) for name in ("temperature", "top_p", "top_k")}
         actor: Any = ray.remote(num_cpus=0)(PenstockServer)
         named = {"name": actor_name(settings["name"]), "get_if_exists": True, "max_concurrency": self.max_concurrency}
-        server = actor.options(**named).remote(settings, sampling=drawn, **limits)
+        server = actor.options(**named).remote(settings, temperature=self.config.temperature, **limits)
         self._server_address = await server.where.remote(self.replica_rank)
         self._server_handle = server
         # Whatever verl asks of every replica it asks the one server once.

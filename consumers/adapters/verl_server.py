@@ -18,11 +18,13 @@ from typing import Any
 from safetensors.torch import load_file
 from verl.workers.rollout.replica import TokenOutput
 
+from consumers.adapters import handed_on
 from consumers.adapters.asking import Answer, Asking
 from consumers.adapters.prompts import Request
+from consumers.adapters.verl_sampling import check_trained, lane_of, sampling_of
 from consumers.adapters.verl_weights import remove_left
-from penstock.config.sampling import NEUTRAL, temperature_of
 from penstock.errors import ConfigError, PenstockError
+from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 from penstock.redis.saved_config import config_of
 
 #: Longest wait for an answer before new calls are looked at, in seconds.
@@ -49,15 +51,14 @@ class PenstockServer:
     Args:
         settings: as of :func:`settings_of`.
         prompt_length, response_length: verl's; the latter is also the most new tokens.
-        sampling: ``temperature``, ``top_p`` and ``top_k`` that the policy is drawn at. Calls that ask for just these go
-            to lane train, which refuses what hides the distribution (T7); others, as verl's validation, to lane eval.
+        temperature: ``actor_rollout_ref.rollout.temperature``, by which verl divides the logits.
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], *, prompt_length: int, response_length: int, sampling: Mapping[str, Any]
+        self, settings: Mapping[str, Any], *, prompt_length: int, response_length: int, temperature: float
     ) -> None:
         self._limits = (prompt_length, response_length)
-        self._drawn = sampling_of(sampling)
+        self._temperature = temperature
         config = config_of(settings["config"], settings["run"], "rollout.name=penstock")
         self._lanes = {
             "train": Asking(config, name=settings["name"]),
@@ -92,32 +93,43 @@ class PenstockServer:
         image_data: Any = None,
         video_data: Any = None,
         audio_data: Any = None,
-        label: str = "",
+        mm_processor_kwargs: Any = None,
+        label: Any = None,
         metadata: Mapping[str, Any] | None = None,
         takes_mask: bool = False,
-        **_: object,
+        **others: object,
     ) -> TokenOutput:
         """One answer, when it is there. ``label`` and ``metadata`` are what the run's reward is given.
-        ``takes_mask``: the caller looks at ``penstock_mask``.
 
-        ``extra_fields``: ``penstock_reward``, ``penstock_mask`` (0 on observations), and verl's steps of the oldest and
-        newest weights that it was drawn with. ``stop_reason`` is "aborted" for what verl itself took back.
+        Args:
+            sampling_params: vLLM's names or SGLang's, with the lane that the plugin puts there (verl_sampling.py).
+            takes_mask: the caller looks at ``penstock_mask``.
+
+        ``extra_fields``: ``penstock_reward``, ``penstock_mask`` (0 on observations), verl's steps of the oldest and
+        newest weights that it was drawn with, and where the run has a teacher or a reference policy their
+        log-probabilities, ``penstock_teacher_logprobs`` and ``penstock_reference_logprobs``, an entry per token.
+        ``stop_reason`` is "aborted" for what verl itself took back.
 
         Raises:
-            ConfigError: the prompt holds more than text, is too long, or was drawn at another temperature than asked;
-                the run has an environment, whose tokens this caller would train on.
+            ConfigError: the prompt holds more than text, or is too long; how it is to be drawn is not known to
+                penstock, or training would take it for something else (T6, T7); it was drawn at another temperature
+                than asked; the run has an environment, whose tokens this caller would train on.
             ProtocolError: the workers gave it up, with the reason.
         """
         if image_data or video_data or audio_data:
             raise ConfigError("The prompt holds images, video or audio: rollout.name=penstock carries text alone.")
+        if unknown := [name for name, value in others.items() if value is not None]:
+            raise ConfigError(f"An agent loop asks verl's server for {unknown[0]}, which penstock's does not know.")
         longest, most = self._limits
         ids = [int(token) for token in prompt_ids]
         if not ids or len(ids) > longest + most - 1:
             raise ConfigError(f"The prompt has {len(ids)} tokens; it needs at least 1 and room for a response.")
-        sampling = sampling_of(sampling_params)
-        lane = "train" if {k: v for k, v in sampling.items() if k != "max_new_tokens"} == self._drawn else "eval"
+        lane, sampling = lane_of(sampling_params), sampling_of(sampling_params)
+        if lane == "train":
+            check_trained(sampling, self._temperature)
         sampling["max_new_tokens"] = min(sampling.get("max_new_tokens", most), longest + most - len(ids))
-        request = Request(prompt_ids=ids, label=label, metadata=dict(metadata or {}), sampling=sampling)
+        said = handed_on.label(label)
+        request = Request(prompt_ids=ids, metadata=dict(metadata or {}), sampling=sampling, **said)
         answer = await self._call(self._submit, lane, request)
         output = self._output(answer)
         if not takes_mask and not all(output.extra_fields.get("penstock_mask", ())):
@@ -156,13 +168,16 @@ class PenstockServer:
         if answer is None:
             return TokenOutput(token_ids=[], log_probs=[], stop_reason="aborted")
         [row] = answer.rows
-        fields = {
+        fields: dict[str, Any] = {
             "global_steps": self._steps.get(row.row.newest),
             "min_global_steps": self._steps.get(row.row.oldest),
             "max_global_steps": self._steps.get(row.row.newest),
             "penstock_reward": row.row.reward,
             "penstock_mask": row.response("loss_mask").astype(int).tolist(),
         }
+        for name in (TEACHER_LOGPROBS, REFERENCE_LOGPROBS):
+            if getattr(row, name) is not None:
+                fields[f"penstock_{name}"] = row.response(name).tolist()
         return TokenOutput(
             token_ids=row.response("tokens").tolist(),
             log_probs=row.response("logprobs").tolist(),
@@ -260,18 +275,3 @@ class PenstockServer:
         for future in [self._joined, *waiting]:
             if not future.done():
                 future.set_exception(exc)
-
-
-def sampling_of(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-    """verl's sampling parameters in SGLang's names; those that change nothing are left out."""
-    sampling: dict[str, Any] = {"temperature": temperature_of(sampling_params)}
-    for name, neutral in NEUTRAL.items():
-        value = sampling_params.get(name)
-        if value is not None and float(value) != neutral and not (name == "top_k" and value == 0):
-            sampling[name] = value
-    most = sampling_params.get("max_tokens") or sampling_params.get("max_new_tokens")
-    if most is not None:
-        sampling["max_new_tokens"] = int(most)
-    if sampling_params.get("stop"):
-        sampling["stop"] = list(sampling_params["stop"])
-    return sampling

@@ -7,20 +7,68 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import save_file
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, register
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import get_rollout_replica_class
 
+from consumers.adapters.verl_manager import PenstockAgentLoopManager, PenstockAgentLoopWorker
+from consumers.adapters.verl_sampling import LANE
 from consumers.adapters.verl_server import PenstockServer, settings_of
+from penstock.errors import ConfigError
 
 #: A prompt that no worker answers.
 UNANSWERED = [40]
-DRAWN = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-GREEDY = DRAWN | {"temperature": 0}
+SAID = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+DRAWN = SAID | {LANE: "train"}
+GREEDY = SAID | {LANE: "eval", "temperature": 0}
+
+
+class Loop(AgentLoopBase):  # type: ignore[misc]
+    """An agent loop that gives back what it was given to draw by."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        return sampling_params
+
+
+async def lanes() -> list[str]:
+    """What verl's own worker tells its loops: of training, ReMax's baseline, validation that is drawn as training."""
+
+    async def as_it_is(output: Any, *_: object, **__: object) -> Any:
+        return output
+
+    worker = PenstockAgentLoopWorker.__new__(PenstockAgentLoopWorker)
+    worker.__dict__ |= dict.fromkeys(["llm_client", "tokenizer", "processor", "hf_model_type", "dataset_cls", "tools"])
+    worker.config = OmegaConf.create({"data": {}})
+    worker.rollout_config = SimpleNamespace(temperature=0.8)
+    worker._agent_loop_postprocess = as_it_is
+    register("told")(Loop)
+    kinds = ((SAID, False), (SAID | {"temperature": 0}, False), (SAID, True))
+    trajectory = {"step": 0, "sample_index": 0, "rollout_n": 0}
+    given = [
+        await worker._run_agent_loop(dict(said), trajectory | {"validate": validate}, agent_name="told")
+        for said, validate in kinds
+    ]
+    assert [{k: v for k, v in one.items() if k != LANE} for one in given] == [said for said, _ in kinds]
+    return [one[LANE] for one in given]
+
+
+def newer() -> str:
+    """What the manager says to verl's newer trainer."""
+    try:
+        PenstockAgentLoopManager(OmegaConf.create({"trainer": {"use_v1": True}}), None)
+    except ConfigError as exc:
+        return str(exc)
+    return ""
 
 
 def plain(output: Any) -> dict[str, Any]:
@@ -34,7 +82,7 @@ def plain(output: Any) -> dict[str, Any]:
 
 async def calls(run: str, folder: Path) -> dict[str, Any]:
     server = PenstockServer(
-        settings_of({"penstock": {"config": run}}), prompt_length=8, response_length=8, sampling=DRAWN
+        settings_of({"penstock": {"config": run}}), prompt_length=8, response_length=8, temperature=0.8
     )
     found: dict[str, Any] = {"where": await server.where(0)}
     weights = folder / "weights.safetensors"
@@ -51,7 +99,7 @@ async def calls(run: str, folder: Path) -> dict[str, Any]:
     found["after"] = plain(await server.generate([12], DRAWN, "after"))
     try:
         await server.generate([2], DRAWN, "image", image_data=["picture"])
-    except Exception as exc:
+    except ConfigError as exc:
         found["image"] = str(exc)
     return found
 
@@ -66,7 +114,11 @@ def main() -> None:
         "replica": get_rollout_replica_class("penstock").__name__,
         "adapter": get_rollout_class("penstock").__name__,
     }
-    Path(out).write_text(json.dumps(found | asyncio.run(calls(run, Path(out).parent))))
+    Path(out).write_text(
+        json.dumps(
+            found | asyncio.run(calls(run, Path(out).parent)) | {"lanes": asyncio.run(lanes()), "newer": newer()}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -15,14 +15,18 @@ import pytest
 import redis
 
 from consumers.adapters.prompts import Prompts, Request
+from consumers.adapters.verl_sampling import LANE
 from penstock.config import Config
+from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
+from penstock.protocol.records.job import Job
 from penstock.redis.server import RedisServer
 from tests.integration import play
 from tests.integration.parts import PATIENCE_S, Player, buffering, make_config, publish
 from tests.integration.test_asking import lease
 
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+SAID = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+SAMPLING = SAID | {LANE: "train"}
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ def config(redis_server: RedisServer, keys: Keys, tmp_path: Path) -> Iterator[Co
 
 def serve(module: ModuleType, tmp_path: Path) -> Any:
     settings = {"config": str(tmp_path / "run.yaml"), "run": None, "name": "verl"}
-    return module.PenstockServer(settings, prompt_length=64, response_length=32, sampling=SAMPLING)
+    return module.PenstockServer(settings, prompt_length=64, response_length=32, temperature=1.0)
 
 
 class Held:
@@ -142,3 +146,44 @@ def test_callers_that_go_take_nobody_with_them(
         within(body)
     finally:
         held.go.set()
+
+
+def test_lanes_are_as_verl_says_and_training_is_what_it_takes_it_for(
+    config: Config, client: redis.Redis, keys: Keys, module: ModuleType, tmp_path: Path
+) -> None:
+    worker = Player(client, keys)
+    refused = [
+        (SAID, "is not said, for its sampling_params have no penstock_lane"),
+        (SAMPLING | {"temperature": 0.7}, r"temperature 0\.7 in training, and verl divides by .*, 1: ask"),
+        (SAMPLING | {"top_p": 0.9}, r"top_p 0\.9 draws from another distribution"),
+        (SAMPLING | {"bad_words": ["x"]}, "bad_words is not a sampling parameter"),
+    ]
+
+    async def body() -> None:
+        server = serve(module, tmp_path)
+        await server.where(0)
+        await server._call(lambda future: future.set_result(publish(server._lanes["train"])))
+        for said, why in refused:
+            with pytest.raises(ConfigError, match=why):
+                await server.generate([1, 2, 3], said)
+        with pytest.raises(ConfigError, match="asks verl's server for kv_transfer_params"):
+            await server.generate([1, 2, 3], SAMPLING, kv_transfer_params={})
+        asked = [
+            server.generate([1, 2, 3], SAMPLING | {"stop": "###", "stop_token_ids": [7]}, label=[1]),
+            server.generate([1, 2, 3], SAID | {LANE: "eval"}),
+            server.generate([1, 2, 3], SAID | {LANE: "eval", "temperature": 0.7, "top_p": 0.9, "min_tokens": 2}),
+        ]
+        tasks = [asyncio.create_task(one) for one in asked]
+        jobs = []
+        for one in await asyncio.to_thread(lease, worker, 3):
+            jobs.append(Job.from_bytes(one.body))
+            worker.answer(one, [1])
+        await asyncio.wait(tasks)
+        found = sorted((job.lane, sorted(job.sampling.items()), job.raw_label) for job in jobs)
+        assert found == [
+            ("eval", [("max_new_tokens", 32), ("min_new_tokens", 2), ("temperature", 0.7), ("top_p", 0.9)], ""),
+            ("eval", [("max_new_tokens", 32), ("temperature", 1.0)], ""),
+            ("train", [("max_new_tokens", 32), ("stop", ["###"]), ("stop_token_ids", [7]), ("temperature", 1.0)], [1]),
+        ]
+
+    within(body)

@@ -75,3 +75,5 @@ def test_the_name_is_in_verls_registries_and_its_server_answers_agent_loops(
     assert (found["aborted"]["ids"], found["aborted"]["stop"]) == ([], "aborted")
     assert found["after"]["fields"]["global_steps"] == 1
     assert "carries text alone" in found["image"]
+    assert found["lanes"] == ["train", "eval", "eval"]
+    assert "set trainer.use_v1=False" in found["newer"]

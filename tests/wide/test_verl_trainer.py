@@ -47,8 +47,9 @@ actor_rollout_ref.actor.fsdp_config.use_torch_compile=False
 +actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype=fp32
 +actor_rollout_ref.actor.fsdp_config.mixed_precision.buffer_dtype=fp32
 algorithm.adv_estimator=grpo reward.num_workers=1
-trainer.use_v1=False trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console]
-trainer.val_before_train=False trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_training_steps=1
+trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console]
+actor_rollout_ref.rollout.val_kwargs.do_sample=True actor_rollout_ref.rollout.val_kwargs.temperature=1.0
+trainer.val_before_train=True trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_training_steps=1
 trainer.total_epochs=1 trainer.resume_mode=disable
 ray_kwargs.ray_init.num_cpus=8 +ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_init.resources.ACCEL=1
 +ray_kwargs.ray_init.include_dashboard=False
@@ -117,8 +118,10 @@ def test_verls_trainer_takes_a_step_with_penstock_named_in_its_configuration(
             check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-8000:]
-        until(lambda: play.counter(client, keys, "retired") == len(PROMPTS) * N)
-    assert play.counter(client, keys, "admitted") == len(PROMPTS) * N
+        until(lambda: play.counter(client, keys, "retired") == len(PROMPTS) * (N + 1))
+    # Validation is drawn as training is here, and stands in a lane of its own all the same.
+    admitted = {name: int(client.hget(keys.source, name) or 0) for name in ("verl", "verl-validation")}
+    assert admitted == {"verl": len(PROMPTS) * N, "verl-validation": len(PROMPTS)}
     assert audit(client, keys).ok
     # Published before the first prompts, and after the step.
     steps = [

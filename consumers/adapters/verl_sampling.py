@@ -1,0 +1,115 @@
+"""What verl's agent loops say beside a prompt: how to draw, and whether it is to be trained on.
+
+    PenstockAgentLoopWorker ─told─> sampling_params with LANE ─agent loop─> PenstockServer.generate ─> lane_of
+
+verl tells its agent loops nothing of validation, whose prompts may be drawn just as those of training are. Its worker
+knows (verl_manager.py); what it hands every loop, and every loop hands on, is the sampling parameters.
+"""
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from consumers.adapters.handed_on import plain
+from consumers.batch import behaviour
+from penstock.config.sampling import GREEDY_BELOW, NEUTRAL, check_sampling, hidden_by, temperature_of
+from penstock.errors import ConfigError
+
+#: The lane, among verl's sampling parameters.
+LANE = "penstock_lane"
+#: Parameter of vLLM's, in whose names verl speaks -> SGLang's.
+_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "include_stop_str_in_output": "no_stop_trim",
+}
+#: Parameters that say nothing of what is drawn, and the values at which they ask for nothing more than there is.
+_SILENT: dict[str, tuple[Any, ...]] = {
+    "logprobs": (False, True),  # of the drawn token, which are always there
+    "prompt_logprobs": (False,),
+    "detokenize": (False, True),
+    "do_sample": (True,),
+    "n": (1,),
+}
+
+
+def told(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """``AgentLoopWorker._run_agent_loop``, whose loops are told the lane of their prompts."""
+
+    @functools.wraps(run)
+    async def telling(
+        worker: Any, sampling_params: Mapping[str, Any], trajectory: Mapping[str, Any], **given: Any
+    ) -> Any:
+        # ReMax's baselines: verl draws them greedily beside training, takes their rewards and drops the tokens.
+        baseline = _is_greedy(sampling_params) and not _is_greedy({"temperature": worker.rollout_config.temperature})
+        lane = "eval" if trajectory["validate"] or baseline else "train"
+        return await run(worker, {**sampling_params, LANE: lane}, trajectory, **given)
+
+    return telling
+
+
+def lane_of(sampling_params: Mapping[str, Any]) -> str:
+    """``train`` or ``eval``. Raises ConfigError where verl did not say."""
+    lane = sampling_params.get(LANE)
+    if lane not in ("train", "eval"):
+        raise ConfigError(
+            f"Whether a prompt is for training or validation is not said, for its sampling_params have no {LANE}: set "
+            "+actor_rollout_ref.rollout.agent.agent_loop_manager_class=consumers.adapters.verl_manager."
+            "PenstockAgentLoopManager, and have agent loops pass on what they are given."
+        )
+    return str(lane)
+
+
+def sampling_of(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
+    """verl's sampling parameters in SGLang's names; those that change nothing are left out.
+
+    Raises ConfigError for one that no engine of penstock's knows, or a value that none takes.
+    """
+    sampling: dict[str, Any] = {"temperature": temperature_of(sampling_params)}
+    for called, given in sampling_params.items():
+        name, value = _NAMES.get(called, called), plain(given, called)
+        if called in ("temperature", LANE) or value is None or value in ([], {}, "") or _changes_nothing(called, value):
+            continue
+        if name in sampling and sampling[name] != value:
+            raise ConfigError(f"An agent loop asks verl's server for {name} twice, {sampling[name]!r} and {value!r}.")
+        sampling[name] = [value] if name in ("stop", "stop_token_ids") and not isinstance(value, list) else value
+    for name in ("n", "beam_width"):
+        if sampling.get(name, 1) != 1:
+            raise ConfigError(f"An agent loop asks verl's server for {name} {sampling[name]!r}: a call has one answer.")
+    try:
+        check_sampling(sampling)
+    except ValueError as exc:
+        raise ConfigError(f"An agent loop asks verl's server for what penstock cannot draw by: {exc}.") from None
+    return sampling
+
+
+def check_trained(sampling: Mapping[str, Any], temperature: float) -> None:
+    """Raise ConfigError for what is drawn to be trained on otherwise than verl takes it to be.
+
+    Args:
+        temperature: ``actor_rollout_ref.rollout.temperature``, by which verl divides the logits (T6).
+    """
+    if not behaviour.same(sampling["temperature"], temperature):
+        raise ConfigError(
+            f"An agent loop asks for temperature {sampling['temperature']:g} in training, and verl divides by "
+            f"actor_rollout_ref.rollout.temperature, {temperature:g}: ask for the latter."
+        )
+    if (hidden := hidden_by(sampling)) is not None:
+        name, value = hidden
+        raise ConfigError(
+            f"{name} {value!r} draws from another distribution than the one that verl trains on: leave it out of "
+            "actor_rollout_ref.rollout, or of what the agent loop asks for in training; validation may have it."
+        )
+
+
+def _is_greedy(sampling: Mapping[str, Any]) -> bool:
+    return temperature_of(sampling) < GREEDY_BELOW
+
+
+def _changes_nothing(name: str, value: Any) -> bool:
+    """Whether a parameter is at the value at which it has no effect. 0 is vLLM's ``top_k`` without a limit."""
+    if name in _SILENT:
+        return value in _SILENT[name]
+    neutral = (NEUTRAL.get(_NAMES.get(name, name)), 0 if name == "top_k" else None)
+    return not isinstance(value, (list, dict)) and value in neutral
