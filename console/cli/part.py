@@ -21,7 +21,7 @@ def run_part(
     package: str, part: str, path: Path, overrides: list[str], *arguments: str, module: str | None = None
 ) -> NoReturn:
     """Run ``main(config, ...)`` of ``module`` (PACKAGE.main) as this process; its result is the exit code."""
-    from console.launch.trainable import check_device, check_groups, check_rollouts, warn_of_unheeded
+    from console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
     from penstock.config.load import check_files, load_config
     from penstock.logs import set_up
     from penstock.redis.saved_config import keep_config
@@ -34,6 +34,7 @@ def run_part(
         check_rollouts(config)
     if part == "trainer":
         check_groups(config)
+        check_hooks(config)
         check_device(config)
         warn_of_unheeded(config)
     check_files(config, data=package == "producer", model=part in ("producer", "trainer"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from console.launch.trainable import check_device, check_groups, check_rollouts, warn_of_unheeded
+from console.launch.trainable import check_device, check_groups, check_hooks, check_rollouts, warn_of_unheeded
 from penstock.config import Config
 from penstock.config.load import check_files
 from penstock.config.reading.dataset_path import is_file, parse_path
@@ -67,6 +67,7 @@ def steps(config: Config, *, trains: bool = True, claims: bool = True) -> Iterat
     yield "sampling", lambda: check_rollouts(config)
     if trains:
         yield "groups", lambda: check_groups(config)
+        yield "hooks", lambda: check_hooks(config)
         yield "subscription", lambda: definition_of(config)
         yield "device", lambda: check_device(config)
     if config.engine.url is None:

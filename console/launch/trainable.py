@@ -57,6 +57,15 @@ def _check_any_group(config: Config) -> None:
         )
 
 
+def check_hooks(config: Config) -> None:
+    """Refuse with ConfigError a hook that no reference trainer calls."""
+    if (convert := config.hooks.convert) is not None:
+        raise ConfigError(
+            f"hooks.convert {convert} makes train data of slime's (penstock.RolloutManager), and the reference trainer "
+            "takes none: use hooks.rewards and hooks.samples, or remove it."
+        )
+
+
 def warn_of_unheeded(config: Config) -> None:
     """Log what ``unheeded`` finds."""
     for found, remedy in unheeded(config):
@@ -79,6 +88,8 @@ def unheeded(config: Config) -> list[tuple[str, str]]:
                     f"set {by}, or remove rollout.{key} if no other trainer reads what it says",
                 )
             )
+    if trainer.kl is not None and (trainer.kl.place, trainer.kl.estimator) == ("loss", "k1"):
+        found.append(("trainer.kl.estimator k1 in the loss has a gradient of mean 0: it is noise", "choose k2 or k3"))
     epochs = config.data.epochs
     for dataset in config.data.train:
         if epochs is None or dataset.weight is not None or dataset.curriculum is None:

@@ -99,6 +99,7 @@ class RolloutManager:
         self.temperature = drawn_at
         self.dp_size = dp_size
         self._options = options
+        _check_hooks(self.config)
         if (path := self.config.hooks.convert) is not None:
             self._options["convert"] = Converter(self.config, path)
         self._folder = folder or self.config.run_dir / "rollout"
@@ -321,6 +322,16 @@ class RolloutManager:
     def _file(self, name: str) -> Path:
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / name
+
+
+def _check_hooks(config: Config) -> None:
+    """Raise ConfigError for hooks that change what is trained and that only the reference trainer calls."""
+    for key in ("rewards", "samples"):
+        if (path := getattr(config.hooks, key)) is not None:
+            raise ConfigError(
+                f"hooks.{key} {path} is called by the reference trainer alone, and this one makes its own advantages "
+                "and masks: use hooks.convert, or remove it."
+            )
 
 
 def _put(share: dict[str, Any]) -> Any:

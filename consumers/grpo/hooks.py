@@ -17,7 +17,7 @@ import numpy as np
 
 from consumers.batch.batch import Batch
 from penstock.config import Config
-from penstock.errors import ConfigError, HookError, PenstockError
+from penstock.errors import HookError, PenstockError
 from penstock.hooks.signatures import Hook, load_hook
 from penstock.hooks.slime import args_of, sample_class
 from penstock.protocol.records.job import JobFailure
@@ -37,11 +37,6 @@ class TrainingHooks:
 
     def __init__(self, config: Config) -> None:
         hooks = config.hooks
-        if hooks.convert is not None:
-            raise ConfigError(
-                f"hooks.convert {hooks.convert} makes train data of slime's (penstock.RolloutManager), and the "
-                "reference trainer takes none: use hooks.rewards and hooks.samples, or remove it."
-            )
         self._hooks = {
             key: load_hook(key, path)
             for key in ("rewards", "samples", "rollout_log", "eval_log")

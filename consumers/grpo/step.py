@@ -86,8 +86,6 @@ class GRPO:
         self._means = tuple(name for name, of in wanted.items() if of is not None)
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
         _warn_of_narrow_clips(config)
-        if config.kl is not None and self._penalty_in("loss") and config.kl.estimator == "k1":
-            log.warning("trainer.kl.estimator k1 in the loss has a gradient of mean 0, which is noise: choose k2 or k3")
 
     def step(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps on a batch, and what they were like; equal on all ranks.

@@ -194,6 +194,7 @@ def test_groups_of_one_are_taken_where_something_else_makes_advantages(tmp_path:
             "rollout.teacher t scores every sample, and without trainer.distill the reference",
         ),
         ([f"rollout.reference={TEACHER}"], "set trainer.kl, or remove rollout.reference if no other trainer reads"),
+        (["trainer.kl={weight: 1, estimator: k1}"], "k1 in the loss has a gradient of mean 0: it is noise: choose k2"),
         (
             ["data.epochs=2", "data.train.0.curriculum={groups: 2}"],
             "data.epochs is 2, and the curriculum of dataset sums skips no prompt before its epoch 3: raise",
@@ -214,6 +215,7 @@ def test_what_the_reference_trainer_has_no_use_for_is_told(tmp_path: Path, overr
         [f"rollout.teacher={TEACHER}", "trainer.distill={}"],
         [f"rollout.reference={TEACHER}", "trainer.kl={weight: 1}"],
         [f"rollout.reference={TEACHER}", "debug.rollout_only=true"],
+        ["trainer.kl={weight: 1, estimator: k1, place: reward}"],
         ["data.train.0.curriculum={}"],
         ["data.epochs=2", "data.train.0.curriculum={}"],
         ["data.epochs=1", "data.train.0.curriculum={}", "data.train.0.weight=1"],

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from console.launch.trainable import check_hooks
 from consumers.adapters.converting import Converter
+from consumers.adapters.rollout_manager import _check_hooks as check_hooks_of
 from consumers.adapters.slime import train_shares
-from consumers.grpo.hooks import TrainingHooks
 from penstock.config import Config
 from penstock.errors import ConfigError, HookError
 from penstock.protocol.records.sample import Sample
@@ -218,6 +219,14 @@ def test_a_key_of_penstocks_own_cannot_be_replaced(samples: list[Sample]) -> Non
         shares(samples, "takes_a_key")
 
 
+@pytest.mark.parametrize("key", ["rewards", "samples"])
+def test_a_hook_that_nobody_would_call_is_refused(key: str) -> None:
+    values = config("by_length").model_dump(exclude_unset=True)
+    values |= {"hooks": {key: f"{HERE}:by_length"}}
+    with pytest.raises(ConfigError, match=rf"hooks\.{key} .* is called by the reference trainer alone"):
+        check_hooks_of(Config.model_validate(values))
+
+
 def test_the_reference_trainer_refuses_it() -> None:
     with pytest.raises(ConfigError, match=r"hooks\.convert .* the reference trainer takes none"):
-        TrainingHooks(config("by_length"))
+        check_hooks(config("by_length"))

@@ -1,7 +1,6 @@
 """The penalty on the distance to a reference policy: Schulman's estimators, in the loss and in the reward."""
 
 import copy
-import logging
 import statistics
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -18,6 +17,7 @@ from consumers.batch.batch import Batch
 from consumers.grpo import kl
 from consumers.grpo.step import GRPO
 from penstock.config import Config, TrainerConfig
+from penstock.config.trainer import KLEstimator
 from penstock.errors import ProtocolError
 from penstock.names import REFERENCE_LOGPROBS
 from penstock.protocol.records.sample import Sample
@@ -34,7 +34,7 @@ SLOPE = {"k1": lambda away: np.ones_like(away), "k2": lambda away: -away, "k3": 
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_values_and_slopes_are_those_of_the_closed_formula(kind: kl.Estimator) -> None:
+def test_values_and_slopes_are_those_of_the_closed_formula(kind: KLEstimator) -> None:
     generator = torch.Generator().manual_seed(0)
     policy = -torch.rand(4, 9, generator=generator, dtype=torch.float64).mul(3)
     reference = -torch.rand(4, 9, generator=generator, dtype=torch.float64).mul(3)
@@ -51,7 +51,7 @@ def test_values_and_slopes_are_those_of_the_closed_formula(kind: kl.Estimator) -
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])
-def test_two_of_them_are_unbiased(kind: kl.Estimator) -> None:
+def test_two_of_them_are_unbiased(kind: KLEstimator) -> None:
     """Over all tokens by their probability, the mean is the KL itself."""
     policy, reference = (torch.randn(7, generator=torch.Generator().manual_seed(s)).log_softmax(0) for s in (1, 2))
     exact = float((policy.exp() * (policy - reference)).sum())
@@ -180,14 +180,6 @@ def test_the_reference_is_never_trained() -> None:
 def test_a_batch_without_a_reference_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"trainer\.kl needs the side array 'reference_logprobs'"):
         learner(near_model(), config(kl={"weight": 1.0})).step(make_batch(drawn()))
-
-
-def test_k1_in_the_loss_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    learner(near_model(), config(kl={"weight": 1.0, "estimator": "k1", "place": "reward"}))
-    assert "k1" not in caplog.text
-    learner(near_model(), config(kl={"weight": 1.0, "estimator": "k1"}))
-    assert "k1 in the loss has a gradient of mean 0" in caplog.text
 
 
 def test_a_penalty_on_rewards_that_nobody_learns_from_is_refused() -> None:
