@@ -45,10 +45,12 @@ def page() -> str:
     """The whole page."""
     parts = [_HEAD]
     shown: dict[type[Section], str] = {}
-    for path, section in _sections("", Config):
+    for path, section, why in _sections("", Config):
         parts.append(f"\n## {path or 'The run'}\n")
+        if why:
+            parts.append(f"\n{why}\n")
         if section in shown:
-            parts.append(f"\nAs `{shown[section]}`.\n")
+            parts.append(f"\nIts keys are those of `{shown[section]}`.\n")
             continue
         shown[section] = path
         if path and (says := _says(section)):
@@ -59,12 +61,18 @@ def page() -> str:
     return "".join(parts)
 
 
-def _sections(path: str, section: type[Section]) -> Iterator[tuple[str, type[Section]]]:
-    """Sections with their paths in the file, depth first; a list's or a map's are marked by ``[]``."""
-    yield path, section
+def _sections(path: str, section: type[Section], why: str = "") -> Iterator[tuple[str, type[Section], str]]:
+    """Sections with their paths in the file, depth first, and what the key says that has one.
+
+    A list's or a map's are marked by ``[]``.
+    """
+    yield path, section, why
+    said = _comments(section)
     for name, field in section.model_fields.items():
+        is_optional = not field.is_required() and field.default is None
+        why = f"{said[name]}{' `null` by default.' if is_optional else ''}".strip()
         for inner, mark in _inner(field.annotation):
-            yield from _sections(f"{path}.{name}".lstrip(".") + mark, inner)
+            yield from _sections(f"{path}.{name}".lstrip(".") + mark, inner, why)
 
 
 def _inner(annotation: object) -> Iterator[tuple[type[Section], str]]:

@@ -12,16 +12,13 @@ as GRPO does. Every log r is held within ±``losses.LOG_RATIO_LIMIT``; beyond, n
 Pure functions of tensors of one shape, [B, L] or [T].
 """
 
-from typing import Literal
-
 from torch import Tensor
 
 from consumers.grpo.losses import log_ratio
+from penstock.config.trainer import KLEstimator
 
-Estimator = Literal["k1", "k2", "k3"]
 
-
-def estimate(logprobs: Tensor, reference: Tensor, mask: Tensor, kind: Estimator) -> Tensor:
+def estimate(logprobs: Tensor, reference: Tensor, mask: Tensor, kind: KLEstimator) -> Tensor:
     """The estimate of each token, 0 where the mask is False.
 
     Args:

@@ -17,6 +17,7 @@ from consumers.batch import layout
 from consumers.batch.batch import Batch
 from consumers.grpo import kl
 from consumers.grpo.distillation import side_of
+from penstock.config.trainer import KLEstimator
 from penstock.names import REFERENCE_LOGPROBS
 
 
@@ -30,7 +31,7 @@ def check_reference(batch: Batch) -> None:
 
 
 def distances(
-    batch: Batch, micros: Iterable[dict[str, Any]], kind: kl.Estimator, device: torch.device | None = None
+    batch: Batch, micros: Iterable[dict[str, Any]], kind: KLEstimator, device: torch.device | None = None
 ) -> Tensor:
     """[3, N] of this rank's rows among the N of the whole batch, float64 on ``device``, 0 for those of others.
 

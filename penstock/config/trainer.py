@@ -32,6 +32,8 @@ LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+#: Schulman's estimators of KL(π || reference) per token (consumers/grpo/kl.py).
+KLEstimator = Literal["k1", "k2", "k3"]
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
 
@@ -53,7 +55,7 @@ class KLConfig(Section):
     weight: Annotated[float, Field(gt=0)]
     #: Schulman's estimators of KL(π || reference) per token (consumers/grpo/kl.py). k1 in the loss has a gradient of
     #: mean 0.
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: KLEstimator = "k3"
     #: loss: added to the loss of each token, of π_θ. reward: the sum over all tokens that were drawn for a sample, of
     #: the policy that drew them, is taken off its reward before advantages are made.
     place: Literal["loss", "reward"] = "loss"
