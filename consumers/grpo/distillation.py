@@ -42,6 +42,6 @@ def side_of(micro: dict[str, Tensor], name: str, key: str) -> Tensor:
     if name not in micro:
         raise ProtocolError(
             f"{key} needs the side array {name!r} of each sample, and those of this batch have none: they were drawn "
-            "before the run asked for it, or come from a recording, which holds none; begin the run anew."
+            "before the run asked for it, or come from a recording of such a run; begin the run anew."
         )
     return micro[name]

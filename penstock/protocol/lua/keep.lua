@@ -2,7 +2,7 @@
 -- of its answers is right counts for its prompt.
 -- KEYS: leader
 -- ARGV: prefix, epoch, token, then per group: job, samples kept or lost for good, k of those lost (with commas), its
---       share (1: no answer is right, ... 255: all are; 0: its prompts are not counted)
+--       share (1: no answer is right, ... 255: all are; 0: its group is not counted)
 -- Returns: number of groups that were still ready, or -1 when the leadership is lost
 -- Atomic because only the leader may say so (LEAD), and because a group counts once: what says that it did is written
 -- with the count, whoever leads, and however often this is said.
