@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 30 * 24 * 3600.0
 #: Between two confirmations of a wait, and between two lines of the log.
 TELL_S, LOG_S = 1.0, 60.0
-#: What rank 0 may raise, by name.
+#: What a rank may raise, by name.
 ERRORS: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (ConfigError, ProtocolError, WaitTimeout)}
 
 
@@ -51,27 +51,36 @@ class Together:
         """True for the one that speaks to the run."""
         return self._rank == 0
 
-    def share(self, items: Sequence[Any], answer: Callable[[list[Any]], list[dict[str, Any]]]) -> dict[str, list[Any]]:
+    def share(
+        self, items: Callable[[], Sequence[Any]], answer: Callable[[list[Any]], list[dict[str, Any]]]
+    ) -> dict[str, list[Any]]:
         """What ``answer`` on rank 0 makes of the items of all, as columns of this rank's. Every rank calls it; blocks.
 
-        Raises what ``answer`` raises, on every rank; RuntimeError where another rank dies, or is waited for too long.
+        Raises what ``items`` raises on any rank, or ``answer``, on every rank; RuntimeError where another rank dies, or
+        is waited for too long.
         """
         if self._size == 1:
-            return _columns(answer([_plain(item) for item in items]))
-        every = [unpack(data, "What another rank asks") for data in self._gather(pack(list(items)))]
-        parts: list[bytes] = []
+            return _columns(answer([_plain(item) for item in items()]))
         raised: BaseException | None = None
-        if self.leads:
+        try:
+            asked = {"items": list(items())}
+        except BaseException as exc:  # the others are to hear of it before it goes on
+            raised, asked = exc, _error(exc, self._rank)
+        every = [unpack(data, "What another rank asks") for data in self._gather(pack(asked))]
+        parts: list[bytes] = []
+        if failed := [one for one in every if "error" in one]:
+            parts = [pack(failed[0])] * self._size
+        elif self.leads:
             try:
-                parts = _parts(answer([_plain(item) for one in every for item in one]), [len(one) for one in every])
+                parts = _parts([one["items"] for one in every], answer)
             except BaseException as exc:
                 raised = exc
-                parts = [pack({"error": type(exc).__name__, "text": str(exc)})] * self._size
+                parts = [pack(_error(exc, 0))] * self._size
         found = unpack(self._scatter(parts), "What rank 0 hands out")
         if raised is not None:
             raise raised
         if "error" in found:
-            raise ERRORS.get(found["error"], ProtocolError)(f"Of rank 0: {found['text']}")
+            raise ERRORS.get(found["error"], ProtocolError)(f"Of rank {found['rank']}: {found['text']}")
         columns: dict[str, list[Any]] = found["columns"]
         return columns
 
@@ -145,11 +154,17 @@ def _tensor(data: bytes, size: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
 
 
-def _parts(answers: list[dict[str, Any]], counts: Sequence[int]) -> list[bytes]:
+def _error(exc: BaseException, rank: int) -> dict[str, Any]:
+    return {"error": type(exc).__name__, "text": str(exc), "rank": rank}
+
+
+def _parts(every: Sequence[Sequence[Any]], answer: Callable[[list[Any]], list[dict[str, Any]]]) -> list[bytes]:
+    """For each rank the answers to its items."""
+    answers = answer([_plain(item) for items in every for item in items])
     parts, begin = [], 0
-    for count in counts:
-        parts.append(pack({"columns": _columns(answers[begin : begin + count])}))
-        begin += count
+    for items in every:
+        parts.append(pack({"columns": _columns(answers[begin : begin + len(items)])}))
+        begin += len(items)
     return parts
 
 

@@ -109,7 +109,10 @@ class TrlRollouts:
         All processes raise what one does.
         """
         named = trainer.chat_template_kwargs
-        asked = [(_tokenize(prompt, trainer.processing_class, named), self._label(prompt)) for prompt in prompts]
+
+        def asked() -> list[Asked]:
+            return [(_tokenize(prompt, trainer.processing_class, named), self._label(prompt)) for prompt in prompts]
+
         return self._together.share(asked, lambda everyone: self._answer(everyone, trainer))
 
     def _answer(self, asked: Sequence[Asked], trainer: Any) -> list[dict[str, Any]]:

@@ -25,14 +25,18 @@ def test_one_alone_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.delenv("RANK", raising=False)
     assert Together().leads
-    found = Together().share([([1], "a"), ([2], "b")], answers)
+    found = Together().share(lambda: [([1], "a"), ([2], "b")], answers)
     assert found == {"ids": [[1, 9], [2, 9]], "label": ["a", "b"], "place": [0, 1]}
 
 
 def test_several_without_a_group_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, but torch\.distributed is not begun"):
-        Together().share([], answers)
+        Together().share(list, answers)
+
+
+def refused() -> list[Any]:
+    raise ConfigError("no prompt")
 
 
 def rank_main(rank: int, file: str) -> None:
@@ -51,12 +55,14 @@ def rank_main(rank: int, file: str) -> None:
 
         ask = answers if rank == 0 else asked_of_me
         mine = [([1], "a")] if rank == 0 else [([2, 3], "b"), ([4], "b")]
-        found = together.share(mine, ask)
+        found = together.share(lambda: mine, ask)
         assert found["place"] == ([0] if rank == 0 else [1, 2]), "in the order of the ranks, each its own"
         assert found["ids"] == [[*ids, 9] for ids, _ in mine]
         with pytest.raises(ProtocolError, match="a prompt was given up"):
-            together.share([([5], "buried" if rank == 1 else "a")], ask)
-        assert together.share(mine, ask) == found, "and the next call is clean"
+            together.share(lambda: [([5], "buried" if rank == 1 else "a")], ask)
+        with pytest.raises(ConfigError, match="no prompt" if rank == 1 else "Of rank 1: no prompt"):
+            together.share(refused if rank == 1 else lambda: mine, ask)
+        assert together.share(lambda: mine, ask) == found, "and the next call is clean"
         dist.destroy_process_group()
 
 
@@ -84,7 +90,7 @@ def late_main(rank: int, file: str) -> None:
         together._open()
         while rank == 1 and not ((folder / "named").exists() and said(folder / "log2")):
             time.sleep(0.01)
-        together.share([([rank], "a")], answers)
+        together.share(lambda: [([rank], "a")], answers)
         if rank == 0:
             assert told[0] == "rank 1 of 3 to say what it asks"
             assert told[-1] == ""

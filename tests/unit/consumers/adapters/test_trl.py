@@ -49,7 +49,7 @@ def rollouts(label: Any = None, teacher: list[float] | None = None) -> tuple[Trl
     made: Any = TrlRollouts.__new__(TrlRollouts)
     lane = Lane(teacher)
     made.label, made.timeout, made._train, made._step = label, None, lane, None
-    made._together = SimpleNamespace(share=lambda asked, answer: answer(asked))
+    made._together = SimpleNamespace(share=lambda asked, answer: answer(asked()))
     return made, lane
 
 
