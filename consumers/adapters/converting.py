@@ -16,7 +16,7 @@ from consumers.batch.batch import Batch
 from penstock.config import Config
 from penstock.errors import HookError
 from penstock.hooks.signatures import load_hook
-from penstock.hooks.slime import args_of, sample_class
+from penstock.hooks.slime import args_of, number_of, sample_class
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import SampleStatus
 from penstock.system.user_code import staying_alive
@@ -196,7 +196,7 @@ def _sample(row: RowArrays, first_index: int, sides: Sides) -> Any:
         metadata={"job": of.job, "k": of.k, "source_name": _source(row)},
         weight_versions=[str(version) for version in sorted({of.oldest, of.newest}) if version >= 0],
     )
-    made.group_index = int(of.job.rsplit("/", 1)[1])
+    made.group_index = number_of(of.job)
     for name, arrays in sides.items():
         # A copy: what the function writes into it changes nothing.
         setattr(made, name, arrays[of.sample].clone() if of.sample in arrays else None)

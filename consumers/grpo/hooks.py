@@ -19,7 +19,7 @@ from consumers.batch.batch import Batch
 from penstock.config import Config
 from penstock.errors import HookError, PenstockError
 from penstock.hooks.signatures import Hook, load_hook
-from penstock.hooks.slime import args_of, sample_class
+from penstock.hooks.slime import args_of, number_of, sample_class
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.manifest import Row
 from penstock.system.user_code import staying_alive
@@ -142,6 +142,6 @@ def _sample(index: int, row: Row) -> Any:
         metadata={"job": row.job, "k": row.k, "source_name": row.job.rsplit("/", 2)[0]},
         weight_versions=[str(version) for version in sorted({row.oldest, row.newest}) if version >= 0],
     )
-    made.group_index = int(row.job.rsplit("/", 1)[1])
+    made.group_index = number_of(row.job)
     made.status = made.Status("truncated" if row.status == "truncated" else "completed")
     return made

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.config import Config
 from penstock.history.row import WHOLE_JOB, SampleRow
 from penstock.hooks.signatures import Hook, load_hook
-from penstock.hooks.slime import args_of, sample_class
+from penstock.hooks.slime import args_of, number_of, sample_class
 from penstock.names import Lane
 from penstock.protocol.records.sample import SampleStatus
 from penstock.system.user_code import staying_alive
@@ -89,7 +89,7 @@ def _sample(row: SampleRow) -> Any:
     """A row as slime has a sample; what the history does not keep of it is empty."""
     at = row.prompt_length
     made = sample_class()(
-        index=row.k,
+        index=number_of(row.id),
         prompt=row.prompt,
         tokens=[] if row.tokens is None else row.tokens.tolist(),
         response=row.answer,
@@ -101,7 +101,7 @@ def _sample(row: SampleRow) -> Any:
         weight_versions=[str(version) for version in sorted({row.oldest, row.newest}) if version >= 0],
         metadata=_metadata(row),
     )
-    made.group_index = int(row.job.rsplit("/", 1)[1])
+    made.group_index = number_of(row.job)
     made.status = made.Status("truncated" if row.status == SampleStatus.TRUNCATED else "completed")
     return made
 

@@ -4,6 +4,7 @@ Where such a function's module has imported slime's own ``Sample``, samples are 
 ``isinstance(sample, Sample)`` holds; else of :class:`SlimeSample`. Penstock itself imports nothing of slime.
 """
 
+import hashlib
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -159,12 +160,21 @@ def sample_class() -> type[Any]:
     return theirs if isinstance(theirs, type) else SlimeSample
 
 
+def number_of(name: str) -> int:
+    """``group_index`` of a job, or ``index`` of a sample, by its name: the same in every hook, another for every name.
+
+    slime counts them as its data source hands them out. Here 60 bits of a digest say it, so that those of two datasets
+    or epochs differ, and no part must have counted.
+    """
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 4
+
+
 def begun(sample: Sample, prompt: Any) -> Any:
     """A sample of which nothing is drawn yet, as slime has it; kept as ``sample.seen``."""
     job = sample.job
     sample.seen = sample_class()(
-        group_index=job.index,
-        index=job.index * job.n + sample.k,
+        group_index=number_of(job.id),
+        index=number_of(sample.id),
         prompt=prompt,
         label=job.raw_label,
         metadata=dict(job.metadata),

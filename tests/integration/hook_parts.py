@@ -14,7 +14,7 @@ async def marks_even_jobs(args: Any, sample: Any, *, evaluation: bool = False) -
     """slime's form: takes a sample out, and tells the reward what it saw."""
     assert not evaluation
     sample.metadata["seen"] = [args.limit, sample.response_length]
-    sample.remove_sample = sample.group_index % 2 == 0
+    sample.remove_sample = int(sample.session_id.split("/")[-2]) % 2 == 0
     return sample
 
 

@@ -12,6 +12,7 @@ import redis
 from consumers.history.all_samples import AllSamples
 from penstock import SampleRow
 from penstock.config import Config
+from penstock.hooks.slime import number_of
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.disposal import Disposal
@@ -101,7 +102,8 @@ def test_a_function_of_slimes_signature_sees_groups_of_samples(client: redis.Red
         until_recorded(client, keys)
     seen = {(one.metadata["job"], one.metadata["fate"]) for group in groups for one in group}
     assert seen == {("d/0/0", "trained"), ("d/0/1", "filtered"), ("d/0/2", "dropped")}
-    first = min((one for group in groups for one in group), key=lambda one: (one.metadata["job"], one.index))
+    first = min((one for group in groups for one in group), key=lambda one: (one.metadata["job"], one.metadata["k"]))
+    assert (first.group_index, first.index) == (number_of("d/0/0"), number_of("d/0/0/0")), "as hooks.sample has it"
     assert (first.tokens, first.response_length, first.reward) == ([1, 2, 3, 5, 5, 5, 5], 4, 0.0)
     assert first.loss_mask == [1] * 4
     assert [len(group) for group in groups] == [2, 2, 2]

@@ -33,7 +33,7 @@ def as_slime_has_it(args: Any, samples: list[Any]) -> dict[str, list[Any]]:
         "rollout_ids": [sample.rollout_id for sample in samples],
         "loss_masks": [[0, *sample.loss_mask[1:]] for sample in samples],
         "rollout_log_probs": [sample.rollout_log_probs for sample in samples],
-        "bonus": [0.5 * sample.group_index for sample in samples],
+        "bonus": [0.5 * sample.metadata["k"] for sample in samples],
     }
 
 
@@ -143,7 +143,7 @@ def test_rewards_masks_and_keys_of_ones_own_reach_the_trainer(samples: list[Samp
         assert data["rewards"] == [2.0 * (7 + place) for place in places]
         assert data["raw_reward"] == [7.0 + place for place in range(len(samples))]
         assert data["truncated"] == [int(7 + place == 3) for place in places]
-        assert data["bonus"] == [0.5 * (place // 4) for place in places]
+        assert data["bonus"] == [0.5 * (place % 4) for place in places]
         for key in ("tokens", "rollout_log_probs", "sample_indices"):
             assert all(
                 (a == b).all() if hasattr(a, "all") else a == b for a, b in zip(data[key], before[key], strict=True)
