@@ -92,7 +92,7 @@ def why(
     run: RunArgument = None, redis: UrlOption = None, directory: FolderOption = DIRECTORY, as_json: JsonOption = False
 ) -> None:
     """Who waits for what, followed to the part, person or cause that ends it; the longest wait first."""
-    from console.cli.why import chains, paused_lanes
+    from console.read.why import chains, paused_lanes
     from penstock.protocol.snapshot import snapshot
 
     target = Target(run, redis, directory)

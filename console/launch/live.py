@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from console.progress import left_text
+from console.read.why import Chain, chains
 from console.terminal import Terminal
 from penstock.config import Config
 from penstock.redaction import redact
@@ -190,11 +192,23 @@ def _told(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _waits_line(snapshot: dict[str, Any]) -> str:
+    """Who waits and for what in the end, so that a line of a log says why a run stands still."""
     waits = _told(snapshot)
-    told = [f"{wait.get('who')} {_wait_text(wait)}" for wait in waits[:WAITS_SHOWN]]
-    if len(waits) > WAITS_SHOWN:
-        told.append(f"{len(waits) - WAITS_SHOWN} more wait")
+    found = chains({**snapshot, "waits": waits}) if waits else []
+    told = [_chain_text(chain) for chain in found[:WAITS_SHOWN]]
+    if len(found) > WAITS_SHOWN:
+        told.append(f"{len(found) - WAITS_SHOWN} more wait")
     return " | " + "; ".join(told) if told else ""
+
+
+def _chain_text(chain: Chain) -> str:
+    first, last = chain.links[0], chain.links[-1]
+    told = [f"{first.who} {_wait_text(asdict(first))}"]
+    if last is not first:
+        told.append(f"because {last.who} {_wait_text(asdict(last))}")
+    if chain.end:
+        told.append(chain.end)
+    return ", ".join(told)
 
 
 def _is_idle(who: str) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from console.cli.inspect import ledger_lines, rollback_line
-from console.cli.why import chains
+from console.read.why import chains
 from console.web.looks import Look
 from console.web.parts import edges_of, parts_of, place_of
 from consumers.grpo.rows import Row, Rows

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 from transformers import AutoModelForCausalLM
 
-from console.cli.why import Chain, chains
+from console.read.why import Chain, chains
 from consumers.batch.batch import Batch
 from consumers.trainer import Trainer
 from penstock.config import ModelConfig

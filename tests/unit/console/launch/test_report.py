@@ -17,6 +17,7 @@ from console.launch.report import Uptime, draw, setup_versions, summarize, write
 from consumers.grpo.rows import read_rows
 from penstock.config import Config
 from penstock.protocol.presence import WorkerPresence
+from tests.unit.console.read import test_why as why
 
 
 @dataclass
@@ -176,6 +177,16 @@ def test_the_live_view_tells_figures_and_what_each_part_waits_for() -> None:
         for figure in ("evaluating", "1 left", "12/100", "0.410", "0.750", "1.25 (max 3)", "1,235", "a job", "a batch"):
             assert figure in text
         assert "the gate" not in text  # a moment is no wait
+
+
+def test_a_line_says_what_a_wait_comes_down_to() -> None:
+    """Whoever has nothing but the log of a run that stands still reads why."""
+    engine = ("worker:w.1:engine", "its engine to answer")
+    seen = why.state(("trainer:actor", why.BATCH), ("buffer:actor", why.RUNNING), engine, leased=3)
+
+    assert shown(False, [seen]).partition(" | ")[2].strip() == (
+        f"trainer:actor waits for {why.BATCH} (9 s), because worker:w.1:engine waits for its engine to answer (7 s)"
+    )
 
 
 def test_a_worker_waits_in_its_own_row() -> None:

@@ -10,7 +10,7 @@ from console.web.overview import overview
 from console.web.parts import PARTS, place_of
 from consumers.grpo.rows import Rows
 from penstock.protocol.gate import Room
-from tests.unit.console.cli import test_why as why
+from tests.unit.console.read import test_why as why
 
 COUNTERS = {"admitted": 10, "committed": 40, "completed": 9, "cut": 3, "published": 2}
 NONE = Rows(steps=[], evals=[], queue=[])

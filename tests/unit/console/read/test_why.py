@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from console.cli.why import chains
+from console.read.why import chains
 from penstock.protocol.presence import WorkerPresence, WorkerState
 
 LANES = ("suspect", "resume", "eval", "score", "train")
