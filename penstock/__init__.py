@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.hooks.signatures import ConvertHook as ConvertHook
     from penstock.hooks.signatures import EvalLogHook as EvalLogHook
     from penstock.hooks.signatures import GenerateHook as GenerateHook
+    from penstock.hooks.signatures import PostprocessHook as PostprocessHook
     from penstock.hooks.signatures import RewardsHook as RewardsHook
     from penstock.hooks.signatures import RolloutLogHook as RolloutLogHook
     from penstock.hooks.signatures import SampleHook as SampleHook
@@ -56,6 +57,7 @@ __version__ = "0.1.0"
 
 #: Public name -> module that has it.
 _LAZY = {
+    "PostprocessHook": "penstock.hooks.signatures",
     "ConvertHook": "penstock.hooks.signatures",
     "AllSamplesHook": "penstock.hooks.signatures",
     "SampleRow": "penstock.history.row",
@@ -120,6 +122,7 @@ __all__ = [
     "Observation",
     "OwnershipLost",
     "PenstockError",
+    "PostprocessHook",
     "Receiver",
     "Request",
     "Requests",

@@ -1,6 +1,6 @@
 """Functions of section ``hooks`` that the reference trainer calls. What one raises ends the run with a sentence.
 
-    batch ─> rewards ─> samples ─> step ─> rollout_log          evaluations ─> eval_log, between two steps
+    batch ─> rewards ─> samples ─> postprocess ─> step ─> rollout_log       evaluations ─> eval_log, between two steps
 
 ``rewards`` and ``samples`` are asked on every rank with the rows of the whole batch, and must answer alike: the ranks
 compare what came of them before the step (T11, T14).
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from consumers.batch.batch import Batch
+from consumers.grpo.train_rows import Ask, asking
 from penstock.config import Config
 from penstock.errors import HookError, PenstockError
 from penstock.hooks.signatures import Hook, load_hook
@@ -39,7 +40,7 @@ class TrainingHooks:
         hooks = config.hooks
         self._hooks = {
             key: load_hook(key, path)
-            for key in ("rewards", "samples", "rollout_log", "eval_log")
+            for key in ("rewards", "samples", "postprocess", "rollout_log", "eval_log")
             if (path := getattr(hooks, key)) is not None
         }
         self._args: Namespace = args_of(config)
@@ -63,6 +64,12 @@ class TrainingHooks:
             self._checked(hook, lambda: batch.remove(removed))
             digest.update(np.array(removed, np.int64).tobytes())
         return digest.hexdigest()
+
+    @property
+    def postprocess(self) -> Ask | None:
+        """What ``GRPO.postprocess`` is to be; None where no hook is named."""
+        hook = self._hooks.get("postprocess")
+        return None if hook is None else asking(hook, self._args, _call)
 
     def trained(self, step: int, row: dict[str, Any], batch: Batch, seconds: float) -> bool:
         """Tell of a step; True where trackers are not to be told. Raises HookError."""

@@ -70,6 +70,7 @@ class TrainingLoop:
         self._over = False
         self._trackers = Trackers(config, None if rank == 0 else ())
         self._hooks = TrainingHooks(config)
+        learner.postprocess = self._hooks.postprocess
 
     def stop(self) -> None:
         """Leave after the present step; safe in a signal handler."""

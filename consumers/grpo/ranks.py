@@ -27,7 +27,7 @@ class Ranks:
     def __init__(self, size: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self.size = size
         self._group = group
-        self._device = device
+        self.device = device
 
     def add_up(self, tensor: Tensor) -> None:
         """Have the sum over all ranks in place of ``tensor``."""
@@ -38,7 +38,7 @@ class Ranks:
         """Whether it is so on any rank."""
         if self.size == 1:
             return flag
-        found = torch.tensor(float(flag), device=self._device)
+        found = torch.tensor(float(flag), device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
         return bool(found)
 

@@ -23,6 +23,7 @@ from consumers.grpo import corrections, distillation, kl, losses, penalty
 from consumers.grpo.losses import TokenLoss
 from consumers.grpo.ranks import Ranks
 from consumers.grpo.totals import Totals
+from consumers.grpo.train_rows import Ask, postprocess
 from penstock.config import TrainerConfig
 from penstock.errors import PenstockError
 from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
@@ -80,6 +81,8 @@ class GRPO:
         #: Batches in a row of which an optimizer step was skipped, up to the last one that was trained.
         self.skipped_in_a_row: list[int] = []
         self.device = next(model.parameters()).device
+        #: ``hooks.postprocess``: asked with the rows of each batch before its first optimizer step (``train_rows``).
+        self.postprocess: Ask | None = None
         self._ranks = Ranks(dp_size, process_group, self.device)
         #: Metrics of a step beside those of every run.
         wanted = {"teacher_kl": config.distill, "ref_kl": config.kl if self._penalty_in("loss") else None}
@@ -91,7 +94,8 @@ class GRPO:
         """All optimizer steps on a batch, and what they were like; equal on all ranks.
 
         With more than one rank it blocks until all have called it, and one that cannot read its share stops all of
-        them. A minibatch without any loss token is no step, and a batch without any changes nothing.
+        them. ``postprocess`` is asked first, where there is one; what it raises is raised on every rank, and nothing is
+        trained. A minibatch without any loss token is no step, and a batch without any changes nothing.
 
         Returns:
             ``loss`` (token mean over all steps), ``optimizer_steps``, ``grad_norm`` and ``grad_norm_max`` (before the
@@ -110,12 +114,20 @@ class GRPO:
             π_θ in the loss, of the policy that drew in the reward; see ``kl``). ``check_skipped`` says where such
             batches have become the rule.
         """
+        nothing = {"tokens": 0.0, "skipped": 1.0, "skipped_steps": 0.0, "skipped_steps_total": float(self.skipped)}
         if not batch.counts["loss_tokens"]:
-            return {"tokens": 0.0, "skipped": 1.0, "skipped_steps": 0.0, "skipped_steps_total": float(self.skipped)}
+            return nothing
         taken = self._take_off_rewards(batch) if self._penalty_in("reward") else {}
         parts = self._ranks.all_or_none(lambda: self._parts(batch), f"batch {batch.n}")
         olds: Sequence[Sequence[Tensor | None]] = [[None] * len(part) for part in parts]
-        if self.config.correction == "decoupled" and len(parts) * self.config.epochs > 1:
+        if self.postprocess is not None:
+            olds = self.old_logprobs(parts)
+            postprocess(self.postprocess, batch, parts, olds, self._ranks)
+            kept = [at for at, part in enumerate(parts) if part[0]["counts"]["loss_tokens"]]
+            parts, olds = [parts[at] for at in kept], [olds[at] for at in kept]
+            if not parts:
+                return nothing
+        elif self.config.correction == "decoupled" and len(parts) * self.config.epochs > 1:
             # With one optimizer step in all, π_old is π_θ, which that step finds anyway.
             olds = self.old_logprobs(parts)
         totals, norms, before, begun = Totals(self.device, self._means), [], self.skipped, self.steps
@@ -148,7 +160,7 @@ class GRPO:
         return [
             [self._with_reference(_to(micro, self.device)) for micro in part]
             for part in batch.minibatches(self.config.minibatches, self.config.max_tokens, self.max_samples)
-            if part[0]["counts"]["loss_tokens"]
+            if part[0]["counts"]["loss_tokens"] or self.postprocess is not None
         ]
 
     def check_skipped(self) -> None:

@@ -25,6 +25,9 @@ class HooksConfig(Section):
     rewards: HookName | None = None
     #: In the trainer, on every rank: which samples of a batch bear no loss; null: none.
     samples: HookName | None = None
+    #: In the trainer, on every rank: sees its samples, with the policy's logprobs, before they are trained, and takes
+    #: loss off tokens or gives each its advantage; null: none.
+    postprocess: HookName | None = None
     #: In a slime-shaped trainer (``penstock.RolloutManager``): says what a batch becomes; null: none.
     convert: HookName | None = None
     #: In the trainer's rank 0: told of each step that was trained; null: none.

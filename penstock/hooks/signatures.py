@@ -55,6 +55,15 @@ class EvalLogHook(Protocol):
     def __call__(self, version: int, rows: list[dict[str, Any]], /) -> None: ...
 
 
+class PostprocessHook(Protocol):
+    """``hooks.postprocess``: sees this rank's samples (``TrainRow`` in ``consumers.grpo.train_rows``), log π_old too.
+
+    It may clear ``loss_mask`` and set ``advantages`` [L] of each row (T8, T10).
+    """
+
+    def __call__(self, batch: Any, rows: list[Any], /) -> None: ...
+
+
 class ConvertHook(Protocol):
     """``hooks.convert``: key -> an entry for each of ``batch.all_rows``, for a slime-shaped trainer.
 
@@ -111,6 +120,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form(("rollout_id", "args", "samples", "extra_metrics", "seconds"), is_slime=True, is_async=False),
     ),
     "eval_log": (Form(("version", "rows"), is_async=False),),
+    "postprocess": (
+        Form(("batch", "rows"), is_async=False),
+        Form(("args", "rollout_id", "rollout_data"), is_slime=True, is_async=False),
+    ),
     "convert": (Form(("batch",), is_async=False), Form(("args", "samples"), is_slime=True, is_async=False)),
     "all_samples": (
         Form(("rows",), is_async=False),

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -96,6 +97,7 @@ SETTINGS = (
     "docs/fleet.md: fleet:",
     "docs/fleet.md: engine:",
     "docs/hooks.md: hooks:",
+    "docs/producer.md: data:",
     "docs/rewards.md: reward: {parts",
     "docs/rewards.md: reward: {function: code",
     "docs/rewards.md: reward: {function: math, group",
@@ -125,6 +127,7 @@ EXECUTED = (
     "docs/hooks.md: async def generate",
     "docs/hooks.md: from penstock import Sample",
     "docs/hooks.md: def sign_of_reward",
+    "docs/hooks.md: def without_tokens_the",
     "docs/hooks.md: def without_long_prompts",
     "docs/hooks.md: from collections.abc import Sequence",
     "docs/operations.md: penstock prepare ",
@@ -378,6 +381,18 @@ def test_hooks_of_samples_and_of_the_trainer() -> None:
     batch = SimpleNamespace(all_rows=[SimpleNamespace(reward=0.5, length=9000), SimpleNamespace(reward=0.0, length=5)])
 
     assert (found["sign_of_reward"](batch), found["without_the_longest"](batch)) == ([1.0, -1.0], [0])
+
+
+def test_a_hook_that_sees_tokens_before_they_are_trained() -> None:
+    hook = functions_of("docs/hooks.md: def without_tokens_the")["without_tokens_the_policy_left"]
+    check_hook("hooks.postprocess", "page", hook)
+    row = SimpleNamespace(
+        loss_mask=np.array([False, True, True]),
+        logprobs=np.array([0.0, -0.5, -0.5]),
+        old_logprobs=np.array([-7.0, -6.0, -0.4]),
+    )
+    hook(None, [row])
+    assert row.loss_mask.tolist() == [False, False, True]
 
 
 def test_a_hook_that_makes_train_data() -> None:
