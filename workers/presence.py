@@ -66,7 +66,7 @@ class Presence:
             await self._note(pack(self.presence().to_record()))
             await self._services.tell_endings()
             self._tell_silence()
-            self._tell_asked()
+            self._tell_open_calls()
             await self._answer()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PRESENCE_S):
@@ -98,9 +98,9 @@ class Presence:
             f"and sent nothing for {seconds:.0f} s"
         )
 
-    def _tell_asked(self) -> None:
+    def _tell_open_calls(self) -> None:
         """Name services and code of the user's that have not answered for longer than a moment (I8)."""
-        for kind, question in self._services.asked.open().items():
+        for kind, question in self._services.open_calls.open().items():
             if question is not None and time.time() - question.since_s >= MOMENT_S:
                 self._waiting(kind).for_(question.what, question.since_s)
             else:

@@ -18,6 +18,7 @@ from penstock.system.telemetry import NoSpans, Spans
 from penstock.weights.tokenizer import Tokenizer
 from workers.engine import Engine, Segment
 from workers.hooks.generate import Generating
+from workers.hooks.open_calls import OpenCalls
 from workers.hooks.sample_hooks import SampleHooks
 from workers.jobs.commits import Commits
 from workers.jobs.endings import Endings
@@ -25,7 +26,6 @@ from workers.jobs.environments import Environments
 from workers.jobs.repeats import Repeats
 from workers.jobs.repetition import is_repetitive
 from workers.jobs.valves import Valves
-from workers.rewards.asked import Asked
 from workers.rewards.frozen import FrozenModels
 from workers.rewards.score import Rewards
 
@@ -142,7 +142,7 @@ class Services:
     room: asyncio.Event = field(default_factory=asyncio.Event)
     tally: Tally = field(default_factory=Tally)
     #: What its jobs have asked of others and not heard of.
-    asked: Asked = field(default_factory=Asked)
+    open_calls: OpenCalls = field(default_factory=OpenCalls)
     repeats: Repeats = field(default_factory=Repeats)
     #: Set where others wait for what presence shows.
     show: asyncio.Event = field(default_factory=asyncio.Event)

@@ -11,7 +11,7 @@ from penstock.errors import HookError
 from penstock.protocol.records.job import JobFailure
 from penstock.system.user_code import Raised, bounded
 from penstock.words import said
-from workers.rewards.asked import CODE, asking
+from workers.hooks.open_calls import CODE, calling
 
 
 async def called(work: Callable[[], Any], limit_s: float, what: str) -> Any:
@@ -25,7 +25,7 @@ async def called(work: Callable[[], Any], limit_s: float, what: str) -> Any:
         HookError: it raised, tried to exit, or took longer than ``limit_s``; a thread is left behind then.
     """
     try:
-        with asking(CODE, what):
+        with calling(CODE, what):
             return await bounded(lambda: _answer(work, what), limit_s, what)
     except TimeoutError as exc:
         raise HookError(

@@ -30,7 +30,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import Raised, bounded, find
 from penstock.words import said, shown, writable
-from workers.rewards.asked import CODE, asking
+from workers.hooks.open_calls import CODE, calling
 from workers.rewards.judges import PARAMETER, Judges, takes_judges
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ async def within(timeout_s: float, call: Callable[[], Awaitable[T]], what: str) 
         EnvironmentRaised: it raised, whatever it was.
     """
     try:
-        with asking(CODE, what):
+        with calling(CODE, what):
             return await bounded(call, timeout_s, what)
     except TimeoutError:
         raise EnvironmentTimeout(

@@ -148,7 +148,7 @@ class HeldJob:
 
     async def run(self) -> None:
         """Work until the job is committed, failed, crashed, released or lost."""
-        with of_job(self.job), self._services.asked.hears():
+        with of_job(self.job), self._services.open_calls.hears():
             try:
                 await self._run()
             finally:

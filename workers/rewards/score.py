@@ -19,9 +19,9 @@ from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded
 from penstock.words import shown
+from workers.hooks.open_calls import CODE, calling
 from workers.jobs.repeats import Repeats
 from workers.rewards.allowed import import_reward
-from workers.rewards.asked import CODE, asking
 from workers.rewards.calls import NotJudged, awaiting, patiently
 from workers.rewards.choice import chosen
 from workers.rewards.groups.reward import GroupReward
@@ -148,7 +148,7 @@ class Rewards:
                 # A verifier's time begins when it does; a service has limits of its own.
                 if not self._is_local(name) or is_remote(name):
                     return await function(sample)
-                with asking(CODE, f"reward {name} of sample {sample.id}"):
+                with calling(CODE, f"reward {name} of sample {sample.id}"):
                     return await patiently(lambda: self._call(function, sample, name), self.judges)
             except RewardError:
                 raise

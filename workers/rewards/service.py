@@ -14,7 +14,7 @@ import aiohttp
 from penstock.protocol.records.job import JobFailure
 from penstock.redaction import redact
 from penstock.words import said, shown
-from workers.rewards.asked import asking, note_trouble
+from workers.hooks.open_calls import calling, note_trouble
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Service:
     ) -> Any:
         """What the service answers to a POST. Waits for ``max_attempts`` tries and the pauses between them.
 
-        That it is asked is noted, for whoever hears (``rewards/asked.py``).
+        That it is asked is noted, for whoever hears (``hooks/open_calls.py``).
 
         Args:
             may_miss: status 404 is no failed try, but PathMissing at once.
@@ -115,7 +115,7 @@ class Service:
         body, probing = _body(question), _body(probe)
         if len(body) > limits.max_bytes:
             raise self._too_large(f"its request has {len(body):,} bytes")
-        with asking(self._key, f"an answer of {self._called} at {redact(url)}"):
+        with calling(self._key, f"an answer of {self._called} at {redact(url)}"):
             attempt, is_last = 0, False
             while True:
                 try:
@@ -137,7 +137,7 @@ class Service:
 
     async def answers(self, url: str, probe: Any) -> bool:
         """Whether it answers ``probe``, as of ``ask``. Waits for one try."""
-        with asking(self._key, f"an answer of {self._called} at {redact(url)}"):
+        with calling(self._key, f"an answer of {self._called} at {redact(url)}"):
             return await self._is_there(url, _body(probe))
 
     async def _is_there(self, url: str, probe: bytes) -> bool:

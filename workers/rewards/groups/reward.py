@@ -14,8 +14,8 @@ from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded, find_function
 from penstock.words import said, shown
+from workers.hooks.open_calls import CODE, calling
 from workers.jobs.repeats import Repeats
-from workers.rewards.asked import CODE, asking
 from workers.rewards.calls import NotJudged, awaiting, patiently
 from workers.rewards.groups.ranking import ranks, shortest_right
 from workers.rewards.judges import Judges
@@ -83,7 +83,7 @@ class GroupReward:
         assert function is not None
         for attempt in range(1, self._config.max_attempts + 1):
             try:
-                with asking(CODE, f"reward {self.name} of group {job}"):
+                with calling(CODE, f"reward {self.name} of group {job}"):
                     return await patiently(
                         lambda: bounded(lambda: function(samples), limit_s, f"reward {job}", (NotJudged,)),
                         self._judges,

@@ -21,7 +21,7 @@ from tests.tiny_model import make_tiny_model
 from workers.fleet.nodes import Node
 from workers.fleet.plan import plan
 from workers.fleet.specs import specs_of
-from workers.rewards.asked import Asked
+from workers.hooks.open_calls import OpenCalls
 from workers.rewards.frozen import FrozenModels
 from workers.rewards.service import Service
 
@@ -136,7 +136,7 @@ async def test_what_is_no_answer_fails_the_sample(
 async def test_a_teacher_that_is_away_is_waited_for(folder: Path, teacher: Teacher, status: int) -> None:
     teacher.status = status
     models, one = FrozenModels(config(folder, teacher.url, teacher={"max_pause_s": 0.01})), sample()
-    asked = Asked()
+    asked = OpenCalls()
     try:
         with asked.hears():
             scoring = asyncio.create_task(models.score(one))
@@ -157,7 +157,7 @@ async def test_a_teacher_that_is_refused_or_silent_is_waited_for(folder: Path) -
     there = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     for url in ("http://127.0.0.1:1", there):
         limits = {"max_pause_s": 0.01, "timeout_s": 0.02}
-        models, asked = FrozenModels(config(folder, url, teacher=limits)), Asked()
+        models, asked = FrozenModels(config(folder, url, teacher=limits)), OpenCalls()
         try:
             with asked.hears():
                 scoring = asyncio.create_task(models.score(sample()))

@@ -3,20 +3,20 @@
 import asyncio
 import time
 
-from workers.rewards.asked import Asked, Open, asking, note_trouble
+from workers.hooks.open_calls import OpenCall, OpenCalls, calling, note_trouble
 
 
-def words(asked: Asked) -> dict[str, str]:
+def words(asked: OpenCalls) -> dict[str, str]:
     return {kind: question.what for kind, question in asked.open().items() if question is not None}
 
 
 def test_the_oldest_question_is_named_and_the_others_are_counted() -> None:
-    asked, began = Asked(), time.time()
-    with asked.hears(), asking("rollout.teacher", "an answer of big"):
+    asked, began = OpenCalls(), time.time()
+    with asked.hears(), calling("rollout.teacher", "an answer of big"):
         [one] = asked.open().values()
-        assert isinstance(one, Open)
+        assert isinstance(one, OpenCall)
         assert began <= one.since_s <= time.time()
-        with asking("rollout.teacher", "another"), asking("code", "reward f"):
+        with calling("rollout.teacher", "another"), calling("code", "reward f"):
             assert words(asked) == {"rollout.teacher": "an answer of big, and 1 more", "code": "reward f"}
         assert asked.open()["rollout.teacher"] == one
         note_trouble("rollout.teacher", "status 503")
@@ -27,10 +27,10 @@ def test_the_oldest_question_is_named_and_the_others_are_counted() -> None:
 
 
 async def test_what_tasks_ask_is_heard_where_they_were_made_and_nowhere_else() -> None:
-    mine, other, asks = Asked(), Asked(), asyncio.Event()
+    mine, other, asks = OpenCalls(), OpenCalls(), asyncio.Event()
 
     async def ask() -> None:
-        with asking("code", "a step"):
+        with calling("code", "a step"):
             asks.set()
             await asyncio.Event().wait()
 
@@ -38,7 +38,7 @@ async def test_what_tasks_ask_is_heard_where_they_were_made_and_nowhere_else() -
         task = asyncio.create_task(ask())
     await asks.wait()
     assert words(mine) == {"code": "a step"}
-    with other.hears(), asking("code", "mine"):
+    with other.hears(), calling("code", "mine"):
         assert words(other) == {"code": "mine"}
     assert words(mine) == {"code": "a step"}
     task.cancel()
@@ -47,5 +47,5 @@ async def test_what_tasks_ask_is_heard_where_they_were_made_and_nowhere_else() -
 
 
 def test_where_nobody_hears_nothing_is_noted() -> None:
-    with asking("code", "a step"):
+    with calling("code", "a step"):
         note_trouble("code", "x")

@@ -1,6 +1,6 @@
 """What a worker has asked of others and not heard of yet: services over HTTP, code of the user's. It becomes waits.
 
-Whoever works for others makes an ``Asked`` and ``hears`` around that work; what is asked inside, however deep, is
+Whoever works for others makes ``OpenCalls`` and ``hears`` around that work; what is asked inside, however deep, is
 noted in it. Where nobody hears, nothing is noted.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenCall:
     """What one kind of question waits for."""
 
     #: The oldest one in words, how many more there are, and how the last try failed.
@@ -22,7 +22,7 @@ class Open:
     since_s: float
 
 
-class Asked:
+class OpenCalls:
     """Open questions of one worker, by kind. Of an event loop; none of its methods blocks."""
 
     def __init__(self) -> None:
@@ -55,27 +55,27 @@ class Asked:
         """A try of a question failed, or '': one was answered."""
         self._troubles[kind] = trouble
 
-    def open(self) -> Mapping[str, Open | None]:
+    def open(self) -> Mapping[str, OpenCall | None]:
         """Every kind that was ever asked; None where nothing is open."""
         return {kind: self._oldest(kind, questions) for kind, questions in self._open.items()}
 
-    def _oldest(self, kind: str, questions: Mapping[int, tuple[str, float]]) -> Open | None:
+    def _oldest(self, kind: str, questions: Mapping[int, tuple[str, float]]) -> OpenCall | None:
         if not questions:
             return None
         what, since_s = next(iter(questions.values()))
         more = f", and {len(questions) - 1} more" if len(questions) > 1 else ""
         trouble = self._troubles.get(kind, "")
-        return Open(f"{what}{more}{'; the last try failed with ' if trouble else ''}{trouble}", since_s)
+        return OpenCall(f"{what}{more}{'; the last try failed with ' if trouble else ''}{trouble}", since_s)
 
 
 #: Kind of what a user's code was called for, and rewards of our own in processes of theirs.
 CODE = "code"
 
-_hearing: ContextVar[Asked | None] = ContextVar("penstock_asked", default=None)
+_hearing: ContextVar[OpenCalls | None] = ContextVar("penstock_open_calls", default=None)
 
 
 @contextmanager
-def asking(kind: str, what: str) -> Iterator[None]:
+def calling(kind: str, what: str) -> Iterator[None]:
     """A question is open inside of the ``with``, for whoever hears.
 
     Args:
