@@ -208,6 +208,9 @@ class Service:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=self._limits.timeout_s),
+                # A server closes a connection that it was done with when it likes, after a 500 say; a question that
+                # was just sent on it would be a failed try, and a service that is there would look away.
+                connector=aiohttp.TCPConnector(force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 trust_env=False,

@@ -1,0 +1,30 @@
+"""The way to a service over HTTP, where its server does what servers may."""
+
+import asyncio
+
+from penstock.config.reward import JudgeConfig
+from workers.rewards.service import Service
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+async def test_a_server_that_closes_a_connection_after_an_answer_fails_no_try() -> None:
+    """It may at any time, and a question that is just under way on it is reset."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        [length] = [
+            int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+        ]
+        await reader.readexactly(length)
+        writer.write(ANSWER)
+        await writer.drain()
+        await reader.read(1)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    service = Service(JudgeConfig(name="taste", url=url, max_attempts=1), "reward.judges.taste")
+    async with server:
+        assert [await service.ask(url, {"n": n}) for n in range(3)] == [{}, {}, {}]
+        await service.close()
