@@ -15,8 +15,9 @@ from penstock.system.own_packages import HOME, NAMES
 PUBLIC = [
     "AllSamplesHook", "Batch", "CompletedGroup", "Config", "ConfigError", "ConvertHook", "DataEnded",
     "EngineMetrics", "Environment", "EvalLogHook", "GenerateHook", "Job", "Judge", "JudgeError", "Judges",
-    "Observation", "OwnershipLost", "PenstockError", "Receiver", "Request", "Requests", "RewardsHook", "RolesApart",
-    "RolloutDataset", "RolloutLogHook", "RolloutManager", "RowSource", "Sample", "SampleHook", "SampleRow",
+    "Observation", "OwnershipLost", "PenstockError", "PostprocessHook", "Receiver", "Request", "Requests",
+    "RewardsHook", "RolesApart", "RolloutDataset", "RolloutLogHook", "RolloutManager", "RowSource", "Sample",
+    "SampleHook", "SampleRow",
     "SamplesHook", "Score", "Scorer", "Sender", "Shards", "Trackers", "Trainer", "TrlRollouts", "WaitTimeout",
     "__version__", "concatenated", "score",
 ]  # fmt: skip
