@@ -28,19 +28,17 @@ class Pace:
     """Says how long to rest after some work, so that a burst of groups is recorded when it is over.
 
     Args:
-        backlog: most groups that may wait to be recorded (``history.backlog``).
         ran: what the kernel says of this thread.
     """
 
-    def __init__(self, backlog: int, ran: Ran = ran) -> None:
-        self._backlog = backlog
+    def __init__(self, ran: Ran = ran) -> None:
         self._ran = ran
         self._last = ran()
 
-    def rest_s(self, waiting: int) -> float:
-        """Seconds to rest, after the work since the last call, while so many groups wait; 0: go on. Returns at once."""
+    def rest_s(self) -> float:
+        """Seconds to rest after the work since the last call, where nobody needs room; 0: go on. Returns at once."""
         before, self._last = self._last, self._ran()
         cpu_s, waited_s = (now - then for now, then in zip(self._last, before, strict=True))
-        if waited_s <= CONTENDED * (cpu_s + waited_s) or waiting >= FULL * self._backlog:
+        if waited_s <= CONTENDED * (cpu_s + waited_s):
             return 0.0
         return max(0.0, min(MAX_REST_S, cpu_s * (1 / SHARE - 1)))

@@ -90,7 +90,7 @@ class Recorder:
         self._choice = Choice(config.history)
         self._burials = Burials(self._control.client, self._keys)
         self._all_samples = AllSamples(config)
-        self._pace = Pace(config.history.backlog)
+        self._pace = Pace()
         #: Groups of the next look.
         self._groups = FEW_GROUPS
         self._writer: HistoryWriter | None = None
@@ -172,23 +172,23 @@ class Recorder:
         self._control.call(scripts.stop_recording(self._keys, recording))
 
     def _rest_s(self) -> float:
-        """Seconds to leave the machine to others after this turn. Blocks for a round trip."""
-        waiting, presses = self._pressed()
-        rest_s = self._pace.rest_s(waiting)
-        return 0.0 if presses else rest_s
+        """Seconds to leave the machine to others after this turn. Blocks for round trips where it would rest."""
+        rest_s = self._pace.rest_s()
+        return 0.0 if rest_s and self._is_pressed() else rest_s
 
-    def _pressed(self) -> tuple[int, bool]:
-        """Groups that wait, and whether that presses: the backlog fills, or Redis does. Blocks for two round trips."""
+    def _is_pressed(self) -> bool:
+        """Whether somebody needs the room of what waits: the backlog fills, or Redis does. Blocks for round trips."""
         waiting = self._control.do(lambda client: client.zcard(self._keys.unrecorded))
-        memory = self._control.do(lambda client: client.info("memory"))
-        return waiting, waiting > 0 and (waiting >= FULL * self._config.history.backlog or is_full(memory))
+        if waiting >= max(1.0, FULL * self._config.history.backlog):
+            return True
+        return waiting > 0 and is_full(self._control.do(lambda client: client.info("memory")))
 
     def _rest(self, seconds: float) -> None:
         """Leave the machine to others, until somebody needs the room; ``stop`` ends that."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._stopping.wait(min(left, LOOK_S)):
             self._renew()
-            if left > LOOK_S and self._pressed()[1]:
+            if left > LOOK_S and self._is_pressed():
                 return
 
     def _turn(self, recording: Recording) -> bool:

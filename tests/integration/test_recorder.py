@@ -286,9 +286,7 @@ def test_I4_a_leader_killed_after_a_seal_leaves_nothing_unrecorded_or_unswept(
 class Rests:
     """Asks for an hour's rest after each turn, as where others want every core."""
 
-    def __init__(self, backlog: int) -> None: ...
-
-    def rest_s(self, waiting: int) -> float:
+    def rest_s(self) -> float:
         return 3600.0
 
 
