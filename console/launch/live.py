@@ -202,13 +202,10 @@ def _waits_line(snapshot: dict[str, Any]) -> str:
 
 
 def _chain_text(chain: Chain) -> str:
+    # What to do at its end is for `penstock why`: a part that is missing here is started by the launcher.
     first, last = chain.links[0], chain.links[-1]
-    told = [f"{first.who} {_wait_text(asdict(first))}"]
-    if last is not first:
-        told.append(f"because {last.who} {_wait_text(asdict(last))}")
-    if chain.end:
-        told.append(chain.end)
-    return ", ".join(told)
+    told = f"{first.who} {_wait_text(asdict(first))}"
+    return told if last is first else f"{told}, because {last.who} {_wait_text(asdict(last))}"
 
 
 def _is_idle(who: str) -> bool:

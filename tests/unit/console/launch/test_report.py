@@ -189,6 +189,13 @@ def test_a_line_says_what_a_wait_comes_down_to() -> None:
     )
 
 
+def test_nobody_is_told_to_start_what_the_launcher_starts() -> None:
+    publication = "the first publication of model policy, by the trainer"
+    line = shown(False, [why.state(("producer", publication), subs=[])])
+
+    assert line.partition(" | ")[2].strip() == f"producer waits for {publication} (9 s)"
+
+
 def test_a_worker_waits_in_its_own_row() -> None:
     text = shown(True, [SNAPSHOT])
 
