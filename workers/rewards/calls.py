@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from penstock.errors import ConfigError, JudgeError, RewardError
+from penstock.hooks.signatures import is_async
 from penstock.words import said
 from workers.rewards.judges import JudgeAway, Judges, takes_judges
 from workers.rewards.outcomes import Raised
@@ -44,9 +45,8 @@ def awaiting(
     Raises:
         ConfigError: it has a parameter ``judges``, and is not async.
     """
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
     if takes_judges(function):
-        if not is_async:
+        if not is_async(function):
             raise ConfigError(f"reward {name} has a parameter judges, which are asked with await: make it async.")
 
         async def ask(given: T) -> Any:
@@ -57,7 +57,7 @@ def awaiting(
                 raise NotJudged(exc.outcome, f"{of(given)}: reward {name}: {exc}.", away) from exc
 
         return ask
-    if is_async:
+    if is_async(function):
         return function
 
     async def call(given: T) -> Any:
