@@ -29,7 +29,8 @@ pytestmark = pytest.mark.engine
 
 PROMPT = [5, 6, 7, 8]
 SHORT = {"max_new_tokens": 12, "ignore_eos": True}
-LONG = {"max_new_tokens": 400, "ignore_eos": True}
+#: An idle engine is at it for seconds, so that what happens meanwhile does.
+LONG = {"max_new_tokens": 2000, "ignore_eos": True}
 
 
 async def test_generate_returns_ids_logprobs_and_versions(engine: SglangEngine) -> None:
@@ -140,7 +141,7 @@ async def test_what_the_engine_cannot_find_leaves_the_old_weights_and_running_re
     assert not engine.paused
     assert valves.reason is None
     if policy == "in_place":
-        assert (await running).versions == [1] * 400
+        assert (await running).versions == [1] * 2000
     assert (await engine.generate(PROMPT, SHORT, rid="a/0/0/2")).versions == [1] * 12
     await asyncio.wait({running})
 
@@ -159,14 +160,14 @@ async def test_a_cancelled_sample_goes_on_from_its_partial(engine: SglangEngine,
         await task
     drawn = sum(sample.generated)
     assert sample.status == "aborted"
-    assert 0 < drawn < 400
+    assert 0 < drawn < 2000
 
     again = partial_from_bytes(partial_to_bytes(sample), job, 0)
     assert again.tokens == sample.tokens
     done = await generate_sample(engine, valves, job, 0, tokenizer=tokenizer, rollout=rollout, partial=again)
 
     assert done.tokens[: len(sample.tokens)] == sample.tokens
-    assert sum(done.generated) == 400
+    assert sum(done.generated) == 2000
     assert done.status == "truncated"
     expected = oracle.recompute({1: oracle.load_model(models[1])}, done, done.versions, 1.0)
     assert oracle.gap(done, expected) < 1e-4

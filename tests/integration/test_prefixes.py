@@ -40,8 +40,11 @@ __all__ = ["start"]
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-LONG = {"max_new_tokens": 400, "ignore_eos": True}
+#: An idle engine needs seconds for them: time to see a prefix, publish and kill before the answer is done.
+TOKENS = 2000
+LONG = {"max_new_tokens": TOKENS, "ignore_eos": True}
 EVERY = 20
+ROOM = {"max_context_tokens": 2048}
 
 
 @pytest.fixture
@@ -52,6 +55,7 @@ def external(
 
     def make(**sections: Any) -> Config:
         worker = {"checkpoint_tokens": EVERY} | sections.pop("worker", {})
+        sections["rollout"] = ROOM | sections.get("rollout", {})
         engine = {"url": engine_url}
         return make_config(redis_server.url, keys, model_config, tmp_path, engine=engine, worker=worker, **sections)
 
@@ -121,12 +125,12 @@ async def test_I4_T6_a_killed_workers_samples_go_on_from_their_checkpoints_acros
 
     samples = [sample_of(one, k, payload) for k, (_, payload) in enumerate(read_group(client, keys, jobs[0]))]
     for sample, first, second in zip(samples, kept[1], kept[3], strict=True):
-        assert 0 < first < second < 400
+        assert 0 < first < second < TOKENS
         counts = [sample.versions.count(version) for version in (1, 3, 5)]
         # The worker may have kept more between the look and its death.
         assert counts[0] >= first
         assert counts[0] + counts[1] >= second
-        assert sum(counts) == 400
+        assert sum(counts) == TOKENS
         assert counts[2] > 0
     assert_true({version: oracle.load_model(models[version]) for version in (1, 3, 5)}, samples)
     assert play.counter(client, keys, "crashes") == 2
@@ -154,6 +158,7 @@ async def test_I4_T6_an_engine_killed_between_an_update_and_the_next_token(
         model_config,
         tmp_path,
         engine=cpu_engine().model_dump() | {"health_timeout_s": 5.0},
+        rollout=ROOM,
         worker={"checkpoint_tokens": EVERY, "lease_s": 60.0, "heartbeat_s": 1.0},
     )
     async with working(spawned, "killed") as worker:
@@ -179,7 +184,7 @@ async def test_I4_T6_an_engine_killed_between_an_update_and_the_next_token(
     samples = [sample_of(one, k, payload) for k, (_, payload) in enumerate(read_group(client, keys, jobs[0]))]
     for sample, drawn in zip(samples, heard, strict=True):
         assert drawn >= EVERY
-        assert sample.versions == [-1] * 3 + [1] * drawn + [2] * (400 - drawn)
+        assert sample.versions == [-1] * 3 + [1] * drawn + [2] * (TOKENS - drawn)
     assert_true({version: oracle.load_model(models[version]) for version in (1, 2)}, samples)
     play.assert_conserved(client, keys)
 
@@ -193,7 +198,7 @@ async def test_T6_T8_leases_of_a_few_tokens_across_two_updates_with_old_tokens_m
 ) -> None:
     """Each lease goes on from the prefix, under the weights of the day."""
     publish(client, keys, publications[1])
-    named = [job(index, first, sampling=LONG) for index, first in enumerate("abc")]
+    named = [job(index, first, sampling=LONG | {"max_new_tokens": 1200}) for index, first in enumerate("abc")]
     jobs = admit(client, keys, named)
     rollout = {"lease_tokens": 70, "mask_offpolicy_in_partial_rollout": True}
 
@@ -208,7 +213,7 @@ async def test_T6_T8_leases_of_a_few_tokens_across_two_updates_with_old_tokens_m
     samples = []
     for one in named:
         for k, (meta, payload) in enumerate(read_group(client, keys, one.id, masked=True)):
-            assert meta.num_generated == 400
+            assert meta.num_generated == 1200
             samples.append(sample_of(one, k, payload))
     assert any(len(versions_of(sample)) == 3 for sample in samples)
     assert_true({version: oracle.load_model(models[version]) for version in (1, 2, 3)}, samples)

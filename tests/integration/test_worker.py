@@ -46,7 +46,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PARTS = "tests.integration.worker_parts"
 #: Long enough to be met while it runs.
-LONG = {"max_new_tokens": 400, "ignore_eos": True}
+#: An idle engine is at it for seconds, so that a worker can be stopped or killed meanwhile.
+LONG = {"max_new_tokens": 1500, "ignore_eos": True}
+ROOM = {"max_context_tokens": 2048}
 SHORT = {"max_new_tokens": 12, "ignore_eos": True}
 
 
@@ -57,6 +59,7 @@ def external(
     """Makes configurations of workers that share the session's engine."""
 
     def make(url: str = redis_server.url, **sections: Any) -> Config:
+        sections["rollout"] = ROOM | sections.get("rollout", {})
         return make_config(url, keys, model_config, tmp_path, engine={"url": engine_url}, **sections)
 
     return make
@@ -80,10 +83,7 @@ async def test_one_worker_through_its_life(
     tmp_path: Path,
 ) -> None:
     spawned = cpu_engine().model_dump() | {"health_timeout_s": 5.0}
-    # Long enough that the load of a version and the look at it fit in while they are drawn, on a busy machine too.
-    rollout = {"max_context_tokens": 2048}
-    longer = {"max_new_tokens": 1500, "ignore_eos": True}
-    config = make_config(redis_server.url, keys, model_config, tmp_path, engine=spawned, rollout=rollout)
+    config = make_config(redis_server.url, keys, model_config, tmp_path, engine=spawned, rollout=ROOM)
     first = admit(client, keys, [job(0, reward=f"{PARTS}:detailed", environment=f"{PARTS}:Echo"), job(1)])
     worker = start(config)
 
@@ -103,7 +103,7 @@ async def test_one_worker_through_its_life(
 
     async with tended(client, keys):
         # The engine is killed under load: charged, back with the newest weights, nothing drawn under older ones.
-        second = admit(client, keys, [job(i, sampling=longer) for i in range(2, 4)])
+        second = admit(client, keys, [job(i, sampling=LONG) for i in range(2, 4)])
         await until(lambda: presence(client, keys)["running"] == 4)
         publish(client, keys, publications[2])
         await until(lambda: presence(client, keys)["version"] == 2)
@@ -117,7 +117,7 @@ async def test_one_worker_through_its_life(
             read_group(client, keys, name)
 
         # Stopped for longer than its lease: taken over, noticed, nothing written twice, and it goes on.
-        third = admit(client, keys, [job(4, sampling=LONG | {"max_new_tokens": 500})])
+        third = admit(client, keys, [job(4, sampling=LONG)])
         await until(all_in(client, keys, third, "leased"))
         client.sadd(keys.paused, "resume", "suspect")
         lost = presence(client, keys)["lost_leases"]
@@ -160,7 +160,7 @@ async def test_sigterm_drains_and_what_is_left_goes_on_from_its_prefix(
     assert play.counter(client, keys, "released") == 0
     assert client.hlen(keys.workers) == 0
 
-    long = admit(client, keys, [job(1, sampling=LONG | {"max_new_tokens": 450})])
+    long = admit(client, keys, [job(1, sampling=LONG)])
     hurried = start(external(worker={"drain_timeout_s": 1000}), "hurried")
     await until(all_in(client, keys, long, "leased"))
     # Each sample has a token, at least.
@@ -180,10 +180,10 @@ async def test_sigterm_drains_and_what_is_left_goes_on_from_its_prefix(
         await until(all_in(client, keys, long, "ready"))
     for prefix, (meta, payload) in zip(prefixes, read_group(client, keys, long[0]), strict=True):
         drawn = sum(prefix.generated)
-        assert 0 < drawn < 450
+        assert 0 < drawn < 1500
         assert payload.tokens[: len(prefix.tokens)].tolist() == prefix.tokens
-        assert payload.versions.tolist() == [-1] * 3 + [1] * drawn + [2] * (450 - drawn)
-        assert (meta.oldest, meta.newest, meta.num_generated) == (1, 2, 450)
+        assert payload.versions.tolist() == [-1] * 3 + [1] * drawn + [2] * (1500 - drawn)
+        assert (meta.oldest, meta.newest, meta.num_generated) == (1, 2, 1500)
     play.assert_conserved(client, keys)
 
 
@@ -193,7 +193,7 @@ async def test_publications_under_load(
 ) -> None:
     """Two of them follow each other at once; samples hold what they were drawn with, in order (I7)."""
     publish(client, keys, publications[1])
-    jobs = admit(client, keys, [job(i, sampling=LONG | {"max_new_tokens": 60 + 40 * (i % 3)}) for i in range(10)])
+    jobs = admit(client, keys, [job(i, sampling=LONG | {"max_new_tokens": 300 + 200 * (i % 3)}) for i in range(10)])
     async with working(external(worker={"apply": policy})) as worker:
         await until(lambda: worker.services.num_running == 8)
         await until(lambda: worker.services.engine.num_running == 8)
