@@ -24,7 +24,7 @@ FORGETTING = ("redis:aof_cut", "sentinel:failover_behind")
 LOSING_SERVERS = ("payloads:lost",)
 #: A reply that was under way at the end of a fault may be read so much later.
 AFTERWARDS_NS = 500_000_000
-#: Endings of files in a folder of payloads that are not permanent, behind a percent sign.
+#: How endings of files in a folder of payloads begin that are not permanent, behind a percent sign.
 STAGES, DAY_S = ("new", "tmp", "old"), 86400
 #: Keys of one look at a server.
 COUNT = 1000
@@ -95,7 +95,7 @@ def _clock(client: redis.Redis, key: str) -> dict[str, int]:
 
 def _keys(cluster: "Cluster") -> dict[str, int]:
     """Keys of the control Redis, of payload servers and of a folder of payloads, with their seconds to live."""
-    found = dict(_files(cluster.folder / "payloads"))
+    found = dict(payload_files(cluster.folder / "payloads"))
     ports = [cluster.redis_port, *(cluster.ports[part.name] for part in cluster.of("payload"))]
     for port in ports:
         with redis.Redis(port=port, socket_timeout=10.0) as client:
@@ -106,11 +106,11 @@ def _keys(cluster: "Cluster") -> dict[str, int]:
     return found
 
 
-def _files(folder: Path) -> Iterator[tuple[str, int]]:
+def payload_files(folder: Path) -> Iterator[tuple[str, int]]:
     """Payloads in a folder: what nobody has made permanent is named so, and goes one day."""
     for path in folder.glob("*/?/*"):
         name, _, stage = path.name.rpartition("%")
-        if stage in STAGES:
+        if stage.startswith(STAGES):
             yield unquote(name), DAY_S
         else:
             yield unquote(path.name), -1
