@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.hooks.signatures import GenerateHook as GenerateHook
     from penstock.hooks.signatures import PostprocessHook as PostprocessHook
     from penstock.hooks.signatures import RewardsHook as RewardsHook
+    from penstock.hooks.signatures import RolloutHook as RolloutHook
     from penstock.hooks.signatures import RolloutLogHook as RolloutLogHook
     from penstock.hooks.signatures import SampleHook as SampleHook
     from penstock.hooks.signatures import SamplesHook as SamplesHook
@@ -85,6 +86,7 @@ _LAZY = {
     "Requests": "consumers.adapters.requests",
     "RolesApart": "penstock.errors",
     "RolloutDataset": "consumers.adapters.iterable",
+    "RolloutHook": "penstock.hooks.signatures",
     "RolloutManager": "consumers.adapters.rollout_manager",
     "RowSource": "producer.sources.row_source",
     "Sample": "penstock.protocol.records.sample",
@@ -129,6 +131,7 @@ __all__ = [
     "RewardsHook",
     "RolesApart",
     "RolloutDataset",
+    "RolloutHook",
     "RolloutLogHook",
     "RolloutManager",
     "RowSource",

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from penstock.config import Config
@@ -155,6 +155,16 @@ class Services:
 
     #: Keeps requests back while the engine is being restarted, and for good when that is given up.
     _shut: ExitStack = field(default_factory=ExitStack)
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Waits for a slot, and holds it."""
+        async with self.slots:
+            self.num_running += 1
+            try:
+                yield
+            finally:
+                self.num_running -= 1
 
     def lose_engine(self, birth: int, reason: str = "") -> None:
         """Have the engine of start ``birth`` restarted; late news of an earlier one say nothing of this one.

@@ -13,7 +13,11 @@ class HooksConfig(Section):
 
     #: Makes each sample in place of a turn of the engine, which it asks itself, in the worker; null: none.
     generate: HookName | None = None
-    #: Longest run of it on one sample; the job then fails as ``hook_timeout``.
+    #: Makes all samples of a group together, in place of ``generate``, in the worker; null: none.
+    rollout: HookName | None = None
+    #: Makes each sample of an evaluation, in place of ``generate`` or ``rollout``; null: these make them too.
+    eval: HookName | None = None
+    #: Longest run of one of these, on one sample or group; the job then fails as ``hook_timeout``.
     generate_timeout_s: Seconds = 3600.0
     #: Asked in this order with each drawn sample before its reward, in the worker.
     sample: list[HookName] = Field(default_factory=list)

@@ -192,10 +192,16 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _samples_are_made_by_one(self) -> Self:
-        for dataset in (*self.data.train, *self.data.eval):
-            if self.hooks.generate is not None and dataset.environment is not None:
+        hooks = self.hooks
+        if hooks.generate is not None and hooks.rollout is not None:
+            raise ValueError("hooks.generate and hooks.rollout both make samples: remove one of them")
+        maker = next((key for key in ("generate", "rollout") if getattr(hooks, key) is not None), None)
+        of_eval = "eval" if hooks.eval is not None else maker
+        made = [(one, maker) for one in self.data.train] + [(one, of_eval) for one in self.data.eval]
+        for dataset, key in made:
+            if key is not None and dataset.environment is not None:
                 raise ValueError(
-                    f"hooks.generate makes samples, and dataset {dataset.name!r} has an environment: remove one of them"
+                    f"hooks.{key} makes samples, and dataset {dataset.name!r} has an environment: remove one of them"
                 )
         return self
 

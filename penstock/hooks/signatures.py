@@ -21,7 +21,7 @@ class SampleHook(Protocol):
 
 
 class GenerateHook(Protocol):
-    """``hooks.generate``: makes one sample, as slime's custom generate functions do.
+    """``hooks.generate`` and ``hooks.eval``: makes one sample, as slime's custom generate functions do.
 
     ``args.engine.generate(input_ids, sampling_params)`` asks the worker's engine, and so does a request to
     ``/generate`` at ``args.sglang_router_ip`` and ``args.sglang_router_port``. It returns the sample with ``tokens``,
@@ -29,6 +29,16 @@ class GenerateHook(Protocol):
     """
 
     async def __call__(self, args: Any, sample: Any, sampling_params: dict[str, Any], /) -> Any: ...
+
+
+class RolloutHook(Protocol):
+    """``hooks.rollout``: makes the samples of a group together.
+
+    ``args.each[i]`` is what ``hooks.generate`` is given as ``args`` for ``samples[i]``: its engine, its address. It
+    returns a sample for each, in their order; what bears loss must be of that sample's own requests.
+    """
+
+    async def __call__(self, args: Any, samples: list[Any], sampling_params: dict[str, Any], /) -> Sequence[Any]: ...
 
 
 class RewardsHook(Protocol):
@@ -99,8 +109,9 @@ class Form:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
             return True
+        named = {name: None for name in self.optional if name in signature.parameters}
         try:
-            signature.bind(*self.parameters)
+            signature.bind(*self.parameters, **named)
         except TypeError:
             return False
         return True
@@ -112,6 +123,8 @@ class Form:
 #: Key of section ``hooks`` -> the forms that its function may have.
 FORMS: dict[str, tuple[Form, ...]] = {
     "generate": (Form(("args", "sample", "sampling_params"), ("evaluation",), is_slime=True, is_async=True),),
+    "eval": (Form(("args", "sample", "sampling_params"), ("evaluation",), is_slime=True, is_async=True),),
+    "rollout": (Form(("args", "samples", "sampling_params"), ("evaluation",), is_slime=True, is_async=True),),
     "sample": (Form(("sample",)), Form(("args", "sample"), ("rollout_id", "evaluation"), is_slime=True)),
     "rewards": (Form(("batch",), is_async=False), Form(("args", "samples"), is_slime=True, is_async=False)),
     "samples": (Form(("batch",), is_async=False), Form(("args", "groups"), is_slime=True, is_async=False)),

@@ -1,5 +1,6 @@
 """Functions of slime's signatures, as its examples have them: a custom generate with a tool, and a custom reward."""
 
+import asyncio
 from typing import Any
 
 import aiohttp
@@ -95,3 +96,44 @@ async def forgets(args: Any, sample: Sample, sampling_params: dict[str, Any]) ->
 async def asks_too_much(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     await args.engine.generate([5, 6], {"max_tokens": 2})
     return sample
+
+
+async def debates(args: Any, samples: list[Sample], sampling_params: dict[str, Any]) -> list[Sample]:
+    """A group: each answers when it has read what those before it said."""
+    heard: list[int] = []
+    for own, sample in zip(args.each, samples, strict=True):
+        sample.tokens = own.engine.tokenizer.encode(sample.prompt, add_special_tokens=False) + heard
+        output = await own.engine.generate(sample.tokens, sampling_params)
+        drawn = output["meta_info"]["output_token_logprobs"]
+        sample.append_response_tokens(
+            own, tokens=[item[1] for item in drawn], log_probs=[item[0] for item in drawn],
+            meta_info=output["meta_info"], text=output["text"],
+        )  # fmt: skip
+        heard += [item[1] for item in drawn]
+    return samples
+
+
+async def generates_each(args: Any, samples: list[Sample], sampling_params: dict[str, Any]) -> list[Sample]:
+    """A group by a function for single samples."""
+    made = zip(args.each, samples, strict=True)
+    return list(await asyncio.gather(*(generate(own, sample, dict(sampling_params)) for own, sample in made)))
+
+
+async def copies_the_first(args: Any, samples: list[Sample], sampling_params: dict[str, Any]) -> list[Sample]:
+    made = await debates(args, samples, sampling_params)
+    made[1].tokens, made[1].response_length = list(made[0].tokens), made[0].response_length
+    return made
+
+
+async def leaves_one_out(args: Any, samples: list[Sample], sampling_params: dict[str, Any]) -> list[Sample]:
+    return (await debates(args, samples, sampling_params))[:-1]
+
+
+async def gives_one_twice(args: Any, samples: list[Sample], sampling_params: dict[str, Any]) -> list[Sample]:
+    made = await debates(args, samples, sampling_params)
+    return [made[0], made[0]]
+
+
+async def only_for_evaluation(args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> Sample:
+    assert evaluation
+    return await generate(args, sample, sampling_params)

@@ -125,6 +125,7 @@ EXECUTED = (
     "docs/consumers.md: # in each process of the critic",
     "docs/consumers.md: # ram_files.py",
     "docs/hooks.md: async def generate",
+    "docs/hooks.md: async def debate",
     "docs/hooks.md: from penstock import Sample",
     "docs/hooks.md: def sign_of_reward",
     "docs/hooks.md: def without_tokens_the",
@@ -371,6 +372,24 @@ def test_a_generate_of_ones_own() -> None:
     sample = asyncio.run(generate(args, SlimeSample(prompt="2+2="), {"temperature": 1.0}))
 
     assert (sample.tokens, sample.response, sample.rollout_log_probs) == ([1, 2, 7, 8], "four", [-0.5, -0.25])
+
+
+def test_a_group_of_ones_own() -> None:
+    debate = functions_of("docs/hooks.md: async def debate")["debate"]
+    check_hook("hooks.rollout", "page:debate", debate)
+    asked = []
+
+    async def answer(ids: list[int], sampling_params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(ids)
+        return {"text": "four", "meta_info": {"output_token_logprobs": [(-0.5, 6 + len(asked), None)]}}
+
+    encode = SimpleNamespace(encode=lambda text, add_special_tokens: [1, 2])
+    each = [SimpleNamespace(engine=SimpleNamespace(tokenizer=encode, generate=answer)) for _ in range(2)]
+    samples = [SlimeSample(prompt="2+2=") for _ in each]
+    made = asyncio.run(debate(SimpleNamespace(each=each), samples, {"temperature": 1.0}))
+
+    assert asked == [[1, 2], [1, 2, 7]]
+    assert [(one.tokens, one.response_length) for one in made] == [([1, 2, 7], 1), ([1, 2, 7, 8], 1)]
 
 
 def test_hooks_of_samples_and_of_the_trainer() -> None:

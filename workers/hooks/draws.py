@@ -6,6 +6,7 @@ function ─> handle, or its address (door.py) ─> generate_sample on the worke
 import asyncio
 import contextvars
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,7 @@ class Draws:
     Args:
         job, k: whose sample it is.
         account: is told of all tokens that are drawn, as thrown away, until a claim says otherwise.
+        slot: held around each request.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Draws:
         rollout: RolloutConfig,
         account: Drawn,
         answered: Callable[[Segment], None] | None = None,
+        slot: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
         self.made: list[Draw] = []
         self.tokenizer = tokenizer
@@ -91,7 +94,7 @@ class Draws:
         # A lease that is used up hands back a prefix, and a custom function has none.
         self._rollout = rollout.model_copy(update={"lease_tokens": None})
         self._sampling = sampling_for(job, rollout)
-        self._account, self._answered = account, answered
+        self._account, self._answered, self._slot = account, answered, slot
         self._asked = 0
         #: Texts whose tokens are known: what was asked and drawn, so that a text that goes on from it is not tokenized
         #: again (T8).
@@ -159,17 +162,18 @@ class Draws:
     async def _draw(self, sample: Sample) -> Sample:
         account = Drawn()
         try:
-            return await generate_sample(
-                self._engine,
-                self._valves,
-                sample.job,
-                sample.k,
-                tokenizer=self.tokenizer,
-                rollout=self._rollout,
-                partial=sample,
-                account=account,
-                answered=self._answered,
-            )
+            async with self._slot():
+                return await generate_sample(
+                    self._engine,
+                    self._valves,
+                    sample.job,
+                    sample.k,
+                    tokenizer=self.tokenizer,
+                    rollout=self._rollout,
+                    partial=sample,
+                    account=account,
+                    answered=self._answered,
+                )
         except EngineError as exc:
             if not self.lost.done():
                 self.lost.set_result(exc)

@@ -210,17 +210,17 @@ class HeldJob:
         if self._refused is not None:
             raise self._refused
         prefixes = await self._read_prefixes()
-        tasks = {
-            asyncio.create_task(self._sample(prefixes.get(k) or Sample(self._job, k)), name=f"sample {self.job}/{k}")
-            for k in self._missing
-        }
+        samples = [self._begin(prefixes.get(k) or Sample(self._job, k)) for k in self._missing]
+        together = self._make_together(samples)
+        tasks = {asyncio.create_task(self._sample(sample, together), name=f"sample {sample.id}") for sample in samples}
         try:
             await self._through(tasks)
         finally:
-            for task in tasks:
+            all_of_them = tasks if together is None else {*tasks, together}
+            for task in all_of_them:
                 task.cancel()
             # Cancelled samples collect what the engine has drawn for them.
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*all_of_them, return_exceptions=True)
         if self._group.is_due and not self._missing:
             await self._reward_group()
 
@@ -249,22 +249,36 @@ class HeldJob:
             return {}
         return await read_prefixes(self._services, self._job, self.lease.token, self._missing, self._temperature)
 
-    async def _sample(self, sample: Sample) -> None:
-        services = self._services
+    def _begin(self, sample: Sample) -> Sample:
         self.samples[sample.k] = sample
-        prefix = self._prefixes[sample.k] = Prefix(services, self.lease.token, sample, self._temperature)
+        self._prefixes[sample.k] = Prefix(self._services, self.lease.token, sample, self._temperature)
+        return sample
+
+    def _is_given(self, k: int) -> bool:
+        """Whether sample ``k`` is not drawn: its tokens are the job's."""
+        return self._job.lane == Lane.SCORE or k < len(self._job.answers)
+
+    def _make_together(self, samples: list[Sample]) -> "asyncio.Task[None] | None":
+        """Begin to make all that are to be drawn, where they are made by one call; None: each is made by itself."""
+        drawn = [sample for sample in samples if not self._is_given(sample.k)]
+        if not drawn or not self._services.generating.makes_groups(self._job):
+            return None
+        return asyncio.create_task(self._generate_group(drawn), name=f"group {self.job}")
+
+    async def _sample(self, sample: Sample, together: "asyncio.Task[None] | None") -> None:
+        services, prefix = self._services, self._prefixes[sample.k]
         resumed = sum(sample.generated)
         try:
-            async with services.slots:
-                services.num_running += 1
-                try:
+            if together is not None and not self._is_given(sample.k):
+                with self._told("generate", sample.k):
+                    await asyncio.shield(together)  # its requests hold slots
+            else:
+                async with services.slot():
                     with self._told("generate", sample.k):
-                        if self._job.lane == Lane.SCORE or sample.k < len(self._job.answers):
+                        if self._is_given(sample.k):
                             sample = await self._score(sample.k)
                         else:
                             await self._generate(sample, prefix)
-                finally:
-                    services.num_running -= 1
         finally:
             self._undrawn.discard(sample.k)
             services.room.set()
@@ -287,8 +301,8 @@ class HeldJob:
 
     async def _score(self, k: int) -> Sample:
         """Sample ``k`` of what is given: a sequence of a scoring job, or an answer."""
-        services, birth = self._services, self._services.births
-        try:
+        services = self._services
+        with self._noticing_death():
             if self._job.lane == Lane.SCORE:
                 return await score_sample(services.engine, services.valves, self._job, k)
             return await give_sample(
@@ -299,16 +313,11 @@ class HeldJob:
                 tokenizer=services.tokenizer,
                 max_context=services.config.rollout.max_context_tokens,
             )
-        except MemberDied:
-            raise  # the other engines go on
-        except EngineDied as exc:
-            services.lose_engine(birth, str(exc))
-            raise
 
     async def _generate(self, sample: Sample, prefix: Prefix) -> None:
-        services, birth = self._services, self._services.births
-        begun_on = services.publication
-        try:
+        services = self._services
+        birth, begun_on = services.births, services.publication
+        with self._noticing_death():
             await services.generating.make(
                 services.engine,
                 services.valves,
@@ -320,13 +329,35 @@ class HeldJob:
                 account=prefix.account,
                 answered=services.tally.answered,
             )
+        if sample.status != SampleStatus.ABORTED:
+            await services.note_finished(birth, begun_on)
+
+    async def _generate_group(self, samples: list[Sample]) -> None:
+        services = self._services
+        birth, begun_on = services.births, services.publication
+        with self._noticing_death():
+            await services.generating.make_group(
+                services.engine,
+                services.valves,
+                samples,
+                tokenizer=services.tokenizer,
+                accounts=[self._prefixes[sample.k].account for sample in samples],
+                answered=services.tally.answered,
+                slot=services.slot,
+            )
+        await services.note_finished(birth, begun_on)
+
+    @contextmanager
+    def _noticing_death(self) -> Iterator[None]:
+        """An engine that dies under what is asked of it inside is restarted."""
+        birth = self._services.births
+        try:
+            yield
         except MemberDied:
             raise  # the other engines go on
         except EngineDied as exc:
-            services.lose_engine(birth, str(exc))
+            self._services.lose_engine(birth, str(exc))
             raise
-        if sample.status != SampleStatus.ABORTED:
-            await services.note_finished(birth, begun_on)
 
     async def _commit(self, sample: Sample) -> None:
         services = self._services

@@ -16,10 +16,9 @@ PUBLIC = [
     "AllSamplesHook", "Batch", "CompletedGroup", "Config", "ConfigError", "ConvertHook", "DataEnded",
     "EngineMetrics", "Environment", "EvalLogHook", "GenerateHook", "Job", "Judge", "JudgeError", "Judges",
     "Observation", "OwnershipLost", "PenstockError", "PostprocessHook", "Receiver", "Request", "Requests",
-    "RewardsHook", "RolesApart", "RolloutDataset", "RolloutLogHook", "RolloutManager", "RowSource", "Sample",
-    "SampleHook", "SampleRow",
-    "SamplesHook", "Score", "Scorer", "Sender", "Shards", "Trackers", "Trainer", "TrlRollouts", "WaitTimeout",
-    "__version__", "concatenated", "score",
+    "RewardsHook", "RolesApart", "RolloutDataset", "RolloutHook", "RolloutLogHook", "RolloutManager", "RowSource",
+    "Sample", "SampleHook", "SampleRow", "SamplesHook", "Score", "Scorer", "Sender", "Shards", "Trackers", "Trainer",
+    "TrlRollouts", "WaitTimeout", "__version__", "concatenated", "score",
 ]  # fmt: skip
 
 

@@ -1,0 +1,215 @@
+"""A function of the user's that makes samples by asking the worker's own engine: each by itself, or a group together.
+
+args, sample(s), sampling_params ─> function ─> what it made ─> claim.py ─> each sample, proven token by token
+                                       └─> engine.generate of a sample's args, or /generate at its address ─> draws.py
+"""
+
+import asyncio
+import sys
+import time
+from argparse import Namespace
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.config import Config
+from penstock.errors import HookError
+from penstock.hooks.signatures import load_hook
+from penstock.hooks.slime import args_of, begun
+from penstock.names import Lane
+from penstock.protocol.records.drawn import Drawn
+from penstock.protocol.records.job import Job, JobFailure
+from penstock.protocol.records.sample import Sample
+from penstock.weights.tokenizer import Tokenizer
+from penstock.words import shown
+from workers.engine import Engine, Segment
+from workers.hooks.calls import called
+from workers.hooks.claim import settle
+from workers.hooks.door import HOST, door
+from workers.hooks.draws import Draws
+from workers.jobs.generate import mask_offpolicy
+from workers.jobs.routed_experts import check_rows
+from workers.jobs.sampling import sampling_for
+from workers.jobs.valves import Valves
+
+#: Where slime keeps the client that its functions ask with.
+_THEIR_HTTP = "slime.utils.http_utils"
+#: The key of section ``hooks`` whose function makes a group at once.
+GROUP = "rollout"
+
+Slot = Callable[[], AbstractAsyncContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A sample that the function is asked for."""
+
+    sample: Sample
+    account: Drawn
+    #: As the function is given it.
+    given: Any
+    #: What asks the engine for it.
+    draws: Draws
+    #: With the sample's own engine and address.
+    args: Namespace
+
+
+class Maker:
+    """The function that one key of section ``hooks`` names.
+
+    Args:
+        key: generate, eval or rollout.
+
+    Raises:
+        ConfigError: the function cannot be imported, or cannot be called as it is.
+    """
+
+    def __init__(self, key: str, path: str, config: Config) -> None:
+        self._hook = load_hook(key, path)
+        #: Whether it makes the samples of a group at once.
+        self.of_groups = key == GROUP
+        self._config = config
+        self._args = args_of(config)
+        self._is_ready = False
+
+    async def make(
+        self,
+        engine: Engine,
+        valves: Valves,
+        samples: Sequence[Sample],
+        *,
+        tokenizer: Tokenizer,
+        accounts: Sequence[Drawn],
+        answered: Callable[[Segment], None] | None = None,
+        slot: Slot = nullcontext,
+    ) -> None:
+        """Make ``samples``, of one job. What an earlier try left of them is thrown away.
+
+        Args:
+            accounts: of each sample, told of what was drawn for it.
+            slot: held around each request.
+
+        Raises:
+            HookError: the function raised, hung (``hooks.generate_timeout_s``), or claims what was not drawn.
+            EngineDied, EngineError: as ``Engine.generate``.
+        """
+        async with valves.sample(), AsyncExitStack() as stack:
+            begun = [
+                await stack.enter_async_context(self._begun(engine, valves, sample, account, tokenizer, answered, slot))
+                for sample, account in zip(samples, accounts, strict=True)
+            ]
+            made = await self._ask(begun)
+        for one, answer in zip(begun, made, strict=True):
+            self._take(one, answer, engine)
+
+    @asynccontextmanager
+    async def _begun(
+        self,
+        engine: Engine,
+        valves: Valves,
+        sample: Sample,
+        account: Drawn,
+        tokenizer: Tokenizer,
+        answered: Callable[[Segment], None] | None,
+        slot: Slot,
+    ) -> AsyncIterator[_Begun]:
+        account.lost_turn += sum(sample.generated)
+        _empty(sample)
+        draws = Draws(engine, valves, sample.job, sample.k, tokenizer=tokenizer, rollout=self._config.rollout,
+                      account=account, answered=answered, slot=slot)  # fmt: skip
+        try:
+            async with door(draws) as port:
+                at = {"sglang_router_ip": HOST, "sglang_router_port": port, "engine": draws}
+                given = begun(sample, _prompt(sample.job, tokenizer))
+                yield _Begun(sample, account, given, draws, Namespace(**vars(self._args) | at))
+        finally:
+            await draws.close()
+
+    async def _ask(self, begun: Sequence[_Begun]) -> list[Any]:
+        """What the function gives for each."""
+        job, hook = begun[0].sample.job, self._hook
+        sampling = sampling_for(job, self._config.rollout) | {
+            "no_stop_trim": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+        }
+        named = hook.named(evaluation=job.lane == Lane.EVAL)
+        args: Namespace = begun[0].args
+        given: Any = begun[0].given
+        what = f"sample {begun[0].sample.id}: {hook.name}"
+        if self.of_groups:
+            args = Namespace(**vars(self._args), each=[one.args for one in begun])
+            given = [one.given for one in begun]
+            what = f"group {job.id}: {hook.name}"
+        for one in begun:
+            one.sample.started_s = time.time()
+        self._ready_slime(begun[0].args)
+
+        async def work() -> Any:
+            return await hook.function(args, given, sampling, **named)
+
+        answer = await self._while_there(begun, called(work, self._config.hooks.generate_timeout_s, what))
+        return _checked(answer if self.of_groups else [answer], begun, what, of_groups=self.of_groups)
+
+    async def _while_there(self, begun: Sequence[_Begun], asking: Any) -> Any:
+        """What ``asking`` gives; ends with the engine's error where that is lost under it."""
+        task, lost = asyncio.ensure_future(asking), [one.draws.lost for one in begun]
+        try:
+            await asyncio.wait({task, *lost}, return_when=asyncio.FIRST_COMPLETED)
+            for one in lost:
+                if one.done():
+                    raise one.result()
+            return await task
+        finally:
+            task.cancel()
+
+    def _take(self, one: _Begun, made: Any, engine: Engine) -> None:
+        """What was made of a sample becomes the sample."""
+        sample, rollout = one.sample, self._config.rollout
+        context = min(rollout.max_context_tokens, engine.info.max_context)
+        settle(sample, made, one.draws.made, max_context=context, what=f"sample {sample.id}: {self._hook.name}")
+        sample.seen, sample.reward, sample.drawn_s = made, made.reward, time.time()
+        # It is the sample's now, and was counted as thrown away while it was drawn.
+        one.account.lost_turn -= sum(sample.generated)
+        if rollout.mask_offpolicy_in_partial_rollout:
+            mask_offpolicy(sample)
+        if engine.tells_routing:
+            check_rows(sample)
+
+    def _ready_slime(self, args: Namespace) -> None:
+        """slime's functions ask with a client that its own manager opens before."""
+        if self._is_ready:
+            return
+        self._is_ready = True
+        if (open_client := getattr(sys.modules.get(_THEIR_HTTP), "init_http_client", None)) is not None:
+            open_client(args)
+
+
+def _checked(answers: Any, begun: Sequence[_Begun], what: str, *, of_groups: bool) -> list[Any]:
+    """Raise HookError where what was given is not a sample for each that was asked for."""
+    if not isinstance(answers, (list, tuple)) or len(answers) != len(begun):
+        raise HookError(
+            JobFailure.HOOK_RAISED,
+            f"{what} gave {shown(answers)}, and was asked for a list of {len(begun)} samples: return one for each that "
+            "it was given, in their order.",
+        )
+    for answer, one in zip(answers, begun, strict=True):
+        if not isinstance(answer, type(one.given)):
+            kept = "those it was given" if of_groups else "the one it was given"
+            raise HookError(JobFailure.HOOK_RAISED, f"{what} gave {shown(answer)}, which is no sample: return {kept}.")
+    if len({id(answer) for answer in answers}) < len(answers):
+        raise HookError(JobFailure.HOOK_RAISED, f"{what} gave one sample twice: return one for each, in their order.")
+    return list(answers)
+
+
+def _prompt(job: Job, tokenizer: Tokenizer) -> str:
+    return job.prompt if job.prompt is not None else tokenizer.decode(list(job.prompt_ids or ()))
+
+
+def _empty(sample: Sample) -> None:
+    for values in (sample.tokens, sample.logprobs, sample.generated, sample.loss_mask, sample.versions, sample.turns):
+        values.clear()
+    sample.text, sample.finish_reason, sample.num_turns, sample.num_unproven = "", "", 1, 0
+    sample.sides.clear()
+    sample.seen = None
