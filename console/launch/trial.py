@@ -208,6 +208,8 @@ async def _draw(
         await hooks.apply(sample)
         if sample.reward is None:
             await rewards.score(sample)
+        else:
+            rewards.take(sample)
     except PenstockError as exc:
         error = redact(str(exc))
     return _row(sample, tokenizer, error)

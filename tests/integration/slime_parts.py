@@ -137,3 +137,15 @@ async def gives_one_twice(args: Any, samples: list[Sample], sampling_params: dic
 async def only_for_evaluation(args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> Sample:
     assert evaluation
     return await generate(args, sample, sampling_params)
+
+
+async def rewards_itself(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    made = await generate(args, sample, sampling_params)
+    made.reward = {"score": 2, "why": "said so"}
+    return made
+
+
+async def rewards_with_words(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    made = await generate(args, sample, sampling_params)
+    made.reward = "high"
+    return made

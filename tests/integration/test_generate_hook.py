@@ -103,6 +103,32 @@ async def test_T6_T11_what_a_generate_claims_and_did_not_draw_is_a_named_failure
     play.assert_conserved(client, keys)
 
 
+async def test_T11_a_reward_that_a_generate_sets_is_read_as_one_of_a_reward_function(
+    client: redis.Redis, keys: Keys, config: Make
+) -> None:
+    jobs = admit(client, keys, [job(0)])
+
+    async with working(config(hooks=hooks("rewards_itself"))):
+        await until(all_in(client, keys, jobs, "ready"))
+
+    assert [(meta.reward, meta.reward_info) for meta in metas(client, keys, jobs[0])] == [(2.0, {"why": "said so"})] * 2
+    play.assert_conserved(client, keys)
+
+
+async def test_T11_a_reward_of_words_that_a_generate_sets_is_a_named_failure(
+    client: redis.Redis, keys: Keys, config: Make
+) -> None:
+    jobs = admit(client, keys, [job(0)])
+
+    async with working(config(hooks=hooks("rewards_with_words"))), tended(client, keys):
+        await until(all_in(client, keys, jobs, "dead"))
+
+    letter = letters(client, keys)[jobs[0]]
+    assert letter["reason"] == "reward_not_a_number"
+    assert "reward that was set on it gave 'high', not a finite number" in letter["detail"]
+    play.assert_conserved(client, keys)
+
+
 async def test_a_generate_that_is_not_async_is_refused_at_the_start(config: Make) -> None:
     with pytest.raises(ConfigError, match=r"hooks\.generate .*gives_a_word"):
         Worker(config(hooks={"generate": "tests.integration.hook_parts:gives_a_word"}), "w")

@@ -292,6 +292,8 @@ class HeldJob:
                 await services.sample_hooks.apply(sample)
                 if sample.reward is None:
                     await services.rewards.score(sample)
+                else:
+                    services.rewards.take(sample)
             note(sample, services.config.data.eval)
             if services.frozen.scores(sample):
                 with self._told("frozen models", sample.k):

@@ -112,6 +112,15 @@ class Rewards:
         finally:
             sample.reward_s = time.monotonic() - started
 
+    def take(self, sample: Sample) -> None:
+        """Read a reward that a hook or an environment has set, as one of a reward function is read.
+
+        Raises:
+            RewardError: reward_not_a_number, reward_too_large.
+        """
+        number, info = number_of(sample.reward, sample.id, "that was set on it", self.config.key)
+        sample.reward, sample.reward_info = number, sample.reward_info | info
+
     async def close(self) -> None:
         """End the processes of slow rewards; checks that the pool still has are withdrawn."""
         if self.checks is not None:
