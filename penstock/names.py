@@ -28,6 +28,8 @@ HOME_LANES = (Lane.EVAL, Lane.SCORE, Lane.TRAIN)
 TEACHER_LOGPROBS = "teacher_logprobs"
 #: The same of a reference policy.
 REFERENCE_LOGPROBS = "reference_logprobs"
+#: The same of a reward: float32 [steps, 2], index of the token of the response that ends a step, and its reward.
+STEP_REWARDS = "step_rewards"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 

@@ -34,11 +34,12 @@ def check_rollouts(config: Config) -> None:
 
 def check_groups(config: Config) -> None:
     """Refuse with ConfigError groups of one, whose answers are compared with themselves: every advantage is 0."""
-    if config.hooks.rewards is not None or config.trainer.distills_alone:
+    if config.hooks.rewards is not None or config.trainer.alone:
         return  # advantages are the hook's, or each token has its own
-    if config.trainer.distill is not None:
-        _check_any_group(config)
-        return
+    for key in ("distill", "process"):
+        if getattr(config.trainer, key) is not None:
+            _check_any_group(config, key)
+            return
     for index, dataset in enumerate(config.data.train):
         if (dataset.n or config.rollout.n) == 1:
             where = f"data.train.{index}.n" if dataset.n else "rollout.n"
@@ -48,11 +49,11 @@ def check_groups(config: Config) -> None:
             )
 
 
-def _check_any_group(config: Config) -> None:
-    """Beside a teacher some groups may be of one, where others have rewards to compare."""
+def _check_any_group(config: Config, key: str) -> None:
+    """Beside advantages of tokens some groups may be of one, where others have rewards to compare."""
     if all((dataset.n or config.rollout.n) == 1 for dataset in config.data.train):
         raise ConfigError(
-            "rollout.n is 1, and trainer.distill.with_rewards adds advantages of rewards, which compare the answers to "
+            f"rollout.n is 1, and trainer.{key}.with_rewards adds advantages of rewards, which compare the answers to "
             "a prompt with each other, so every one would be 0: set it to 2 or more, or remove with_rewards."
         )
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from consumers.batch.batch import Batch
-from consumers.grpo import corrections, distillation, kl, losses, penalty
+from consumers.grpo import corrections, distillation, kl, losses, penalty, process
 from consumers.grpo.losses import TokenLoss
 from consumers.grpo.ranks import Ranks
 from consumers.grpo.totals import Totals
@@ -119,6 +119,8 @@ class GRPO:
             return nothing
         taken = self._take_off_rewards(batch) if self._penalty_in("reward") else {}
         parts = self._ranks.all_or_none(lambda: self._parts(batch), f"batch {batch.n}")
+        if self.config.process is not None:
+            process.give_advantages(batch, parts, self.config.process, self._ranks)
         olds: Sequence[Sequence[Tensor | None]] = [[None] * len(part) for part in parts]
         if self.postprocess is not None:
             olds = self.old_logprobs(parts)

@@ -22,6 +22,7 @@ from penstock.config.trainer import TrainerConfig
 from penstock.config.watching import MetricsConfig, NotifyConfig, TelemetryConfig
 from penstock.config.worker import WorkerConfig
 from penstock.logs import LogFormat
+from penstock.names import STEP_REWARDS
 from penstock.weights.transport import TRANSPORTS, transport
 
 
@@ -146,18 +147,28 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _rewards_are_learned_from(self) -> Self:
-        if not self.trainer.distills_alone:
+        alone = self.trainer.alone
+        if not alone:
             return self
         if self.hooks.rewards is not None:
             raise ValueError(
-                "hooks.rewards makes advantages of rewards, and trainer.distill alone learns from none: remove the "
-                "hook, or set trainer.distill.with_rewards"
+                f"hooks.rewards makes advantages of rewards, and trainer.{alone} alone learns from none of them: "
+                f"remove the hook, or set trainer.{alone}.with_rewards"
             )
         if "nonzero_std" in self.trainer.filter.functions:
             raise ValueError(
                 "trainer.filter.functions has nonzero_std, which drops groups that rewards teach nothing, and "
-                "trainer.distill alone learns from none: leave it out, or set trainer.distill.with_rewards; to choose "
-                "groups by their rewards all the same, name a function of yours"
+                f"trainer.{alone} alone learns from none of them: leave it out, or set trainer.{alone}.with_rewards; "
+                "to choose groups by their rewards all the same, name a function of yours"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_have_rewards(self) -> Self:
+        if self.trainer.process is not None and STEP_REWARDS not in self.rollout.sides:
+            raise ValueError(
+                f"trainer.process learns from rewards of steps: add {STEP_REWARDS} to rollout.sides, so that a sample "
+                "whose reward gives none fails"
             )
         return self
 

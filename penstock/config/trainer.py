@@ -47,6 +47,16 @@ class DistillConfig(Section):
     with_rewards: bool = False
 
 
+class ProcessConfig(Section):
+    """Process supervision: rewards of steps, side array ``step_rewards``, are advantages (docs/rewards.md)."""
+
+    #: The advantage of a token is weight times the sum of the normalised rewards of the steps that end with it or
+    #: later.
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    #: Add it to the advantages of the rewards of whole answers; false: it stands alone, and those are measured only.
+    with_rewards: bool = False
+
+
 class KLConfig(Section):
     """A penalty on the distance to a reference policy: ``rollout.reference``, or else the policy in ``model.path``, of
     which the trainer then holds a second copy (docs/distillation.md)."""
@@ -105,6 +115,8 @@ class TrainerConfig(Section):
     advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"] = "grpo"
     #: Learn from ``rollout.teacher``; null: from rewards alone.
     distill: DistillConfig | None = None
+    #: Learn from rewards of steps; null: from those of whole answers alone.
+    process: ProcessConfig | None = None
     #: Stay near a reference policy; null: no penalty.
     kl: KLConfig | None = None
     #: Loss per token (consumers/grpo/losses.py); it brings its own clips, aggregation and correction where they are not
@@ -231,23 +243,31 @@ class TrainerConfig(Section):
         return self
 
     @property
-    def distills_alone(self) -> bool:
-        """Whether a teacher stands alone, so that rewards are measured and not learned from."""
-        return self.distill is not None and not self.distill.with_rewards
+    def alone(self) -> str:
+        """What stands alone, so that rewards of whole answers are measured and not learned from; '': nothing does."""
+        if self.distill is not None and not self.distill.with_rewards:
+            return "distill"
+        return "process" if self.process is not None and not self.process.with_rewards else ""
 
     @model_validator(mode="after")
     def _rewards_are_learned_from(self) -> Self:
-        if not self.distills_alone:
+        alone = self.alone
+        if not alone:
             return self
+        if alone == "distill" and self.process is not None:
+            raise ValueError(
+                "process learns from rewards of steps, and distill alone from none: remove process, or set "
+                "distill.with_rewards"
+            )
         if self.kl is not None and self.kl.place == "reward":
             raise ValueError(
-                "kl.place reward takes the penalty off rewards, and distill alone learns from none: choose place loss, "
-                "or set distill.with_rewards"
+                f"kl.place reward takes the penalty off rewards, and {alone} alone learns from none of them: choose "
+                f"place loss, or set {alone}.with_rewards"
             )
         if self.advantage != "grpo":
             raise ValueError(
-                f"advantage {self.advantage} makes advantages of rewards, and distill alone learns from none: remove "
-                "it, or set distill.with_rewards"
+                f"advantage {self.advantage} makes advantages of rewards, and {alone} alone learns from none of them: "
+                f"remove it, or set {alone}.with_rewards"
             )
         return self
 

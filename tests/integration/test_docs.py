@@ -32,10 +32,13 @@ from penstock.config.load import load_config
 from penstock.history.row import Fate, SampleRow
 from penstock.hooks.signatures import check_hook
 from penstock.hooks.slime import SlimeSample
+from penstock.protocol.records.job import Job
+from penstock.protocol.records.sample import Sample
 from penstock.system.ports import free_port
 from tests.integration.docs_blocks import ROOT, Block, blocks
 from tests.missing import need
 from tests.tiny_model import make_tiny_model
+from workers.rewards import steps
 
 LIMIT_S = 240.0
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -101,6 +104,7 @@ SETTINGS = (
     "docs/rewards.md: reward: {parts",
     "docs/rewards.md: reward: {function: code",
     "docs/rewards.md: reward: {function: math, group",
+    "docs/rewards.md: # run.yaml",
     'docs/rewards.md: reward: {function: "rewards',
     "docs/rewards.md: # frozen models",
     "docs/tracing.md: telemetry:",
@@ -136,6 +140,7 @@ EXECUTED = (
     "docs/rewards.md: async def liked",
     "docs/rewards.md: penstock run run.yaml --reward.function",
     "docs/rewards.md: # duels.py",
+    "docs/rewards.md: # steps.py",
     "docs/rewards.md: penstock run run.yaml --reward.group",
     "docs/tutorial.md: # make_data.py",
     "docs/tutorial.md: # letters.py",
@@ -372,6 +377,20 @@ def test_a_generate_of_ones_own() -> None:
     sample = asyncio.run(generate(args, SlimeSample(prompt="2+2="), {"temperature": 1.0}))
 
     assert (sample.tokens, sample.response, sample.rollout_log_probs) == ([1, 2, 7, 8], "four", [-0.5, -0.25])
+
+
+def test_rewards_of_lines() -> None:
+    lines = functions_of("docs/rewards.md: # steps.py")["lines"]
+    sample = Sample(Job("d/0/0", 1, prompt="?", label="4"), 0)
+    sample.append([1])
+    sample.prompt_length = 1
+    sample.append([5, 198, 6, 7, 198, 8], version=1, logprobs=[-0.5] * 6)
+    sample.text = "2+2=4\nso\n4"
+
+    found = lines(sample)
+
+    assert found == {"score": 1.0, "step_rewards": [[1, 1.0], [4, 0.0]]}
+    assert steps.take_out(found, sample, "lines") == {1: 1.0, 4: 0.0}
 
 
 def test_a_group_of_ones_own() -> None:

@@ -21,7 +21,7 @@ from consumers.grpo.step import GRPO
 from consumers.grpo.train_rows import Ask, TrainRow
 from penstock.config import TrainerConfig
 from penstock.errors import PayloadError, PenstockError
-from penstock.names import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
+from penstock.names import REFERENCE_LOGPROBS, STEP_REWARDS, TEACHER_LOGPROBS
 from penstock.payloads import sides
 from penstock.protocol.records.sample import Sample
 from tests.batch_factory import gradient, logprobs_of, make_samples, near_model, tiny_model, with_beside
@@ -73,6 +73,8 @@ CASES = {
     "distill with rewards, truncated": Case(
         {"distill": {"with_rewards": True}, "loss": "reinforce"}, TEACHER_LOGPROBS, mask_below=5
     ),
+    "rewards of steps": Case({"process": {"weight": 0.5}}, STEP_REWARDS, mask_below=5),
+    "rewards of steps too, removed": Case({"process": {"with_rewards": True}} | SEVERAL, STEP_REWARDS, removed=(1, 6)),
     "rows postprocessed": Case(SEVERAL, postprocess=without_ends, mask_below=5),
     "rows postprocessed, by sample": Case({"aggregation": "sample"}, postprocess=without_ends),
     "distill, decoupled": Case({"distill": {}, "correction": "decoupled"} | SEVERAL, TEACHER_LOGPROBS),
@@ -82,8 +84,10 @@ CASES = {
         removed=(0,),
     ),
 }
-#: What must be seen: the penalties of a rank alone, and those over the loss tokens.
-IN_REWARD = [name for name in CASES if "reward," in name]
+#: What must be seen: penalties, and rewards of steps, of a rank alone.
+ADDED_UP = [name for name in CASES if "reward," in name or "steps" in CASES[name].sides]
+#: As tensors that ranks add up begin: [3, N] of penalties, [groups] of steps.
+THREE = 3
 
 
 def samples_of(temperature: float) -> list[Sample]:
@@ -93,7 +97,15 @@ def samples_of(temperature: float) -> list[Sample]:
 
 @torch.no_grad()
 def said(samples: list[Sample], name: str) -> dict[str, NDArray[Any]]:
-    """What a teacher or a reference says of what follows each prompt."""
+    """What a teacher or a reference says of what follows each prompt; rewards of one to four steps."""
+    if name == STEP_REWARDS:
+        rng = np.random.default_rng(5)
+        counts = {one.id: int(rng.integers(1, 5)) for one in samples}
+        ends = {
+            one.id: np.sort(rng.choice(len(one.tokens) - one.prompt_length, counts[one.id], replace=False))
+            for one in samples
+        }
+        return {one: np.stack([at, rng.random(len(at))], axis=1).astype(np.float32) for one, at in ends.items()}
     model = tiny_model(SEEDS[name])
     return {one.id: logprobs_of(model, one.tokens, 1.0)[one.prompt_length :].float().numpy() for one in samples}
 
@@ -125,9 +137,9 @@ def gradient_of(case: Case, rank: int = 0, size: int = 1, max_samples: int | Non
 
 
 def of_own_rank_alone(case: Case, rank: int) -> Tensor:
-    """The gradient where ranks do not add up what they take off rewards."""
+    """The gradient where ranks do not add up what advantages are made of."""
     trainer = learner_of(case, WORLD, None)
-    trainer._ranks.add_up = lambda tensor: None if tensor.shape[0] == 3 else dist.all_reduce(tensor)  # type: ignore[method-assign]
+    trainer._ranks.add_up = lambda tensor: None if tensor.shape[0] == THREE else dist.all_reduce(tensor)  # type: ignore[method-assign]
     trainer.step(batch_of(case, rank, WORLD))
     return gradient(trainer.model)
 
@@ -156,6 +168,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Batch], None]]] = {
     "payload": ("distill alone", without_its_payload),
     "array": ("distill alone", without_its_array),
     "payload, KL in the reward": ("KL in the reward, own reference", without_its_payload),
+    "array, rewards of steps": ("rewards of steps", without_its_array),
     "array, KL in the reward": ("KL in the reward, frozen model", without_its_array),
 }
 
@@ -180,7 +193,7 @@ def run_rank(rank: int, folder: str) -> None:
     )
     try:
         found = {(name, most): gradient_of(case, rank, WORLD, most) for name, case in CASES.items() for most in (1, 3)}
-        alone = {name: of_own_rank_alone(CASES[name], rank) for name in IN_REWARD}
+        alone = {name: of_own_rank_alone(CASES[name], rank) for name in ADDED_UP}
         torch.save([found, alone, {name: refused(name, rank) for name in DAMAGES}], f"{folder}/rank{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -207,15 +220,16 @@ def difference(found: Tensor, wanted: Tensor) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_T10_T11_two_ranks_have_the_gradient_of_one(ranks: list[Any], name: str, max_samples: int) -> None:
     wanted, metrics = gradient_of(CASES[name])
-    assert metrics.keys() & {"ref_kl", "teacher_kl"} or CASES[name].postprocess
+    case = CASES[name]
+    assert metrics.keys() & {"ref_kl", "teacher_kl"} or case.postprocess or "process" in case.settings
     for of_rank, *_ in ranks:
         found, found_metrics = of_rank[name, max_samples]
         assert difference(found, wanted) < 1e-4
         assert found_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", IN_REWARD)
-def test_T11_penalties_of_a_rank_alone_are_seen(ranks: list[Any], name: str) -> None:
+@pytest.mark.parametrize("name", ADDED_UP)
+def test_T11_what_a_rank_takes_for_the_whole_is_seen(ranks: list[Any], name: str) -> None:
     wanted, _ = gradient_of(CASES[name])
     assert any(difference(alone[name], wanted) > 1e-2 for _, alone, _ in ranks)
 

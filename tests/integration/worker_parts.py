@@ -158,3 +158,18 @@ def waits_for_the_test(samples: Sequence[Sample]) -> list[float]:
     """Says that it began, and waits until the test's file says that it may end."""
     _wait_for_the_test()
     return [20.0 + one.k for one in samples]
+
+
+def of_steps(sample: Sample) -> dict[str, Any]:
+    """Two steps: the first token, and all behind it."""
+    last = len(sample.tokens) - sample.prompt_length - 1
+    return {"score": 1.0, "why": "steps", "step_rewards": [[0, 0.5], [last, 1.0]]}
+
+
+def of_tokens(sample: Sample) -> dict[str, Any]:
+    return {"score": 2.0, "token_rewards": [0.25] * (len(sample.tokens) - sample.prompt_length)}
+
+
+def sets_steps(sample: Sample) -> None:
+    """As ``hooks.sample``."""
+    sample.reward = of_steps(sample)  # type: ignore[assignment]

@@ -9,18 +9,19 @@ import logging
 import time
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import RewardConfig
 from penstock.config.code_names import BOXED
 from penstock.errors import ConfigError, RewardError
-from penstock.names import Lane
+from penstock.names import STEP_REWARDS, Lane
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded
 from penstock.words import shown
 from workers.hooks.open_calls import CODE, calling
 from workers.jobs.repeats import Repeats
+from workers.rewards import steps
 from workers.rewards.allowed import import_reward
 from workers.rewards.calls import NotJudged, awaiting, patiently
 from workers.rewards.choice import chosen
@@ -44,6 +45,14 @@ if TYPE_CHECKING:
 RewardFunction = Callable[[Sample], Awaitable[Any]]
 
 log = logging.getLogger(__name__)
+
+
+class _Found(NamedTuple):
+    """What one reward said of a sample."""
+
+    number: float
+    info: dict[str, Any]
+    steps: steps.Steps | None
 
 
 class Rewards:
@@ -90,7 +99,7 @@ class Rewards:
         self._functions = {name: self._load(name) for name in names}
 
     async def score(self, sample: Sample) -> None:
-        """Set ``reward``, ``reward_info`` and ``reward_s`` of the sample.
+        """Set ``reward``, ``reward_info`` and ``reward_s`` of the sample, and its side array of the rewards of steps.
 
         Waits for at most ``timeout_s`` per try and part, beside waits for a free verifier of the pool, and for judges
         that are away.
@@ -107,8 +116,10 @@ class Rewards:
         started = time.monotonic()
         self.check(sample.job)
         try:
-            number, info = await self._sum(sample, chosen(sample.job, self.config))
+            number, info, found = await self._sum(sample, chosen(sample.job, self.config))
             sample.reward, sample.reward_info = self._shaped(sample, number, info)
+            if found is not None:
+                sample.sides[STEP_REWARDS] = steps.as_array(found)
         finally:
             sample.reward_s = time.monotonic() - started
 
@@ -118,8 +129,12 @@ class Rewards:
         Raises:
             RewardError: reward_not_a_number, reward_too_large.
         """
-        number, info = number_of(sample.reward, sample.id, "that was set on it", self.config.key)
-        sample.reward, sample.reward_info = number, sample.reward_info | info
+        what = "that was set on it"
+        number, info = number_of(sample.reward, sample.id, what, self.config.key)
+        info = sample.reward_info | info
+        if (found := steps.take_out(info, sample, what)) is not None:
+            sample.sides[STEP_REWARDS] = steps.as_array(found)
+        sample.reward, sample.reward_info = number, info
 
     async def close(self) -> None:
         """End the processes of slow rewards; checks that the pool still has are withdrawn."""
@@ -131,18 +146,24 @@ class Rewards:
             await self.processes.close()
             self.processes = None
 
-    async def _sum(self, sample: Sample, parts: Mapping[str, float]) -> tuple[float, dict[str, Any]]:
+    async def _sum(self, sample: Sample, parts: Mapping[str, float]) -> _Found:
         found = {name: await self._one(sample, name) for name in parts}
         if list(parts.values()) == [1.0]:
             return next(iter(found.values()))
-        total = sum(weight * found[name][0] for name, weight in parts.items())
-        said = {name: info for name, (_, info) in found.items() if info}
-        about = {"parts": {name: number for name, (number, _) in found.items()}, **({"said": said} if said else {})}
-        return number_of({**about, self.config.key: total}, sample.id, "+".join(parts), self.config.key)
+        total = sum(weight * found[name].number for name, weight in parts.items())
+        said = {name: one.info for name, one in found.items() if one.info}
+        about = {"parts": {name: one.number for name, one in found.items()}, **({"said": said} if said else {})}
+        of_steps: steps.Steps | None = None
+        for name, weight in parts.items():
+            if (more := found[name].steps) is not None:
+                of_steps = steps.added(of_steps or {}, more, weight)
+        key = self.config.key
+        return _Found(*number_of({**about, key: total}, sample.id, "+".join(parts), key), of_steps)
 
-    async def _one(self, sample: Sample, name: str) -> tuple[float, dict[str, Any]]:
+    async def _one(self, sample: Sample, name: str) -> _Found:
         value = await self._try(self._functions[name], sample, name)
-        return number_of(value, sample.id, name, self.config.key)
+        number, info = number_of(value, sample.id, name, self.config.key)
+        return _Found(number, info, steps.take_out(info, sample, name))
 
     def _shaped(self, sample: Sample, number: float, info: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         if self.config.overlong.max_tokens is None or sample.job.lane != Lane.TRAIN:

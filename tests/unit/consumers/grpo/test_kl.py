@@ -186,7 +186,7 @@ def test_a_penalty_on_rewards_that_nobody_learns_from_is_refused() -> None:
     in_reward = {"weight": 0.1, "place": "reward"}
     config(kl=in_reward, distill={"with_rewards": True})
     config(kl=in_reward | {"place": "loss"}, distill={})
-    with pytest.raises(ValidationError, match="distill alone learns from none: choose place loss"):
+    with pytest.raises(ValidationError, match="distill alone learns from none of them: choose place loss"):
         config(kl=in_reward, distill={})
 
 

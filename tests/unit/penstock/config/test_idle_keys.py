@@ -29,6 +29,7 @@ def curriculum(**values: Any) -> Changes:
     return {"data": {"train": [{"name": "d", "path": "d.jsonl", "curriculum": values}]}}
 
 
+STEPS: Changes = {"rollout": {"sides": ["step_rewards"]}}
 #: What is refused, what the sentence says, and the same with the remedy that it names.
 IDLE: list[tuple[Changes, str, Changes]] = [
     (
@@ -45,6 +46,21 @@ IDLE: list[tuple[Changes, str, Changes]] = [
         {"trainer": {"distill": {}, "advantage": "rloo"}},
         r"advantage rloo makes advantages of rewards, and distill alone learns from none",
         {"trainer": {"distill": {"with_rewards": True}, "advantage": "rloo"}},
+    ),
+    (
+        {"trainer": {"process": {}}},
+        r"trainer\.process learns from rewards of steps: add step_rewards to rollout\.sides",
+        {"trainer": {"process": {}}} | STEPS,
+    ),
+    (
+        {"trainer": {"process": {}}, "hooks": {"rewards": "m:f"}} | STEPS,
+        r"hooks\.rewards makes advantages of rewards, and trainer\.process alone learns from none",
+        {"trainer": {"process": {"with_rewards": True}}, "hooks": {"rewards": "m:f"}} | STEPS,
+    ),
+    (
+        {"trainer": {"process": {}, "distill": {}}} | STEPS,
+        r"process learns from rewards of steps, and distill alone from none: remove process, or set distill",
+        {"trainer": {"process": {}, "distill": {"with_rewards": True}}} | STEPS,
     ),
     (
         {"trainer": {"advantage": "rloo"}, "hooks": {"rewards": "m:f"}},

@@ -1,0 +1,121 @@
+"""Process supervision: rewards of steps become advantages of tokens (Shao et al. 2024, arXiv 2402.03300, 4.1.3).
+
+    step rewards of a group, on all ranks ─> r̃ = (r - m) / (s + 1e-6) ─> A_t = weight * sum of r̃ of steps that end at
+    token t or later
+
+m and s are the mean and the unbiased standard deviation of the rewards of all steps of a group's samples, but for those
+that never bore loss: the same whatever rank has which sample (T11). A group with one step in all has nothing to compare
+it with: its r̃ is 0.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from consumers.batch import layout
+from consumers.batch.advantages import EPSILON
+from consumers.batch.batch import Batch
+from consumers.grpo.ranks import Ranks
+from penstock.config.trainer import ProcessConfig
+from penstock.errors import PayloadError, ProtocolError
+from penstock.names import STEP_REWARDS
+from penstock.protocol.records.manifest import Row
+
+#: Row of the batch -> [S, 2] index in the response and reward of each of its steps.
+Steps = dict[int, NDArray[np.float64]]
+
+
+def give_advantages(
+    batch: Batch, parts: Sequence[Sequence[dict[str, Any]]], config: ProcessConfig, ranks: Ranks
+) -> None:
+    """Write the advantages of this rank's tokens into the micro-batches ``parts``.
+
+    With several ranks it blocks until all have called it.
+
+    Raises:
+        ProtocolError: no sample of the batch has rewards of steps.
+        PayloadError: one of whose reward is learned has none, or what it has are none.
+        PenstockError: another rank cannot read its own.
+    """
+    check_steps(batch)
+    found = ranks.all_or_none(lambda: _steps_of(batch), f"batch {batch.n}")
+    normalised = _normalised(found, _groups(batch), ranks)
+    for micro in (micro for part in parts for micro in part):
+        for at, index in enumerate(micro["rows"].tolist()):
+            if index < 0:
+                continue
+            length = int(micro["lengths"][at])
+            given = micro["advantages"][at, :length]
+            values = torch.as_tensor(_advantages(batch.all_rows[index], length, normalised.get(index))).to(given)
+            made = config.weight * values * micro["generated"][at, :length]
+            given.copy_(given + made if config.with_rewards else made)
+
+
+def check_steps(batch: Batch) -> None:
+    """Raise where a row whose reward counts has no rewards of steps; by the rows of all ranks, so that all stop."""
+    if not batch.has_side(STEP_REWARDS):
+        raise ProtocolError(
+            f"trainer.process needs the side array {STEP_REWARDS!r} of each sample, and those of batch {batch.n} have "
+            "none: have the reward give step_rewards or token_rewards, and begin the run anew."
+        )
+    layout.check_sides(batch.all_rows, [not row.masked for row in batch.all_rows], STEP_REWARDS, batch.n)
+
+
+def _steps_of(batch: Batch) -> Steps:
+    """Of this rank's rows that have some and whose reward counts."""
+    found = {}
+    for index, row, array in zip(batch.indices, batch.rows, batch.side(STEP_REWARDS), strict=True):
+        if array is None or row.masked:
+            continue
+        values = np.asarray(array, np.float64)
+        if values.ndim != 2 or values.shape[1] != 2 or not np.isfinite(values).all() or not _is_inside(values, row):
+            raise PayloadError(
+                f"sample {row.sample}: its side array {STEP_REWARDS!r} of shape {values.shape} is not the index of a "
+                f"token behind its prompt, below {row.length - row.prompt_length}, and a finite number, for each step."
+            )
+        found[index] = values
+    return found
+
+
+def _is_inside(values: NDArray[np.float64], row: Row) -> bool:
+    indices = values[:, 0]
+    return bool(((indices >= 0) & (indices < row.length - row.prompt_length) & (indices % 1 == 0)).all())
+
+
+def _groups(batch: Batch) -> list[int]:
+    """Number of the group of each of ``all_rows``."""
+    ids: dict[str, int] = {}
+    return [ids.setdefault(row.job, len(ids)) for row in batch.all_rows]
+
+
+def _normalised(steps: Steps, groups: Sequence[int], ranks: Ranks) -> Steps:
+    """``steps`` with r̃ in place of each reward."""
+    number = max(groups) + 1
+
+    def summed(values: dict[int, float]) -> NDArray[np.float64]:
+        """[groups] over all ranks."""
+        sums = torch.zeros(number, dtype=torch.float64, device=ranks.device)
+        for index, value in values.items():
+            sums[groups[index]] += value
+        ranks.add_up(sums)
+        return sums.cpu().numpy()
+
+    count = summed({index: float(len(one)) for index, one in steps.items()})
+    mean = summed({index: float(one[:, 1].sum()) for index, one in steps.items()}) / np.maximum(count, 1)
+    centred = {index: one[:, 1] - mean[groups[index]] for index, one in steps.items()}
+    squares = summed({index: float((one**2).sum()) for index, one in centred.items()})
+    deviation = np.sqrt(squares / np.maximum(count - 1, 1)) + EPSILON
+    return {
+        index: np.stack([one[:, 0], centred[index] / deviation[groups[index]]], axis=1) for index, one in steps.items()
+    }
+
+
+def _advantages(row: Row, length: int, steps: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """[L] sum of what the steps that end with a token or later are worth."""
+    ends = np.zeros(length)
+    if steps is not None:
+        np.add.at(ends, row.prompt_length + steps[:, 0].astype(np.int64), steps[:, 1])
+    return np.cumsum(ends[::-1])[::-1].copy()

@@ -1,0 +1,82 @@
+"""Rewards of steps: what a reward says of tokens of the response, beside its number for the whole answer.
+
+    {"score": 1.0, "step_rewards": [[12, 0.5], [40, 1.0]]}     steps that end with tokens 12 and 40 of the response
+    {"score": 1.0, "token_rewards": [0.0, 0.1, ...]}           every token of the response is a step
+
+They become the side array ``step_rewards`` of the sample.
+"""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import RewardError
+from penstock.names import STEP_REWARDS
+from penstock.protocol.records.job import JobFailure
+from penstock.protocol.records.sample import Sample
+from penstock.words import shown
+from workers.rewards.outcomes import MAX_REWARD
+
+TOKEN_REWARDS = "token_rewards"
+
+#: Index of a token of the response -> the reward of the step that ends with it.
+Steps = dict[int, float]
+
+
+def take_out(info: dict[str, Any], sample: Sample, name: str) -> Steps | None:
+    """Remove what ``info``, a reward's entries, says of steps; None where it says nothing.
+
+    Raises:
+        RewardError: reward_not_a_number where that is not a finite number for tokens of the response, in order.
+    """
+    found = {key: info.pop(key) for key in (STEP_REWARDS, TOKEN_REWARDS) if key in info}
+    if not found:
+        return None
+    what = f"sample {sample.id}: reward {name} gave"
+    if len(found) == 2:
+        raise RewardError(
+            JobFailure.REWARD_NOT_A_NUMBER, f"{what} {STEP_REWARDS} and {TOKEN_REWARDS}: give one of them."
+        )
+    length = len(sample.tokens) - sample.prompt_length
+    ((key, said),) = found.items()
+    pairs = _pairs_of_tokens(said, length) if key == TOKEN_REWARDS else _pairs(said, length)
+    if pairs is None:
+        like = f"one finite number for each of the {length} tokens of its response"
+        if key == STEP_REWARDS:
+            like = f"pairs of a token's index in its response, below {length} and rising, and a finite number"
+        raise RewardError(JobFailure.REWARD_NOT_A_NUMBER, f"{what} {key} {shown(said)}, which are not {like}.")
+    return dict(pairs)
+
+
+def added(steps: Steps, more: Steps, weight: float) -> Steps:
+    """``steps``, and ``weight`` times those of another part of the reward."""
+    return steps | {at: steps.get(at, 0.0) + weight * number for at, number in more.items()}
+
+
+def as_array(steps: Steps) -> NDArray[np.float32]:
+    """[S, 2] index and reward of each, in their order."""
+    return np.array(sorted(steps.items()), np.float32).reshape(len(steps), 2)
+
+
+def _pairs_of_tokens(said: Any, length: int) -> list[tuple[int, float]] | None:
+    if not isinstance(said, list) or len(said) != length or not all(map(_is_number, said)):
+        return None
+    return [(at, float(number)) for at, number in enumerate(said)]
+
+
+def _pairs(said: Any, length: int) -> list[tuple[int, float]] | None:
+    if not isinstance(said, list) or not all(isinstance(one, list) and len(one) == 2 for one in said):
+        return None
+    indices = [one[0] for one in said]
+    if not all(type(at) is int and 0 <= at < length for at in indices) or not all(_is_number(one[1]) for one in said):
+        return None
+    if any(later <= earlier for earlier, later in pairwise(indices)):
+        return None
+    return [(at, float(number)) for at, number in said]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and abs(value) <= MAX_REWARD
