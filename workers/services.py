@@ -19,11 +19,11 @@ from penstock.weights.tokenizer import Tokenizer
 from workers.engine import Engine, Segment
 from workers.hooks.generate import Generating
 from workers.hooks.open_calls import OpenCalls
+from workers.hooks.repeats import Repeats
 from workers.hooks.sample_hooks import SampleHooks
 from workers.jobs.commits import Commits
 from workers.jobs.endings import Endings
 from workers.jobs.environments import Environments
-from workers.jobs.repeats import Repeats
 from workers.jobs.repetition import is_repetitive
 from workers.jobs.valves import Valves
 from workers.rewards.frozen import FrozenModels

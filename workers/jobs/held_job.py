@@ -26,7 +26,6 @@ from penstock.errors import (
     EngineDied,
     EngineRefused,
     LeaseLost,
-    MemberDied,
     PayloadError,
     PenstockError,
     ProtocolError,
@@ -42,11 +41,11 @@ from penstock.protocol.scripts import Committed, RawLease
 from penstock.system.telemetry import name_of
 from penstock.words import said
 from workers.jobs.charge import Charge, failure_of
+from workers.jobs.drawing import Drawing
 from workers.jobs.evaluated import note
-from workers.jobs.given import check_answers, give_sample
+from workers.jobs.given import check_answers
 from workers.jobs.prefixes import Prefix, read_prefixes
 from workers.jobs.sampling import sampling_for
-from workers.jobs.scoring import score_sample
 from workers.rewards.groups.phase import GroupPhase
 from workers.services import Services
 
@@ -101,6 +100,7 @@ class HeldJob:
         self._services.environments.check(job)
         self._group.begin(job)
         self._temperature = float(sampling["temperature"])
+        self._drawing = Drawing(self._services, job)
         self._services.frozen.check(job, self._temperature)
         self._missing = [] if self._group.is_due else [k for k in range(job.n) if k not in self.lease.committed]
         self._undrawn = set(self._missing)
@@ -211,7 +211,7 @@ class HeldJob:
             raise self._refused
         prefixes = await self._read_prefixes()
         samples = [self._begin(prefixes.get(k) or Sample(self._job, k)) for k in self._missing]
-        together = self._make_together(samples)
+        together = self._draw_together(samples)
         tasks = {asyncio.create_task(self._sample(sample, together), name=f"sample {sample.id}") for sample in samples}
         try:
             await self._through(tasks)
@@ -254,31 +254,27 @@ class HeldJob:
         self._prefixes[sample.k] = Prefix(self._services, self.lease.token, sample, self._temperature)
         return sample
 
-    def _is_given(self, k: int) -> bool:
-        """Whether sample ``k`` is not drawn: its tokens are the job's."""
-        return self._job.lane == Lane.SCORE or k < len(self._job.answers)
-
-    def _make_together(self, samples: list[Sample]) -> "asyncio.Task[None] | None":
-        """Begin to make all that are to be drawn, where they are made by one call; None: each is made by itself."""
-        drawn = [sample for sample in samples if not self._is_given(sample.k)]
-        if not drawn or not self._services.generating.makes_groups(self._job):
+    def _draw_together(self, samples: list[Sample]) -> "asyncio.Task[None] | None":
+        """Begin to draw all that are drawn by one call; None: each is made by itself."""
+        drawn = [sample for sample in samples if not self._drawing.is_given(sample.k)]
+        if not drawn or not self._drawing.is_together:
             return None
-        return asyncio.create_task(self._generate_group(drawn), name=f"group {self.job}")
+        return asyncio.create_task(
+            self._drawing.draw_group(drawn, [self._prefixes[sample.k].account for sample in drawn]),
+            name=f"group {self.job}",
+        )
 
     async def _sample(self, sample: Sample, together: "asyncio.Task[None] | None") -> None:
         services, prefix = self._services, self._prefixes[sample.k]
         resumed = sum(sample.generated)
         try:
-            if together is not None and not self._is_given(sample.k):
+            if together is not None and not self._drawing.is_given(sample.k):
                 with self._told("generate", sample.k):
                     await asyncio.shield(together)  # its requests hold slots
             else:
                 async with services.slot():
                     with self._told("generate", sample.k):
-                        if self._is_given(sample.k):
-                            sample = await self._score(sample.k)
-                        else:
-                            await self._generate(sample, prefix)
+                        sample = await self._drawing.draw(sample, prefix)
         finally:
             self._undrawn.discard(sample.k)
             services.room.set()
@@ -300,66 +296,6 @@ class HeldJob:
                     await services.frozen.score(sample)
         with self._told("commit", sample.k):
             await self._commit(sample)
-
-    async def _score(self, k: int) -> Sample:
-        """Sample ``k`` of what is given: a sequence of a scoring job, or an answer."""
-        services = self._services
-        with self._noticing_death():
-            if self._job.lane == Lane.SCORE:
-                return await score_sample(services.engine, services.valves, self._job, k)
-            return await give_sample(
-                services.engine,
-                services.valves,
-                self._job,
-                k,
-                tokenizer=services.tokenizer,
-                max_context=services.config.rollout.max_context_tokens,
-            )
-
-    async def _generate(self, sample: Sample, prefix: Prefix) -> None:
-        services = self._services
-        birth, begun_on = services.births, services.publication
-        with self._noticing_death():
-            await services.generating.make(
-                services.engine,
-                services.valves,
-                sample,
-                tokenizer=services.tokenizer,
-                environment=services.environments.make(self._job),
-                interval=services.config.worker.stream_interval,
-                drawn=prefix.keep_if_due,
-                account=prefix.account,
-                answered=services.tally.answered,
-            )
-        if sample.status != SampleStatus.ABORTED:
-            await services.note_finished(birth, begun_on)
-
-    async def _generate_group(self, samples: list[Sample]) -> None:
-        services = self._services
-        birth, begun_on = services.births, services.publication
-        with self._noticing_death():
-            await services.generating.make_group(
-                services.engine,
-                services.valves,
-                samples,
-                tokenizer=services.tokenizer,
-                accounts=[self._prefixes[sample.k].account for sample in samples],
-                answered=services.tally.answered,
-                slot=services.slot,
-            )
-        await services.note_finished(birth, begun_on)
-
-    @contextmanager
-    def _noticing_death(self) -> Iterator[None]:
-        """An engine that dies under what is asked of it inside is restarted."""
-        birth = self._services.births
-        try:
-            yield
-        except MemberDied:
-            raise  # the other engines go on
-        except EngineDied as exc:
-            self._services.lose_engine(birth, str(exc))
-            raise
 
     async def _commit(self, sample: Sample) -> None:
         services = self._services

@@ -20,7 +20,7 @@ from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded
 from penstock.words import shown
 from workers.hooks.open_calls import CODE, calling
-from workers.jobs.repeats import Repeats
+from workers.hooks.repeats import Repeats
 from workers.rewards import steps
 from workers.rewards.allowed import import_reward
 from workers.rewards.calls import NotJudged, awaiting, patiently

@@ -15,7 +15,7 @@ from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded, find_function
 from penstock.words import said, shown
 from workers.hooks.open_calls import CODE, calling
-from workers.jobs.repeats import Repeats
+from workers.hooks.repeats import Repeats
 from workers.rewards.calls import NotJudged, awaiting, patiently
 from workers.rewards.groups.ranking import ranks, shortest_right
 from workers.rewards.judges import Judges
