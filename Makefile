@@ -8,11 +8,12 @@ ARGS ?=
 # Tests of one engine stay together (tests/conftest.py).
 TEST_PROCESSES ?= 4
 
-.PHONY: setup venv engine adapters prometheus bubblewrap browser run several test test-wide unit model chaos chaos-defects chaos-night check reference release bench clean help
+.PHONY: setup venv engine adapters prometheus bubblewrap browser run examples several test test-wide unit model chaos chaos-defects chaos-night check reference release bench clean help
 
 help:
 	@echo "make setup      .venv, and .engine with SGLang on CPU"
 	@echo "make run        a run of examples/digits on this machine (CONFIG=run.yaml, ARGS='--trainer.steps=10')"
+	@echo "make examples   all examples, each to its end (ARGS='--trainer.steps=10')"
 	@echo "make several    five trainers on one buffer"
 	@echo "make check      lint, format, walls between the parts, types"
 	@echo "make unit       tests without a server (ARGS='-k name')"
@@ -59,6 +60,11 @@ adapters: .adapters/.ready
 
 run: setup
 	@.venv/bin/penstock run $(CONFIG) $(ARGS)
+
+# Every example that this machine can run, each to its end and to what it shows; some minutes each.
+EXAMPLES = digits code distillation judge ranking several
+examples: setup bubblewrap
+	@for name in $(EXAMPLES); do examples/run.sh $$name $(ARGS) || exit 1; done
 
 # Five trainers on one buffer, each a process (examples/several/README.md).
 several: setup

@@ -73,11 +73,11 @@ LISTED = {
     "docs/adapters.md: SLIME_SOURCE=": "needs a checkout of slime: test_slime.py",
     "docs/adapters.md: --rollout-function-path": "flags of slime: test_slime_rollout.py gives it just these",
     "docs/distillation.md: advantage_t =": "a formula",
-    "examples/judge/README.md: examples/judge/run.sh": "minutes, with a real engine",
-    "examples/distillation/README.md: examples/distillation/run.sh": "minutes, with a real engine",
-    "examples/code/README.md: examples/code/run.sh": "minutes, with a real engine",
+    "examples/judge/README.md: examples/run.sh judge": "minutes, with a real engine",
+    "examples/distillation/README.md: examples/run.sh distillation": "minutes, with a real engine",
+    "examples/code/README.md: examples/run.sh code": "minutes, with a real engine",
     "examples/several/README.md: make several": "minutes, with a real engine: test_several.py",
-    "examples/ranking/README.md: examples/ranking/run.sh": "minutes, with a real engine",
+    "examples/ranking/README.md: examples/run.sh ranking": "minutes, with a real engine",
     "examples/several/README.md: penstock prepare": "minutes, with a real engine: test_several.py",
 }
 

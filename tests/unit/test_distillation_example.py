@@ -1,11 +1,9 @@
 """The example of a teacher: its configuration, and what it says at its end."""
 
 import importlib.util
-import json
 from pathlib import Path
 from types import ModuleType
 
-import pytest
 import yaml
 
 from penstock.config import Config
@@ -29,13 +27,3 @@ def test_it_learns_from_a_frozen_model_alone() -> None:
     assert config.rollout.teacher is not None
     assert config.folder_of(config.rollout.teacher) == "data/teacher"
     assert [one.name for one in config.fleet.models] == [config.model.name, config.rollout.teacher.name]
-
-
-@pytest.mark.parametrize(("last", "moved"), [(0.75, True), (0.25, False), (None, False)])
-def test_its_summary_ends_in_what_was_measured(tmp_path: Path, last: float | None, moved: bool) -> None:
-    path = tmp_path / "summary.json"
-    path.write_text(json.dumps({"run": "distillation", "accuracy_first": 0.25, "accuracy_last": last}))
-    assert load("measure").measured(path) is moved
-    summary = json.loads(path.read_text())
-    found = {name: summary[name] for name in ("measure", "first", "last", "direction")}
-    assert found == {"measure": "held-out accuracy", "first": 0.25, "last": last, "direction": "up"}

@@ -1,7 +1,6 @@
 """The example of a judge: what it makes of answers, its configuration, and what it says at its end."""
 
 import importlib.util
-import json
 from pathlib import Path
 from types import ModuleType
 
@@ -58,13 +57,3 @@ def test_its_judge_is_a_frozen_model_of_the_fleet() -> None:
     config = Config.model_validate(yaml.safe_load((FOLDER / "run.yaml").read_text()) | {"redis": {"url": "redis://x"}})
     assert config.reward.function == "examples.judge.judge:agrees"
     assert [one.name for one in config.fleet.models] == [config.model.name, config.reward.judges[0].name]
-
-
-@pytest.mark.parametrize(("last", "moved"), [(0.75, True), (0.25, False), (None, False)])
-def test_its_summary_ends_in_what_was_measured(tmp_path: Path, last: float | None, moved: bool) -> None:
-    path = tmp_path / "summary.json"
-    path.write_text(json.dumps({"run": "judge", "accuracy_first": 0.25, "accuracy_last": last}))
-    assert load("measure").measured(path) is moved
-    summary = json.loads(path.read_text())
-    found = {name: summary[name] for name in ("measure", "first", "last", "direction")}
-    assert found == {"measure": "judge's score of held-out answers", "first": 0.25, "last": last, "direction": "up"}

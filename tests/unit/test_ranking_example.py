@@ -1,7 +1,6 @@
 """The example of a reward that ranks: its judge, its configuration, and what it says at its end."""
 
 import importlib.util
-import json
 from pathlib import Path
 from types import ModuleType
 
@@ -51,14 +50,3 @@ def test_its_moods_differ_by_orders_of_magnitude() -> None:
 def test_its_configuration_names_both_rewards() -> None:
     config = Config.model_validate(yaml.safe_load((FOLDER / "run.yaml").read_text()) | {"redis": {"url": "redis://x"}})
     assert (config.reward.function, config.reward.group) == ("examples.ranking.judge:grade", "ranks")
-
-
-@pytest.mark.parametrize(("last", "moved"), [(0.75, True), (0.25, False), (None, False)])
-def test_its_summary_ends_in_what_was_measured(tmp_path: Path, last: float | None, moved: bool) -> None:
-    path = tmp_path / "summary.json"
-    path.write_text(json.dumps({"run": "ranking", "accuracy_first": 0.25, "accuracy_last": last}))
-    assert load("measure").measured(path) is moved
-    summary = json.loads(path.read_text())
-    assert summary["run"] == "ranking"
-    found = {name: summary[name] for name in ("measure", "first", "last", "direction")}
-    assert found == {"measure": "held-out accuracy", "first": 0.25, "last": last, "direction": "up"}

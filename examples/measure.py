@@ -1,0 +1,35 @@
+"""End the ``summary.json`` of a run in what an example shows: ``{measure, first, last, direction}``.
+
+    python examples/measure.py NAME runs/NAME/summary.json
+
+Exits with 1 where the measure did not move that way.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+#: What is measured on held-out prompts, by the name of an example; all of them go up.
+MEASURES = {
+    "code": "held-out programs that pass their tests",
+    "digits": "held-out accuracy",
+    "distillation": "held-out accuracy",
+    "judge": "judge's score of held-out answers",
+    "ranking": "held-out accuracy",
+}
+
+
+def measured(name: str, path: Path) -> bool:
+    """Add the measure to a summary; whether it moved up."""
+    summary = json.loads(path.read_text())
+    first, last = summary["accuracy_first"], summary["accuracy_last"]
+    summary |= {"measure": MEASURES[name], "first": first, "last": last, "direction": "up"}
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    temporary.replace(path)
+    print(f"{name}: {MEASURES[name]}: {first} -> {last}")
+    return first is not None and last is not None and last > first
+
+
+if __name__ == "__main__":
+    sys.exit(0 if measured(sys.argv[1], Path(sys.argv[2])) else 1)

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# An example, and what it shows: its measure goes up, at the end of runs/NAME/summary.json.
+#
+#     examples/run.sh NAME [--a.b=c ...]       from the folder that has .venv and .engine; all of them: make examples
+set -euo pipefail
+python=${PYTHON:-.venv/bin/python}
+name=$1
+shift
+if [ -x "examples/$name/run.sh" ]; then
+  exec "examples/$name/run.sh" "$@"
+fi
+rm -rf "runs/$name"
+"$python" -m penstock.cli run "examples/$name/run.yaml" "$@"
+"$python" examples/measure.py "$name" "runs/$name/summary.json"

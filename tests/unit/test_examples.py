@@ -1,0 +1,45 @@
+"""What an example says at its end, and that `make examples` runs each of them."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: It needs a model of 1.5B parameters, its data, and eight GPUs.
+NOT_SMALL = {"gsm8k"}
+
+
+@pytest.fixture(scope="module")
+def measure() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("examples_measure", ROOT / "examples" / "measure.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("last", "moved"), [(0.75, True), (0.25, False), (None, False)])
+@pytest.mark.parametrize("name", ["judge", "ranking"])
+def test_a_summary_ends_in_what_was_measured(
+    measure: ModuleType, tmp_path: Path, name: str, last: float | None, moved: bool
+) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"run": name, "accuracy_first": 0.25, "accuracy_last": last}))
+    assert measure.measured(name, path) is moved
+    summary = json.loads(path.read_text())
+    assert summary["run"] == name
+    found = {key: summary[key] for key in ("measure", "first", "last", "direction")}
+    assert found == {"measure": measure.MEASURES[name], "first": 0.25, "last": last, "direction": "up"}
+
+
+def test_make_examples_runs_all_of_them(measure: ModuleType) -> None:
+    folders = {path.parent.name for path in ROOT.glob("examples/*/run.yaml")} - NOT_SMALL
+    (line,) = re.findall(r"^EXAMPLES = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(line.split()) == folders
+    # Several trainers say by themselves what became of each; test_several.py holds them to it.
+    assert measure.MEASURES.keys() == folders - {"several"}
