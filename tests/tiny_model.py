@@ -37,10 +37,16 @@ def make_tiny_mixture(folder: Path, seed: int = 0) -> Path:
 
 def make_tiny_classifier(folder: Path, seed: int = 0) -> Path:
     """A reward model of the same shape: one number for a text, of its last token."""
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
     from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
     config = Qwen2Config(**_SHAPE | {"tie_word_embeddings": False}, num_hidden_layers=2, num_labels=1)
-    return _write(folder, seed, Qwen2ForSequenceClassification, config)
+    _write(folder, seed, Qwen2ForSequenceClassification, config)
+    # SGLang 0.5.20 gives the head a bias that transformers' has not, and leaves it as it was made where there is none.
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {"score.bias": np.zeros(1, np.float32)}, path, metadata={"format": "pt"})
+    return folder
 
 
 _SHAPE: dict[str, Any] = {
