@@ -83,6 +83,7 @@ test: setup
 
 test-wide: setup adapters prometheus bubblewrap browser
 	@.venv/bin/pytest $(WIDE) -q $(ARGS)
+	@$(MAKE) -s examples ARGS=
 
 # Lists of packages may be older than the packages; where there is no right to renew them, the old ones are tried.
 APT_UPDATE = apt-get -qq update > /dev/null 2>&1 || true
