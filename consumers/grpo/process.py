@@ -22,6 +22,7 @@ from consumers.grpo.ranks import Ranks
 from penstock.config.trainer import ProcessConfig
 from penstock.errors import PayloadError, ProtocolError
 from penstock.names import STEP_REWARDS
+from penstock.payloads.step_rewards import are_step_rewards
 from penstock.protocol.records.manifest import Row
 
 #: Row of the batch -> [S, 2] index in the response and reward of each of its steps.
@@ -70,19 +71,14 @@ def _steps_of(batch: Batch) -> Steps:
     for index, row, array in zip(batch.indices, batch.rows, batch.side(STEP_REWARDS), strict=True):
         if array is None or row.masked:
             continue
-        values = np.asarray(array, np.float64)
-        if values.ndim != 2 or values.shape[1] != 2 or not np.isfinite(values).all() or not _is_inside(values, row):
+        length = row.length - row.prompt_length
+        if not are_step_rewards(array, length):
             raise PayloadError(
-                f"sample {row.sample}: its side array {STEP_REWARDS!r} of shape {values.shape} is not the index of a "
-                f"token behind its prompt, below {row.length - row.prompt_length}, and a finite number, for each step."
+                f"sample {row.sample}: its side array {STEP_REWARDS!r} of shape {array.shape} is not the index of a "
+                f"token behind its prompt, below {length} and rising, and a finite number, for each step."
             )
-        found[index] = values
+        found[index] = array.astype(np.float64)
     return found
-
-
-def _is_inside(values: NDArray[np.float64], row: Row) -> bool:
-    indices = values[:, 0]
-    return bool(((indices >= 0) & (indices < row.length - row.prompt_length) & (indices % 1 == 0)).all())
 
 
 def _groups(batch: Batch) -> list[int]:

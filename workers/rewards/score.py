@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.config import RewardConfig
 from penstock.config.code_names import BOXED
 from penstock.errors import ConfigError, RewardError
-from penstock.names import STEP_REWARDS, Lane
+from penstock.names import Lane
 from penstock.protocol.records.job import Job, JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.system.user_code import bounded
@@ -52,7 +52,7 @@ class _Found(NamedTuple):
 
     number: float
     info: dict[str, Any]
-    steps: steps.Steps | None
+    of_steps: steps.Steps | None
 
 
 class Rewards:
@@ -116,10 +116,10 @@ class Rewards:
         started = time.monotonic()
         self.check(sample.job)
         try:
-            number, info, found = await self._sum(sample, chosen(sample.job, self.config))
-            sample.reward, sample.reward_info = self._shaped(sample, number, info)
-            if found is not None:
-                sample.sides[STEP_REWARDS] = steps.as_array(found)
+            found = await self._sum(sample, chosen(sample.job, self.config))
+            number, info = self._shaped(sample, found.number, found.info)
+            steps.keep(sample, found.of_steps)
+            sample.reward, sample.reward_info = number, info
         finally:
             sample.reward_s = time.monotonic() - started
 
@@ -132,8 +132,7 @@ class Rewards:
         what = "that was set on it"
         number, info = number_of(sample.reward, sample.id, what, self.config.key)
         info = sample.reward_info | info
-        if (found := steps.take_out(info, sample, what)) is not None:
-            sample.sides[STEP_REWARDS] = steps.as_array(found)
+        steps.keep(sample, steps.take_out(info, sample, what))
         sample.reward, sample.reward_info = number, info
 
     async def close(self) -> None:
@@ -155,7 +154,7 @@ class Rewards:
         about = {"parts": {name: one.number for name, one in found.items()}, **({"said": said} if said else {})}
         of_steps: steps.Steps | None = None
         for name, weight in parts.items():
-            if (more := found[name].steps) is not None:
+            if (more := found[name].of_steps) is not None:
                 of_steps = steps.added(of_steps or {}, more, weight)
         key = self.config.key
         return _Found(*number_of({**about, key: total}, sample.id, "+".join(parts), key), of_steps)

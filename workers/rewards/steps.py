@@ -6,7 +6,6 @@
 They become the side array ``step_rewards`` of the sample.
 """
 
-import math
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import RewardError
 from penstock.names import STEP_REWARDS
+from penstock.payloads.step_rewards import are_step_rewards
 from penstock.protocol.records.job import JobFailure
 from penstock.protocol.records.sample import Sample
 from penstock.words import shown
@@ -51,6 +51,26 @@ def take_out(info: dict[str, Any], sample: Sample, name: str) -> Steps | None:
     return dict(pairs)
 
 
+def keep(sample: Sample, steps: Steps | None) -> None:
+    """Set the sample's side array, which somebody else may have set where ``steps`` is None.
+
+    Raises:
+        RewardError: reward_not_a_number where it is none then: whoever trains on it would stop at its whole batch.
+    """
+    if steps is not None:
+        sample.sides[STEP_REWARDS] = as_array(steps)
+    if (side := sample.sides.get(STEP_REWARDS)) is None:
+        return
+    length = len(sample.tokens) - sample.prompt_length
+    array = np.asarray(side)
+    if not are_step_rewards(array, length):
+        raise RewardError(
+            JobFailure.REWARD_NOT_A_NUMBER,
+            f"sample {sample.id}: its side array {STEP_REWARDS!r} of shape {array.shape} is not [steps, 2], the "
+            f"index of a token of its response, below {length} and rising, and a finite number.",
+        )
+
+
 def added(steps: Steps, more: Steps, weight: float) -> Steps:
     """``steps``, and ``weight`` times those of another part of the reward."""
     return steps | {at: steps.get(at, 0.0) + weight * number for at, number in more.items()}
@@ -58,7 +78,8 @@ def added(steps: Steps, more: Steps, weight: float) -> Steps:
 
 def as_array(steps: Steps) -> NDArray[np.float32]:
     """[S, 2] index and reward of each, in their order."""
-    return np.array(sorted(steps.items()), np.float32).reshape(len(steps), 2)
+    with np.errstate(over="ignore"):  # infinite then, and refused
+        return np.array(sorted(steps.items()), np.float32).reshape(len(steps), 2)
 
 
 def _pairs_of_tokens(said: Any, length: int) -> list[tuple[int, float]] | None:
@@ -79,4 +100,4 @@ def _pairs(said: Any, length: int) -> list[tuple[int, float]] | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and abs(value) <= MAX_REWARD
+    return isinstance(value, (int, float)) and abs(value) <= MAX_REWARD  # nan is not, nor is a huge integer

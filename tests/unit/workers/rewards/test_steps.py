@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,7 @@ def test_what_is_said_of_steps_leaves_the_entries(said: dict[str, Any], found: s
         {"token_rewards": [0] * (LENGTH - 1) + [1e39]},
         {"token_rewards": [0] * (LENGTH - 1) + ["1"]},
         {"token_rewards": None},
+        {"step_rewards": [[0, 10**400]]},
     ],
 )
 def test_T11_what_is_no_reward_of_steps_is_a_named_failure(said: dict[str, Any]) -> None:
@@ -71,6 +73,37 @@ def test_anything_is_rewards_of_steps_or_a_named_failure(said: Any) -> None:
     array = steps.as_array(found)
     assert array.shape == (len(found), 2)
     assert array[:, 0].tolist() == sorted(found)
+
+
+@pytest.mark.parametrize(
+    "side",
+    [
+        [[0, 1, 2]],
+        [0.5],
+        [[LENGTH, 1.0]],
+        [[-1, 1.0]],
+        [[0.5, 1.0]],
+        [[2, 1.0], [2, 1.0]],
+        [[0, float("nan")]],
+        [["a", "b"]],
+    ],
+)
+def test_T17_a_side_array_that_a_hook_set_and_that_is_none_is_a_named_failure(side: list[Any]) -> None:
+    made = sample()
+    made.sides["step_rewards"] = np.array(side)
+    with pytest.raises(
+        RewardError, match=r"sample d/0/0/0: its side array 'step_rewards' of shape .* is not \[steps, 2\]"
+    ):
+        steps.keep(made, None)
+
+
+def test_T17_what_parts_add_up_to_is_a_number_too() -> None:
+    with pytest.raises(RewardError, match="is not"):
+        steps.keep(sample(), steps.added({}, {0: 3e38}, 10.0))
+    made = sample()
+    steps.keep(made, {1: 0.5})
+    steps.keep(made, None)
+    assert made.sides["step_rewards"].tolist() == [[1.0, 0.5]]
 
 
 def test_parts_add_up_by_their_weights() -> None:
