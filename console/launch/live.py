@@ -154,7 +154,7 @@ class Live:
         ]
         evaluated = (snapshot.get("lanes") or {}).get("eval") or {}
         if left := evaluated.get("queued", 0) + evaluated.get("leased", 0):
-            figures.append(("evaluating", f"{_number(left)} left"))
+            figures.append(("evaluating", f"{_number(left)} to go"))
         if snapshot.get("dead"):
             figures.append(("dead", _number(snapshot["dead"])))
         return figures

@@ -84,6 +84,12 @@ async def invents(args: Any, sample: Sample, sampling_params: dict[str, Any]) ->
     return sample
 
 
+async def gives_without_asking(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    sample.tokens, sample.response_length, sample.loss_mask = [5, 6, 7], 2, [0, 0]
+    sample.status = Sample.Status.COMPLETED
+    return sample
+
+
 async def gives_up(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     sample.status = Sample.Status.ABORTED
     return sample

@@ -115,6 +115,20 @@ async def test_T11_a_reward_that_a_generate_sets_is_read_as_one_of_a_reward_func
     play.assert_conserved(client, keys)
 
 
+async def test_I8_what_is_made_without_asking_the_engine_is_no_proof_that_it_lives(
+    client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
+) -> None:
+    jobs = admit(client, keys, [job(0)])
+
+    async with working(config(hooks=hooks("gives_without_asking"))) as worker:
+        await until(all_in(client, keys, jobs, "ready"))
+        assert not worker.services.is_sure
+
+    assert not fake.asked
+    assert client.hgetall(keys.trials("policy")) == {}
+    play.assert_conserved(client, keys)
+
+
 async def test_T11_a_reward_of_words_that_a_generate_sets_is_a_named_failure(
     client: redis.Redis, keys: Keys, config: Make
 ) -> None:

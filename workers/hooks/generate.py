@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 from penstock.config import Config
-from penstock.errors import ConfigError
 from penstock.names import Lane
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
@@ -66,8 +65,6 @@ class Generating:
                 partial=sample, interval=interval, drawn=drawn, account=account, answered=answered,
             )  # fmt: skip
             return
-        if environment is not None:
-            raise ConfigError(f"job {job.id} names an environment, and a hook makes samples: remove one of them.")
         await maker.make(engine, valves, [sample], tokenizer=tokenizer, accounts=[account], answered=answered)
 
     async def make_group(
@@ -82,9 +79,6 @@ class Generating:
         slot: Slot,
     ) -> None:
         """Make ``samples`` of a job that ``makes_groups``; as ``Maker.make``."""
-        job = samples[0].job
-        maker = self._maker_of(job)
+        maker = self._maker_of(samples[0].job)
         assert maker is not None
-        if job.environment is not None:
-            raise ConfigError(f"job {job.id} names an environment, and a hook makes samples: remove one of them.")
         await maker.make(engine, valves, samples, tokenizer=tokenizer, accounts=accounts, answered=answered, slot=slot)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import Config
-from penstock.errors import HookError
+from penstock.errors import ConfigError, HookError
 from penstock.hooks.signatures import load_hook
 from penstock.hooks.slime import args_of, begun
 from penstock.names import Lane
@@ -91,9 +91,13 @@ class Maker:
             slot: held around each request.
 
         Raises:
+            ConfigError: the job names an environment.
             HookError: the function raised, hung (``hooks.generate_timeout_s``), or claims what was not drawn.
             EngineDied, EngineError: as ``Engine.generate``.
         """
+        job = samples[0].job
+        if job.environment is not None:
+            raise ConfigError(f"job {job.id} names an environment, and {self._hook.name} makes samples: remove one.")
         async with valves.sample(), AsyncExitStack() as stack:
             begun = [
                 await stack.enter_async_context(self._begun(engine, valves, sample, account, tokenizer, answered, slot))
@@ -150,7 +154,7 @@ class Maker:
             return await hook.function(args, given, sampling, **named)
 
         answer = await self._while_there(begun, called(work, self._config.hooks.generate_timeout_s, what))
-        return _checked(answer if self.of_groups else [answer], begun, what, of_groups=self.of_groups)
+        return _checked(answer if self.of_groups else [answer], begun, what)
 
     async def _while_there(self, begun: Sequence[_Begun], asking: Any) -> Any:
         """What ``asking`` gives; ends with the engine's error where that is lost under it."""
@@ -186,7 +190,7 @@ class Maker:
             open_client(args)
 
 
-def _checked(answers: Any, begun: Sequence[_Begun], what: str, *, of_groups: bool) -> list[Any]:
+def _checked(answers: Any, begun: Sequence[_Begun], what: str) -> list[Any]:
     """Raise HookError where what was given is not a sample for each that was asked for."""
     if not isinstance(answers, (list, tuple)) or len(answers) != len(begun):
         raise HookError(
@@ -196,8 +200,9 @@ def _checked(answers: Any, begun: Sequence[_Begun], what: str, *, of_groups: boo
         )
     for answer, one in zip(answers, begun, strict=True):
         if not isinstance(answer, type(one.given)):
-            kept = "those it was given" if of_groups else "the one it was given"
-            raise HookError(JobFailure.HOOK_RAISED, f"{what} gave {shown(answer)}, which is no sample: return {kept}.")
+            raise HookError(
+                JobFailure.HOOK_RAISED, f"{what} gave {shown(answer)}, which is no sample: return what it was given."
+            )
     if len({id(answer) for answer in answers}) < len(answers):
         raise HookError(JobFailure.HOOK_RAISED, f"{what} gave one sample twice: return one for each, in their order.")
     return list(answers)

@@ -53,7 +53,7 @@ class Drawing:
                 answered=services.tally.answered,
             )
         if sample.status != SampleStatus.ABORTED:
-            await services.note_finished(birth, begun_on)
+            await self._note_finished([sample], birth, begun_on)
         return sample
 
     async def draw_group(self, samples: Sequence[Sample], accounts: Sequence[Drawn]) -> None:
@@ -70,7 +70,12 @@ class Drawing:
                 answered=services.tally.answered,
                 slot=services.slot,
             )
-        await services.note_finished(birth, begun_on)
+        await self._note_finished(samples, birth, begun_on)
+
+    async def _note_finished(self, samples: Sequence[Sample], birth: int, begun_on: str) -> None:
+        """What a hook made without asking the engine says nothing of the engine."""
+        if any(any(sample.generated) for sample in samples):
+            await self._services.note_finished(birth, begun_on)
 
     async def _given(self, k: int) -> Sample:
         """Sample ``k`` of what is given: a sequence of a scoring job, or an answer."""
