@@ -50,8 +50,11 @@ async def test_a_group_may_be_made_by_a_function_for_single_samples_on_fewer_slo
 ) -> None:
     """``args.each`` are such a function's args, each with an address of its own; given answers are left out."""
     jobs = admit(client, keys, [job(0), job(1, n=3, answers=["12"])])
+    fake.open.clear()
 
     async with working(config(hooks={"rollout": f"{PARTS}:generates_each"}, worker={"slots": 1})) as worker:
+        await until(lambda: fake.num_running == 1 and worker.services.slots.locked())
+        fake.open.set()
         await until(all_in(client, keys, jobs, "ready"))
         assert worker.services.num_running == 0
 
