@@ -84,23 +84,25 @@ def _run(config: NotifyConfig, url: str, body: dict[str, Any], failures: list[st
 async def _post_until(config: NotifyConfig, url: str, data: bytes) -> str:
     """Post until it is taken; '' or why it was not."""
     failure, pause_s = "", PAUSE_S
-    timeout = aiohttp.ClientTimeout(total=config.timeout_s)
-    async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), trust_env=False) as session:
         for attempt in range(config.max_attempts):
             if attempt:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
-            failure, again = await _post(session, url, data)
+            failure, again = await _post(session, url, data, config.timeout_s)
             if not again:
                 return failure
     return f"{failure} ({config.max_attempts} tries)"
 
 
-async def _post(session: aiohttp.ClientSession, url: str, data: bytes) -> tuple[str, bool]:
+async def _post(session: aiohttp.ClientSession, url: str, data: bytes, timeout_s: float) -> tuple[str, bool]:
     """One try: why it failed, or '', and whether another one may help."""
     headers = {"Content-Type": "application/json", "User-Agent": "penstock"}
     try:
-        async with session.post(url, data=data, headers=headers, allow_redirects=False) as answer:
+        async with (
+            asyncio.timeout(timeout_s),
+            session.post(url, data=data, headers=headers, allow_redirects=False) as answer,
+        ):
             status = answer.status
     except (aiohttp.ClientError, TimeoutError, OSError) as exc:
         return f"{type(exc).__name__}: {exc}", True

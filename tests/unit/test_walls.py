@@ -30,6 +30,25 @@ def test_a_part_loads_nothing_of_the_console(module: str) -> None:
     assert done.stdout == "[]\n"
 
 
+def test_no_request_is_limited_by_the_timer_of_aiohttp() -> None:
+    """It takes a cancellation that comes as the time runs out for the time: who asks again would go on for ever."""
+    files = [file for name in PARTS for file in (ROOT / name).rglob("*.py")]
+
+    calls = [
+        call
+        for file in files
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("aiohttp.Client")
+    ]
+
+    timers = [call for call in calls if ast.unparse(call.func) == "aiohttp.ClientTimeout"]
+    assert len(timers) > 5
+    assert {ast.unparse(call.keywords[0].value) for call in timers} == {"None"}
+    assert {call.keywords[0].arg for call in timers} == {"total"}
+    sessions = [call for call in calls if ast.unparse(call.func) == "aiohttp.ClientSession"]
+    assert all("timeout" in {word.arg for word in call.keywords} for call in sessions), "without, it is five minutes"
+
+
 def test_a_file_is_short_or_says_why_it_is_not() -> None:
     files = [file for name in (*PARTS, "benchmarks", "examples") for file in (ROOT / name).rglob("*.py")]
 

@@ -65,7 +65,7 @@ async def keep_engine(spec: dict[str, Any]) -> str:
     try:
         if not spec["serves"]:
             return _ended(server, await server.died())
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
             await server.ready(session, config.start_timeout_s)
             log.info("engine %s answers at %s", spec["name"], server.url)
             # Encoders have no /server_info.
@@ -79,7 +79,6 @@ async def _lost(session: aiohttp.ClientSession, server: servers.Server, url: str
     """Its scheduler answers nobody while weights load, which others see to: it hangs only beyond that limit."""
     died = asyncio.create_task(server.died())
     limit = max(config.load_timeout_s, config.health_timeout_s * config.health_failures)
-    timeout = aiohttp.ClientTimeout(total=config.health_timeout_s)
     answered = time.monotonic()
     try:
         while time.monotonic() - answered < limit:
@@ -87,7 +86,7 @@ async def _lost(session: aiohttp.ClientSession, server: servers.Server, url: str
             if died.done():
                 return _ended(server, died.result())
             try:
-                async with session.get(url, timeout=timeout) as response:
+                async with asyncio.timeout(config.health_timeout_s), session.get(url) as response:
                     if response.status == 200:
                         answered = time.monotonic()
             except (aiohttp.ClientError, TimeoutError):
@@ -111,26 +110,18 @@ async def keep_router(spec: dict[str, Any]) -> str:
     router = Router(config, str(spec["python"]), name=str(spec["name"]), log_dir=Path(spec["log_dir"]))
     try:
         await router.start()
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
             while True:
                 if not await router.healthy():
                     await router.restart(router.starts)
                 known = await router.engines()
                 for member in config.engines:
-                    if member.url not in known and await _answers(session, member.url):
+                    if member.url not in known and await servers.answers(session, member.url):
                         await router.add(member)
                         log.info("engine %s serves", member.url)
                 await asyncio.sleep(LOOK_S)
     finally:
         await asyncio.shield(router.stop())
-
-
-async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(url + "/health") as response:
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False
 
 
 async def _keep(spec: dict[str, Any]) -> int:

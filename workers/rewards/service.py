@@ -160,7 +160,7 @@ class Service:
 
     async def _try(self, url: str, body: bytes, *, may_miss: bool) -> Any:
         try:
-            async with self._free:
+            async with self._free, asyncio.timeout(self._limits.timeout_s):
                 answer = await self._post(url, body, may_miss=may_miss)
         except _TRY_FAILED as exc:
             note_trouble(self._key, _why(exc))
@@ -207,7 +207,7 @@ class Service:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=self._limits.timeout_s),
+                timeout=aiohttp.ClientTimeout(total=None),
                 # A server closes a connection that it was done with when it likes, after a 500 say; a question that
                 # was just sent on it would be a failed try, and a service that is there would look away.
                 connector=aiohttp.TCPConnector(force_close=True),

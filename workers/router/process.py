@@ -179,7 +179,7 @@ class Router:
         command = build_router_command(self.config, self._python, port=self._port, metrics_port=self._metrics_port)
         environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ADMIN_TIMEOUT_S))
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         self._server = await asyncio.to_thread(supervise, command, environment, self._log, url=self.url)
         self._started_at = time.monotonic()
         self.starts += 1
@@ -300,7 +300,10 @@ class Router:
         if self._session is None:
             raise EngineDied(f"router {self.name} is not running.")
         try:
-            async with self._session.request(method, self.url + path, json=body) as response:
+            async with (
+                asyncio.timeout(_ADMIN_TIMEOUT_S),
+                self._session.request(method, self.url + path, json=body) as response,
+            ):
                 answer, status = await read_body(response.content, MAX_EVENT_BYTES), response.status
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as exc:
             raise EngineDied(f"router {self.name} did not answer {path} ({exc!r}).") from exc

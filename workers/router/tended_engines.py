@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
 from penstock.config import EngineConfig, ModelConfig
 from penstock.config.fleet import MemberConfig
 from penstock.config.sampling import ORIGINAL_LOGPROB
@@ -22,6 +20,7 @@ from penstock.errors import ConfigError, EngineDied, EngineError, PublishError
 from penstock.protocol.presence import EnginePresence, EngineState
 from penstock.protocol.records.publication import Publication
 from workers.router.process import Router
+from workers.sglang import server as servers
 from workers.sglang.client import SglangClient
 from workers.sglang.engine import SglangEngine
 from workers.sglang.server_info import merge
@@ -232,7 +231,7 @@ class TendedEngines(SglangClient):
         url = member.config.url
         try:
             await member.engine.stop()
-            if not await self._is_up(url):
+            if not await servers.answers(self.http.session, url):
                 raise EngineError("does not answer")
             member.is_loading = True
             await member.engine.start(self._publication)
@@ -254,13 +253,6 @@ class TendedEngines(SglangClient):
             member.is_loading = False
         log.info("engine %s serves version %d", url, self.version)
         self._note_quorum()
-
-    async def _is_up(self, url: str) -> bool:
-        try:
-            async with self.http.session.get(url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
 
     def _refuse_unlike(self, member: Member) -> None:
         """Nothing shows which server answers a request, so all must send a stream and logprobs alike."""

@@ -1,5 +1,6 @@
 """HTTP with one server: what goes wrong with a request is an error of ours, and no answer is larger than it may be."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -57,7 +58,7 @@ class EngineHttp:
 
     def open(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
-        timeout = aiohttp.ClientTimeout(total=self._config.request_timeout_s, sock_connect=10)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
 
     def detach(self) -> aiohttp.ClientSession | None:
@@ -108,9 +109,10 @@ class EngineHttp:
         data = orjson.dumps(body) if body is not None else None
         base = self.generate_url if self.generate_url and path == "/generate" else self.url
         try:
-            async with session.request(
-                method, base + path, data=data, headers=_JSON, timeout=aiohttp.ClientTimeout(total=limit)
-            ) as response:
+            async with (
+                asyncio.timeout(limit),
+                session.request(method, base + path, data=data, headers=_JSON) as response,
+            ):
                 yield response
         except TimeoutError as exc:
             raise EngineError(f"engine {self._name} did not answer {path} within {limit:g} s.") from exc

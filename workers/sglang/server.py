@@ -22,6 +22,7 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 #: Longest wait for the processes of a killed server to be gone.
 _KILL_TIMEOUT_S = 30.0
+_HEALTH_S = 5.0
 _LOG_LINES = 48
 #: Of these it is told how far a start is; as many as are read at all.
 _PHASE_LINES = 4_000
@@ -114,7 +115,7 @@ class Server:
         deadline = time.monotonic() + timeout_s
         died = asyncio.create_task(self.died())
         try:
-            while not await _answers(session, self.url):
+            while not await answers(session, self.url):
                 await asyncio.wait({died}, timeout=0.1)
                 if died.done():
                     raise self._start_error(died.result())
@@ -186,9 +187,10 @@ def engine_logs(log_dir: Path, name: str) -> tuple[Path, ...]:
     return tuple((log_dir / f"{kind}-{name}.log").absolute() for kind in ("engine", "router"))
 
 
-async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+async def answers(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether the server at ``url`` says that it is well; waits for a few seconds."""
     try:
-        async with session.get(url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
+        async with asyncio.timeout(_HEALTH_S), session.get(url + "/health") as response:
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
