@@ -125,10 +125,11 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     for process in made.started:
         if process.poll() is None:
             process.kill()
-        process.communicate()
     for pid in made.all_pids():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    for process in made.started:
+        process.communicate(timeout=60)  # what outlives it holds its pipes
 
 
 def test_a_run_whose_jobs_die_of_user_code_ends_with_the_reason_and_can_go_on(desk: Desk) -> None:
