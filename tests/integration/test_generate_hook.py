@@ -14,7 +14,7 @@ from tests.integration import play
 from tests.integration.fake_engine import EOS, FILLER, FIRST, LOGPROB, FakeEngine
 from tests.integration.fake_fixtures import Make
 from tests.integration.slime_parts import SAID
-from tests.integration.worker_play import IDS, admit, all_in, job, letters, metas, tended, until, working
+from tests.integration.worker_play import IDS, admit, all_in, job, letters, metas, read_samples, tended, until, working
 from workers.main import Worker
 
 PARTS = "tests.integration.slime_parts"
@@ -26,17 +26,6 @@ def hooks(generate: str, **more: Any) -> dict[str, Any]:
     return {"generate": f"{PARTS}:{generate}", "args": {"bonus": 0.5}, **more}
 
 
-def samples(client: redis.Redis, keys: Keys, name: str) -> list[Any]:
-    from penstock import payloads
-
-    found = []
-    for meta in metas(client, keys, name):
-        data = client.get(keys.payload(f"{name}/{meta.k}", meta.token))
-        assert data is not None
-        found.append((meta, payloads.decode(data, f"{name}/{meta.k}", meta.checksum)))
-    return found
-
-
 async def test_T6_T8_a_generate_and_a_reward_of_slimes_signatures_run_unchanged(
     client: redis.Redis, keys: Keys, config: Make, fake: FakeEngine
 ) -> None:
@@ -45,7 +34,7 @@ async def test_T6_T8_a_generate_and_a_reward_of_slimes_signatures_run_unchanged(
     async with working(config(reward=REWARD, hooks=hooks("generate"))):
         await until(all_in(client, keys, jobs, "ready"))
 
-    meta, payload = samples(client, keys, jobs[0])[0]
+    meta, payload = read_samples(client, keys, jobs[0])[0]
     at = payload.prompt_length
     assert payload.tokens[at:].tolist() == [*DRAWN, *SAID, *DRAWN]
     told = [1] * 6 + [0] * 2 + [1] * 6
@@ -68,7 +57,7 @@ async def test_T8_a_text_that_goes_on_keeps_the_tokens_that_were_drawn(
     async with working(config(hooks=hooks("generate_by_text"))):
         await until(all_in(client, keys, jobs, "ready"))
 
-    ((_, payload),) = samples(client, keys, jobs[0])
+    ((_, payload),) = read_samples(client, keys, jobs[0])
     said = [IDS[character] for character in "1+1"]
     assert payload.tokens[payload.prompt_length :].tolist() == [*DRAWN, *said, *DRAWN]
     assert int(payload.loss_mask.sum()) == 12

@@ -16,7 +16,18 @@ from tests.integration import play
 from tests.integration.fake_engine import EOS, FILLER, FIRST, LOGPROB, FakeEngine
 from tests.integration.fake_fixtures import Make
 from tests.integration.slime_parts import SAID
-from tests.integration.worker_play import admit, all_in, job, letters, metas, read_group, tended, until, working
+from tests.integration.worker_play import (
+    admit,
+    all_in,
+    job,
+    letters,
+    metas,
+    read_group,
+    read_samples,
+    tended,
+    until,
+    working,
+)
 from tests.integration.worker_process import Start, start
 
 __all__ = ["start"]
@@ -60,21 +71,9 @@ async def test_a_group_may_be_made_by_a_function_for_single_samples_on_fewer_slo
 
     assert fake.peak == 1, "a request holds a slot, and a function none"
     whole = [*DRAWN, *SAID, *DRAWN]
-    assert [one.tokens[one.prompt_length :].tolist() for _, one in read_unmasked(client, keys, jobs[0])] == [whole] * 2
+    assert [one.tokens[one.prompt_length :].tolist() for _, one in read_samples(client, keys, jobs[0])] == [whole] * 2
     assert [meta.status for meta in metas(client, keys, jobs[1])] == ["given", "completed", "completed"]
     play.assert_conserved(client, keys)
-
-
-def read_unmasked(client: redis.Redis, keys: Keys, name: str) -> list[Any]:
-    """Records and payloads of samples with tokens that were not drawn."""
-    from penstock import payloads
-
-    found = []
-    for meta in metas(client, keys, name):
-        data = client.get(keys.payload(f"{name}/{meta.k}", meta.token))
-        assert data is not None
-        found.append((meta, payloads.decode(data, f"{name}/{meta.k}", meta.checksum)))
-    return found
 
 
 @pytest.mark.parametrize(

@@ -136,16 +136,12 @@ def metas(client: redis.Redis, keys: Keys, name: str) -> list[SampleMeta]:
 def read_group(
     client: redis.Redis, keys: Keys, name: str, *, masked: bool = False
 ) -> list[tuple[SampleMeta, payloads.Payload]]:
-    """Every sample of a group, its payload checked against its record (I7).
+    """Every sample of a group whose tokens were drawn, its payload checked against its record (I7).
 
     ``masked``: tokens that are older than the newest bear no loss.
     """
-    rows = []
-    for meta in metas(client, keys, name):
-        sample = f"{name}/{meta.k}"
-        data = client.get(keys.payload(sample, meta.token))
-        assert data is not None, f"no payload of {sample}"
-        payload = payloads.decode(data, sample, meta.checksum)
+    rows = read_samples(client, keys, name)
+    for meta, payload in rows:
         assert (len(payload), payload.prompt_length) == (meta.length, meta.prompt_length)
         assert int(payload.generated.sum()) == meta.num_generated
         drawn = payload.versions[payload.generated.astype(bool)]
@@ -154,8 +150,18 @@ def read_group(
         on_policy = payload.generated.astype(bool) & np.isin(payload.versions, sorted(bears))
         assert (payload.loss_mask.astype(bool) == on_policy).all()
         assert sorted(map(tuple, meta.loss_by_version)) == [(v, int((drawn == v).sum())) for v in sorted(bears)]
-        rows.append((meta, payload))
     return rows
+
+
+def read_samples(client: redis.Redis, keys: Keys, name: str) -> list[tuple[SampleMeta, payloads.Payload]]:
+    """Every sample of a group, its payload with the checksum of its record."""
+    found = []
+    for meta in metas(client, keys, name):
+        sample = f"{name}/{meta.k}"
+        data = client.get(keys.payload(sample, meta.token))
+        assert data is not None, f"no payload of {sample}"
+        found.append((meta, payloads.decode(data, sample, meta.checksum)))
+    return found
 
 
 def letters(client: redis.Redis, keys: Keys) -> dict[str, dict[str, str]]:

@@ -1,28 +1,18 @@
 """Data of the code example: its labels are tests that each right program passes, and no other."""
 
-import importlib.util
 import json
 import random
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.unit.example_parts import load
 from workers.rewards.kinds.code_tests import is_right, read_tests
-
-SCRIPT = Path(__file__).parents[2] / "examples" / "code" / "prepare.py"
 
 
 @pytest.fixture(scope="module")
 def prepare() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("code_prepare", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("code/prepare.py")
 
 
 def test_only_the_right_operator_passes_the_tests_of_a_prompt(prepare: ModuleType) -> None:

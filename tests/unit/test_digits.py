@@ -1,8 +1,6 @@
 """Data and first policy of the digits example."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,19 +9,12 @@ import yaml
 from transformers import AutoTokenizer
 
 from penstock.config import Config
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.unit.example_parts import EXAMPLES, load
 
 
 @pytest.fixture(scope="module")
 def prepare() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("digits_prepare", EXAMPLES / "digits" / "prepare.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("digits/prepare.py")
 
 
 def test_prompts_are_seeded_distinct_and_held_out_ones_apart(prepare: ModuleType) -> None:

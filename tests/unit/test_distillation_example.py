@@ -1,23 +1,11 @@
 """The example of a teacher: its configuration, and what it says at its end."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import yaml
 
 from penstock.config import Config
+from tests.unit.example_parts import EXAMPLES
 
-FOLDER = Path(__file__).parents[2] / "examples" / "distillation"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"distillation_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+FOLDER = EXAMPLES / "distillation"
 
 
 def test_it_learns_from_a_frozen_model_alone() -> None:

@@ -1,12 +1,13 @@
 """What an example says at its end, and that `make examples` runs each of them."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.unit.example_parts import load
 
 ROOT = Path(__file__).parents[2]
 #: It needs a model of 1.5B parameters, its data, and eight GPUs.
@@ -15,12 +16,7 @@ NOT_SMALL = {"gsm8k"}
 
 @pytest.fixture(scope="module")
 def measure() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("examples_measure", ROOT / "examples" / "measure.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("measure.py")
 
 
 @pytest.mark.parametrize(("last", "moved"), [(0.75, True), (0.25, False), (None, False)])

@@ -1,26 +1,14 @@
 """The example of a judge: what it makes of answers, its configuration, and what it says at its end."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 import yaml
 
 from penstock.config import Config
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
+from tests.unit.example_parts import EXAMPLES, load
 
-FOLDER = Path(__file__).parents[2] / "examples" / "judge"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"judge_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+FOLDER = EXAMPLES / "judge"
 
 
 class Critic:
@@ -48,7 +36,7 @@ class Critic:
 async def test_an_answer_is_worth_what_the_judge_would_have_written(answer: str, said: str, score: float) -> None:
     critic = Critic(said)
     sample = Sample(Job("digits/0/0", 1, prompt="54321=", label="never looked at"), 0, text=answer)
-    found = await load("judge").agrees(sample, {"critic": critic})
+    found = await load("judge/judge.py").agrees(sample, {"critic": critic})
     assert found == {"score": score, "wanted": said.strip()}
     assert critic.asked == ["54321="], "it is told the prompt alone, so no answer can talk it into points"
 

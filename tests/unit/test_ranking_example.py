@@ -1,27 +1,15 @@
 """The example of a reward that ranks: its judge, its configuration, and what it says at its end."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 import yaml
 
 from penstock.config import Config
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
+from tests.unit.example_parts import EXAMPLES, load
 from workers.rewards.groups.ranking import ranks
 
-FOLDER = Path(__file__).parents[2] / "examples" / "ranking"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"ranking_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+FOLDER = EXAMPLES / "ranking"
 
 
 def answers(prompt: str, *texts: str) -> list[Sample]:
@@ -31,7 +19,7 @@ def answers(prompt: str, *texts: str) -> list[Sample]:
 
 @pytest.mark.parametrize("prompt", ["54321=", "31245=", "15234="])
 def test_ranks_are_the_same_whatever_the_mood_of_the_judge(prompt: str) -> None:
-    grade = load("judge").grade
+    grade = load("ranking/judge.py").grade
     group = answers(prompt, "12345", "54321", "12354", "", "12345")
     for one in group:
         one.reward = grade(one)
@@ -39,7 +27,7 @@ def test_ranks_are_the_same_whatever_the_mood_of_the_judge(prompt: str) -> None:
 
 
 def test_its_moods_differ_by_orders_of_magnitude() -> None:
-    grade = load("judge").grade
+    grade = load("ranking/judge.py").grade
     scales = []
     for i in range(50):
         best, worst = answers(f"{i}=", "12345", "")

@@ -174,7 +174,17 @@ def test_the_live_view_tells_figures_and_what_each_part_waits_for() -> None:
     for terminal in (False, True):
         text = shown(terminal, [SNAPSHOT])
 
-        for figure in ("evaluating", "1 to go", "12/100", "0.410", "0.750", "1.25 (max 3)", "1,235", "a job", "a batch"):
+        for figure in (
+            "evaluating",
+            "1 to go",
+            "12/100",
+            "0.410",
+            "0.750",
+            "1.25 (max 3)",
+            "1,235",
+            "a job",
+            "a batch",
+        ):
             assert figure in text
         assert "the gate" not in text  # a moment is no wait
 
