@@ -10,6 +10,8 @@ from tests.integration.redis_fixtures import client, keys, redis_server
 
 __all__ = ["client", "keys", "redis_server"]
 
+pytest_plugins = ["tests.never_ending"]
+
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The event loop that workers run on."""
