@@ -4,8 +4,12 @@
 #     examples/run.sh NAME [--a.b=c ...]       from the folder that has .venv and .engine; all of them: make examples
 set -euo pipefail
 python=${PYTHON:-.venv/bin/python}
-name=$1
-shift
+name=${1:-}
+shift || true
+if [ ! -e "examples/$name/run.yaml" ] || [ -z "$name" ]; then
+  echo "examples/run.sh: '$name' is no example: name one of $(cd examples && echo */)" >&2
+  exit 2
+fi
 if [ -x "examples/$name/run.sh" ]; then
   exec "examples/$name/run.sh" "$@"
 fi

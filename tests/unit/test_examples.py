@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.unit.example_parts import load
+from tests.unit.example_parts import EXAMPLES, load
 
 ROOT = Path(__file__).parents[2]
 #: It needs a model of 1.5B parameters, its data, and eight GPUs.
@@ -31,6 +33,21 @@ def test_a_summary_ends_in_what_was_measured(
     assert summary["run"] == name
     found = {key: summary[key] for key in ("measure", "first", "last", "direction")}
     assert found == {"measure": measure.MEASURES[name], "first": 0.25, "last": last, "direction": "up"}
+
+
+@pytest.mark.parametrize("name", ["", "digit", "../tests"])
+def test_a_name_that_is_no_example_is_said_and_removes_nothing(tmp_path: Path, name: str) -> None:
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "runs" / "digit").mkdir(parents=True)
+
+    done = subprocess.run(
+        ["examples/run.sh", *([name] if name else [])], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 2
+    assert f"'{name}' is no example: name one of " in done.stderr
+    assert " judge/ " in done.stderr
+    assert (tmp_path / "runs" / "digit").exists()
 
 
 def test_make_examples_runs_all_of_them(measure: ModuleType) -> None:
