@@ -16,6 +16,7 @@ MEASURES = {
     "distillation": "held-out accuracy",
     "judge": "judge's score of held-out answers",
     "ranking": "held-out accuracy",
+    "steps": "held-out accuracy",
 }
 
 

@@ -22,7 +22,7 @@ def measure() -> ModuleType:
 
 
 @pytest.mark.parametrize(("last", "moved"), [(0.75, True), (0.25, False), (None, False)])
-@pytest.mark.parametrize("name", ["judge", "ranking"])
+@pytest.mark.parametrize("name", ["judge", "steps"])
 def test_a_summary_ends_in_what_was_measured(
     measure: ModuleType, tmp_path: Path, name: str, last: float | None, moved: bool
 ) -> None:
