@@ -3,6 +3,7 @@
 Command line and page both take it from here, so that they say the same.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -70,7 +71,7 @@ def trace_job(sources: Sources, job: str, sample: str = "") -> dict[str, Any] | 
     there = [row for row in rows if row.k != WHOLE_JOB and sample in ("", row.id)]
     if sample and not there:
         return None
-    events = sorted(_events(rows, tries, batches), key=lambda one: one.at_s)
+    events = in_order(_events(rows, tries, batches))
     return {
         "job": job,
         "lane": rows[0].lane,
@@ -156,6 +157,11 @@ def _batch(uses: Sequence[Use], live: LiveJob | None, step: Step | None, alone: 
 def _events(rows: Sequence[SampleRow], tries: Sequence[Try], batches: Sequence[dict[str, Any]]) -> Iterator[Event]:
     found = [*_of_tries(rows, tries), *_of_samples(rows), *_of_batches(rows, batches)]
     return (event for event in found if event.at_s > 0)
+
+
+def in_order(events: Iterable[Event]) -> list[Event]:
+    """By time. Redis tells whole milliseconds and workers parts of them: of one millisecond, in the order given."""
+    return sorted(events, key=lambda one: math.floor(round(1000 * one.at_s, 2)))
 
 
 def _of_tries(rows: Sequence[SampleRow], tries: Sequence[Try]) -> Iterator[Event]:

@@ -53,6 +53,16 @@ def test_a_job_is_told_from_its_prompt_to_its_step(tmp_path: Path) -> None:
     assert events == sorted(events, key=lambda one: one[0])
 
 
+def test_what_falls_into_one_millisecond_is_told_in_the_order_in_which_it_happens(tmp_path: Path) -> None:
+    """Redis says when a group was cut in whole milliseconds, a worker when it committed in parts of them."""
+    uses = [Use("math/0/7", 0, "actor", 2, 1, staleness=0, loss_tokens=3)]
+    at = {"rewarded_s": 1050.1231, "committed_s": 1050.1234, "ready_s": 1050.123, "cut_s": 1050.123}
+
+    events = told(tmp_path, sample(**at), uses=uses)["events"]
+
+    assert [one["event"] for one in events][-4:] == ["committed", "ready", "cut", "trained"]
+
+
 @pytest.mark.parametrize(("lane", "done"), [("eval", "evaluated"), ("score", "scored")])
 def test_nobody_trained_what_was_only_to_be_scored(tmp_path: Path, lane: str, done: str) -> None:
     uses = [Use("math/0/7", 0, lane, 2, -1, staleness=0, loss_tokens=3)]
