@@ -53,7 +53,7 @@ def make_config(url: str, keys: Keys, model: ModelConfig, folder: Path, **sectio
     }
     own = {kind: [f"{PARTS}:{name}" for name in names] for kind, names in NAMED.items()}
     worker = own | {"slots": 8, "lease_s": LEASE_S, "heartbeat_s": 0.2, "retry_s": 0.05, "max_attempts": 2}
-    engine = {"health_interval_s": 0.2, "health_timeout_s": 5.0, "request_timeout_s": 60.0}
+    engine = {"health_interval_s": 0.2, "health_timeout_s": 5.0, "request_timeout_s": LIMIT_S}
     values["worker"] = worker | sections.pop("worker", {})
     values["engine"] = engine | sections.pop("engine", {})
     for name, section in sections.items():
