@@ -27,6 +27,7 @@ from benchmarks.bench_run import DATASET, admit, make_config, part
 from benchmarks.common import Report, execute, median, redis_server, run_together, spread, versions
 from benchmarks.direct_client import generate_all
 from benchmarks.engine import RunningEngine, default_python, running_engine
+from benchmarks.penstock_path import until_recording
 from benchmarks.random_model import Shape
 from consumers.trainer import Trainer
 from penstock.config import Config
@@ -98,13 +99,21 @@ class Penstock:
 
 
 @contextmanager
-def running_penstock(url: str, engine: RunningEngine, load: Load, batch_groups: int) -> Iterator[Penstock]:
-    """Everything started, the engine's own weights published as version 1, the worker serving."""
+def running_penstock(
+    url: str, engine: RunningEngine, load: Load, batch_groups: int, *, run: str = "bench", history: bool = False
+) -> Iterator[Penstock]:
+    """Everything started, the engine's own weights published as version 1, the worker serving.
+
+    Args:
+        run: its name; each time another one.
+        history: a recorder keeps a row of each sample.
+    """
     from transformers import AutoModelForCausalLM
 
     config = make_config(
         url,
         engine.folder,
+        run=run,
         model={"path": str(engine.model)},
         engine={"url": engine.url},
         rollout={
@@ -121,6 +130,9 @@ def running_penstock(url: str, engine: RunningEngine, load: Load, batch_groups: 
         trainer = stack.enter_context(Trainer(config))
         trainer.publish(model)
         stack.enter_context(part(config, "worker", "--name", "bench"))
+        if history:
+            stack.enter_context(part(config, "recorder"))
+            until_recording(url, trainer.keys)
         control = Control(url)
         wait_for_worker(control, trainer)
         yield Penstock(config, control, trainer)
