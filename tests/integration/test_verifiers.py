@@ -223,6 +223,20 @@ async def test_one_pool_through_its_life(
     assert not client.exists(keys.verdicts("w.1"), keys.asker("w.1"))
 
 
+async def test_T11_verdicts_are_heard_whatever_the_clock_of_redis_was(
+    client: redis.Redis, keys: Keys, verifying: Callable[..., Config], start: Callable[[Config], Pool]
+) -> None:
+    config, stream = verifying(), keys.verdicts("w.1")
+    start(config)
+    # A clock that is a day ahead, and then is not: what was written meanwhile has expired.
+    client.xadd(stream, {"id": "another"}, id=f"{int(time.time() + 86400) * 1000}-0")
+    async with asking(config, client, keys) as rewards:
+        assert await outcome(rewards, "length") == (3.0, "{}")
+        client.delete(stream)
+        assert await outcome(rewards, "length") == (3.0, "{}")
+        await until(lambda: not client.xlen(stream), "what was heard is gone")
+
+
 async def test_T11_a_verifier_that_hangs_is_stopped_and_the_next_check_is_made(
     client: redis.Redis, keys: Keys, verifying: Callable[..., Config], start: Callable[[Config], Pool], tmp_path: Path
 ) -> None:

@@ -268,23 +268,23 @@ class Checks:
         self._sync.close()
 
     async def _listen(self) -> None:
-        last = b"0"
         while True:
-            last = await self._hear_from(last)
+            await self._hear_news()
 
-    async def _hear_from(self, last: bytes) -> bytes:
-        """Hear what came after entry ``last``; the newest entry."""
+    async def _hear_news(self) -> None:
+        """Hear what is there, and delete it.
+
+        Read from its begin: a stream that vanished comes again with smaller ids where Redis' clock was ahead meanwhile.
+        """
         stream = self.keys.verdicts(self.asker)
-        found = await self._reader.do(lambda client: client.xread({stream: last}, count=256, block=int(BLOCK_S * 1000)))
+        found = await self._reader.do(lambda client: client.xread({stream: "0"}, count=256, block=int(BLOCK_S * 1000)))
         if not found:
-            return last
+            return
         entries = found[0][1]
         for _, fields in entries:
             self._hear(fields)
-        newest: bytes = entries[-1][0]
         # Only now: what a dead socket swallowed is read again.
-        await self._control.do(lambda client: client.xtrim(stream, minid=newest, approximate=False))
-        return newest
+        await self._control.do(lambda client: client.xdel(stream, *(entry for entry, _ in entries)))
 
     def _hear(self, fields: dict[bytes, bytes]) -> None:
         kind, body = name_shown(fields.get(b"kind", b"")), fields.get(b"body", b"")
