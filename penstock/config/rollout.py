@@ -26,7 +26,7 @@ class RolloutConfig(Section):
     max_context_tokens: Positive = 32768
     #: Most turns of a sample with an environment.
     max_turns: Positive = 8
-    #: Side arrays (``sample.sides``) that every sample must have; one without fails (docs/truth.md, T17).
+    #: Side arrays (``sample.sides``) that every sample of training must have; one without fails (docs/truth.md, T17).
     sides: list[str] = Field(default_factory=list)
     #: A frozen model whose log-probabilities of the drawn tokens every sample of training carries, as side array
     #: ``teacher_logprobs`` (docs/distillation.md).

@@ -11,6 +11,7 @@ import redis
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import PayloadError
+from penstock.names import Lane
 from penstock.payloads import sides
 from penstock.protocol.audit import audit
 from penstock.protocol.keys import Keys
@@ -99,6 +100,16 @@ async def test_T17_one_that_was_asked_for_and_is_not_there_fails_the_sample(
         await commits.commit(held.job, held.token, [sample], 1.0, "scaled")
     assert client.hget(keys.group(held.job), "c") == b"0"
     assert not left(client, keys)
+
+
+async def test_what_is_evaluated_needs_no_side_array_that_training_asks_for(
+    client: redis.Redis, keys: Keys, commits: Commits
+) -> None:
+    play.admit(client, keys, [Job("h/1/0", 1, prompt="a", lane=Lane.EVAL)], lane=Lane.EVAL, source="eval@1")
+    (held,) = play.lease(client, keys)
+    sample = make_sample(Job.from_bytes(held.body), 0, [1], 2)
+    await commits.commit(held.job, held.token, [sample], 1.0, "scaled")
+    assert client.hget(keys.group(held.job), "c") == b"1"
 
 
 async def test_a_side_array_that_is_gone_before_the_cut_makes_a_lost_row(

@@ -80,8 +80,8 @@ class Write:
 
     def _pack_sides(self, sample: Sample, meta: SampleMeta, keys: Keys, wanted: Sequence[str]) -> SampleMeta:
         """Have the side arrays of a sample written beside its payload; the record that names them."""
-        # A sequence that is scored is not a sample of the run.
-        if sample.job.lane == Lane.SCORE:
+        # Of what is evaluated or scored nothing is trained.
+        if sample.job.lane in (Lane.EVAL, Lane.SCORE):
             wanted = ()
         if not sample.sides and not wanted:
             return meta
