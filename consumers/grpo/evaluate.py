@@ -20,9 +20,12 @@ from penstock.config.subscription import ASKED, Definition
 from penstock.errors import ConfigError, PenstockError, ProtocolError, WaitTimeout
 from penstock.names import Lane
 from penstock.protocol.keys import Keys
+from penstock.protocol.position import read_count
 from penstock.protocol.records.manifest import Manifest, Row
 from penstock.protocol.records.sample import SampleStatus
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
+from penstock.protocol.records.small_maps import count_of
+from penstock.redis.commands import Client
 from penstock.redis.control import PASSING
 from penstock.system.disk import append, until_room
 
@@ -35,6 +38,8 @@ LEAST_SHARE = 0.95
 LEAST_ANSWERED = 0.95
 #: Jobs whose records are read in one round trip.
 JOBS_AT_ONCE = 64
+#: Places in the order of admission that batches took, those passed over, and the last batch.
+PLACES = ("cum", "skipped", "cut")
 NOTHING: Mapping[tuple[str, int], Mapping[str, Any]] = {}
 #: How late a stop is seen.
 LOOK_S = 0.5
@@ -70,6 +75,8 @@ class Evaluation:
         self._num_jobs = 0
         #: Versions of which it was said why they did not end training.
         self._said: set[int] = set()
+        #: Last version whose evaluation is over: what it has no row of comes no more.
+        self._over = 0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
 
@@ -93,7 +100,7 @@ class Evaluation:
 
         Raises:
             WaitTimeout: they were not there in time.
-            PenstockError: what reads them died.
+            PenstockError: what reads them died, or no prompt of a dataset was answered.
         """
         until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         with self._news:
@@ -102,6 +109,8 @@ class Evaluation:
                     raise PenstockError(f"The evaluation ended: {self._error}") from self._error
                 if stopped():
                     return None
+                if self._over >= version:
+                    raise PenstockError(self._unanswered(version))
                 if time.monotonic() >= until:
                     raise WaitTimeout(
                         f"The evaluation of version {version} did not finish within data.eval_timeout_s = {timeout_s:g}"
@@ -113,6 +122,13 @@ class Evaluation:
     def _is_whole(self, version: int) -> bool:
         """Whether every dataset has its row: a kill may have come between two of them."""
         return self._datasets <= self.accuracy.get(version, {}).keys()
+
+    def _unanswered(self, version: int) -> str:
+        missing = sorted(self._datasets - self.accuracy.get(version, {}).keys())
+        return (
+            f"Version {version} has no accuracy on {', '.join(missing)}: no prompt of it was answered; `penstock dead` "
+            "says why they were given up."
+        )
 
     def has_reached(self, wanted: float) -> bool:
         """Whether the mean accuracy over the datasets of one version is ``wanted`` or above, and is of that version.
@@ -192,7 +208,7 @@ class Evaluation:
         n = self._subscriber.cursor + 1
         self._subscriber.ask(n)
         try:
-            delivery = self._subscriber.read(n, stopped=self._stop.is_set)
+            delivery = self._subscriber.read(n, stopped=self._stop.is_set, look=self._look)
         except WaitTimeout:
             return
         # One that was written down before a kill comes again.
@@ -204,6 +220,36 @@ class Evaluation:
         self._subscriber.checkpointed(n)
         with self._news:
             self.remember(rows)
+            self._news.notify_all()
+
+    def _look(self) -> None:
+        """See whether the newest evaluation is over: a cohort of which nothing is left is passed over without a batch.
+
+        Blocks for a round trip.
+        """
+        keys = self._subscriber.keys
+
+        def ask(client: Client) -> Any:
+            with client.pipeline(transaction=False) as pipe:
+                # In the order in which they grow.
+                pipe.hget(keys.source, "evaluated")
+                pipe.hget(keys.counters, f"seq:{Lane.EVAL}")
+                pipe.hmget(keys.sub(NAME), PLACES)
+                return pipe.execute()
+
+        evaluated, admitted, raw = self._subscriber.control.do(ask)
+        passed, skipped, cut = (read_count(value, name, NAME) for name, value in zip(PLACES, raw, strict=True))
+        version = count_of(evaluated, "The version that was evaluated last")
+        jobs = count_of(admitted, "The number of jobs that were ever evaluated")
+        if version > self._over and passed + skipped >= jobs and cut == self._subscriber.cursor:
+            self.end(version)
+
+    def end(self, version: int) -> None:
+        """Of evaluations up to ``version`` nothing more comes."""
+        with self._news:
+            self._over = version
+            if not self._is_whole(version):
+                log.warning("%s", self._unanswered(version))
             self._news.notify_all()
 
     def _said_of(self, manifest: Manifest) -> dict[tuple[str, int], Mapping[str, Any]]:

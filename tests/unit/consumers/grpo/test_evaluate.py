@@ -10,7 +10,7 @@ from consumers.grpo import evaluate
 from consumers.grpo.evaluate import Evaluation, summarize
 from consumers.grpo.scores import pass_rates
 from penstock.config import Config
-from penstock.errors import WaitTimeout
+from penstock.errors import PenstockError, WaitTimeout
 from penstock.protocol.records.manifest import Row
 from tests.batch_factory import make_manifest
 
@@ -137,3 +137,15 @@ def test_the_last_evaluation_is_waited_for_until_every_dataset_has_its_row_its_l
     assert evaluation.wait(1, None, stopped=lambda: True) is None
     evaluation.remember(rows_of(row("other/1/0", {1: 10}, reward=0.0)))
     assert evaluation.wait(1, None) == {"held": 1.0, "other": 0.0}
+
+
+def test_an_evaluation_that_is_over_without_an_answer_to_a_dataset_is_told_of_and_not_waited_for(
+    evaluation: Evaluation, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation.remember(rows_of(row("held/1/0", {1: 10})))
+    evaluation.end(1)
+    with pytest.raises(PenstockError, match="Version 1 has no accuracy on other: no prompt of it was answered"):
+        evaluation.wait(1, None)
+    assert "Version 1 has no accuracy on other" in caplog.text
+    with pytest.raises(WaitTimeout):
+        evaluation.wait(2, 0.01)
