@@ -1,5 +1,8 @@
 """The verbs of the protocol on a real Redis: states, guards, and the interleavings that once broke them."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import redis
 
@@ -284,6 +287,38 @@ def test_failed_job_waits_doubles_and_is_buried_with_its_reason(client: redis.Re
         play.assert_conserved(client, keys)
     assert outcome == "dead"
     assert client.xrange(keys.dead)[0][1][b"reason"] == b"reward_raised"
+
+
+def test_a_try_that_failed_while_the_clock_of_redis_was_ahead_is_due_when_it_is_not(
+    client: redis.Redis, keys: Keys
+) -> None:
+    play.admit(client, keys, [play.job(index) for index in range(3)])
+    jobs = []
+    for held in play.lease(client, keys, most=3):
+        about: dict[str, Any] = {"reason": "reward_raised", "detail": "", "max_attempts": 3}
+        assert run(client, scripts.fail(keys, held.job, held.token, "w1", retry_ms=60_000, **about)) == "delayed"
+        jobs.append(held.job)
+    for job in jobs[:2]:
+        client.zincrby(keys.delayed, 86_400_000, job)
+    assert run(client, scripts.due(keys, 1)) == 1
+    assert run(client, scripts.due(keys)) == 1
+    assert client.zrange(keys.delayed, 0, -1) == [jobs[2].encode()]
+    play.assert_conserved(client, keys)
+
+
+def test_a_lease_that_was_renewed_while_the_clock_of_redis_was_ahead_ends_in_its_time(
+    client: redis.Redis, keys: Keys
+) -> None:
+    takes: dict[str, Callable[[str], Any]] = {
+        keys.leader: lambda token: scripts.lead(keys, token, 5000),
+        keys.recorder: lambda token: scripts.record(keys, token, lease_ms=5000, backlog=1, patience_ms=1),
+        keys.owner("actor"): lambda token: scripts.join(keys, "actor", token, 5000),
+    }
+    for key, take in takes.items():
+        run(client, take("first"))
+        client.pexpire(key, 86_400_000)
+        run(client, take("second"))
+        assert 0 < client.pttl(key) <= 5000, key
 
 
 def test_requeue_digs_up_once(client: redis.Redis, keys: Keys) -> None:

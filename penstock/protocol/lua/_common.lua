@@ -20,6 +20,12 @@ local function now_ms()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
+-- Another's lease that ends later than one which is taken now was renewed while the clock of the server was ahead: it
+-- ends a lease from now.
+local function cap_lease(key, lease_ms)
+  if redis.call('PTTL', key) > tonumber(lease_ms) then redis.call('PEXPIRE', key, lease_ms) end
+end
+
 -- For how long (ms) somebody who looks after others, `who`, has been in contact with this server, without a break of
 -- more than `gap` ms between two looks. What could not be renewed during an outage, a failover, a restart or a freeze of
 -- whoever looks says nothing of those who were to renew it. Counted anew on another server, and where its clock was set

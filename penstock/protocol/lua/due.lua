@@ -6,7 +6,16 @@
 local delayed_key, bodies_key = KEYS[1], KEYS[2]
 local prefix, most = ARGV[1], ARGV[2]
 
-local due = redis.call('ZRANGEBYSCORE', delayed_key, '-inf', now_ms(), 'LIMIT', 0, most)
+local now = now_ms()
+local due = redis.call('ZRANGEBYSCORE', delayed_key, '-inf', now, 'LIMIT', 0, most)
+-- what was failed while the clock was ahead: its wait would begin later than now
+local at = 0
+while #due < tonumber(most) do
+  local last = redis.call('ZREVRANGE', delayed_key, at, at, 'WITHSCORES')
+  local wait_ms = last[1] and redis.call('HGET', group_key_of(prefix, last[1]), 'wt')
+  if not wait_ms or last[2] - wait_ms <= now then break end
+  due[#due + 1], at = last[1], at + 1
+end
 for _, job in ipairs(due) do
   if redis.call('ZREM', delayed_key, job) == 1 then
     local g = redis.call('HMGET', group_key_of(prefix, job), 'ln', 'nb', 'c', 'pf')

@@ -25,8 +25,9 @@ if attempts >= max_attempts then
 end
 leave_inflight(prefix, job)
 settle(prefix, group_key, g[5], 'redrawn')
-redis.call('ZADD', delayed_key, now_ms() + math.min(retry_ms * 2 ^ (attempts - 1), max_retry_ms), job)
+local wait_ms = math.floor(math.min(retry_ms * 2 ^ (attempts - 1), max_retry_ms))
+redis.call('ZADD', delayed_key, now_ms() + wait_ms, job)
 redis.call('HSET', bodies_key, job, body)
-redis.call('HSET', group_key, 'st', 'delayed')
+redis.call('HSET', group_key, 'st', 'delayed', 'wt', wait_ms)
 redis.call('HDEL', group_key, 'tok', 'own')
 return 'delayed'

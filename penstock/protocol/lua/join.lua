@@ -12,7 +12,10 @@ local name = string.sub(sub_key, #prefix + #'sub:' + 1)
 -- its keys are gone, and nobody would ever free new ones
 if redis.call('HEXISTS', subs_key, 'was:' .. name) == 1 then return {-1} end
 local holder = redis.call('GET', owner_key)
-if holder and holder ~= owner then return {0, redis.call('PTTL', owner_key)} end
+if holder and holder ~= owner then
+  cap_lease(owner_key, lease_ms)
+  return {0, redis.call('PTTL', owner_key)}
+end
 if only_renew == '1' and redis.call('HGET', sub_key, 'owner') ~= owner then return {0, -1} end
 if holder then redis.call('PEXPIRE', owner_key, lease_ms) else redis.call('SET', owner_key, owner, 'PX', lease_ms) end
 if redis.call('HGET', sub_key, 'owner') ~= owner then

@@ -7,13 +7,16 @@ local leader_key, epoch_key = KEYS[1], KEYS[2]
 local prefix, token, lease_ms = ARGV[1], ARGV[2], ARGV[3]
 
 freeing(prefix)
-local holder = redis.call('HMGET', leader_key, 'token', 'epoch')
-if holder[1] and holder[1] ~= token then return 0 end
+local holder = redis.call('HMGET', leader_key, 'token', 'epoch', 'lease')
+if holder[1] and holder[1] ~= token then
+  cap_lease(leader_key, holder[3] or lease_ms)
+  return 0
+end
 if holder[1] then
   redis.call('PEXPIRE', leader_key, lease_ms)
   return tonumber(holder[2])
 end
 local epoch = redis.call('INCR', epoch_key)
-redis.call('HSET', leader_key, 'epoch', epoch, 'token', token)
+redis.call('HSET', leader_key, 'epoch', epoch, 'token', token, 'lease', lease_ms)
 redis.call('PEXPIRE', leader_key, lease_ms)
 return epoch

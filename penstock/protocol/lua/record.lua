@@ -9,14 +9,17 @@ local prefix, token, lease_ms, backlog, patience_ms = ARGV[1], ARGV[2], ARGV[3],
 local newest = tonumber(ARGV[6])
 
 freeing(prefix)
-local holder = redis.call('HMGET', recorder_key, 'token', 'epoch')
-if holder[1] and holder[1] ~= token then return 0 end
+local holder = redis.call('HMGET', recorder_key, 'token', 'epoch', 'lease')
+if holder[1] and holder[1] ~= token then
+  cap_lease(recorder_key, holder[3] or lease_ms)
+  return 0
+end
 local epoch = tonumber(holder[2] or 0)
 if epoch == 0 or epoch < newest then
   epoch = math.max(redis.call('HINCRBY', history_key, 'epoch', 1), newest + 1)
   redis.call('HSET', history_key, 'epoch', epoch)
 end
-redis.call('HSET', recorder_key, 'epoch', epoch, 'token', token)
+redis.call('HSET', recorder_key, 'epoch', epoch, 'token', token, 'lease', lease_ms)
 redis.call('PEXPIRE', recorder_key, lease_ms)
 redis.call('HSET', history_key, 'backlog', backlog, 'patience', patience_ms, 'at', now_ms())
 return epoch
