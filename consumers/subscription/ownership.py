@@ -68,13 +68,15 @@ class Ownership:
             WaitTimeout: it is past ``deadline``.
         """
         self.token = token
-        left_before = float("inf")
+        left_before, renewals = float("inf"), 0
         while True:
             joined = self._join(self._job)
             if joined.mine:
                 self.gen, self.cursor = joined.gen, joined.cursor
                 return
-            if joined.holder_ms > left_before:
+            # Once it rises also where the clock of Redis is set back.
+            renewals += joined.holder_ms > left_before
+            if renewals > 1:
                 raise ConfigError(
                     f"Subscription {self._name!r} of run {self._keys.run!r} belongs to a trainer that is alive: "
                     "stop it, or give this one another name."

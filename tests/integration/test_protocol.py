@@ -289,20 +289,28 @@ def test_failed_job_waits_doubles_and_is_buried_with_its_reason(client: redis.Re
     assert client.xrange(keys.dead)[0][1][b"reason"] == b"reward_raised"
 
 
-def test_a_try_that_failed_while_the_clock_of_redis_was_ahead_is_due_when_it_is_not(
+def test_a_try_that_failed_while_the_clock_of_redis_was_ahead_waits_no_longer_than_it_would_have(
     client: redis.Redis, keys: Keys
 ) -> None:
-    play.admit(client, keys, [play.job(index) for index in range(3)])
-    jobs = []
-    for held in play.lease(client, keys, most=3):
-        about: dict[str, Any] = {"reason": "reward_raised", "detail": "", "max_attempts": 3}
-        assert run(client, scripts.fail(keys, held.job, held.token, "w1", retry_ms=60_000, **about)) == "delayed"
-        jobs.append(held.job)
-    for job in jobs[:2]:
-        client.zincrby(keys.delayed, 86_400_000, job)
-    assert run(client, scripts.due(keys, 1)) == 1
+    play.admit(client, keys, [play.job(index) for index in range(4)])
+    held = play.lease(client, keys, most=4)
+    for one, wait_ms in zip(held, (60_000, 1_000, 60_000, 60_000), strict=True):
+        about: dict[str, Any] = {"reason": "reward_raised", "detail": "", "max_attempts": 3, "retry_ms": wait_ms}
+        assert run(client, scripts.fail(keys, one.job, one.token, "w1", **about)) == "delayed"
+    of_a_day, of_a_moment, as_it_is, older = (one.job for one in held)
+    client.zincrby(keys.delayed, 86_400_000, of_a_day)
+    client.zincrby(keys.delayed, 30_000, of_a_moment)
+    # What an older worker wrote stays where it is, and hides nothing.
+    client.zincrby(keys.delayed, 90_000_000, older)
+    client.hdel(keys.group(older), "wt")
+    assert run(client, scripts.due(keys)) == 0
+    now = client.time()[0] * 1000
+    waits = {job: client.zscore(keys.delayed, job) - now for job in (of_a_day, of_a_moment, as_it_is)}
+    assert all(0 < waits[job] <= 61_000 for job in waits), waits
+    assert waits[of_a_moment] <= 2_000
+    client.zadd(keys.delayed, {of_a_day: 0})
     assert run(client, scripts.due(keys)) == 1
-    assert client.zrange(keys.delayed, 0, -1) == [jobs[2].encode()]
+    assert not client.hexists(keys.group(of_a_day), "wt")
     play.assert_conserved(client, keys)
 
 
@@ -319,6 +327,12 @@ def test_a_lease_that_was_renewed_while_the_clock_of_redis_was_ahead_ends_in_its
         client.pexpire(key, 86_400_000)
         run(client, take("second"))
         assert 0 < client.pttl(key) <= 5000, key
+
+
+def test_a_lease_that_is_longer_than_anothers_is_not_cut_short(client: redis.Redis, keys: Keys) -> None:
+    assert run(client, scripts.lead(keys, "first", 60_000))
+    assert not run(client, scripts.lead(keys, "second", 1_000))
+    assert client.pttl(keys.leader) > 50_000
 
 
 def test_requeue_digs_up_once(client: redis.Redis, keys: Keys) -> None:

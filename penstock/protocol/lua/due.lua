@@ -8,17 +8,17 @@ local prefix, most = ARGV[1], ARGV[2]
 
 local now = now_ms()
 local due = redis.call('ZRANGEBYSCORE', delayed_key, '-inf', now, 'LIMIT', 0, most)
--- what was failed while the clock was ahead: its wait would begin later than now
-local at = 0
-while #due < tonumber(most) do
-  local last = redis.call('ZREVRANGE', delayed_key, at, at, 'WITHSCORES')
-  local wait_ms = last[1] and redis.call('HGET', group_key_of(prefix, last[1]), 'wt')
-  if not wait_ms or last[2] - wait_ms <= now then break end
-  due[#due + 1], at = last[1], at + 1
+-- what was failed while the clock was ahead: its wait would begin later than now, and begins now
+local last = redis.call('ZREVRANGE', delayed_key, 0, most - 1, 'WITHSCORES')
+for i = 1, #last, 2 do
+  local wait_ms = redis.call('HGET', group_key_of(prefix, last[i]), 'wt')
+  if wait_ms and last[i + 1] - wait_ms > now then redis.call('ZADD', delayed_key, now + wait_ms, last[i]) end
 end
 for _, job in ipairs(due) do
   if redis.call('ZREM', delayed_key, job) == 1 then
-    local g = redis.call('HMGET', group_key_of(prefix, job), 'ln', 'nb', 'c', 'pf')
+    local key = group_key_of(prefix, job)
+    local g = redis.call('HMGET', key, 'ln', 'nb', 'c', 'pf')
+    redis.call('HDEL', key, 'wt')
     local body = redis.call('HGET', bodies_key, job)
     redis.call('HDEL', bodies_key, job)
     local begun = tonumber(g[3] or 0) > 0 or g[4]

@@ -9,7 +9,7 @@ local prefix, token, lease_ms = ARGV[1], ARGV[2], ARGV[3]
 freeing(prefix)
 local holder = redis.call('HMGET', leader_key, 'token', 'epoch', 'lease')
 if holder[1] and holder[1] ~= token then
-  cap_lease(leader_key, holder[3] or lease_ms)
+  if holder[3] then cap_lease(leader_key, holder[3]) end
   return 0
 end
 if holder[1] then

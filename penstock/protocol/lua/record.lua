@@ -11,7 +11,7 @@ local newest = tonumber(ARGV[6])
 freeing(prefix)
 local holder = redis.call('HMGET', recorder_key, 'token', 'epoch', 'lease')
 if holder[1] and holder[1] ~= token then
-  cap_lease(recorder_key, holder[3] or lease_ms)
+  if holder[3] then cap_lease(recorder_key, holder[3]) end
   return 0
 end
 local epoch = tonumber(holder[2] or 0)
