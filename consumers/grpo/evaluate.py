@@ -126,8 +126,8 @@ class Evaluation:
     def _unanswered(self, version: int) -> str:
         missing = sorted(self._datasets - self.accuracy.get(version, {}).keys())
         return (
-            f"Version {version} has no accuracy on {', '.join(missing)}: no prompt of it was answered; `penstock dead` "
-            "says why they were given up."
+            f"Version {version} has no accuracy on {', '.join(missing)}, and none is to come: no prompt of it was "
+            f"answered (`penstock dead` says why), or its row in {self._path} is gone."
         )
 
     def has_reached(self, wanted: float) -> bool:
@@ -232,24 +232,31 @@ class Evaluation:
         def ask(client: Client) -> Any:
             with client.pipeline(transaction=False) as pipe:
                 # In the order in which they grow.
-                pipe.hget(keys.source, "evaluated")
+                pipe.hmget(keys.source, "evaluated", "evaluating")
                 pipe.hget(keys.counters, f"seq:{Lane.EVAL}")
+                pipe.zcard(keys.unfinished(Lane.EVAL))
                 pipe.hmget(keys.sub(NAME), PLACES)
                 return pipe.execute()
 
-        evaluated, admitted, raw = self._subscriber.control.do(ask)
-        passed, skipped, cut = (read_count(value, name, NAME) for name, value in zip(PLACES, raw, strict=True))
-        version = count_of(evaluated, "The version that was evaluated last")
-        jobs = count_of(admitted, "The number of jobs that were ever evaluated")
-        if version > self._over and passed + skipped >= jobs and cut == self._subscriber.cursor:
-            self.end(version)
+        versions, admitted, unfinished, raw = self._subscriber.control.do(ask)
+        passed, skipped, cut = (read_count(value, name, NAME) for value, name in zip(raw, PLACES, strict=True))
+        version = count_of(versions[0], "The version that was evaluated last")
+        begun = count_of(versions[1], "The version that is being evaluated")
+        left = count_of(admitted, "The number of jobs that were ever evaluated") - passed - skipped
+        # Prompts that were requeued, and are answered or dead again, make no evaluation by themselves.
+        is_rest = begun <= version and not unfinished and left < self._num_jobs
+        if version > self._over and cut == self._subscriber.cursor and (left <= 0 or is_rest):
+            names = self._subscriber.control.do(lambda client: client.hkeys(keys.source))
+            evaluated = [int(name.removeprefix(b"eval@")) for name in names if name.startswith(b"eval@")]
+            self.end(version, sorted(one for one in evaluated if self._over < one < version))
 
-    def end(self, version: int) -> None:
-        """Of evaluations up to ``version`` nothing more comes."""
+    def end(self, version: int, earlier: Iterable[int] = ()) -> None:
+        """Of evaluations up to ``version`` nothing more comes; ``earlier`` are those that were not told of yet."""
         with self._news:
             self._over = version
-            if not self._is_whole(version):
-                log.warning("%s", self._unanswered(version))
+            for one in (*earlier, version):
+                if not self._is_whole(one):
+                    log.warning("%s", self._unanswered(one))
             self._news.notify_all()
 
     def _said_of(self, manifest: Manifest) -> dict[tuple[str, int], Mapping[str, Any]]:

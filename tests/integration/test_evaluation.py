@@ -1,5 +1,6 @@
 """T18: an evaluation tells which versions drew it, and a version that is pinned draws its evaluation alone."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import redis
 
 from consumers.grpo.evaluate import Evaluation
 from penstock.config import Config
+from penstock.errors import PenstockError
 from penstock.protocol import scripts
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.publication import Publication
@@ -138,3 +140,28 @@ async def test_an_evaluation_tells_votes_and_categories_of_what_its_workers_note
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
+
+
+async def test_I8_prompts_of_an_evaluation_that_are_requeued_by_themselves_are_not_waited_for(
+    client: redis.Redis, keys: Keys, config: Make, tmp_path: Path, fake: FakeEngine, publications: list[Publication]
+) -> None:
+    made = config(data={"eval": [{"name": name, "path": "held.jsonl"} for name in ("held", "other")]})
+    admit_evaluation(client, keys, 3)
+    client.hset(keys.source, mapping={"evaluating": 3, "evaluated": 3})
+    dead = play.lease(client, keys, most=2, version=1)
+    for one in dead:
+        failed = scripts.fail(keys, one.job, one.token, "w", reason="r", detail="", max_attempts=1, retry_ms=1)
+        assert run(client, failed) == "dead"
+    with buffering(made):
+        async with working(made):
+            for start in range(2):
+                evaluation = Evaluation(made, tmp_path / "eval.jsonl")
+                evaluation.start()
+                try:
+                    with pytest.raises(PenstockError, match="Version 3 has no accuracy on other, and none is to come"):
+                        await asyncio.to_thread(evaluation.wait, 3, 400)
+                finally:
+                    await asyncio.to_thread(evaluation.stop)
+                if not start:
+                    assert all(run(client, scripts.requeue(keys, one.job, "policy")) for one in dead)
+                    await until(all_in(client, keys, [one.job for one in dead], "ready"))

@@ -144,7 +144,7 @@ def test_an_evaluation_that_is_over_without_an_answer_to_a_dataset_is_told_of_an
 ) -> None:
     evaluation.remember(rows_of(row("held/1/0", {1: 10})))
     evaluation.end(1)
-    with pytest.raises(PenstockError, match="Version 1 has no accuracy on other: no prompt of it was answered"):
+    with pytest.raises(PenstockError, match="Version 1 has no accuracy on other, and none is to come"):
         evaluation.wait(1, None)
     assert "Version 1 has no accuracy on other" in caplog.text
     with pytest.raises(WaitTimeout):
