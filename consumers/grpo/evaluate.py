@@ -247,7 +247,8 @@ class Evaluation:
         is_rest = begun <= version and not unfinished and left < self._num_jobs
         if version > self._over and cut == self._subscriber.cursor and (left <= 0 or is_rest):
             names = self._subscriber.control.do(lambda client: client.hkeys(keys.source))
-            evaluated = [int(name.removeprefix(b"eval@")) for name in names if name.startswith(b"eval@")]
+            found = (name.removeprefix(b"eval@") for name in names if name.startswith(b"eval@"))
+            evaluated = [count_of(one, "A version that was evaluated") for one in found]
             self.end(version, sorted(one for one in evaluated if self._over < one < version))
 
     def end(self, version: int, earlier: Iterable[int] = ()) -> None:

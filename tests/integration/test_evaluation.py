@@ -142,26 +142,43 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
 
 
-async def test_I8_prompts_of_an_evaluation_that_are_requeued_by_themselves_are_not_waited_for(
-    client: redis.Redis, keys: Keys, config: Make, tmp_path: Path, fake: FakeEngine, publications: list[Publication]
+@pytest.mark.parametrize("are_all_dead", [True, False])
+async def test_I8_requeued_prompts_are_waited_for_where_they_make_an_evaluation(
+    client: redis.Redis,
+    keys: Keys,
+    config: Make,
+    tmp_path: Path,
+    fake: FakeEngine,
+    publications: list[Publication],
+    are_all_dead: bool,
 ) -> None:
-    made = config(data={"eval": [{"name": name, "path": "held.jsonl"} for name in ("held", "other")]})
+    """All prompts, or one of a dataset that has no other: then no more is to come, before and after it is answered."""
+    names = ["held"] if are_all_dead else ["held", "other"]
+    made = config(data={"eval": [{"name": name, "path": "held.jsonl"} for name in names]})
     admit_evaluation(client, keys, 3)
     client.hset(keys.source, mapping={"evaluating": 3, "evaluated": 3})
-    dead = play.lease(client, keys, most=2, version=1)
+    dead = play.lease(client, keys, most=NUM_PROMPTS if are_all_dead else 1, version=1)
     for one in dead:
         failed = scripts.fail(keys, one.job, one.token, "w", reason="r", detail="", max_attempts=1, retry_ms=1)
         assert run(client, failed) == "dead"
+
+    async def wait() -> Any:
+        evaluation = Evaluation(made, tmp_path / "eval.jsonl")
+        evaluation.start()
+        try:
+            return await asyncio.to_thread(evaluation.wait, 3, 400)
+        finally:
+            await asyncio.to_thread(evaluation.stop)
+
+    no_more = f"Version 3 has no accuracy on {names[-1]}, and none is to come"
     with buffering(made):
         async with working(made):
-            for start in range(2):
-                evaluation = Evaluation(made, tmp_path / "eval.jsonl")
-                evaluation.start()
-                try:
-                    with pytest.raises(PenstockError, match="Version 3 has no accuracy on other, and none is to come"):
-                        await asyncio.to_thread(evaluation.wait, 3, 400)
-                finally:
-                    await asyncio.to_thread(evaluation.stop)
-                if not start:
-                    assert all(run(client, scripts.requeue(keys, one.job, "policy")) for one in dead)
-                    await until(all_in(client, keys, [one.job for one in dead], "ready"))
+            with pytest.raises(PenstockError, match=no_more):
+                await wait()
+            assert all(run(client, scripts.requeue(keys, one.job, "policy")) for one in dead)
+            if are_all_dead:
+                assert set(await wait()) == {"held"}
+                return
+            await until(all_in(client, keys, [one.job for one in dead], "ready"))
+            with pytest.raises(PenstockError, match=no_more):
+                await wait()
