@@ -21,7 +21,7 @@ SIZES: dict[str, list[str]] = {
     "on_expiry": ["--steps", "8"],
     "balance": [],
     "history": ["--samples", "50000"],
-    "history_cost": ["--rounds", "2"],
+    "history_cost": ["--budget-s", "100", "--window-s", "4"],
     "page": ["--no-browser"],
     "rewards": ["--checks", "100"],
 }

@@ -1,6 +1,7 @@
 """What the benchmarks share: the report, a Redis server of one's own, processes that start together, statistics."""
 
 import contextlib
+import functools
 import importlib.metadata
 import json
 import multiprocessing
@@ -51,6 +52,7 @@ def machine() -> dict[str, Any]:
     return {"cores": cores, "memory_gib": round(memory / 2**30, 1), "cpu": model, "kernel": kernel, **_gpus()}
 
 
+@functools.cache
 def _gpus() -> dict[str, Any]:
     """GPUs and their driver; nothing on a machine without."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
@@ -132,9 +134,15 @@ class Report:
     def finish(self, json_file: Path | None) -> None:
         """Print the table; write the JSON where a file is asked for."""
         self.show()
+        self.write(json_file)
+
+    def write(self, json_file: Path | None) -> None:
+        """Write the JSON where a file is asked for; whoever reads it meanwhile finds the old one or the new one."""
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(self.as_map(), indent=2) + "\n")
+            unfinished = json_file.with_name(f".{json_file.name}.part")
+            unfinished.write_text(json.dumps(self.as_map(), indent=2) + "\n")
+            unfinished.replace(json_file)
 
 
 def format_value(value: Any) -> str:

@@ -72,6 +72,8 @@ class Penstock:
     config: Config
     control: Control
     trainer: Trainer
+    #: Part -> its process.
+    pids: dict[str, int]
     admitted: int = 0
     latency_s: list[float] = field(default_factory=list)
 
@@ -126,16 +128,16 @@ def running_penstock(
     )
     model = AutoModelForCausalLM.from_pretrained(engine.model, local_files_only=True)
     with ExitStack() as stack:
-        stack.enter_context(part(config, "buffer"))
+        pids = {"buffer": stack.enter_context(part(config, "buffer"))}
         trainer = stack.enter_context(Trainer(config))
         trainer.publish(model)
-        stack.enter_context(part(config, "worker", "--name", "bench"))
+        pids["worker"] = stack.enter_context(part(config, "worker", "--name", "bench"))
         if history:
-            stack.enter_context(part(config, "recorder"))
+            pids["recorder"] = stack.enter_context(part(config, "recorder"))
             until_recording(url, trainer.keys)
         control = Control(url)
         wait_for_worker(control, trainer)
-        yield Penstock(config, control, trainer)
+        yield Penstock(config, control, trainer, pids)
 
 
 def wait_for_worker(control: Control, trainer: Trainer) -> None:
