@@ -190,8 +190,9 @@ def measure(
                 steady.go_on(margin_s)
                 made.take(steady.window(leg, window_s))
         finally:
-            # A process that is stopped does not hear SIGTERM.
+            # A process that is stopped does not hear SIGTERM, and the reader's trainer ends with the run.
             switch.turn(True)
+            reader.stop()
         if not made.windows:
             raise SystemExit("The budget ended before the first pair of windows; give more by --budget-s.")
         made.checked = checked(steady, switch)
@@ -202,7 +203,7 @@ def measure(
 def checked(steady: Steady, switch: HistorySwitch) -> dict[str, int]:
     """What was trained and what has rows, once all is recorded. Blocks. RuntimeError where they differ."""
     penstock, reader = steady.penstock, steady.reader
-    reader.stop()
+    reader.check()
     client, keys = penstock.control.client, penstock.trainer.keys
     until_s = time.monotonic() + RECORDED_TIMEOUT_S
     while True:

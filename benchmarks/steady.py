@@ -59,9 +59,12 @@ class Reader(threading.Thread):
             self.samples += len(batch)
 
     def stop(self) -> None:
-        """Take no more batches. Blocks until the last one is checkpointed."""
+        """Take no more batches. Blocks until the last one is checkpointed, a second or two."""
         self._stopping.set()
-        self.join()
+        self.join(timeout=STILL_S)
+
+    def check(self) -> None:
+        """Raise what it failed of, if it did."""
         if self.failure is not None:
             raise self.failure
 
@@ -199,8 +202,7 @@ class Steady:
 
     def _look(self) -> int:
         """Samples that are committed; admits what is missing of the surplus."""
-        if self.reader.failure is not None:
-            raise self.reader.failure
+        self.reader.check()
         self.log.read()
         client, keys = self.penstock.control.client, self.penstock.trainer.keys
         self.committed = int(client.hget(keys.counters, "committed") or 0)
