@@ -78,6 +78,7 @@ PATHS = {
     "samples of a batch": "samples?batch=100&sort=-reward",
     "samples with a word": "samples?text=w17",
     "evaluations": "evals",
+    "evaluation by category": "categories?dataset=heldout",
     "prompts over versions": "prompts?dataset=heldout",
     "one prompt over versions": "answers?dataset=heldout&line=7",
     "a sample": "sample?id=math/0/99/3",

@@ -1,7 +1,7 @@
 """Evaluation: scores of held-out prompts over versions. The epoch of a job of lane ``eval`` is the version it is of."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from console.read.samples import listed
@@ -9,7 +9,7 @@ from consumers.grpo.scores import NONE, Answer, by_category, pass_rates, scores_
 from penstock.errors import ConfigError
 from penstock.history.filters import Filters
 from penstock.history.reader import HistoryReader
-from penstock.history.row import WHOLE_JOB, id_of, place_of
+from penstock.history.row import WHOLE_JOB, SampleRow, id_of, place_of
 from penstock.names import Lane
 from penstock.words import shown as in_short
 
@@ -40,14 +40,10 @@ def list_categories(samples: HistoryReader, dataset: str = "", *, newest: bool =
     Args:
         newest: of the newest version of each dataset alone.
     """
-    jobs = {job for job, _, _ in samples.scores(Filters(lane=Lane.EVAL, dataset=dataset))}
-    last: dict[str, int] = {}
-    for name, version, _ in map(place_of, jobs):
-        last[name] = max(version, last.get(name, version))
     found: dict[tuple[str, int], list[Answer]] = {}
-    for row in samples.each(Filters(lane=Lane.EVAL, dataset=dataset)):
+    for row in _newest(samples, dataset) if newest else samples.each(Filters(lane=Lane.EVAL, dataset=dataset)):
         name, version, _ = place_of(row.job)
-        if row.reward is not None and row.k != WHOLE_JOB and not (newest and version < last.get(name, version)):
+        if row.reward is not None and row.k != WHOLE_JOB:
             pred, category = (str(row.reward_info.get(entry) or "") for entry in ("pred", "category"))
             found.setdefault((name, version), []).append(Answer(row.job, row.k, row.reward, pred, category))
     return [
@@ -55,6 +51,18 @@ def list_categories(samples: HistoryReader, dataset: str = "", *, newest: bool =
         for name, version in sorted(found)
         for category, scores in (by_category(found[name, version]) or {NONE: scores_of(found[name, version])}).items()
     ]
+
+
+def _newest(samples: HistoryReader, dataset: str) -> Iterator[SampleRow]:
+    """Answers of the newest version of each dataset: of the others, of which a long run has many, no row is read."""
+    keys = samples.scores(Filters(lane=Lane.EVAL, dataset=dataset)).keys()
+    last: dict[str, int] = {}
+    for name, version, _ in {place_of(job) for job, _, _ in keys}:
+        last[name] = max(version, last.get(name, version))
+    for job, k, part in keys:
+        name, version, _ = place_of(job)
+        if version == last[name] and (row := samples.row(id_of(job, k, part))) is not None:
+            yield row
 
 
 def _of_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
