@@ -76,7 +76,8 @@ def history(folder: Path) -> None:
     drawn = [sample(f"math/0/{line}", k, reward=k / 4, answer=f"It is {k}.") for line in range(20) for k in range(4)]
     writer.write(drawn, [Use(one.job, one.k, "actor", 7, version=5, staleness=2, loss_tokens=2) for one in drawn])
     writer.write([row("math/1/0", answer=HOSTILE, reward=-1.0, fate="filtered", reason="zero_std")])
-    held = [row(f"heldout/{v}/{line}", lane="eval", reward=v / 5, answer=f"{v}") for v in range(5) for line in range(3)]
+    held = [row(f"heldout/{v}/{line}", lane="eval", reward=v / 5, answer=f"{v}", reward_info={"category": kind})
+            for v in range(5) for line, kind in enumerate((HOSTILE, "plain", "plain"))]  # fmt: skip
     writer.write(held)
     writer.close()
 
@@ -322,6 +323,29 @@ def test_a_prompt_is_followed_over_versions(tab: Tab) -> None:
     holds(page.locator(".cell"), 15)
     page.get_by_role("region", name="Prompts").get_by_role("button").last.click()
     holds(page.get_by_role("region", name="Answers").locator("tbody tr"), 5)
+    assert tab.trouble == []
+
+
+def test_scores_are_told_by_category_and_words_of_the_data_do_nothing(tab: Tab) -> None:
+    page = tab.show("over", "evals")
+    rows = page.get_by_role("region", name="By category").locator("tbody tr")
+    holds(rows, 2)
+    hostile, plain = rows.all_text_contents()
+    assert "\\u202eevil\\u0000" in hostile
+    assert plain.startswith("plain")
+    assert page.locator("main img").count() == 0
+    assert tab.trouble == []
+
+
+def test_an_evaluation_is_seen_without_a_reload(tab: Tab, runs: Path) -> None:
+    page = tab.show("live", "evals")
+    versions = page.get_by_role("region", name="Scores").locator("tbody tr")
+    holds(versions, 5)
+    writer = HistoryWriter(runs / "live" / "history", 2, max_bytes=2**30)
+    writer.write([row(f"heldout/5/{line}", lane="eval", reward=1.0, answer="5") for line in range(3)])
+    writer.close()
+    holds(versions, 6)
+    holds(page.locator(".cell"), 18)
     assert tab.trouble == []
 
 

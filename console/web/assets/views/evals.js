@@ -7,6 +7,8 @@ import { chip, inLine, shadesOf } from "../answers.js";
 import { chart } from "../chart.js";
 import { table } from "../table.js";
 
+// Between two looks of a page that is left open, and prompts of a page (PAGE of console/read/evals.py).
+const EVERY_MS = 5000, PAGE = 40;
 const ORDERS = [["worst", "the worst now"], ["unlearned", "the unlearned"], ["hardest", "the hardest"], ["line", "in order"]];
 
 export function evals({ run }) {
@@ -18,22 +20,30 @@ export function evals({ run }) {
     h("div", { class: "filters" }, h("label", { class: "picker" }, h("span", {}, "Dataset"), dataset), h("label", { class: "picker" }, h("span", {}, "First"), order)),
     answers, grid, more, kinds, h("h2", {}, "Scores"), scores);
   const none = h("div", {});
-  let close = () => {}, rows = [], next = null, turn = 0;
+  let close = () => {}, rows = [], next = null, turn = 0, asked = 0, shown = "";
 
   async function load() {
+    asked = Date.now();
     try {
       const { rows: found, there } = await get(ofRun(run, "evals"));
+      const now = JSON.stringify([found, there]);
+      if (now === shown) return;
+      shown = now;
       held.hidden = !found.length;
       if (!found.length) {
         replace(none, h("p", { class: "none" }, there ? "Nothing has been evaluated yet." : "This run keeps no history of its samples: set history.enabled, or start `penstock recorder`."));
         return;
       }
+      replace(none);
       const names = [...new Set(found.map((one) => one.dataset))];
-      replace(dataset, names.map((name) => h("option", { value: name }, name)));
+      const before = [...dataset.options].map((one) => one.value), chosen = dataset.value;
+      if (String(names) !== String(before)) replace(dataset, names.map((name) => h("option", { value: name, selected: name === chosen }, name)));
       draw(names, found);
-      prompts(0);
+      // Whoever has gone on to further prompts, or stands among them, keeps what is there.
+      if (rows.length <= PAGE && !grid.contains(document.activeElement)) prompts(0);
       categories();
     } catch (error) {
+      shown = "";
       replace(none, failure(error));
     }
   }
@@ -43,6 +53,7 @@ export function evals({ run }) {
       const mine = found.filter((one) => one.dataset === name && one.reward_mean !== null);
       return { name, colour, x: mine.map((one) => one.version), y: mine.map((one) => one.reward_mean) };
     }).filter((one) => one.x.length);
+    close();
     if (lines.length) {
       const made = chart({ title: "Reward of held-out prompts", unit: "mean, by version", zero: true, xName: "version", lines });
       close = made.close;
@@ -103,7 +114,13 @@ export function evals({ run }) {
   }
 
   load();
-  return { node: h("section", {}, h("h1", {}, "Evaluation"), none, charts, held), close: () => close() };
+  return {
+    node: h("section", {}, h("h1", {}, "Evaluation"), none, charts, held),
+    update(seen) {
+      if (seen.live && Date.now() - asked >= EVERY_MS) load();
+    },
+    close: () => close(),
+  };
 }
 
 const rates = (of) => Object.entries(of).map(([k, rate]) => `${k}: ${number(rate, 3)}`).join(", ");
