@@ -43,14 +43,17 @@ class Reporter:
         self._warned = False
         #: Entries that found no place, and entries at which the tracker failed: each is counted by one thread.
         self._no_place = self._failed = 0
+        #: Entries that found one, and entries that the thread is done with: alike.
+        self._given = self._done = 0
+        self._closed = False
         self._waiting: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name=f"report to {name}", daemon=True)
         self._thread.start()
 
     @property
     def left_out(self) -> int:
-        """Entries that the tracker was not told."""
-        return self._no_place + self._failed
+        """Entries that the tracker was not told; after ``close`` those too for which it had no time."""
+        return self._no_place + self._failed + (self._given - self._done if self._closed else 0)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Figures of a step."""
@@ -72,14 +75,16 @@ class Reporter:
             pass
         else:
             self._thread.join(max(0.0, until - time.monotonic()))
+        self._closed = True
         if self._thread.is_alive():
-            log.warning("%s did not take everything in time: %d entries wait", self.name, self._waiting.qsize())
+            log.warning("%s did not take everything in time: %d entries wait", self.name, self._given - self._done)
         if self.left_out:
             log.warning("%d entries were left out at %s", self.left_out, self.name)
 
     def _tell(self, entry: Callable[[Tracker], None]) -> None:
         try:
             self._waiting.put_nowait(entry)
+            self._given += 1
         except queue.Full:
             self._no_place += 1
             self._warn(f"{MAX_WAITING} entries wait for it")
@@ -87,6 +92,7 @@ class Reporter:
     def _run(self) -> None:
         while (entry := self._waiting.get()) is not None:
             self._try(entry)
+            self._done += 1
         if self._tracker is not None:
             self._try(lambda tracker: tracker.close())
 
