@@ -64,8 +64,8 @@ in the queue's.
 
 `console/monitoring/` has a dashboard for Grafana (`dashboard.json`, for import) and alert rules for Prometheus
 (`alerts.yml`, for `rule_files`): no progress, dead letters, a lost worker, staleness at its bound, a starved trainer,
-and a disk or a Redis that is nearly full. SGLang's own series (`sglang:...`) are at the engines' `/metrics` with
-`engine.args.enable-metrics`.
+a disk or a Redis that is nearly full, and an append-only file that is not synced. SGLang's own series (`sglang:...`)
+are at the engines' `/metrics` with `engine.args.enable-metrics`.
 
 ## Names
 

@@ -52,13 +52,18 @@ def status(
 ) -> None:
     """Queues, workers, trainers, subscriptions and waits of a run."""
     from console.cli.watch import watch as watch_
+    from console.read.health import sync_trouble
     from penstock.protocol.snapshot import snapshot
 
     target = Target(run, redis, directory)
-    show = print_json if as_json else _show_status
+
+    def look() -> None:
+        state = snapshot(target.client, target.keys) | {"sync_trouble": sync_trouble(target.client)}
+        (print_json if as_json else _show_status)(state)
+
     if watch:
-        watch_(target, every, lambda: show(snapshot(target.client, target.keys)))
-    show(snapshot(target.client, target.keys))
+        watch_(target, every, look)
+    look()
 
 
 def _show_status(state: Mapping[str, Any]) -> None:
@@ -72,6 +77,7 @@ def _show_status(state: Mapping[str, Any]) -> None:
         skipped_line(state["counters"]),
         rollback_line(state["counters"]),
         goodput_line(state),
+        state["sync_trouble"],
     ):
         if line:
             say(line)

@@ -13,6 +13,7 @@ from penstock.config import Config
 from penstock.errors import ConfigError, DiskFull
 from penstock.payloads.addresses import is_folder, path_of
 from penstock.protocol.keys import Keys
+from penstock.redis.append_only import read_synced
 from penstock.redis.commands import Client
 from penstock.redis.connect import translate
 from penstock.system.disk import is_full
@@ -30,7 +31,11 @@ STARTS = counter("launcher_process_starts", "Starts of a process, the first one 
 FREE = gauge("launcher_disk_free_bytes", "Room left where the run's folder, its weights or its payloads lie.", "place")
 SIZE = gauge("launcher_disk_size_bytes", "Room there in all.", "place")
 
-SERIES = (UP, STARTS, FREE, SIZE)
+SYNCED = gauge(
+    "launcher_redis_synced_seconds", "Since the append-only file of the run's own Redis was last taken to disk."
+)
+
+SERIES = (UP, STARTS, FREE, SIZE, SYNCED)
 
 
 class LauncherCollector(Collector):
@@ -39,11 +44,13 @@ class LauncherCollector(Collector):
     Args:
         children: the launcher's own list, which grows while a run is started.
         places: name -> folder.
+        redis: folder of a server that the launcher syncs.
     """
 
-    def __init__(self, children: Sequence[Child], places: Mapping[str, Path]) -> None:
+    def __init__(self, children: Sequence[Child], places: Mapping[str, Path], redis: Path | None = None) -> None:
         self._children = children
         self._places = places
+        self._redis = redis
 
     def collect(self) -> Iterator[Metric]:
         children = list(self._children)
@@ -53,6 +60,8 @@ class LauncherCollector(Collector):
         disks = {name: shutil.disk_usage(_nearest(folder)) for name, folder in self._places.items()}
         yield FREE.each([(name, disk.free) for name, disk in disks.items()])
         yield SIZE.each([(name, disk.total) for name, disk in disks.items()])
+        if self._redis is not None and (noted := read_synced(self._redis)) is not None:
+            yield SYNCED.of(noted.age_s)
 
 
 def check_metrics(config: Config) -> None:
@@ -74,9 +83,10 @@ class RunMetrics:
 
     Args:
         config: with ``redis.url`` set.
+        synced: folder of the server that the launcher syncs, where there is one.
     """
 
-    def __init__(self, config: Config, folder: Path, children: Sequence[Child]) -> None:
+    def __init__(self, config: Config, folder: Path, children: Sequence[Child], synced: Path | None = None) -> None:
         self._path = folder / TARGETS_FILE
         self._keys = Keys(config.run)
         self._url = str(config.redis.url)
@@ -84,7 +94,7 @@ class RunMetrics:
         places = {"run": folder.absolute(), "weights": weights.absolute()}
         servers = config.redis.payload_servers.items()
         places |= {f"payloads {name}": path_of(url) for name, url in servers if is_folder(url)}
-        self._exporter = Exporter.of(config, "launcher", "", LauncherCollector(children, places))
+        self._exporter = Exporter.of(config, "launcher", "", LauncherCollector(children, places, synced))
 
     def look(self, client: Client) -> None:
         """Bring the file up to date. Blocks for a round trip; what keeps it from that is told and tried again."""

@@ -168,7 +168,8 @@ class _Run:
         self._start_on_keys(clear=clear, resume=resume)
         save_resolved(self.config, self.folder.path / CONFIG_FILE)
         self.folder.write(self.record)
-        self.metrics = RunMetrics(self.config, self.folder.path, self.children)
+        synced = self.folder.redis if self.server and self.config.redis.appendfsync == "everysec" else None
+        self.metrics = RunMetrics(self.config, self.folder.path, self.children, synced)
         self._start_parts()
         if "trainer" in self.without:
             self.live.event(f'The trainer is yours: Trainer(run="{self.config.run}"). Ctrl-C ends the run.')

@@ -85,16 +85,34 @@ def look_at_redis(client: Client) -> Iterator[Finding]:
         yield Finding("redis disk", Level.ERROR, f"Redis waits for {trouble}", "make room there; all goes on by itself")
 
 
-def _settings(client: Client, info: dict[str, Any]) -> Iterator[Finding]:
+def sync_trouble(client: Client) -> str:
+    """What keeps penstock from syncing the append-only file of its own server, and what to do; '' where nothing does.
+
+    Nothing is known of it on another machine. Blocks for a few round trips.
+    """
+    known = _known(client)
+    noted = read_synced(Path(known.get("dir", ""))) if known.get("syslog-ident") == IDENT else None
+    if noted is None:
+        return ""
+    found = _synced(known.get("appendfsync", ""), noted)
+    return "" if found.level is Level.OK else f"{found.what}: {found.found}; {found.todo}"
+
+
+def _known(client: Client) -> dict[str, str]:
+    """What the server says of its settings; {} where it forbids CONFIG, as managed ones do."""
     try:
         raw = {
             name: value
             for asked in ("appendfsync", "maxmemory-policy", "syslog-ident", "dir")
             for name, value in client.config_get(asked).items()
         }
-    except redis.ResponseError:  # managed servers forbid CONFIG
-        raw = {}
-    known = {_text(name): _text(value) for name, value in raw.items()}
+    except redis.ResponseError:
+        return {}
+    return {_text(name): _text(value) for name, value in raw.items()}
+
+
+def _settings(client: Client, info: dict[str, Any]) -> Iterator[Finding]:
+    known = _known(client)
     if int(info.get("aof_enabled", 1)):
         yield Finding("redis appendonly", Level.OK, "yes")
     else:

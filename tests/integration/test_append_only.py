@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from console.cli.main import execute
+from penstock.protocol import scripts
+from penstock.protocol.keys import Keys
 from penstock.redis import append_only
 from penstock.redis.append_only import AppendOnlySync, read_synced
 from penstock.redis.commands import Client
@@ -51,6 +54,22 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     made.start()
     yield made
     made.kill()
+
+
+def test_status_tells_of_an_append_only_file_that_is_not_synced(
+    server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with connect(server.url) as client:
+        scripts.ensure_lanes(client, Keys("r"))
+
+    def told() -> str:
+        assert execute(["status", "--run", "r", "--redis", server.url]) == 0
+        return capsys.readouterr().out
+
+    assert "redis appendfsync" not in told()
+    server._sync.stop()  # type: ignore[union-attr]
+    os.utime(server.folder / "synced", (time.time() - 60,) * 2)
+    assert "redis appendfsync: by penstock, which has not synced it for 6" in told()
 
 
 def on_a_slow_disk(folder: Path) -> Path:

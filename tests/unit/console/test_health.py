@@ -12,7 +12,7 @@ import redis
 
 from console.cli import main as cli
 from console.read import health
-from console.read.health import look_at_clocks, look_at_redis
+from console.read.health import look_at_clocks, look_at_redis, sync_trouble
 from penstock.errors import ConfigError
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.codec import pack
@@ -109,6 +109,8 @@ def test_a_server_of_our_own_is_told_of_by_what_its_keeper_noted(
     assert told.level is level
     assert words in told.found
     assert bool(told.todo) == (level is not Level.OK)
+    shown = sync_trouble(cast(Client, Server(settings)))
+    assert shown == ("" if level is Level.OK or trouble is None else f"redis appendfsync: {told.found}; {told.todo}")
 
 
 @pytest.mark.parametrize(("ahead_s", "found"), [(0.0, {}), (5.0, "warning"), (-60.0, "error")])

@@ -1,5 +1,7 @@
 """What ``penstock run`` serves of its processes and disks."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,17 @@ def test_room_is_that_of_the_disk_also_where_a_folder_is_yet_to_be_made(tmp_path
     size = found["penstock_launcher_disk_size_bytes", "run"]
     assert 0 < found["penstock_launcher_disk_free_bytes", "run"] <= size
     assert found["penstock_launcher_disk_size_bytes", "weights"] == size
+
+
+def test_it_is_told_since_when_the_append_only_file_was_not_synced(tmp_path: Path) -> None:
+    def told() -> list[float]:
+        families = LauncherCollector([], {}, tmp_path).collect()
+        return [one.value for family in families for one in family.samples if "redis_synced" in one.name]
+
+    assert told() == [], "no keeper has noted anything yet"
+    (tmp_path / "synced").write_text("No space left on device")
+    os.utime(tmp_path / "synced", (time.time() - 60,) * 2)
+    assert 60 <= told()[0] < 90
 
 
 def test_one_port_for_all_parts_of_a_machine_is_refused() -> None:
