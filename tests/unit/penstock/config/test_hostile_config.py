@@ -83,7 +83,8 @@ def doubling(levels: int, merged: bool = False) -> str:
     lines = ["a0: &a0 {x: 1}" if merged else "a0: &a0 [x, x]"]
     for at in range(1, levels):
         twice = f"[*a{at - 1}, *a{at - 1}]"
-        lines.append(f"a{at}: &a{at} {{<<: {twice}}}" if merged else f"a{at}: &a{at} {twice}")
+        # With a key of its own each: PyYAML 6.0.4 takes what is merged twice once, and sums grow all the same.
+        lines.append(f"a{at}: &a{at} {{<<: {twice}, x{at}: 1}}" if merged else f"a{at}: &a{at} {twice}")
     return "\n".join(lines)
 
 
