@@ -13,6 +13,7 @@ from penstock.protocol.records.job import Job
 from producer.prompt import LongPrompt, Prompt, Template, read_prompt
 from producer.sources.opening import open_rows
 from producer.sources.rows import BadLine
+from producer.sources.stream import Stream
 
 #: Prompts that are kept, for one that was offered while the gate was closed is offered again.
 _KEPT = 256
@@ -34,13 +35,47 @@ class Dataset:
         self.template = template
         self.rows = open_rows(config)
         _, self.first, last = parse_path(config.path)
-        self.last = min(last, len(self.rows))
-        if self.first >= self.last:
+        self.stream = self.rows if isinstance(self.rows, Stream) else None
+        #: Behind the last line; of a stream the end of its slice, before which it may end.
+        self.last = min(last, len(self.rows)) if self.stream is None else last
+        self._num_lines = None if self.stream is not None else self.last - self.first
+        if not self.holds(0):
             raise ConfigError(f"dataset {config.name}: {config.path} holds no prompt.")
         self._prompt = lru_cache(maxsize=_KEPT)(self._read)
 
     def __len__(self) -> int:
-        return self.last - self.first
+        """Lines of the slice. Raises ConfigError of a stream whose end nobody saw."""
+        return len(self.rows) - self.first if self.num_lines is None else self.num_lines
+
+    @property
+    def num_lines(self) -> int | None:
+        """``len``; None of a stream whose end nobody saw."""
+        if self._num_lines is None and self.stream is not None and self.stream.num_rows is not None:
+            self._num_lines = min(self.last, self.stream.num_rows) - self.first
+        return self._num_lines
+
+    def ends_after(self, num_lines: int) -> None:
+        """Take somebody's word, who saw the end of the same stream, for how many lines there are."""
+        self._num_lines = num_lines
+
+    def holds(self, line: int) -> bool:
+        """Whether there is a line ``line``, from 0. Blocks where a stream has to be read for it."""
+        if self.num_lines is not None or self.stream is None:
+            return line < (self.num_lines or 0)
+        if self.first + line < self.last:
+            return self.stream.holds(self.first + line)
+        if self.stream.holds(self.last - 1):
+            self._num_lines = self.last - self.first
+        return False
+
+    def pass_of(self, number: int) -> tuple[int, int]:
+        """The epoch, and the place in it, of prompt ``number`` of all epochs. Blocks as :meth:`holds`."""
+        return (0, number) if self.num_lines is None and self.holds(number) else divmod(number, len(self))
+
+    def window_of(self, stream: Stream, line: int) -> tuple[int, int]:
+        """The line that begins a stream's window, and how many lines of the slice it has. Blocks as :meth:`holds`."""
+        begin = line - line % stream.window
+        return begin, min(stream.num_from(self.first + begin), self.last - self.first - begin)
 
     def __getitem__(self, line: int) -> Prompt:
         """Prompt ``line`` of the slice, from 0. Blocks for the disk.
@@ -49,7 +84,7 @@ class Dataset:
             BadLine: the row has none.
             ConfigError: the source can no longer be read.
         """
-        if not 0 <= line < len(self):
+        if line < 0 or not self.holds(line):
             raise IndexError(line)
         return self._prompt(line)
 

@@ -12,7 +12,16 @@ from producer.weighted import Weighted
 #: Begins those of content; the first ones were of rendered prompts, and begin with no mark.
 _OF_CONTENT = "2:"
 #: Keys of a dataset that shape its prompts, or say which of them a position means, beside those that every one has.
-_SHAPING = ("chat_template_kwargs", "source_args", "split", "system_prompt", "tools_key", "weight")
+_SHAPING = (
+    "chat_template_kwargs",
+    "shuffle_window",
+    "source_args",
+    "split",
+    "streaming",
+    "system_prompt",
+    "tools_key",
+    "weight",
+)
 
 
 def fingerprint(source: Mixture, held_out: Sequence[Dataset] = ()) -> str:

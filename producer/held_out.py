@@ -51,6 +51,8 @@ class HeldOut:
 def is_small(datasets: Iterable[Dataset], lines: int = MAX_EARLY_LINES) -> bool:
     """Whether all of it can be looked through at a start."""
     some = list(datasets)
+    if any(one.stream is not None for one in some):
+        return False
     return sum(map(len, some)) <= lines and sum(one.rows.num_bytes for one in some) <= MAX_EARLY_BYTES
 
 

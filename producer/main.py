@@ -80,14 +80,13 @@ class Producer:
         self._control = Control(config.redis.url, stopped=self._stop.is_set)
         self._gate: Client = connect_blocking(config.redis.url, GATE_S)
         self._waiting = Waiting(self._control.client, self._keys, "producer")
-        self._tally = Tally(len(self.source))
+        self._tally = Tally(self.source.num_lines or 0)
         self.metrics = serve(config, "producer", "", ProducerCollector(self._tally))
         self._spans = telemetry.open_spans(config, "producer")
         url = self.metrics.url if self.metrics else ""
         self._attendance = Attendance(self._control.client, self._keys, "producer", metrics=url)
-        epochs = config.data.epochs
-        #: Position behind the last prompt; None: there is none.
-        self._end = None if epochs is None else epochs * len(self.source)
+        #: [datasets] lines of each as Redis was told; None: a stream whose end nobody saw.
+        self._told_lines: list[int | None] = []
         self._version_field = scripts.version_field(config.model.name)
         self._begun = False
 
@@ -154,6 +153,12 @@ class Producer:
         except QueueFull as exc:
             return f"room in Redis: {exc}"
 
+    @property
+    def _end(self) -> int | None:
+        """Position behind the last prompt; None: there is none, or nobody saw where a stream ends."""
+        epochs, num_lines = self._config.data.epochs, self.source.num_lines
+        return None if epochs is None or num_lines is None else epochs * num_lines
+
     # --- training -------------------------------------------------------------------------------------------------
 
     def _admit_train(self) -> str:
@@ -168,6 +173,10 @@ class Producer:
         if end is not None and position >= end:
             return self._why_ended(position)
         jobs = [self._offers.at(position + i) for i in range(CHUNK)]
+        if self._told_lines != [one.num_lines for one in self.source.datasets]:
+            # The end of a stream was seen: before anything behind the end of the data is admitted, it is said.
+            self._tell_lines(fingerprint(self.source, self._evals))
+            self._set_end()
         answer = self._admit(jobs, lane=Lane.TRAIN, source="train", position=position, gate=gate)
         self._offers.took(jobs[: answer.admitted])
         if answer.outcome == "closed":
@@ -280,7 +289,13 @@ class Producer:
         return count_of(self._control.do(lambda client: client.hget(key, field)), what)
 
     def _set_end(self) -> None:
-        """Say where the data ends. Raises ConfigError where more was admitted already."""
+        """Say where the data ends, unless that is where a stream does whose end nobody saw.
+
+        Raises:
+            ConfigError: more was admitted already.
+        """
+        if self._config.data.epochs is not None and self._end is None:
+            return
         position = self._position("train")
         if self._control.call(scripts.span(self._keys, self._end, self._config.data.last_batch)) < 0:
             raise ConfigError(
@@ -291,20 +306,35 @@ class Producer:
     def _check_source(self) -> None:
         """The prompts must be those that the position was counted in."""
         mine = fingerprint(self.source, self._evals)
-        sizes = {"epoch_lines": len(self.source), "eval_jobs": len(self._held_out.lines)}
-        first = self._control.call(scripts.identify(self._keys, mine, sizes))
-        if not is_of_content(first):
+        first = self._tell_lines(mine)
+        if not is_of_content(first) and self.source.num_lines is not None:
             mine = fingerprint_of_prompts(self.source, self._evals)
-            first = self._control.call(scripts.identify(self._keys, mine, sizes))
+            first = self._tell_lines(mine)
         if first != mine:
             raise ConfigError(
                 f"Run {self._config.run!r} was started with other prompts (or another seed or order): its position "
                 "would mean other jobs. Bring the files back, or start a run with another name."
             )
-        lengths = ",".join(f"{d.config.name}:{len(d)}" for d in self.source.datasets)
-        log.info("prompts: %s (%d per epoch)", lengths, len(self.source))
+        self._hear_of_ends()
+        lengths = ",".join(f"{d.config.name}:{d.num_lines or 'a stream'}" for d in self.source.datasets)
+        log.info("prompts: %s (%s per epoch)", lengths, self.source.num_lines or "nobody knows how many")
         for name, count in self._held_out.passed.items():
             log.warning("%d lines of held-out dataset %s are passed over", count, name)
+
+    def _tell_lines(self, mine: str) -> str:
+        """Say how many prompts there are, as far as that is known; returns the fingerprint that counts."""
+        self._told_lines = [one.num_lines for one in self.source.datasets]
+        self._tally.epoch_prompts = self.source.num_lines or 0
+        sizes = {"epoch_lines": self.source.num_lines, "eval_jobs": len(self._held_out.lines)}
+        ends = {_ends(one): one.num_lines for one in self.source.datasets if one.stream is not None}
+        known = {name: number for name, number in {**sizes, **ends}.items() if number is not None}
+        return self._control.call(scripts.identify(self._keys, mine, known))
+
+    def _hear_of_ends(self) -> None:
+        """Take from Redis where streams end, whose ends a producer of this run saw."""
+        for one in self.source.datasets:
+            if one.num_lines is None and (lines := self._count(self._keys.source, _ends(one), "The end of a stream")):
+                one.ends_after(lines)
 
     def _is_full(self) -> bool:
         return is_full(self._control.do(lambda client: client.info("memory")))
@@ -312,6 +342,11 @@ class Producer:
 
 def _hmget(client: Client, key: str, fields: Sequence[str]) -> list[bytes | None]:
     return list(client.hmget(key, *fields))
+
+
+def _ends(dataset: Dataset) -> str:
+    """The field of the source that says how many lines a stream has."""
+    return f"lines:{dataset.config.name}"
 
 
 def _check_names(datasets: Sequence[Dataset]) -> None:

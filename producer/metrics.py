@@ -11,7 +11,7 @@ from penstock.system.metrics.series import counter, gauge
 
 ADMITTED = counter("producer_admitted_jobs", "Jobs that this producer admitted.", "lane")
 POSITION = gauge("producer_position", "Prompts of the train data that were admitted, of all epochs and producers.")
-EPOCH = gauge("producer_epoch_prompts", "Prompts of one epoch.")
+EPOCH = gauge("producer_epoch_prompts", "Prompts of one epoch; 0 while nobody saw where a stream ends.")
 CLOSED = gauge("producer_waits", "1 while it has something to wait for; `penstock why` says for what.")
 WAITED = counter("producer_wait_seconds", "Time in which it admitted nothing, for the gate or for something else.")
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -30,12 +30,21 @@ class Mixture:
         self.datasets = list(datasets)
         self.seed = seed
         self.shuffle = any(dataset.config.shuffle for dataset in self.datasets)
-        self._starts = [0, *accumulate(map(len, self.datasets))]
         self._order = lru_cache(maxsize=2)(self._order_of)
 
     def __len__(self) -> int:
-        """Lines of one epoch."""
-        return self._starts[-1]
+        """Lines of one epoch. Raises ConfigError where a stream is among them whose end nobody saw."""
+        return sum(map(len, self.datasets))
+
+    @property
+    def num_lines(self) -> int | None:
+        """``len``; None where a stream is among them whose end nobody saw."""
+        return None if any(one.num_lines is None for one in self.datasets) else len(self)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """[datasets + 1] lines that are before each."""
+        return [0, *accumulate(map(len, self.datasets))]
 
     def at(self, position: int) -> tuple[Dataset, int, Prompt]:
         """What stands at a position. Blocks for the disk. Raises what the dataset raises."""
@@ -44,7 +53,7 @@ class Mixture:
 
     def place(self, position: int) -> tuple[Dataset, int, int]:
         """The dataset, its epoch and the line in its slice that a position means."""
-        epoch, offset = divmod(position, len(self))
+        epoch, offset = divmod(position, self._starts[-1])
         place = int(self._order(epoch)[offset])
         d = bisect_right(self._starts, place) - 1
         return self.datasets[d], epoch, place - self._starts[d]

@@ -91,8 +91,8 @@ class Offers:
                 continue
             self._in_a_row += 1
             self._tell(offer)
-            if self._in_a_row >= len(self._source):
-                raise ConfigError(f"Not one of {len(self._source)} lines in a row can be used; the last: {offer.why}")
+            if (num_lines := self._source.num_lines) is not None and self._in_a_row >= num_lines:
+                raise ConfigError(f"Not one of {num_lines} lines in a row can be used; the last: {offer.why}")
 
     def _tell(self, passed: Passed) -> None:
         self._passed[passed.dataset] += 1

@@ -21,26 +21,39 @@ class Weighted(Mixture):
 
     def __init__(self, datasets: Sequence[Dataset], seed: int) -> None:
         super().__init__(datasets, seed)
-        self._shares = shares_of([one.config.weight or 0 for one in self.datasets])
+        self._shares = shares_of([one.config.weight or 1 for one in self.datasets])
         self._turns, self._ranks = _round_of(self._shares)
         self._lines = lru_cache(maxsize=2 * len(self.datasets))(self._lines_of)
+        self._windows = lru_cache(maxsize=2 * len(self.datasets))(self._window_of)
 
     def place(self, position: int) -> tuple[Dataset, int, int]:
         rounds, offset = divmod(position, len(self._turns))
         d = int(self._turns[offset])
         k = rounds * self._shares[d] + int(self._ranks[offset])
-        epoch, at = divmod(k, len(self.datasets[d]))
-        return self.datasets[d], epoch, int(self._lines(d, epoch)[at])
+        epoch, at = self.datasets[d].pass_of(k)
+        return self.datasets[d], epoch, self._line(d, epoch, at)
+
+    def _line(self, d: int, epoch: int, at: int) -> int:
+        """The line at a place of an epoch: of all lines, or of a stream among those of its window."""
+        dataset = self.datasets[d]
+        if dataset.stream is None:
+            return int(self._lines(d, epoch)[at])
+        begin, num_lines = dataset.window_of(dataset.stream, at)
+        return begin + int(self._windows(d, epoch, begin, num_lines)[at - begin])
 
     def _lines_of(self, d: int, epoch: int) -> Order:
         """[lines of dataset ``d``] in the order of an epoch."""
         dataset = self.datasets[d]
         return order_of(len(dataset), [self.seed, d, epoch] if dataset.config.shuffle else None)
 
+    def _window_of(self, d: int, epoch: int, begin: int, num_lines: int) -> Order:
+        """[lines of a window] in the order of an epoch."""
+        return order_of(num_lines, [self.seed, d, epoch, begin] if self.datasets[d].config.shuffle else None)
+
 
 def mixture_of(datasets: Sequence[Dataset], seed: int) -> Mixture:
-    """By weights where the datasets have them, else one behind the other."""
-    weighted = any(dataset.config.weight is not None for dataset in datasets)
+    """By weights where the datasets have them, else one behind the other; a stream alone is a share of one."""
+    weighted = any(one.config.weight is not None or one.stream is not None for one in datasets)
     return Weighted(datasets, seed) if weighted else Mixture(datasets, seed)
 
 

@@ -28,7 +28,7 @@ from penstock.redaction import redact
 from penstock.system.user_code import run_through, staying_alive
 from penstock.weights.tokenizer import Tokenizer, load_tokenizer
 from producer.dataset import Dataset
-from producer.held_out import HeldOut
+from producer.held_out import MAX_EARLY_LINES, HeldOut
 from producer.main import chat_template
 from producer.offers import Offers
 from producer.weighted import mixture_of
@@ -113,8 +113,8 @@ def _jobs(config: Config, count: int) -> list[Job]:
     template = chat_template(config)
     source = mixture_of([Dataset(one, template) for one in config.data.train], config.seed)
     offers = Offers(config, source, HeldOut([]))
-    # Those that are passed over are as many as there are, at the most.
-    offered = map(offers.at, range(count + len(source)))
+    # Those that are passed over are as many as there are, at the most; of a stream nobody knows how many that is.
+    offered = map(offers.at, range(count + (source.num_lines or MAX_EARLY_LINES)))
     return list(islice((one for one in offered if isinstance(one, Job)), count))
 
 

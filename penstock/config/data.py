@@ -12,6 +12,8 @@ from penstock.config.section import Positive, Seconds, Section, checked_name
 from penstock.names import MAX_ANSWERS
 
 Share = Annotated[float, Field(ge=0, le=1)]
+#: Rows of a stream that are read, and shuffled, together, where nobody says another number.
+STREAM_WINDOW = 1024
 #: Reward from which on an answer is right, where nobody says another.
 RIGHT_FROM = 1.0
 
@@ -54,6 +56,11 @@ class DatasetConfig(Section):
     path: str
     #: Split of ``hf:``; None: the only one.
     split: str | None = None
+    #: Of ``hf:``: rows are read as they come, and none of them before it is asked for; how many there are is known at
+    #: their end.
+    streaming: bool = False
+    #: Rows of a stream that are read together, and shuffled among themselves; None: 1024.
+    shuffle_window: Annotated[int, Field(ge=1, le=65536)] | None = None
     #: Handed to the class of ``python:`` when it is made, by name.
     source_args: dict[str, Any] = Field(default_factory=dict)
     #: Column of the prompt: text, or a list of chat messages.
@@ -86,7 +93,7 @@ class DatasetConfig(Section):
     weight: Annotated[float, Field(gt=0)] | None = None
     #: Of training prompts: skip those that are too easy, or too hard, by what their groups came to; None: none are.
     curriculum: CurriculumConfig | None = None
-    #: In another order in each epoch, which follows from ``seed``.
+    #: In another order in each epoch, which follows from ``seed``; a stream within its windows.
     shuffle: bool = True
     #: Overrides of ``rollout.sampling`` for this dataset.
     sampling: dict[str, Any] = Field(default_factory=dict)
@@ -117,6 +124,10 @@ class DatasetConfig(Section):
     def _source_takes_them(self) -> Self:
         if self.split is not None and hub_name(self.path) is None:
             raise ValueError("split is of what Hugging Face datasets reads (path hf:FOLDER_OR_NAME): remove it")
+        if self.streaming and hub_name(self.path) is None:
+            raise ValueError("streaming is of what Hugging Face datasets reads (path hf:FOLDER_OR_NAME): remove it")
+        if self.shuffle_window is not None and not self.streaming:
+            raise ValueError("shuffle_window is of a stream, and other datasets are shuffled as a whole: remove it")
         if self.source_args and code_name(self.path) is None:
             raise ValueError("source_args are handed to a class of one's own (path python:module:Class): remove them")
         return self
@@ -184,6 +195,23 @@ class DataConfig(Section):
     def _curricula_are_of_training_prompts(self) -> Self:
         if named := [one.name for one in self.eval if one.curriculum is not None]:
             raise ValueError(f"dataset {named[0]!r} is held out, and all of it is asked: remove its curriculum")
+        return self
+
+    @model_validator(mode="after")
+    def _streams_are_trained_on(self) -> Self:
+        if held := [one.name for one in self.eval if one.streaming]:
+            raise ValueError(f"dataset {held[0]!r} is held out, and all of it is read: remove its streaming")
+        streams = [one.name for one in self.train if one.streaming]
+        if streams and len(self.train) > 1 and any(one.weight is None for one in self.train):
+            raise ValueError(
+                f"dataset {streams[0]!r} is a stream, and where it ends, for others to follow, is not known: give each "
+                "dataset a weight"
+            )
+        if streams and len(self.train) > 1 and self.epochs is not None:
+            raise ValueError(
+                f"data.epochs counts passes over all lines, and how many the stream {streams[0]!r} has is known at its "
+                "end: remove it (trainer.steps ends a run), or train on the stream alone"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,13 +17,14 @@ class ArrowRows:
     Args:
         table: a ``pyarrow.Table``.
         digest: of the table's content.
+        first: number of the table's first row in the dataset.
 
     Raises:
         ConfigError: one of these columns is there twice.
     """
 
-    def __init__(self, table: Any, config: DatasetConfig, digest: str) -> None:
-        self._where, self._digest = f"dataset {config.name}", digest
+    def __init__(self, table: Any, config: DatasetConfig, digest: str, first: int = 0) -> None:
+        self._where, self._digest, self._first = f"dataset {config.name}", digest, first
         self._columns = {name: self._column(table, name) for name in _named(config) if name in table.schema.names}
         self._len = int(table.num_rows)
         self.num_bytes = int(table.nbytes)
@@ -56,7 +57,9 @@ class ArrowRows:
             (found,) = (value if held is None else value.cast(held, safe=False)).to_pylist()
         # Text that is not UTF-8, times that Python's have no room for, time zones that nobody knows.
         except (ValueError, OverflowError, LookupError, pyarrow.ArrowException) as exc:
-            raise BadLine(f"{self._where}, line {index + 1}: its {name!r} cannot be read ({said(exc)}).") from exc
+            raise BadLine(
+                f"{self._where}, line {self._first + index + 1}: its {name!r} cannot be read ({said(exc)})."
+            ) from exc
         return found
 
 

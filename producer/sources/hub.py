@@ -26,7 +26,7 @@ def open_hub(name: str, config: DatasetConfig) -> ArrowRows:
         ConfigError: it is not there, cannot be read, is damaged, has no such split, or a column twice.
     """
     check_installed("datasets", f"dataset {config.name}: path hf:{name}")
-    table = _one_split(_load(name, config), config).data.table
+    table = one_split(_load(name, config), config).data.table
     _check_whole(table, name, config)
     return ArrowRows(table, config, _digest(table))
 
@@ -35,13 +35,18 @@ def _load(name: str, config: DatasetConfig) -> Any:
     import datasets
 
     try:
-        if any(Path(name, file).is_file() for file in _SAVED):
+        if is_saved(name):
             return datasets.load_from_disk(name)
         return datasets.load_dataset(name, split=config.split)
     except Exception as exc:  # the library raises what its files and its network do
         raise ConfigError(
             f"dataset {config.name}: {name} cannot be read by datasets ({said(exc)}): correct its path or its split."
         ) from exc
+
+
+def is_saved(name: str) -> bool:
+    """Whether it is a folder that save_to_disk wrote."""
+    return any(Path(name, file).is_file() for file in _SAVED)
 
 
 def _check_whole(table: Any, name: str, config: DatasetConfig) -> None:
@@ -59,11 +64,11 @@ def _check_whole(table: Any, name: str, config: DatasetConfig) -> None:
         ) from exc
 
 
-def _one_split(found: Any, config: DatasetConfig) -> Any:
+def one_split(found: Any, config: DatasetConfig) -> Any:
     """The dataset that is meant: the split that is named, or the only one."""
     import datasets
 
-    if not isinstance(found, datasets.DatasetDict):
+    if not isinstance(found, datasets.DatasetDict | datasets.IterableDatasetDict):
         return found
     splits = sorted(map(str, found))
     if config.split is None and len(splits) == 1:

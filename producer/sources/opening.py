@@ -5,13 +5,15 @@ from penstock.config.reading.dataset_path import code_name, hub_name, parse_path
 from penstock.errors import ConfigError
 from producer.sources.code import CodeRows
 from producer.sources.hub import open_hub
+from producer.sources.hub_stream import open_stream
 from producer.sources.jsonl import JsonLines
 from producer.sources.parquet import open_parquet
 from producer.sources.rows import Rows
+from producer.sources.stream import Stream
 
 
-def open_rows(config: DatasetConfig) -> Rows:
-    """All rows of what a dataset names, its slice apart. Blocks for one pass over the bytes.
+def open_rows(config: DatasetConfig) -> Rows | Stream:
+    """All rows of what a dataset names, its slice apart. Blocks for one pass over the bytes, but of streams.
 
     Raises:
         ConfigError: it is not there, or cannot be read.
@@ -19,7 +21,7 @@ def open_rows(config: DatasetConfig) -> Rows:
     if name := code_name(config.path):
         return CodeRows(name, config)
     if name := hub_name(config.path):
-        return open_hub(name, config)
+        return open_stream(name, config) if config.streaming else open_hub(name, config)
     path, _, _ = parse_path(config.path)
     if not path.is_file():
         raise ConfigError(f"dataset {config.name}: there is no file {path}; correct its path.")

@@ -1,0 +1,113 @@
+"""Hugging Face ``datasets`` as a stream: nothing is unpacked, downloaded or looked through before it is asked for."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from penstock.config import DatasetConfig
+from penstock.config.data import STREAM_WINDOW
+from penstock.config.reading.dataset_path import parse_path
+from penstock.errors import ConfigError
+from penstock.system.extras import check_installed
+from penstock.words import said
+from producer.sources.hub import is_saved, one_split
+from producer.sources.stream import Open, Stream
+
+#: Bytes at either end of a file that its digest is of.
+_LOOKED_AT = 1 << 16
+
+
+def open_stream(name: str, config: DatasetConfig) -> Stream:
+    """Rows of a folder or a name as they come. Blocks for finding its files, and for 128 KiB of each that is here.
+
+    The digest is of the names of these files in their order, and of each that is here its length and its two ends; of
+    those that are elsewhere their addresses, which name the revision.
+
+    Raises:
+        ConfigError: it is not there, cannot be read, or has no such split.
+    """
+    check_installed("datasets", f"dataset {config.name}: path hf:{name}")
+    try:
+        opened, files = _saved(name, config) if is_saved(name) else _built(name, config)
+        here = [file for file in files if os.path.isfile(file)]
+        digest, stamps = _digest(files, Path(name)), _stamps(here)
+    except ConfigError:
+        raise
+    except Exception as exc:  # the library raises what its files and its network do
+        raise ConfigError(
+            f"dataset {config.name}: {name} cannot be read by datasets ({said(exc)}): correct its path or its split."
+        ) from exc
+
+    def is_same() -> bool:
+        return _stamps(here) == stamps
+
+    _, first, _ = parse_path(config.path)
+    return Stream(opened, config, digest, is_same, first, config.shuffle_window or STREAM_WINDOW)
+
+
+def _saved(name: str, config: DatasetConfig) -> tuple[Open, list[str]]:
+    """What save_to_disk wrote, mapped into memory, and its files."""
+    import datasets
+
+    found = one_split(datasets.load_from_disk(name), config)
+    table = found.data.table
+
+    def opened(first: int, num_rows: int) -> Iterator[Any]:
+        return (table.slice(at, num_rows) for at in range(first, table.num_rows, num_rows))
+
+    return opened, [file["filename"] for file in found.cache_files]
+
+
+def _built(name: str, config: DatasetConfig) -> tuple[Open, list[str]]:
+    """What the library reads of a folder of files, or of a name, and these files or their addresses."""
+    import datasets
+
+    builder = datasets.load_dataset_builder(name)
+    splits = {str(split): list(map(str, files)) for split, files in (builder.config.data_files or {}).items()}
+    with _without_torch():
+        found = one_split(builder.as_streaming_dataset(), config).with_format("arrow")
+
+    def opened(first: int, num_rows: int) -> Iterator[Any]:
+        with _without_torch():
+            rest = found.skip(first) if first else found
+        return iter(rest.iter(batch_size=num_rows))
+
+    return opened, splits[config.split or next(iter(splits))]
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """The library shares its streams with the loaders of torch, which costs seconds and hundreds of MB, for none."""
+    import datasets
+
+    before = datasets.config.TORCH_AVAILABLE
+    datasets.config.TORCH_AVAILABLE = False
+    try:
+        yield
+    finally:
+        datasets.config.TORCH_AVAILABLE = before
+
+
+def _digest(files: Iterable[str], folder: Path) -> str:
+    digest = xxhash.xxh3_128()
+    for file in files:
+        if not os.path.isfile(file):
+            digest.update(json.dumps(file).encode())
+            continue
+        with open(file, "rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            digest.update(json.dumps([os.path.relpath(file, folder), size]).encode())
+            digest.update(opened.read(_LOOKED_AT))
+            opened.seek(max(0, size - _LOOKED_AT))
+            digest.update(opened.read(_LOOKED_AT))
+    return digest.hexdigest()
+
+
+def _stamps(files: Iterable[str]) -> list[tuple[int, int, int]]:
+    """What changes when a file does. Raises OSError."""
+    return [(found.st_ino, found.st_size, found.st_mtime_ns) for found in map(os.stat, files)]

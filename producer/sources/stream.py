@@ -1,0 +1,132 @@
+"""Rows of a stream by number: read window by window, in memory never more than a few of these.
+
+A stream has an order and no index. Row i is what comes after i rows, in every process and after every restart; how many
+rows there are is known when its end was seen.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.config import DatasetConfig
+from penstock.errors import ConfigError
+from penstock.words import said
+from producer.sources.arrow_rows import ArrowRows
+
+#: Windows that are kept: what is offered again while the gate is closed may reach over the end of one.
+_KEPT = 3
+
+#: (rows to pass over, rows of a table) -> the tables behind them, all but the last of that many rows. Blocks.
+Open = Callable[[int, int], Iterator[Any]]
+
+
+class Stream:
+    """A source of rows whose number is not known before its end; see :class:`~producer.sources.rows.Rows`.
+
+    Reading on costs what is read. Going back, or on from a place of an earlier process, costs a pass over all that is
+    before it.
+
+    Args:
+        opened: reads the source from a row on.
+        digest: tells the source from others.
+        is_same: whether its files are still those that the digest is of.
+        first: row with which the first window begins.
+        window: rows that are read, and kept, together.
+    """
+
+    num_bytes = 0
+
+    def __init__(
+        self, opened: Open, config: DatasetConfig, digest: str, is_same: Callable[[], bool], first: int, window: int
+    ) -> None:
+        self._open, self._config, self._digest, self._is_same = opened, config, digest, is_same
+        self._first, self.window = first, window
+        #: Rows in all; None: nobody saw the end.
+        self.num_rows: int | None = None
+        self._kept: OrderedDict[int, ArrowRows] = OrderedDict()
+        self._tables: Iterator[Any] = iter(())
+        #: The window that comes next of ``_tables``; -1: none does.
+        self._next = -1
+
+    def __len__(self) -> int:
+        """Raises ConfigError: nobody saw the end."""
+        if self.num_rows is None:
+            raise ConfigError(f"dataset {self._config.name} is a stream, whose length is known at its end.")
+        return self.num_rows
+
+    def digest(self) -> str:
+        return self._digest
+
+    def holds(self, index: int) -> bool:
+        """Whether there is a row ``index``. Blocks for reading it."""
+        if self.num_rows is not None:
+            return index < self.num_rows
+        number, at = divmod(index - self._first, self.window)
+        return at < len(self._window(number))
+
+    def num_from(self, index: int) -> int:
+        """Rows of the window that begins with row ``index``. Blocks for reading it."""
+        return len(self._window((index - self._first) // self.window))
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Row ``index``, from 0. Blocks for reading its window.
+
+        Raises:
+            BadLine: it cannot be read.
+            ConfigError: none can be; or there is no such row.
+        """
+        number, at = divmod(index - self._first, self.window)
+        rows = self._window(number)
+        if at >= len(rows):
+            raise ConfigError(
+                f"dataset {self._config.name} has no row {index}, where it had more when the "
+                "run began: bring back what it held."
+            )
+        return rows.row(at)
+
+    def _window(self, number: int) -> ArrowRows:
+        if found := self._kept.get(number):
+            self._kept.move_to_end(number)
+            return found
+        first = self._first + number * self.window
+        rows = ArrowRows(self._read(number, first), self._config, self._digest, first)
+        if len(rows) < self.window and self.num_rows is None:
+            is_the_end = len(rows) > 0 or number - 1 in self._kept
+            self.num_rows = first + len(rows) if is_the_end else self._count()
+        self._kept[number] = rows
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return rows
+
+    def _count(self) -> int:
+        """Rows in all, by a pass over them."""
+        try:
+            return sum(table.num_rows for table in self._open(0, self.window))
+        except Exception as exc:  # as in _read
+            raise ConfigError(f"dataset {self._config.name} cannot be read to its end ({said(exc)}).") from exc
+
+    def _read(self, number: int, first: int) -> Any:
+        """The table of a window, whole as it says it is; an empty one behind the end."""
+        import pyarrow
+
+        try:
+            if number != self._next:
+                self._tables = self._open(first, self.window)
+            self._next = -1
+            table = next(self._tables, None)
+            if table is None:
+                table = pyarrow.table({})
+            # A file that is mapped into memory is believed: what its rows say of their places may end the process.
+            table.validate(full=True)
+        except Exception as exc:  # the library raises what its files and its network do
+            raise ConfigError(
+                f"dataset {self._config.name}: what comes from row {first} on cannot be read "
+                f"({said(exc)}): correct it there, and start the producer again."
+            ) from exc
+        if not self._is_same():
+            raise ConfigError(
+                f"dataset {self._config.name}: its files were changed while they were read: bring back what they held, "
+                "and start the producer again."
+            )
+        self._next = number + 1
+        return table
