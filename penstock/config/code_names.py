@@ -12,7 +12,8 @@ from pydantic import AfterValidator
 from penstock.weights.transport import TRANSPORTS
 
 #: Rewards and filters of penstock's own. All environments are the user's.
-REWARDS = ("exact_match", "math_verify", "math", "deepscaler", "dapo", "f1", "gpqa", "code", "random", "remote_rm")
+REWARDS = ("exact_match", "math_verify", "math", "deepscaler", "dapo", "f1", "gpqa", "ifbench", "code", "random",
+           "remote_rm")  # fmt: skip
 #: The one that runs what an answer wrote.
 CODE = "code"
 #: Rewards of whole groups.

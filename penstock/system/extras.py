@@ -9,6 +9,7 @@ EXTRAS = {
     "checkpoint_engine": "checkpoint-engine",
     "datasets": "datasets",
     "fastapi": "web",
+    "if_verifiable": "ifbench",
     "math_verify": "rewards",
     "matplotlib": "plots",
     "mlflow": "mlflow",

@@ -73,10 +73,14 @@ class CheckProcesses:
             ValueError: the label is not one for this reward, or takes longer to be read than its time.
             RuntimeError: the process died of something other than its CPU limit.
         """
+        asked: dict[str, Any] = {"reward": name, "label": question.label, "text": question.text[-MAX_TEXT:]}
+        if (kind := kind_of(name)) and kind.reads_metadata:
+            asked["metadata"] = question.metadata
+        line = _line(name, asked)
         async with self.free:
             process = self.idle.pop() if self.idle else await _Process.start(self.cpu_s, self.config)
             try:
-                answer = await process.ask({"reward": name, "label": question.label, "text": question.text[-MAX_TEXT:]})
+                answer = await process.ask(line)
             except BaseException:
                 await process.kill()
                 raise
@@ -101,6 +105,14 @@ class CheckProcesses:
             await self.idle.pop().leave()
 
 
+def _line(name: str, asked: dict[str, Any]) -> bytes:
+    """A request as a process reads it. Raises ValueError where metadata are no JSON, as bytes are not."""
+    try:
+        return json.dumps(asked).encode() + b"\n"
+    except TypeError as exc:
+        raise ValueError(f"reward {name}: the metadata hold what is no JSON ({exc}): take it out") from exc
+
+
 class _Process:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -121,12 +133,12 @@ class _Process:
             )
         )
 
-    async def ask(self, request: dict[str, Any]) -> Any:
-        """The answer, or None where the process is gone."""
+    async def ask(self, line: bytes) -> Any:
+        """The answer to a request, or None where the process is gone."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.num_checks += 1
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        self.process.stdin.write(line)
         with contextlib.suppress(ConnectionError):
             await self.process.stdin.drain()
         line = await self.process.stdout.readline()
@@ -208,7 +220,10 @@ def import_package(kind: Kind) -> None:
     if kind.package:
         # math-verify warns that its own limits are off, which they are on purpose.
         logging.getLogger(kind.package).setLevel(logging.ERROR)
-        importlib.import_module(kind.package)
+        if kind.load is None:
+            importlib.import_module(kind.package)
+        else:
+            kind.load()
 
 
 def too_slow(name: str, label: str, cpu_s: int) -> str:

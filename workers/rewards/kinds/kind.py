@@ -30,6 +30,10 @@ class Kind:
     boxed: str = "{}"
     #: What it imports, of an extra.
     package: str = ""
+    #: Imports that in a way of its own; None: by its name.
+    load: Callable[[], None] | None = None
+    #: It reads the metadata of a question too.
+    reads_metadata: bool = False
     #: It runs what an answer wrote.
     needs_jail: bool = False
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from penstock.config.code_names import BOXED, REMOTE, REWARDS
 from penstock.system.extras import check_installed
-from workers.rewards.kinds import math_verify
+from workers.rewards.kinds import ifbench, math_verify
 from workers.rewards.kinds.chance import chance
 from workers.rewards.kinds.code import code
 from workers.rewards.kinds.code import read_label as read_code_label
@@ -27,6 +27,7 @@ KINDS: dict[str, Kind] = {
     "dapo": Kind(dapo, boxed="Answer: {}"),
     "f1": Kind(f1),
     "gpqa": Kind(gpqa),
+    "ifbench": Kind(ifbench.ifbench, True, package=ifbench.PACKAGE, load=ifbench.load, reads_metadata=True),
     "code": Kind(code, True, read_code_label, needs_jail=True),
     "random": Kind(chance),
 }

@@ -124,3 +124,39 @@ QUICK = [
     Case("gpqa", "I know nothing", "no", 0, 1, "slime finds the no of know"),
     Case("exact_match", " 12 \n", "12", 1, RAISES, "slime has none of that name"),
 ]
+
+
+def following(*names: str, **more: Any) -> dict[str, Any]:
+    return {"instruction_id_list": list(names), **more}
+
+
+_COMMA, _TITLE, _WORDS = "punctuation:no_comma", "detectable_format:title", "length_constraints:number_words"
+_TWO = {"num_words": 2, "relation": "at least"}
+
+INSTRUCTIONS = [
+    Case("ifbench", "No comma.", "", 1, metadata=following(_COMMA)),
+    Case("ifbench", "One, two.", "", 0, metadata=following(_COMMA)),
+    Case("ifbench", "<<A>> no comma", "", 1, metadata=following(_COMMA, _TITLE)),
+    Case("ifbench", "<<A>> one, two", "", 0, metadata=following(_COMMA, _TITLE)),
+    Case("ifbench", "no comma", "", 0, metadata=following(_COMMA, _TITLE)),
+    Case("ifbench", "", "", 0, metadata=following(_COMMA)),
+    Case("ifbench", " \n", "", 0, metadata=following(_COMMA)),
+    Case("ifbench", "two words", "", 1, metadata=following(_WORDS, kwargs=[_TWO])),
+    Case("ifbench", "one", "", 0, metadata=following(_WORDS, kwargs=[_TWO])),
+    Case("ifbench", "one", "", 0, metadata=following(_WORDS, kwargs=_TWO)),
+    Case("ifbench", "one two", "", 1, metadata=following(_COMMA, _WORDS, kwargs=[{"num_words": None}, _TWO])),
+    Case("ifbench", "one", "", 0, metadata=following(_WORDS, _WORDS, kwargs=[_TWO])),
+    Case("ifbench", "a, b</think>no comma", "", 0, metadata=following(_COMMA)),
+    Case("ifbench", "*<<A>>*", "", 1, metadata=following(_TITLE)),
+    Case(
+        "ifbench", "Say it. Yes", "", 1,
+        metadata=following("combination:repeat_prompt", kwargs={"prompt_to_repeat": "Say it."}, prompt_text="Say it."),
+    ),
+    Case("ifbench", "1 and 2", "", 1, metadata=following("count:numbers", kwargs=[{"N": 2}])),
+    Case("ifbench", "1 and two", "", 0, metadata=following("count:numbers", kwargs=[{"N": 2}])),
+    Case("boxed_ifbench", "a, " + boxed("b"), "", 1, metadata=following(_COMMA)),
+    Case("ifbench", "x", "", RAISES, metadata=following("punctuation:nobody_knows")),
+    Case("ifbench", "x", "", RAISES, 0, "a prompt without instructions is a mistake in the data", metadata=following()),
+    Case("ifbench", "x", "", RAISES, 0, "metadata under another name are a mistake in the data"),
+    Case("ifbench", "x", "", RAISES, metadata=following(_WORDS, kwargs=[{"nobody": 1}])),
+]  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from penstock.config.code_names import REWARDS
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample
-from tests.unit.workers.rewards.kinds.cases import MATHS, QUICK, RAISES, Case
+from tests.unit.workers.rewards.kinds.cases import INSTRUCTIONS, MATHS, QUICK, RAISES, Case
 from workers.rewards.kinds.question import Question
 from workers.rewards.kinds.registry import KINDS, kind_of
 
@@ -29,13 +29,13 @@ def verdict(case: Case) -> float | str:
     return float(found["score"] if isinstance(found, dict) else found)
 
 
-@pytest.mark.parametrize("case", [*MATHS, *QUICK], ids=lambda case: f"{case.reward}-{case.text[:20]}")
+@pytest.mark.parametrize("case", [*MATHS, *QUICK, *INSTRUCTIONS], ids=lambda case: f"{case.reward}-{case.text[:20]}")
 def test_T11_verdicts_by_name_are_those_of_the_table(case: Case) -> None:
     assert verdict(case) == case.verdict
 
 
 def test_each_verdict_that_is_not_slimes_has_its_reason() -> None:
-    cases = [*MATHS, *QUICK]
+    cases = [*MATHS, *QUICK, *INSTRUCTIONS]
     assert {one.reward for one in cases} | {"random", "math_verify", "remote_rm", "code"} >= set(REWARDS)
     assert all(bool(one.why) == (one.slime is not None) and one.slime != one.verdict for one in cases)
 

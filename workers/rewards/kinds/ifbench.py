@@ -1,0 +1,127 @@
+"""``ifbench``: whether an answer follows every instruction of its prompt, by the checkers of IFEval and IFBench.
+
+Zhou et al. 2023, "Instruction-Following Evaluation for Large Language Models"; Pyatkin et al. 2025, "Generalizing
+Verifiable Instruction Following". The checkers are those of the package if-verifiable, which has both; what it does
+around them is another verdict than slime's, and is left aside.
+"""
+
+import importlib
+import random
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from workers.rewards.kinds.question import Question
+
+#: What it imports.
+PACKAGE = "if_verifiable"
+#: Most instructions of a prompt.
+MAX_INSTRUCTIONS = 64
+
+
+def ifbench(question: Question) -> float:
+    """1 where the answer follows all instructions as they are written (strict), else 0; an empty one follows none.
+
+    Of ``metadata``: ``instruction_id_list``; ``kwargs``, a map for each (of those that are missing the last one counts,
+    and one map is for all), where null says nothing; ``prompt_text``, of which instructions to repeat it make use.
+
+    Raises:
+        ValueError: the metadata name no instruction, one that nobody knows, or not what it needs; or it needs data of
+            nltk's that are not here.
+    """
+    names = _names(question.metadata)
+    checkers = _checkers()
+    for name in names:
+        if name not in checkers:
+            raise ValueError(f"reward ifbench: there is no instruction {name[:80]!r} in IFEval or IFBench: correct it")
+    before = random.getstate()
+    try:
+        # A checker draws what its kwargs do not say.
+        random.seed(0)
+        asked = _with_kwargs(names, question)
+        # Each is looked at: what is wrong with the data is no matter of the answer before.
+        followed = [_follows(name, checkers[name], said, question) for name, said in asked]
+        return float(all(followed))
+    finally:
+        random.setstate(before)
+
+
+def _names(metadata: Mapping[str, Any]) -> list[str]:
+    given = metadata.get("instruction_id_list")
+    names = [str(one).strip() for one in given if one is not None] if isinstance(given, list) else []
+    names = [name for name in names if name]
+    if not 0 < len(names) <= MAX_INSTRUCTIONS:
+        raise ValueError(
+            f"reward ifbench: the metadata need a list instruction_id_list of 1 to {MAX_INSTRUCTIONS} names, and here "
+            f"it has {len(names)}: correct it, or the dataset's metadata_key"
+        )
+    return names
+
+
+def _with_kwargs(names: list[str], question: Question) -> list[tuple[str, dict[str, Any]]]:
+    given = question.metadata.get("kwargs")
+    maps = [given] * len(names) if isinstance(given, dict) else given if isinstance(given, list) else []
+    maps = [one if isinstance(one, dict) else {} for one in maps] or [{}]
+    maps += [maps[-1]] * (len(names) - len(maps))
+    said = [{str(key): value for key, value in one.items() if value is not None} for one in maps]
+    return list(zip(names, said, strict=False))
+
+
+def _follows(name: str, checker: Any, kwargs: dict[str, Any], question: Question) -> bool:
+    try:
+        made = checker(name)
+        made.build_description(**kwargs)
+        if "prompt" in (made.get_instruction_args() or ()):
+            made.build_description(prompt=str(question.metadata.get("prompt_text") or ""))
+    except Exception as exc:
+        raise _unusable(name, exc) from exc
+    if not question.text.strip():
+        return False
+    try:
+        return bool(made.check_following(question.text))
+    except MemoryError:
+        raise
+    # What it was made of is not what it needs.
+    except (TypeError, AttributeError) as exc:
+        raise _unusable(name, exc) from exc
+    except Exception as exc:
+        if type(exc) is LookupError:
+            raise _unusable(name, exc) from exc
+        # An answer at which its checker breaks off.
+        return False
+
+
+def _unusable(name: str, exc: Exception) -> ValueError:
+    if type(exc) is LookupError:
+        lacks = str(exc).partition("Resource ")[2].split(" ")[0].strip("'\x1b[0123456789m") or "its data"
+        return ValueError(
+            f"reward ifbench: instruction {name} needs nltk's {lacks}, which is not here: `python -m nltk.downloader "
+            f"{lacks}` where there is a network, and NLTK_DATA names the folder"
+        )
+    return ValueError(f"reward ifbench: instruction {name} cannot be checked with its kwargs ({exc}): correct them")
+
+
+@lru_cache(maxsize=1)
+def _checkers() -> dict[str, Any]:
+    """Instructions by name. Blocks for seconds at first.
+
+    The package looks for data of nltk's as it is imported, and would fetch what is not there: nothing is fetched, and
+    only those instructions fail that need it.
+    """
+    import langdetect
+    import nltk
+
+    fetches = nltk.download
+    nltk.download = lambda *_, **__: False
+    try:
+        tables = [importlib.import_module(f"{PACKAGE}.{name}.instructions_registry") for name in ("ifeval", "ifbench")]
+    finally:
+        nltk.download = fetches
+    # It draws, and would say another language of a text at another time.
+    langdetect.DetectorFactory.seed = 0
+    return {name: checker for table in tables for name, checker in table.INSTRUCTION_DICT.items()}
+
+
+def load() -> None:
+    """Import what it needs."""
+    _checkers()
