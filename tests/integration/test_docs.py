@@ -102,6 +102,7 @@ SETTINGS = (
     "docs/fleet.md: engine:",
     "docs/hooks.md: hooks:",
     "docs/producer.md: data:",
+    "docs/producer.md: # shards as a stream",
     "docs/rewards.md: reward: {parts",
     "docs/rewards.md: reward: {function: code",
     "docs/rewards.md: reward: {function: math, group",

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[4]
 NAMES = {
     "math_verify": "math-verify",
     "checkpoint_engine": "checkpoint-engine",
+    "if_verifiable": "if-verifiable",
     "mlflow": "mlflow-skinny",
     "opentelemetry": "opentelemetry-sdk",
     "pynvml": "nvidia-ml-py",
