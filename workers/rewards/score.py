@@ -27,7 +27,7 @@ from workers.rewards.calls import NotJudged, awaiting, patiently
 from workers.rewards.choice import chosen
 from workers.rewards.groups.reward import GroupReward
 from workers.rewards.jail.asking import check_jail
-from workers.rewards.judges import Judges
+from workers.rewards.judges import Judges, takes_judges
 from workers.rewards.kinds.box import last_box
 from workers.rewards.kinds.kind import Kind
 from workers.rewards.kinds.question import Question
@@ -96,6 +96,8 @@ class Rewards:
         if config.remote.url is None:
             own = [name for name in own if not is_remote(name)]
         names = dict.fromkeys((*config.names, *allowed, *own))
+        #: That ask judges: of the worker's loop, with a verifier pool too, for they wait and compute nothing.
+        self._asking: set[str] = set()
         self._functions = {name: self._load(name) for name in names}
 
     async def score(self, sample: Sample) -> None:
@@ -196,7 +198,7 @@ class Rewards:
         return await bounded(lambda: function(sample), self.config.timeout_s, f"reward {sample.id}", passes)
 
     def _is_local(self, name: str) -> bool:
-        return self.checks is None or is_quick(name)
+        return self.checks is None or is_quick(name) or name in self._asking
 
     def check(self, job: Job) -> None:
         """Raise ConfigError where a job names a reward that this worker may not run. Imports nothing."""
@@ -210,10 +212,14 @@ class Rewards:
         if is_remote(name):
             return self._asked(is_boxed=name.startswith(BOXED))
         kind = kind_of(name)
-        if self.checks is not None and (kind is None or kind.is_slow):
+        # Without judges nothing asks one, and nothing of the pool's is imported here.
+        function = import_reward(name, self._args) if kind is None and (self.checks is None or self.judges) else None
+        if function is not None and self.checks is not None and takes_judges(function):
+            self._asking.add(name)
+        elif self.checks is not None and (kind is None or kind.is_slow):
             return self.checks.asking(name)
         if kind is None:
-            function = import_reward(name, self._args)
+            assert function is not None
             return awaiting(function, name, lambda sample: f"sample {sample.id}", self.judges)
         return self._slow(name) if kind.is_slow else self._quick(kind, name)
 

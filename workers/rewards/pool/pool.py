@@ -73,12 +73,16 @@ def load_rewards(config: Config) -> dict[str, Function | Kind]:
     if needs_jail(names):
         log.info("programs of answers run in a jail: %s", find_jail(config.reward).describe())
     found = {name: kind_of(name) or import_reward(name, args) for name in sorted(names)}
-    for name, one in found.items():
-        if not isinstance(one, Kind) and takes_judges(one):
-            raise ConfigError(
-                f"reward {name} has a parameter judges, which workers have and verifiers have not: set "
-                "reward.pool.kind: process."
-            )
+    asking = {name for name, one in found.items() if not isinstance(one, Kind) and takes_judges(one)}
+    if asking and not (config.reward.judges and found.keys() - asking):
+        raise ConfigError(
+            f"reward {min(asking)} has a parameter judges, which workers ask and verifiers do not, and the pool has "
+            "nothing else to do: set reward.pool.kind: process."
+            if config.reward.judges
+            else f"reward {min(asking)} has a parameter judges, and reward.judges has none: name one there."
+        )
+    found = {name: one for name, one in found.items() if name not in asking}
+    for one in found.values():
         if isinstance(one, Kind):
             import_package(one)
     return found

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -281,8 +281,42 @@ async def test_a_mistake_in_asking_is_told(server: Server, function: str, said: 
 def test_what_cannot_ask_is_refused_when_it_is_loaded() -> None:
     with pytest.raises(ConfigError, match="make it async"):
         Rewards(RewardConfig(function="judged_rewards:threaded"))
-    with pytest.raises(ConfigError, match=r"verifiers have not: set reward\.pool\.kind: process"):
+    with pytest.raises(ConfigError, match=r"has nothing else to do: set reward\.pool\.kind: process"):
         load_rewards(make_config({"function": "judged_rewards:liked", "judges": [judge("http://h:1")]}))
+    with pytest.raises(ConfigError, match=r"reward\.judges has none: name one there"):
+        load_rewards(make_config({"function": "judged_rewards:liked"}))
+
+
+class Pool:
+    """Of a worker's way to the verifiers: what they were asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def asking(self, name: str) -> Any:
+        async def ask(_: Sample) -> float:
+            self.asked.append(name)
+            return 2.0
+
+        return ask
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_beside_a_verifier_pool_workers_ask_judges_and_the_pool_does_the_rest(server: Server) -> None:
+    server.answers = {"/classify": [says('{"embedding": [0.25]}')], "/generate": [says('{"text": "So."}')]}
+    parts = {"judged_rewards:liked": 1.0, "math_verify": 1.0}
+    values = {"parts": parts, "judges": [judge(server.url)], "pool": {"kind": "rq"}}
+    pool = Pool()
+    rewards = Rewards(RewardConfig.model_validate(values), cast("Any", pool))
+    sample = Sample(Job("sums/0/0", 1, prompt="2+2="), 0, text="4")
+    try:
+        await rewards.score(sample)
+    finally:
+        await rewards.close()
+    assert (sample.reward, pool.asked) == (2.25, ["math_verify"])
+    assert set(load_rewards(make_config(values))) == {"math_verify"}
 
 
 def test_an_environment_with_a_parameter_is_made_with_them() -> None:
