@@ -53,6 +53,7 @@ _QUESTIONS = {
     "deepscaler": Question(f"<think>hm</think>{_TEXT}", "34"),
     "gpqa": Question("The answer is (B).", "B", "B", _FOUR),
     "code": Question(_PROGRAM, _TESTS),
+    "ifbench": Question("No comma here.", metadata={"instruction_id_list": ["punctuation:no_comma"]}),
 }
 _QUESTION = Question(_TEXT, "34", "34")
 _LIMIT_S = 5.0
