@@ -54,7 +54,9 @@ def sample_of(reward: str, text: str, label: str = "5", prompt: str = "2+3=") ->
     """A sample; where its reward runs programs, with a label that is the test of one that prints 5."""
     if needs_jail([reward]) and label == "5":
         label = '{"inputs": [""], "outputs": ["5"]}'
-    return Sample(Job("sums/0/0", 1, prompt=prompt, label=label, reward=reward), 0, text=text)
+    # For ifbench: none of these has a title.
+    metadata = {"instruction_id_list": ["detectable_format:title"]}
+    return Sample(Job("sums/0/0", 1, prompt=prompt, label=label, reward=reward, metadata=metadata), 0, text=text)
 
 
 async def outcome(rewards: Rewards, sample: Sample) -> float | str:
@@ -79,6 +81,7 @@ Ask = Callable[[Sample], float | str]
 def ask() -> Iterator[Ask]:
     """Scores in processes that are kept; an answer's limit is of CPU time, so that a busy machine changes nothing."""
     module("math_verify")
+    module("if_verifiable")
     config = RewardConfig.model_validate({"check_cpu_s": 1, "timeout_s": 600, "processes": 1})
     rewards = Rewards(config, allowed=SLOW)
     with asyncio.Runner() as runner:
