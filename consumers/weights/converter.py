@@ -1,17 +1,20 @@
-"""Megatron-core parameters as the names that engines load: dense models, and MoE experts in order.
+"""Megatron-core parameters as the names that engines load: dense models, MoE models, DeepSeek-V3 with MTP layers.
 
-For ``sources.Shards``: the parts of one parameter by rank, and what Hugging Face calls it. Tried on state
-dicts of megatron-core 0.16 with its own modules, whose logits the converted weights give; the names under which
-TransformerEngine's modules hold the same parameters are read too.
+For ``sources.Shards``: the parts of one parameter in order, and what Hugging Face calls it. Tried on state dicts of
+megatron-core 0.16 with its own modules, whole and split by tensor and expert parallelism, whose logits the converted
+weights give; the names under which TransformerEngine's modules hold the same parameters are read too.
 
 | Megatron | parts | engine |
 |---|---|---|
-| embedding, output_layer | joined on 0, padding of the vocabulary cut off | embed_tokens, lm_head |
+| embedding, output_layer | joined on 0, padding of the vocabulary cut off | embed_tokens, lm_head; copies for MTP |
 | linear_qkv | joined on 0; per group of heads: queries, key, value | q_proj, k_proj, v_proj |
+| linear_q_proj, linear_q_up_proj, linear_kv_up_proj (MLA) | joined on 0 | q_proj, q_b_proj, kv_b_proj |
+| linear_q_down_proj, linear_kv_down_proj (MLA) | joined on 0, or whole on every rank | q_a_proj, kv_a_proj_with_mqa |
 | linear_proj, linear_fc2 | joined on 1 | o_proj, down_proj |
 | linear_fc1 | each part: gate, up; joined on 0 apart | gate_proj, up_proj |
-| experts | one part per rank of expert parallelism, expert = rank x local experts + local number | experts.N |
+| experts | for each rank of expert parallelism the parts of expert rank x local experts + local number | experts.N |
 | norms, router | the same everywhere | ..._layernorm, gate |
+| mtp.layers.K | as a layer of the decoder; eh_proj joined on 0 | layers.(num_hidden_layers + K) |
 """
 
 import re
@@ -21,10 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from consumers.weights.sources import Place
 from penstock.errors import PublishError
 from penstock.weights.model_folder import count_experts
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+#: What is in a layer of multi-token prediction, its transformer layer by the name of megatron-core 0.16 or a later one.
+_MTP_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(?:(?:transformer_layer|mtp_model_layer)\.(.+)|(.+))")
 #: ``experts.local_experts.3.linear_fc1.weight`` or, grouped, ``experts.linear_fc1.weight3``.
 _EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.linear_fc([12])\.weight|linear_fc([12])\.weight(\d+))")
 _NORMS = {
@@ -38,17 +44,32 @@ _NORMS = {
     "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
     "mlp.shared_experts.gate_weight": "mlp.shared_expert_gate.weight",
 }
+#: Where attention is multi-head latent (MLA).
+_MLA_NORMS = {
+    "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
+    "self_attention.linear_q_up_proj.layer_norm_weight": "self_attn.q_a_layernorm.weight",
+    "self_attention.kv_layernorm.weight": "self_attn.kv_a_layernorm.weight",
+    "self_attention.linear_kv_up_proj.layer_norm_weight": "self_attn.kv_a_layernorm.weight",
+}
+_MTP_NORMS = {
+    "enorm.weight": "enorm.weight",
+    "hnorm.weight": "hnorm.weight",
+    "final_layernorm.weight": "shared_head.norm.weight",
+}
 
 Named = Iterable[tuple[str, Tensor]]
 
 
 def megatron_to_hf(name: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> Named:
-    """Tensors of one Megatron parameter by the names of Hugging Face (Qwen2, Qwen3, Llama, and their MoE models).
+    """Tensors of one Megatron parameter by the names of Hugging Face.
+
+    Qwen2, Qwen3, Llama, their MoE models, and DeepSeek-V3 with its MTP layers.
 
     Args:
         name: of the whole model: with pipeline parallelism layers are numbered from the first stage's first.
-        shards: its parts, by rank of tensor (or, for experts, expert) parallelism.
-        config: the model's config.json.
+        shards: its parts, by rank of tensor parallelism; for experts by rank of expert parallelism, and for each of
+            those by rank of the experts' tensor parallelism. ``megatron_places`` puts them in this order.
+        config: the model's config.json. ``num_nextn_predict_layers`` says how many MTP layers the model's files hold.
 
     Raises:
         PublishError: a name or a shape that this converter does not know.
@@ -57,37 +78,124 @@ def megatron_to_hf(name: str, shards: Sequence[Tensor], config: Mapping[str, Any
     if name.endswith("._extra_state"):
         return []
     if name == "embedding.word_embeddings.weight":
-        return [("model.embed_tokens.weight", _vocabulary(shards, config))]
+        return _with_copies("model.embed_tokens.weight", "embed_tokens.weight", _vocabulary(shards, config), config)
     if name == "output_layer.weight":
-        return [] if config.get("tie_word_embeddings") else [("lm_head.weight", _vocabulary(shards, config))]
+        if config.get("tie_word_embeddings"):
+            return []
+        return _with_copies("lm_head.weight", "shared_head.head.weight", _vocabulary(shards, config), config)
     if name in ("decoder.final_layernorm.weight", "decoder.final_norm.weight"):
         return [("model.norm.weight", shards[0])]
-    match = _LAYER.fullmatch(name)
-    if match is None:
+    if name.startswith("mtp."):
+        prefix, found = _mtp(name, shards, config)
+    elif match := _LAYER.fullmatch(name):
+        prefix, found = f"model.layers.{match[1]}.", _in_layer(name, match[2], shards, config)
+    else:
         raise PublishError(f"{name} is not a parameter of a Megatron decoder: give a converter of your own.")
-    prefix, rest = f"model.layers.{match[1]}.", match[2]
-    return [(prefix + short, tensor.contiguous()) for short, tensor in _in_layer(name, rest, shards, config)]
+    return [(prefix + short, tensor.contiguous()) for short, tensor in found]
+
+
+def megatron_places(*, tp: int, ep: int, etp: int) -> Place:
+    """For ``Shards(place=...)``: where this rank's parts of Megatron's parameters lie.
+
+    What data-parallel ranks hold alike is taken once, and with pipeline parallelism each stage gives its layers.
+
+    Args:
+        tp: rank in the group of tensor parallelism (``parallel_state.get_tensor_model_parallel_rank()``).
+        ep: rank in the group of expert parallelism (``get_expert_model_parallel_rank()``).
+        etp: rank in the group of the experts' tensor parallelism (``get_expert_tensor_parallel_rank()``).
+    """
+    return lambda name: (ep, etp) if ".mlp.experts." in name else (tp,)
 
 
 def _in_layer(name: str, rest: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> Named:
-    if rest in _NORMS:
-        return [(_NORMS[rest], shards[0])]
+    norms = _NORMS | _MLA_NORMS if _is_latent(config) else _NORMS
+    if rest in norms:
+        return [(norms[rest], shards[0])]
     if expert := _EXPERT.fullmatch(rest):
         return _expert(name, expert, shards, config)
+    if _is_latent(config) and rest in (sizes := _latent_sizes(config)):
+        short, size = sizes[rest]
+        return [(f"self_attn.{short}.weight", _whole(name, shards, size))]
+    # As the families of Qwen and of DeepSeek call them.
+    shared = "mlp.shared_experts." if config.get("n_shared_experts") else "mlp.shared_expert."
     split: dict[str, Callable[[], Named]] = {
         "self_attention.linear_qkv.weight": lambda: _qkv(name, shards, config, "weight"),
         "self_attention.linear_qkv.bias": lambda: _qkv(name, shards, config, "bias"),
         "self_attention.linear_proj.weight": lambda: [("self_attn.o_proj.weight", torch.cat(list(shards), dim=1))],
         "mlp.linear_fc1.weight": lambda: _gate_up("mlp.", shards),
         "mlp.linear_fc2.weight": lambda: [("mlp.down_proj.weight", torch.cat(list(shards), dim=1))],
-        "mlp.shared_experts.linear_fc1.weight": lambda: _gate_up("mlp.shared_expert.", shards),
-        "mlp.shared_experts.linear_fc2.weight": lambda: [
-            ("mlp.shared_expert.down_proj.weight", torch.cat(list(shards), dim=1))
-        ],
+        "mlp.shared_experts.linear_fc1.weight": lambda: _gate_up(shared, shards),
+        "mlp.shared_experts.linear_fc2.weight": lambda: [(f"{shared}down_proj.weight", torch.cat(list(shards), dim=1))],
     }
     if rest not in split:
         raise PublishError(f"{name} has no name that this converter knows: give one of your own.")
     return split[rest]()
+
+
+def _is_latent(config: Mapping[str, Any]) -> bool:
+    """Attention is multi-head latent, as DeepSeek-V3's."""
+    return bool(config.get("kv_lora_rank"))
+
+
+def _latent_sizes(config: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Projections of multi-head latent attention: what the engine calls them, and how many rows they have.
+
+    Both sides turn neighbouring dimensions of a head by one angle (rope_interleave), so that rows keep their order.
+    """
+    keys = ("num_attention_heads", "qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank", "v_head_dim")
+    if missing := [key for key in keys if not isinstance(config.get(key), int)]:
+        raise PublishError(f"config.json has no {', '.join(missing)}, which multi-head latent attention has.")
+    heads, rope, nope, latent, value = (int(config[key]) for key in keys)
+    sizes = {
+        "kv_down": ("kv_a_proj_with_mqa", latent + rope),
+        "kv_up": ("kv_b_proj", heads * (nope + value)),
+        "q": ("q_proj", heads * (nope + rope)),
+    }
+    if rank := config.get("q_lora_rank"):
+        sizes |= {"q_down": ("q_a_proj", int(rank)), "q_up": ("q_b_proj", heads * (nope + rope))}
+        del sizes["q"]
+    return {f"self_attention.linear_{key}_proj.weight": size for key, size in sizes.items()}
+
+
+def _mtp(name: str, shards: Sequence[Tensor], config: Mapping[str, Any]) -> tuple[str, Named]:
+    """A parameter of a layer of multi-token prediction: the engine's prefix of that layer, and what comes after it."""
+    match = _MTP_LAYER.fullmatch(name)
+    if match is None or int(match[1]) >= _count_mtp(config):
+        raise PublishError(
+            f"{name}: config.json names {_count_mtp(config)} layers of multi-token prediction as DeepSeek-V3 has them "
+            "(num_nextn_predict_layers, kv_lora_rank): set it right, or give a converter of your own."
+        )
+    prefix = f"model.layers.{int(config['num_hidden_layers']) + int(match[1])}."
+    if match[2] is not None:
+        return prefix, _in_layer(name, match[2], shards, config)
+    if match[3] == "eh_proj.weight":
+        return prefix, [("eh_proj.weight", _whole(name, shards, int(config["hidden_size"])))]
+    if match[3] not in _MTP_NORMS:
+        raise PublishError(f"{name} has no name that this converter knows: give one of your own.")
+    return prefix, [(_MTP_NORMS[match[3]], shards[0])]
+
+
+def _count_mtp(config: Mapping[str, Any]) -> int:
+    """Layers of multi-token prediction that the model's files hold as layers after the last, as DeepSeek-V3's do."""
+    return int(config.get("num_nextn_predict_layers") or 0) if _is_latent(config) else 0
+
+
+def _with_copies(name: str, short: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
+    """Files of models with MTP layers hold embedding and head once more for each of them."""
+    first = int(config.get("num_hidden_layers") or 0)
+    copies = [(f"model.layers.{first + layer}.{short}", tensor) for layer in range(_count_mtp(config))]
+    return [(name, tensor), *copies]
+
+
+def _whole(name: str, shards: Sequence[Tensor], num_rows: int) -> Tensor:
+    """[num_rows, ...] of parts that are joined on 0, or of which each is the whole."""
+    whole = shards[0] if shards[0].shape[0] == num_rows else torch.cat(list(shards))
+    if whole.shape[0] != num_rows:
+        raise PublishError(
+            f"{name} has {whole.shape[0]} rows in {len(shards)} parts where config.json needs {num_rows}: it is of "
+            "another model, a part is missing, or ranks give the same part (Shards' place says which do)."
+        )
+    return whole
 
 
 def _vocabulary(shards: Sequence[Tensor], config: Mapping[str, Any]) -> Tensor:
@@ -119,19 +227,39 @@ def _gate_up(prefix: str, shards: Sequence[Tensor]) -> Named:
 
 
 def _expert(name: str, match: "re.Match[str]", shards: Sequence[Tensor], config: Mapping[str, Any]) -> Named:
-    """The parts are different experts: one of each rank."""
+    """The parts are of different experts: one of each rank of expert parallelism, in one part or several."""
     local = int(match[1] if match[1] is not None else match[4])
     which = match[2] or match[3]
     total = count_experts(config)
-    per_rank, rest = divmod(total, len(shards))
-    if rest or local >= per_rank:
+    per_expert = _parts_per_expert(name, shards[0], which, config)
+    ranks, left = divmod(len(shards), per_expert)
+    per_rank, rest = divmod(total, max(ranks, 1))
+    if left or rest or local >= per_rank:
         raise PublishError(
-            f"{name}: {total} experts of config.json do not lie {local + 1} or more on each of {len(shards)} ranks: "
-            "experts that are also split by tensor parallelism need a converter of your own."
+            f"{name}: {total} experts of config.json, each in {per_expert} parts, do not lie {local + 1} or more on "
+            f"each of {ranks} ranks ({len(shards)} parts): a part is missing, or ranks give the same part (Shards' "
+            "place says which do)."
         )
-    for rank, shard in enumerate(shards):
+    for rank in range(ranks):
         prefix = f"mlp.experts.{rank * per_rank + local}."
+        parts = shards[rank * per_expert : (rank + 1) * per_expert]
         if which == "1":
-            yield from _gate_up(prefix, [shard])
+            yield from _gate_up(prefix, parts)
         else:
-            yield f"{prefix}down_proj.weight", shard
+            yield f"{prefix}down_proj.weight", torch.cat(list(parts), dim=1)
+
+
+def _parts_per_expert(name: str, part: Tensor, which: str, config: Mapping[str, Any]) -> int:
+    """Ranks of tensor parallelism that an expert is split among: its size in config.json over what one part has."""
+    keys = ("moe_intermediate_size", "intermediate_size")
+    size = next((size for key in keys if isinstance(size := config.get(key), int) and size), 0)
+    held = part.shape[0] // 2 if which == "1" else part.shape[1]
+    if not size:
+        return 1
+    per_expert, rest = divmod(size, max(held, 1))
+    if rest or not per_expert:
+        raise PublishError(
+            f"{name}: its part is {list(part.shape)}, no share of an expert of size {size} as config.json says "
+            "(moe_intermediate_size): it is of another model, or needs a converter of your own."
+        )
+    return per_expert

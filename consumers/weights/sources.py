@@ -22,9 +22,12 @@ from torch.distributed.tensor import DTensor
 from penstock.errors import ConfigError, PublishError
 from penstock.weights.index import fits
 
-#: Turns the shards of one parameter, by rank, into tensors by the names that the engine loads. ``config`` is the
+#: Turns the parts of one parameter, in order, into tensors by the names that the engine loads. ``config`` is the
 #: model's config.json.
 Converter: TypeAlias = Callable[[str, Sequence[Tensor], Mapping[str, Any]], Iterable[tuple[str, Tensor]]]
+
+#: The name of a parameter -> where in it this rank's part lies.
+Place: TypeAlias = Callable[[str], Sequence[int]]
 
 
 class Source(Protocol):
@@ -73,23 +76,36 @@ class Shards:
 
     Args:
         shards: what this rank holds.
-        convert: puts the parts together; given the parts of one name in the order of the ranks that hold it. An import
-            path ``module:function`` or the function itself.
+        convert: puts the parts together; given the parts of one name in the order of their places. An import path
+            ``module:function`` or the function itself.
         group: the ranks that hold parts; None is every rank. Rank 0 of the trainer must be its rank 0.
+        place: where in a parameter the part of it lies that this rank holds, for instance its rank of tensor
+            parallelism: numbers, compared from left to right. Of ranks that name one place, and so hold the same part,
+            the lowest sends it. None: every rank has a part of its own, in the order of ranks.
     """
 
     is_sharded = True
 
     def __init__(
-        self, shards: Mapping[str, Tensor], convert: "Converter | str", *, group: dist.ProcessGroup | None = None
+        self,
+        shards: Mapping[str, Tensor],
+        convert: "Converter | str",
+        *,
+        group: dist.ProcessGroup | None = None,
+        place: Place | None = None,
     ) -> None:
         self._shards = shards
         self._convert = load_converter(convert) if isinstance(convert, str) else convert
         self._group = group
+        self._place = place
 
     def tensors(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         rank = dist.get_rank(self._group)
-        held = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in self._shards.items()}
+        place = self._place or (lambda name: (rank,))
+        held = {
+            name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(place(name)))
+            for name, tensor in self._shards.items()
+        }
         every: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(every, held, group=self._group)
         # Insertion order of the first rank that has it; a dict keeps one entry of each.
@@ -101,24 +117,32 @@ class Shards:
     def _gather(self, name: str, every: Sequence[Mapping[str, Any]], rank: int) -> list[Tensor]:
         """The parts of one name, on rank 0; others send theirs."""
         mine = self._shards.get(name)
+        owners = _owners(name, every)
         if rank != 0:
-            if mine is not None:
+            if mine is not None and rank in owners:
                 dist.send(mine.detach().contiguous(), group=self._group, group_dst=0)
             return []
         parts = []
-        for owner, layout in enumerate(every):
-            if name not in layout:
-                continue
+        for owner in owners:
             if owner == 0:
                 assert mine is not None
                 parts.append(mine.detach())
                 continue
-            dtype, shape = layout[name]
+            dtype, shape, _ = every[owner][name]
             device = next(iter(self._shards.values())).device if self._shards else torch.device("cpu")
             part = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
             dist.recv(part, group=self._group, group_src=owner)
             parts.append(part)
         return parts
+
+
+def _owners(name: str, every: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The ranks that send their part of a name, one for each place, in the order of places."""
+    at: dict[tuple[int, ...], int] = {}
+    for owner, layout in enumerate(every):
+        if name in layout:
+            at.setdefault(layout[name][2], owner)
+    return [at[place] for place in sorted(at)]
 
 
 def concatenated(dims: Mapping[str, int]) -> Converter:
