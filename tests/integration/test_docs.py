@@ -65,6 +65,7 @@ LISTED = {
     "docs/truth.md: loss of a rank =": "a formula",
     "docs/truth.md: share of a rank =": "a formula",
     "docs/consumers.md: from penstock import Shards": "needs ranks that shard a model: test_replicas.py",
+    "docs/consumers.md: from consumers.weights.converter import": "needs ranks of megatron-core: test_megatron.py",
     "docs/consumers.md: trainer.offload_engines()": "needs a GPU: tests/gpu/test_one_gpu.py",
     "docs/adapters.md: actor_rollout_ref.": "settings of verl: test_verl_trainer.py gives it just these",
     "docs/adapters.md: from penstock import VerlRollout": "needs verl's environment: test_foreign_trainers.py",
