@@ -17,6 +17,7 @@ from penstock.errors import QueueUnavailable
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.redis_store import PayloadRedis
 from penstock.payloads.servers import Directory, ServerState, read
+from penstock.payloads.sides import key_of
 from penstock.payloads.store import PayloadStore, open_store
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.sample_meta import SampleMeta, stored
@@ -221,7 +222,7 @@ class PayloadServers:
 
 def keys_of(keys: Keys, job: str, record: SampleMeta) -> list[tuple[str, str]]:
     """(server, key) of a committed sample's payload, and of each side array beside it."""
-    sides = [(record.server, keys.side(f"{job}/{record.k}", record.token, name)) for name, *_ in record.sides]
+    sides = [(record.server, key_of(keys, job, record.k, record.token, side)) for side in record.sides]
     return [(record.server, stored(keys, job, record)), *sides]
 
 

@@ -28,6 +28,9 @@ HOME_LANES = (Lane.EVAL, Lane.SCORE, Lane.TRAIN)
 TEACHER_LOGPROBS = "teacher_logprobs"
 #: The same of a reference policy.
 REFERENCE_LOGPROBS = "reference_logprobs"
+#: What a model is given of the images of a sample's prompt, side arrays that its whole group shares: float32 [patches,
+#: values], and int64 [images, 3], patches of each in time, height and width.
+PIXEL_VALUES, IMAGE_GRID = "pixel_values", "image_grid_thw"
 #: The same of a reward: float32 [steps, 2], index of the token of the response that ends a step, and its reward.
 STEP_REWARDS = "step_rewards"
 

@@ -130,4 +130,5 @@ class Dataset:
             reward=config.reward,
             environment=config.environment,
             answers=prompt.answers,
+            images=prompt.images,
         )

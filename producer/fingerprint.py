@@ -14,6 +14,7 @@ _OF_CONTENT = "2:"
 #: Keys of a dataset that shape its prompts, or say which of them a position means, beside those that every one has.
 _SHAPING = (
     "chat_template_kwargs",
+    "image_key",
     "shuffle_window",
     "source_args",
     "split",

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.config import DatasetConfig
 from penstock.errors import ProtocolError
 from penstock.protocol.records.codec import pack, unpack
+from producer.pictures import take_images, with_images
 from producer.sources.rows import BadLine
 
 
@@ -45,12 +46,17 @@ class Prompt:
     metadata: dict[str, Any]
     #: Given answers: text or token ids.
     answers: list[Any] = field(default_factory=list)
+    #: Image files, in the order of their places in the prompt.
+    images: list[bytes] = field(default_factory=list)
 
     @property
     def digest(self) -> bytes:
         """Of the prompt alone: equal prompts have equal digests (T18)."""
         content = self.text if self.text is not None else json.dumps(self.ids)
-        return hashlib.blake2b(content.encode(), digest_size=12).digest()
+        digest = hashlib.blake2b(content.encode(), digest_size=12)
+        for image in self.images:
+            digest.update(hashlib.blake2b(image, digest_size=12).digest())
+        return digest.digest()
 
 
 def read_prompt(config: DatasetConfig, template: Template | None, index: int, row: dict[str, Any]) -> Prompt:
@@ -66,7 +72,7 @@ def read_prompt(config: DatasetConfig, template: Template | None, index: int, ro
     if config.input_key not in row:
         raise BadLine(f"{where}: there is no {config.input_key!r}; set the dataset's input_key.")
     tools = _tools(config, row, where)
-    text, ids = _render(config, template, row[config.input_key], tools, where)
+    text, ids, images = _render(config, template, row, tools, where)
     label = _label(config, row, where)
     metadata = row.get(config.metadata_key) if config.metadata_key else None
     if metadata is not None and not isinstance(metadata, dict):
@@ -75,7 +81,7 @@ def read_prompt(config: DatasetConfig, template: Template | None, index: int, ro
     if tools:
         metadata = {"tools": tools, **(metadata or {})}
     check_writable([text, ids, label, metadata, answers], where)
-    prompt = Prompt(index, text, ids, label, metadata or {}, answers)
+    prompt = Prompt(index, text, ids, label, metadata or {}, answers, images)
     _check_length(config, template, prompt, where)
     return prompt
 
@@ -150,22 +156,25 @@ def _tools(config: DatasetConfig, row: dict[str, Any], where: str) -> list[dict[
 
 
 def _render(
-    config: DatasetConfig, template: Template | None, value: Any, tools: list[dict[str, Any]], where: str
-) -> tuple[str | None, list[int] | None]:
+    config: DatasetConfig, template: Template | None, row: dict[str, Any], tools: list[dict[str, Any]], where: str
+) -> tuple[str | None, list[int] | None, list[bytes]]:
+    """The prompt as text or as ids, and its images."""
+    value = row[config.input_key]
     if isinstance(value, str):
         if not config.apply_chat_template:
-            return value, None
+            return value, None, []
         value = [{"role": "user", "content": value}]
     if _is_ids(value):
-        return None, value
+        return None, value, []
     if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
         if template is None or template.render is None:
             raise BadLine(f"{where}: chat messages need apply_chat_template: true for this dataset.")
         if config.system_prompt and value[0].get("role") != "system":
             value = [{"role": "system", "content": config.system_prompt}, *value]
+        value, images = take_images(config, with_images(config, value, row, where), where)
         keywords = {**config.chat_template_kwargs, **({"tools": tools} if tools else {})}
         try:
-            return template.render(value, **keywords), None
+            return template.render(value, **keywords), None, images
         except Exception as exc:  # a template may raise anything
             raise BadLine(f"{where}: the model's chat template refuses these messages ({exc}).") from exc
     raise BadLine(f"{where}: a prompt is text, a list of messages or a list of token ids.")

@@ -16,6 +16,7 @@ from penstock.config.fleet import MemberConfig
 from penstock.protocol.presence import EnginePresence
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import LogprobKind
+from penstock.weights.pictures import Images
 
 #: An abort that overtakes its request on the way finds nothing: it is repeated until every request has returned.
 ABORT_AGAIN_S = 0.05
@@ -202,6 +203,7 @@ class Engine(Protocol):
         rid: str,
         heard: Heard | None = None,
         interval: int = 1,
+        images: Images | None = None,
     ) -> Segment:
         """Draw tokens after ``input_ids``. Blocks until they are drawn, or :meth:`abort` ends it.
 
@@ -211,6 +213,7 @@ class Engine(Protocol):
             rid: name for :meth:`abort`.
             heard: called with tokens while they are drawn, in portions of ``interval``; those of the last portion may
                 not be reported before the answer is there.
+            images: of the prompt; None: it has none.
 
         Raises:
             EngineDied: the connection was lost, or it has other weights than were loaded.

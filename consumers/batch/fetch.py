@@ -15,6 +15,7 @@ from penstock.errors import ConfigError, QueueUnavailable
 from penstock.payloads import servers as payload_servers
 from penstock.payloads.redis_store import PayloadRedis
 from penstock.payloads.servers import Directory
+from penstock.payloads.sides import key_of
 from penstock.payloads.store import PayloadStore, open_store
 from penstock.protocol.keys import CONTROL, Keys
 from penstock.protocol.records.manifest import Row
@@ -128,11 +129,19 @@ class PayloadReader:
         """Bytes of a side array by sample id; None where it is gone. Rows without it are left out. Blocks."""
         self._keys = keys
         found: dict[str, bytes | None] = {}
+        #: Of what groups share, for which there are several rows.
+        shared: dict[tuple[str, str], bytes | None] = {}
         for row in rows:
-            for size in (side[1] for side in row.sides if side[0] == name):
-                wanted = [(keys.side(row.sample, row.token, name), size)]
-                # One by one: each may be hundreds of megabytes.
-                (found[row.sample],) = self._ask(row.server, lambda store, wanted: store.read(wanted), wanted)
+            for side in (side for side in row.sides if side[0] == name):
+                at = (row.server, key_of(keys, row.job, row.k, row.token, side))
+                if at not in shared:
+                    # One by one: each may be hundreds of megabytes.
+                    (data,) = self._ask(row.server, lambda store, wanted: store.read(wanted), [(at[1], side[1])])
+                    found[row.sample] = data
+                    if len(side) > 3:
+                        shared[at] = data
+                else:
+                    found[row.sample] = shared[at]
         return found
 
     def _store(self, server: str) -> PayloadStore:

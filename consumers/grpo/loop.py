@@ -26,6 +26,7 @@ from consumers.batch.replay import RecordingOver, Replay
 from consumers.grpo import checkpoint
 from consumers.grpo.evaluate import Evaluation
 from consumers.grpo.hooks import TrainingHooks, check_alike
+from consumers.grpo.pictures import auto_class
 from consumers.grpo.rows import of_steps, read_rows
 from consumers.grpo.step import GRPO
 from consumers.grpo.trackers.names import of_batch, of_manifest
@@ -296,8 +297,6 @@ def source_of(config: Config, rank: int, size: int) -> Trainer | Replay:
 
 
 def learner_of(config: Config, size: int) -> GRPO:
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(config.seed)
     if config.trainer.num_threads:
         torch.set_num_threads(config.trainer.num_threads)
@@ -305,7 +304,9 @@ def learner_of(config: Config, size: int) -> GRPO:
     if not isinstance(dtype, torch.dtype):
         raise ConfigError(f"model.dtype {config.model.dtype!r} is not a torch dtype: use float32 or bfloat16.")
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=dtype, local_files_only=True)
+        model: Any = auto_class(config.model.path).from_pretrained(
+            config.model.path, dtype=dtype, local_files_only=True
+        )
     except (OSError, ValueError) as exc:
         raise ConfigError(f"model.path {config.model.path} holds no model that can be loaded: {exc}") from exc
     model.to(config.trainer.device)

@@ -21,6 +21,7 @@ from torch import Tensor
 from consumers.batch.batch import Batch
 from consumers.grpo import corrections, distillation, kl, losses, penalty, process
 from consumers.grpo.losses import TokenLoss
+from consumers.grpo.pictures import add_images, inputs_of
 from consumers.grpo.ranks import Ranks
 from consumers.grpo.totals import Totals
 from consumers.grpo.train_rows import Ask, postprocess
@@ -39,7 +40,7 @@ ROUNDING = 1e-3
 class CausalLM(Protocol):
     """What a model must be: a torch module called as Hugging Face's causal language models are."""
 
-    def __call__(self, *, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool) -> Any: ...
+    def __call__(self, *, use_cache: bool, **inputs: Tensor) -> Any: ...
 
 
 class GRPO:
@@ -159,11 +160,13 @@ class GRPO:
 
     def _parts(self, batch: Batch) -> list[list[Micro]]:
         """The micro-batches of each optimizer step, on the device; steps without any loss token are left out."""
-        return [
-            [self._with_reference(_to(micro, self.device)) for micro in part]
+        parts = [
+            [_to(micro, self.device) for micro in part]
             for part in batch.minibatches(self.config.minibatches, self.config.max_tokens, self.max_samples)
             if part[0]["counts"]["loss_tokens"] or self.postprocess is not None
         ]
+        add_images(batch, parts)
+        return [[self._with_reference(micro) for micro in part] for part in parts]
 
     def check_skipped(self) -> None:
         """Call it when the batch of the last ``step`` is committed: one that is not would come again, and stop again.
@@ -190,14 +193,7 @@ class GRPO:
         return self._logprobs_by(self.model, micro)
 
     def _logprobs_by(self, model: CausalLM, micro: Micro) -> Tensor:
-        positions = torch.arange(micro["tokens"].shape[1], device=micro["tokens"].device)
-        attention = (positions < micro["lengths"][:, None]).long()
-        logits = model(
-            input_ids=micro["tokens"],
-            attention_mask=attention,
-            position_ids=positions.expand_as(attention),
-            use_cache=False,
-        ).logits
+        logits = model(**inputs_of(model, micro), use_cache=False).logits
         return corrections.token_logprobs(logits, micro["tokens"], micro["temperatures"])
 
     def token_loss(self, micro: Micro, logprobs: Tensor, old: Tensor | None) -> TokenLoss:
@@ -284,6 +280,7 @@ class GRPO:
     def _micros_with_reference(self, batch: Batch) -> Iterator[Micro]:
         for micro in batch.micro_batches(self.config.max_tokens, self.max_samples):
             moved = _to(micro, self.device)
+            add_images(batch, [[moved]])
             if self.reference is not None:
                 moved[REFERENCE_LOGPROBS] = self._logprobs_by(self.reference, moved)
             yield moved

@@ -65,6 +65,11 @@ class DatasetConfig(Section):
     source_args: dict[str, Any] = Field(default_factory=dict)
     #: Column of the prompt: text, or a list of chat messages.
     input_key: str = "prompt"
+    #: Column of the images that stand where texts of messages say ``<image>``: bytes, data: URIs or paths, or a list
+    #: of those; None: images are parts of the messages.
+    image_key: str | None = None
+    #: Folder that paths of images are below; None: that of the dataset's file.
+    image_folder: str | None = None
     #: Column of what the reward compares with, any JSON value; None: there is none.
     label_key: str | None = "label"
     #: Column of answers that are given: text, token ids, or a list of those; None: all are drawn.
@@ -147,7 +152,9 @@ class DatasetConfig(Section):
 
     @model_validator(mode="after")
     def _template_is_applied(self) -> Self:
-        given = [key for key in ("system_prompt", "chat_template_kwargs", "tools_key") if getattr(self, key)]
+        given = [
+            key for key in ("system_prompt", "chat_template_kwargs", "tools_key", "image_key") if getattr(self, key)
+        ]
         if given and not self.apply_chat_template:
             raise ValueError(f"{', '.join(given)} needs a chat template: set apply_chat_template: true, or remove it")
         return self

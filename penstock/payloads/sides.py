@@ -4,13 +4,16 @@
     offset 4   H, length of the header: uint32, little endian
     offset 8   msgpack list [dtype, shape]; then, at the next multiple of 8, the array, C order, little endian
 
-They are written, made permanent and freed with the sample's payload, on the same server. Nothing here blocks.
+They are written, made permanent and freed with the sample's payload, on the same server. What all samples of a group
+share (its images) lies once for each lease and server, under the name of sample 0 of that lease, committed or not, and
+is freed with the last of them. Nothing here blocks.
 """
 
 import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError, PayloadError
 from penstock.names import check_name
+from penstock.protocol.keys import Keys
 
 MAGIC = b"PSS1"
 #: Most side arrays of one sample, and most bytes of one (a Redis string holds 512 MiB).
@@ -31,6 +35,34 @@ DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "int64", "float16
 _PRELUDE = struct.Struct("<4sI")
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Bytes of a side array that a group shares."""
+
+    data: bytes
+    #: CRC-32
+    checksum: int
+
+    def entry(self, name: str) -> list[Any]:
+        """What a sample's record says of it."""
+        return [name, len(self.data), self.checksum, SHARED]
+
+
+#: Last of an entry of ``sides`` in a record: the sample of the job under whose name a shared one lies.
+SHARED = 0
+
+
+def key_of(keys: Keys, job: str, k: int, token: str, side: Sequence[Any]) -> str:
+    """Key of a side array, by its entry in a sample's record."""
+    return keys.side(f"{job}/{side[3] if len(side) > 3 else k}", token, side[0])
+
+
+def packed(name: str, array: Any, sample_id: str) -> Packed:
+    """A side array that a group shares. Raises PayloadError where it cannot be stored."""
+    data = pack(name, array, sample_id)
+    return Packed(data, zlib.crc32(data))
 
 
 def pack_all(sides: Mapping[str, Any], sample_id: str, wanted: Sequence[str] = ()) -> dict[str, bytes]:

@@ -6,6 +6,7 @@ from penstock.errors import ConfigError
 
 #: Package, as it is imported -> the extra that brings it. pyproject.toml has the same ones (a test).
 EXTRAS = {
+    "PIL": "vision",
     "checkpoint_engine": "checkpoint-engine",
     "datasets": "datasets",
     "fastapi": "web",

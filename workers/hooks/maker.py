@@ -98,6 +98,11 @@ class Maker:
         job = samples[0].job
         if job.environment is not None:
             raise ConfigError(f"job {job.id} names an environment, and {self._hook.name} makes samples: remove one.")
+        if job.images:
+            raise ConfigError(
+                f"job {job.id} has images, and {self._hook.name}, which makes samples, asks the engine with tokens "
+                "alone: remove the hook, or the images."
+            )
         async with valves.sample(), AsyncExitStack() as stack:
             begun = [
                 await stack.enter_async_context(self._begun(engine, valves, sample, account, tokenizer, answered, slot))

@@ -1,5 +1,6 @@
 """How the samples of one leased job come to be: drawn by the engine, made by a hook, or given by the job and scored."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,6 +9,8 @@ from penstock.names import Lane
 from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample, SampleStatus
+from penstock.weights.pictures import Pictures, image_reader
+from workers.jobs.generate import prompt_ids
 from workers.jobs.given import give_sample
 from workers.jobs.prefixes import Prefix
 from workers.jobs.scoring import score_sample
@@ -25,6 +28,19 @@ class Drawing:
     def is_together(self) -> bool:
         """Whether all that are drawn are drawn by one call (``draw_group``)."""
         return self._services.generating.makes_groups(self._job)
+
+    async def pictures(self) -> Pictures | None:
+        """The images of the job, ready to be drawn with; None: it has none. Waits for a thread that reads them.
+
+        Raises:
+            ConfigError: they cannot be read, the model reads none, or the prompt has not one place for each.
+        """
+        if not self._job.images:
+            return None
+        path = self._services.config.model.path
+        found = await asyncio.to_thread(lambda: image_reader(path).read(self._job))
+        found.unfold(prompt_ids(self._job, self._services.tokenizer))
+        return found
 
     def is_given(self, k: int) -> bool:
         """Whether sample ``k`` is not drawn: its tokens are the job's."""

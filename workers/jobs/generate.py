@@ -13,6 +13,7 @@ from penstock.protocol.records.drawn import Drawn
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.publication import is_abandoned
 from penstock.protocol.records.sample import MAX_PAUSES, FinishReason, Sample, SampleStatus
+from penstock.weights.pictures import Pictures
 from penstock.weights.tokenizer import Tokenizer
 from penstock.words import shown
 from workers.engine import ABORT_AGAIN_S, ROUTED_EXPERTS, Engine, Segment
@@ -120,8 +121,10 @@ class _Maker:
         self.valves = valves
         self.sample = sample
         self.tokenizer = tokenizer
-        self.sampling = sampling
-        self.stops = StopRule.of(sampling, tokenizer, engine.eos_token_ids)
+        self.pictures: Pictures | None = sample.pictures
+        # The place of an image in an answer would be one without an image, for engine and trainer.
+        self.sampling = sampling if self.pictures is None else self.pictures.stopping(sampling)
+        self.stops = StopRule.of(self.sampling, tokenizer, engine.eos_token_ids)
         self.max_turns = rollout.max_turns
         self.max_context = min(rollout.max_context_tokens, engine.info.max_context)
         self.max_new = int(sampling.get("max_new_tokens") or self.max_context)
@@ -154,6 +157,8 @@ class _Maker:
                 return
             if self.sample.finish_reason == FinishReason.LENGTH or environment is None:
                 break
+            if self.pictures is not None and self.pictures.ended(self.sample):
+                break
             answer = await self.within(lambda: environment.step(self.sample), "step")
             observation = checked(answer, self.naming("step"))
             if observation is None or observation.done:
@@ -179,7 +184,8 @@ class _Maker:
         sample = self.sample
         sample.started_s = sample.started_s or time.time()
         sample.status = SampleStatus.PENDING
-        if not sample.tokens or (environment is not None and sample.num_turns > 1):
+        is_other = self.pictures is not None and not self.pictures.are_of(sample)
+        if not sample.tokens or is_other or (environment is not None and sample.num_turns > 1):
             self.account.lost_turn += sum(sample.generated)
             self.start_over()
         if self.lease_tokens is not None:
@@ -200,7 +206,7 @@ class _Maker:
     def start_over(self) -> None:
         """The prompt alone."""
         sample, job = self.sample, self.sample.job
-        prompt = prompt_ids(job, self.tokenizer)
+        prompt = prompt_ids(job, self.tokenizer) if self.pictures is None else list(self.pictures.prompt)
         if not 0 < len(prompt) < self.max_context:
             raise ConfigError(
                 f"job {job.id}: its prompt has {len(prompt)} tokens; rollout.max_context_tokens and the engine's own "
@@ -223,6 +229,8 @@ class _Maker:
             raise ConfigError(
                 f"job {self.sample.job.id}: its environment gave an observation without tokens; return None to end."
             )
+        if self.pictures is not None:
+            self.pictures.check_observation(tokens)
         if len(self.sample.tokens) + len(tokens) >= self.max_context:
             return False
         self.sample.append(tokens)
@@ -270,10 +278,10 @@ class _Maker:
         self.request_start, self.unproven_before = len(self.sample.tokens), self.sample.num_unproven
         self.requested, self.cut_off = 0, self.account.behind_stop
         self.account.unheard += 1
-        stream: dict[str, Any] = {"heard": self.hear, "interval": self.interval} if self.interval else {}
-        task = asyncio.create_task(
-            self.engine.generate(list(self.sample.tokens), sampling, rid=self.sample.id, **stream)
-        )
+        more: dict[str, Any] = {"heard": self.hear, "interval": self.interval} if self.interval else {}
+        if self.pictures is not None:
+            more["images"] = self.pictures.images
+        task = asyncio.create_task(self.engine.generate(list(self.sample.tokens), sampling, rid=self.sample.id, **more))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:

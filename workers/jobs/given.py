@@ -8,6 +8,7 @@ them: their logprobs and version are those of the weights that scored them, at t
 import time
 
 from penstock.errors import ConfigError, ProtocolError
+from penstock.names import Lane
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
 from penstock.weights.tokenizer import Tokenizer
@@ -26,6 +27,11 @@ def check_answers(job: Job) -> None:
         raise ConfigError(
             f"job {job.id} gives {len(job.answers)} answers for a group of {job.n}: raise n (rollout.n, or that of the "
             "dataset), or leave some out."
+        )
+    if job.images and (job.answers or job.lane == Lane.SCORE):
+        raise ConfigError(
+            f"job {job.id} has images, and gives answers or sequences to be scored: those are scored by their tokens "
+            "alone; have its answers drawn."
         )
     if job.answers and job.environment:
         raise ConfigError(f"job {job.id} gives answers and names an environment: a given answer has a single turn.")

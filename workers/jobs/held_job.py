@@ -39,6 +39,7 @@ from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import Sample, SampleStatus
 from penstock.protocol.scripts import Committed, RawLease
 from penstock.system.telemetry import name_of
+from penstock.weights.pictures import Pictures
 from penstock.words import said
 from workers.jobs.charge import Charge, failure_of
 from workers.jobs.drawing import Drawing
@@ -68,6 +69,8 @@ class HeldJob:
         self.lease = lease
         self._refused: PenstockError | None = None
         self._temperature = 1.0
+        #: Images of its prompt; None: it has none.
+        self._pictures: Pictures | None = None
         #: k of samples that are not committed.
         self._missing: list[int] = []
         #: k of samples that wait for a slot or are being generated.
@@ -209,6 +212,7 @@ class HeldJob:
     async def _work(self) -> None:
         if self._refused is not None:
             raise self._refused
+        self._pictures = await self._drawing.pictures()
         prefixes = await self._read_prefixes()
         samples = [self._begin(prefixes.get(k) or Sample(self._job, k)) for k in self._missing]
         together = self._draw_together(samples)
@@ -250,6 +254,7 @@ class HeldJob:
         return await read_prefixes(self._services, self._job, self.lease.token, self._missing, self._temperature)
 
     def _begin(self, sample: Sample) -> Sample:
+        sample.pictures = self._pictures
         self.samples[sample.k] = sample
         self._prefixes[sample.k] = Prefix(self._services, self.lease.token, sample, self._temperature)
         return sample

@@ -81,13 +81,25 @@ class Write:
     def _pack_sides(self, sample: Sample, meta: SampleMeta, keys: Keys, wanted: Sequence[str]) -> SampleMeta:
         """Have the side arrays of a sample written beside its payload; the record that names them."""
         # Of what is evaluated or scored nothing is trained.
-        if sample.job.lane in (Lane.EVAL, Lane.SCORE):
+        is_untrained = sample.job.lane in (Lane.EVAL, Lane.SCORE)
+        if is_untrained:
             wanted = ()
-        if not sample.sides and not wanted:
+        shared = {} if sample.pictures is None or is_untrained else sample.pictures.packed
+        if not sample.sides and not wanted and not shared:
             return meta
-        arrays = sides.pack_all(sample.sides, sample.id, wanted)
-        self.payloads[meta.server] += [(keys.side(sample.id, self.token, name), data) for name, data in arrays.items()]
-        return replace(meta, sides=[[name, len(data), zlib.crc32(data)] for name, data in arrays.items()])
+        arrays = sides.pack_all(sample.sides, sample.id, [name for name in wanted if name not in shared])
+        if taken := sorted(arrays.keys() & shared.keys()):
+            raise PayloadError(
+                f"sample {sample.id}: its side array {taken[0]!r} has the name of what its images are given to a model "
+                "as: name it otherwise."
+            )
+        entries = [[name, len(data), zlib.crc32(data)] for name, data in arrays.items()]
+        entries += [one.entry(name) for name, one in shared.items()]
+        data_of = arrays | {name: one.data for name, one in shared.items()}
+        # Written where they are not there: those of the group once, with whichever sample comes first.
+        pairs = [(sides.key_of(keys, self.job, sample.k, self.token, entry), data_of[entry[0]]) for entry in entries]
+        self.payloads[meta.server] += pairs
+        return replace(meta, sides=entries)
 
 
 def bounded_record(sample: str, meta: SampleMeta) -> bytes:

@@ -46,6 +46,11 @@ class FrozenModels:
 
     def check(self, job: Job, temperature: float) -> None:
         """Raise ConfigError where a job is drawn at a temperature that nobody can score at."""
+        if self._models and job.lane == Lane.TRAIN and job.images:
+            raise ConfigError(
+                f"job {job.id} has images, and the models of section rollout that score its tokens see tokens alone: "
+                "leave rollout.teacher and rollout.reference out, or the images."
+            )
         if self._models and job.lane == Lane.TRAIN and temperature != 1:
             raise ConfigError(
                 f"job {job.id} is drawn at temperature {temperature:g}, and the models of section rollout that score "

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.config import EngineConfig, ModelConfig
 from penstock.errors import EngineDied, EngineError, EngineRefused
 from penstock.protocol.records.sample import FinishReason
+from penstock.weights.pictures import Images
 from workers.engine import ROUTED_EXPERTS, Heard, Rows, Scores, Segment
 from workers.sglang.controls import SglangControls
 from workers.sglang.provenance import Provenance
@@ -80,12 +81,14 @@ class SglangClient(SglangControls):
         rid: str,
         heard: Heard | None = None,
         interval: int = 1,
+        images: Images | None = None,
     ) -> Segment:
         """As the Protocol says.
 
         Raises:
             EngineDied: the connection was lost, or the server has other weights than were loaded.
-            EngineRefused: an id is not in the model's vocabulary, or the server refused the request.
+            EngineRefused: an id is not in the model's vocabulary, the server refused the request, or it makes other
+                room for the images than their processor here.
             EngineError: an HTTP error, or an answer without ids, with other than one finite logprob per id, or
                 with spans that do not cover it.
         """
@@ -99,6 +102,8 @@ class SglangClient(SglangControls):
             "rid": wire_rid,
             "return_logprob": True,
         }
+        if images is not None:
+            body |= {"input_ids": images.folded(input_ids), "image_data": images.uris}
         if self.routing is not None:
             body |= ASK
         if self.info.shares_prefixes:
@@ -116,6 +121,13 @@ class SglangClient(SglangControls):
                 answer = await self._stream(body | {"stream": True}, sent, rid, heard)
         segment = self.segment_of(answer, sent, rid)
         check_length(len(segment.output_ids), most_tokens(body), rid)
+        # 0: it was aborted before it ran.
+        if images is not None and segment.prompt_tokens not in (0, len(input_ids)):
+            raise EngineRefused(
+                f"{rid}: the engine made {segment.prompt_tokens} tokens of a prompt with images, and the processor of "
+                f"model.path {len(input_ids)}: bring the sizes in its preprocessor_config.json to what the engine "
+                "reads (min_pixels and max_pixels), or images to sizes that both leave alone."
+            )
         return segment
 
     async def _stream(self, body: dict[str, Any], sent: int, rid: str, heard: Heard) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from penstock.config import Config
+from penstock.config import Config, DatasetConfig
 from penstock.config.reading.dataset_path import anchored
 
 
@@ -18,6 +18,8 @@ def anchor(values: dict[str, Any], folder: Path) -> None:
             for dataset in sets if isinstance(sets, list) else []:
                 if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
                     dataset["path"] = anchored(dataset["path"], folder)
+                if isinstance(dataset, dict) and isinstance(dataset.get("image_folder"), str):
+                    dataset["image_folder"] = str(folder / dataset["image_folder"])
     for served in _maps(_map(values.get("fleet")).get("models")):
         if isinstance(served.get("model_path"), str):
             served["model_path"] = str(folder / served["model_path"])
@@ -40,12 +42,13 @@ def absolute(config: Config) -> Config:
         return str(Path(value).absolute())
 
     here = Path.cwd()
-    data = config.data.model_copy(
-        update={
-            name: [one.model_copy(update={"path": anchored(one.path, here)}) for one in getattr(config.data, name)]
-            for name in ("train", "eval")
-        }
-    )
+
+    def anchored_set(one: DatasetConfig) -> DatasetConfig:
+        images = one.image_folder and path(one.image_folder)
+        return one.model_copy(update={"path": anchored(one.path, here), "image_folder": images})
+
+    sets = {name: list(map(anchored_set, getattr(config.data, name))) for name in ("train", "eval")}
+    data = config.data.model_copy(update=sets)
     python = config.engine.python
     # A bare name is looked up on the PATH.
     if os.sep in python or (python := shutil.which(python) or python) != config.engine.python:

@@ -83,6 +83,8 @@ class Job(Record):
     answers: list[Any] = field(default_factory=list)
     #: The label where it is not text: a number, list or map as the dataset has it; None: ``label`` is all.
     label_value: Any = None
+    #: Image files of the prompt in the order of their placeholders, as bytes (``records/images.py``).
+    images: list[bytes] = field(default_factory=list)
 
     @property
     def raw_label(self) -> Any:

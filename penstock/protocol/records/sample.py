@@ -87,6 +87,8 @@ class Sample:
     #: Seconds that its requests took at the engine; what lies between them, of an environment or a pause, is not in it.
     generate_s: float = 0.0
     reward_s: float = 0.0
+    #: Images of its prompt as they are drawn with (``workers/jobs/pictures.py``); they leave no worker.
+    pictures: Any = field(default=None, compare=False, repr=False)
     #: As functions of slime's signature see it (``penstock.hooks.slime``), once one of them did; it leaves no worker.
     seen: Any = field(default=None, compare=False, repr=False)
 

@@ -53,7 +53,8 @@ class SampleMeta(Record):
     status: str
     finish_reason: str
     reward_info: dict[str, Any] = field(default_factory=dict)
-    #: [name, bytes, CRC-32] of each side array that lies beside the payload; its name is part of a key too.
+    #: [name, bytes, CRC-32] of each side array that lies beside the payload; its name is part of a key too. Of one that
+    #: the group shares a fourth: the k under whose name it lies.
     sides: list[list[Any]] = field(default_factory=list)
     worker: str = ""
     #: Where the bytes lie when samples that were committed together share one key: (k whose key it is, offset in
@@ -166,7 +167,12 @@ def _is_share(shared: list[int], num_bytes: int) -> bool:
 
 
 def _is_side(side: Any) -> bool:
-    if type(side) is not list or list(map(type, side)) != [str, int, int]:
+    if type(side) is not list or list(map(type, side)) not in ([str, int, int], [str, int, int, int]):
         return False
-    name, num_bytes, checksum = side
-    return is_name(name) and 0 <= num_bytes <= MAX_PAYLOAD_BYTES and 0 <= checksum < 2**32
+    name, num_bytes, checksum, *home = side
+    return (
+        is_name(name)
+        and 0 <= num_bytes <= MAX_PAYLOAD_BYTES
+        and 0 <= checksum < 2**32
+        and all(0 <= k < MAX_ANSWERS for k in home)
+    )

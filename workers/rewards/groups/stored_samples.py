@@ -7,6 +7,7 @@ from itertools import groupby
 
 from penstock import payloads
 from penstock.errors import PayloadError
+from penstock.payloads.sides import key_of
 from penstock.protocol.keys import Keys
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.sample import FinishReason, Sample, SampleStatus
@@ -35,7 +36,7 @@ async def read_payloads(
     for server in sorted({meta.server for meta in metas}):
         of_server = [meta for meta in metas if meta.server == server]
         sizes = {stored(keys, job, meta): meta.shared[2] if meta.shared else meta.num_bytes for meta in of_server}
-        sides = [keys.side(f"{job}/{one.k}", one.token, name) for one in of_server for name, *_ in one.sides]
+        sides = [key_of(keys, job, one.k, one.token, side) for one in of_server for side in one.sides]
         asked = partial(stores.read, server, list(sizes.items()), [*sizes, *sides])
         values = dict(zip(sizes, await _answer(asked, stores, server, waiting), strict=True))
         for meta in of_server:

@@ -1,0 +1,57 @@
+"""Images of a job: encoded files that travel in its record, and what they may be. No path and no URL is opened here."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.system.extras import check_installed
+
+#: Most images of one prompt, most bytes of one as a file, and of all of them together: they lie on the control Redis.
+MAX_IMAGES = 16
+MAX_IMAGE_BYTES = 2 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
+#: Most pixels of one; decoded it takes four bytes for each.
+MAX_PIXELS = 16 * 1024 * 1024
+#: Formats that are read: others have readers that run programs, or are rarely looked after.
+FORMATS = ("PNG", "JPEG", "WEBP")
+
+
+def check_images(images: Sequence[bytes], what: str) -> None:
+    """Raise ConfigError where images are more, larger, or of another kind than a job may have. Decodes no pixel.
+
+    Args:
+        what: whose they are, for the sentence.
+    """
+    if len(images) > MAX_IMAGES:
+        raise ConfigError(f"{what} has {len(images)} images, more than the {MAX_IMAGES} of one prompt: take some out.")
+    if (total := sum(map(len, images))) > MAX_BYTES:
+        raise ConfigError(f"{what} has {total:,} bytes of images, more than {MAX_BYTES:,}: make them smaller.")
+    for number, data in enumerate(images, 1):
+        open_image(data, f"{what}, image {number}")
+
+
+def open_image(data: bytes, what: str) -> Any:
+    """A Pillow image whose pixels are not decoded yet. Raises ConfigError where it is none that may be decoded."""
+    if len(data) > MAX_IMAGE_BYTES:
+        raise ConfigError(f"{what} has {len(data):,} bytes, more than {MAX_IMAGE_BYTES:,}: make it smaller.")
+    check_installed("PIL", "Images in prompts")
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Exception as exc:  # the library raises what its readers raise
+        raise ConfigError(f"{what} cannot be read as {', '.join(FORMATS)}: write it anew.") from exc
+    width, height = image.size
+    if not 0 < width * height <= MAX_PIXELS:
+        raise ConfigError(f"{what} is of {width} x {height} pixels, more than {MAX_PIXELS:,}: make it smaller.")
+    return image
+
+
+def decoded(data: bytes, what: str) -> Any:
+    """The same with its pixels, as RGB. Blocks for the decoding. Raises ConfigError."""
+    image = open_image(data, what)
+    try:
+        return image.convert("RGB")
+    except Exception as exc:
+        raise ConfigError(f"{what} is damaged ({exc}): write it anew.") from exc

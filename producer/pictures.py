@@ -1,0 +1,155 @@
+"""Images in a prompt: what a row names or holds becomes bytes of the job, and marks in the messages.
+
+    {"type": "image", "image": PATH | data:image/...;base64,... | bytes}     a part of a message
+    image_key: a column of such images                                     put where texts say <image>, in their order
+
+A path is below the dataset's folder of images, links followed; no URL is ever opened. What reaches a worker are bytes,
+so a record names nothing that anybody opens.
+"""
+
+import base64
+import binascii
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.config import DatasetConfig
+from penstock.config.reading.dataset_path import parse_path
+from penstock.errors import ConfigError
+from penstock.protocol.records.images import MAX_IMAGE_BYTES, check_images
+from producer.sources.rows import BadLine
+
+#: Where a text of a message says that the next image of the row stands.
+MARK = "<image>"
+_KEYS = ("image", "image_url", "url", "path")
+
+Messages = list[dict[str, Any]]
+
+
+def with_images(config: DatasetConfig, messages: Messages, row: dict[str, Any], where: str) -> Messages:
+    """Messages with the images of the row's column as parts of them. Raises BadLine where marks and images differ."""
+    if config.image_key is None:
+        return messages
+    if config.image_key not in row:
+        raise BadLine(f"{where}: there is no {config.image_key!r}; set the dataset's image_key, or give null for none.")
+    held = row[config.image_key]
+    images = list(held) if isinstance(held, list | tuple) else [] if held is None else [held]
+    left = iter(images)
+    placed = [_placed(message, left) for message in messages]
+    marks = sum(str(_text_of(message)).count(MARK) for message in messages)
+    if marks != len(images):
+        raise BadLine(f"{where}: its messages say {MARK} {marks} times, and {config.image_key!r} holds {len(images)}.")
+    return placed
+
+
+def take_images(config: DatasetConfig, messages: Messages, where: str) -> tuple[Messages, list[bytes]]:
+    """Messages whose images are marks alone, as a chat template takes them, and the bytes of the images.
+
+    Blocks for the disk where an image is a path.
+
+    Raises:
+        BadLine: an image cannot be had, lies elsewhere than below the folder, or is larger than a job's may be.
+    """
+    images: list[bytes] = []
+    bare = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = [_taken(config, part, images, where) for part in content]
+            message = {**message, "content": parts}
+        bare.append(message)
+    try:
+        check_images(images, where)
+    except ConfigError as exc:
+        raise BadLine(str(exc)) from exc
+    return bare, images
+
+
+def folder_of(config: DatasetConfig) -> Path | None:
+    """Folder that paths of images are below: the one named, or that of the dataset's file; None: there is none."""
+    if config.image_folder is not None:
+        return Path(config.image_folder)
+    path = Path(parse_path(config.path)[0])
+    return path.parent if path.is_file() else None
+
+
+def _text_of(message: dict[str, Any]) -> Any:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content
+
+
+def _placed(message: dict[str, Any], left: Iterator[Any]) -> dict[str, Any]:
+    content = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list) or MARK not in str(_text_of(message)):
+        return message
+    out: list[Any] = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else None
+        out += [part] if not isinstance(text, str) else _split(part, text, left)
+    return {**message, "content": out}
+
+
+def _split(part: dict[str, Any], text: str, left: Iterator[Any]) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    for number, piece in enumerate(text.split(MARK)):
+        if number:
+            out.append({"type": "image", "image": next(left, None)})
+        if piece:
+            out.append({**part, "text": piece})
+    return out
+
+
+def _taken(config: DatasetConfig, part: Any, images: list[bytes], where: str) -> Any:
+    """A part of a message; of an image nothing but that it is one, its bytes in ``images``."""
+    if not isinstance(part, dict) or part.get("type") not in ("image", "image_url"):
+        return part
+    value = next((part[key] for key in _KEYS if part.get(key) is not None), None)
+    images.append(_bytes_of(config, value, f"{where}, image {len(images) + 1}"))
+    return {"type": "image"}
+
+
+def _bytes_of(config: DatasetConfig, value: Any, what: str) -> bytes:
+    if isinstance(value, dict):
+        # As OpenAI's messages have it, and as Hugging Face datasets keeps images in parquet.
+        value = value.get("bytes") or value.get("url") or value.get("path")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if not isinstance(value, str) or not value:
+        raise BadLine(f"{what}: give the bytes of a file, a data: URI, or a path below the folder of images.")
+    if value.startswith("data:"):
+        return _inline(value, what)
+    if "://" in value:
+        raise BadLine(f"{what} is a URL, and none is opened: keep the file beside the dataset, and name its path.")
+    return _read(folder_of(config), value, what)
+
+
+def _inline(value: str, what: str) -> bytes:
+    head, comma, body = value.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise BadLine(f"{what}: its data: URI is not in base64.")
+    if len(body) > 2 * MAX_IMAGE_BYTES:
+        raise BadLine(f"{what} has more than {MAX_IMAGE_BYTES:,} bytes: make it smaller.")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise BadLine(f"{what}: its data: URI is not in base64 ({exc}).") from exc
+
+
+def _read(folder: Path | None, value: str, what: str) -> bytes:
+    if folder is None:
+        raise BadLine(f"{what} is a path, and the dataset has no folder of images: set its image_folder.")
+    try:
+        root = folder.resolve(strict=True)
+        path = (root / value).resolve(strict=True)
+        if not path.is_relative_to(root):
+            raise BadLine(f"{what} ({value}) lies elsewhere than below {folder}: move it there, or set image_folder.")
+        # Opened without waiting: a pipe has no writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            data = file.read(MAX_IMAGE_BYTES + 1)
+    except (OSError, ValueError) as exc:
+        raise BadLine(f"{what} ({value}) cannot be read below {folder}: {exc}.") from exc
+    return data
