@@ -17,6 +17,7 @@ MEASURES = {
     "judge": "judge's score of held-out answers",
     "ranking": "held-out accuracy",
     "steps": "held-out accuracy",
+    "vision": "held-out accuracy",
 }
 
 

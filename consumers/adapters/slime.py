@@ -39,6 +39,7 @@ from consumers.batch import behaviour
 from consumers.batch.advantages import Kind, group_advantages
 from consumers.batch.batch import Batch
 from penstock.errors import ConfigError, ProtocolError
+from penstock.names import IMAGE_GRID, PIXEL_VALUES
 from penstock.protocol import partition
 from penstock.protocol.records.manifest import Row
 from penstock.protocol.records.sample import SampleStatus
@@ -180,10 +181,11 @@ class _Maker:
         self.all_rows = source.all_rows
         self.rows = {row.index: row for row in found}
         _check_sides(source, found, sides)
+        images = _images(source, found)
         columns = {**(options.columns or {}), **converted.columns}
-        for key in columns.keys() & (_KEYS | sides.keys()):
+        for key in columns.keys() & (_KEYS | sides.keys() | images.keys()):
             raise ConfigError(f"columns[{key!r}]: the train data has a key of that name already.")
-        self.columns: dict[str, Mapping[str, Any]] = {**sides, **_checked(found, columns)}
+        self.columns: dict[str, Mapping[str, Any]] = {**sides, **images, **_checked(found, columns)}
         #: Rows that are no fillers, the shortest first.
         self.real = sorted((row for row in found if self._is_real(row)), key=lambda row: len(row.tokens))
 
@@ -308,6 +310,16 @@ def _sides(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, Tenso
         if values := {row.row.sample: _side(key, row, array) for row, array in arrays if array is not None}:
             found[key] = values
     return found
+
+
+def _images(batch: Batch, rows: Sequence[RowArrays]) -> dict[str, dict[str, dict[str, Tensor]]]:
+    """What slime hands to a model beside the tokens, by sample, where the batch has images."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name in (PIXEL_VALUES, IMAGE_GRID):
+        for row, array in zip(rows, batch.side(name) if batch.has_side(name) else (), strict=False):
+            if array is not None:
+                found.setdefault(row.row.sample, {})[name] = torch.tensor(array)
+    return {MULTIMODAL: found} if found else {}
 
 
 def _check_sides(batch: Batch, rows: Sequence[RowArrays], sides: Columns) -> None:

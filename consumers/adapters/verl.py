@@ -42,6 +42,7 @@ from consumers.batch.batch import Batch
 from consumers.scorer import Scorer
 from penstock.config import Config
 from penstock.errors import ConfigError, ProtocolError
+from penstock.names import PIXEL_VALUES
 
 #: Columns of verl's data sets that a reward is given as metadata.
 HANDED_ON = ("data_source", "extra_info", "index")
@@ -269,9 +270,15 @@ def from_batch(
             batch's, as ``meta_info["temperature"]``.
 
     Raises:
-        ConfigError: the batch was drawn at another temperature, or at several, or with logprobs from before it (T6).
+        ConfigError: the batch was drawn at another temperature, or at several, or with logprobs from before it (T6);
+            or from prompts with images.
         ProtocolError: a sample is too long.
     """
+    if batch.has_side(PIXEL_VALUES):
+        raise ConfigError(
+            f"batch {batch.n} was drawn from prompts with images, and verl takes positions of rows and columns for "
+            "them, which are not made here: train it elsewhere, or take the images out."
+        )
     drawn_at = batch.temperature
     if temperature is not None:
         what = f"batch {batch.n} of {batch.manifest.sub}"

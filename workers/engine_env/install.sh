@@ -10,7 +10,8 @@
 #
 # A plain `pip install sglang` does not give a CPU server:
 # - its requirements pull gigabytes of CUDA packages: it goes in with --no-deps, beside what it imports;
-# - torchvision's wheels expect the operators of a CUDA library at import: two declarations are enough, none is called;
+# - torchvision's wheels expect the operators of a CUDA library at import, and what reads images for a Qwen-VL those of
+#   sgl_kernel: declarations are enough, none is called;
 # - sgl_kernel has no CPU wheel: without AMX a dense model calls nothing in it, so a module whose functions raise does.
 set -euo pipefail
 
@@ -43,11 +44,15 @@ pip=("$build/bin/python" -m pip install -qq --disable-pip-version-check)
 
 site=$("$build/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cat > "$site/penstock_torchvision_ops.py" <<'PY'
-"""Declares the operators that torchvision looks for at import."""
+"""Declares the operators that torchvision, and SGLang's file of Qwen3.5, look for at import."""
 import torch
 
 for _name in ("nms", "qnms"):
     torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+# Whatever reads images for a Qwen-VL imports that file, and calls none of them for a Qwen2-VL.
+for _name in ("fused_sigmoid_mul", "fused_qk_gemma_rmsnorm", "fused_qk_gemma_rmsnorm_with_gate",
+              "fused_qkvzba_split_reshape_cat_contiguous"):
+    torch.library.define(f"sgl_kernel::{_name}_cpu", "(Tensor x, Tensor y) -> Tensor")
 PY
 echo "import penstock_torchvision_ops" > "$site/penstock_torchvision_ops.pth"
 mkdir -p "$site/sgl_kernel"

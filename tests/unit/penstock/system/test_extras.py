@@ -14,6 +14,7 @@ from penstock.system.extras import EXTRAS, check_installed, needed
 ROOT = Path(__file__).parents[4]
 #: Imported as another name than it is installed by.
 NAMES = {
+    "PIL": "pillow",
     "math_verify": "math-verify",
     "checkpoint_engine": "checkpoint-engine",
     "if_verifiable": "if-verifiable",

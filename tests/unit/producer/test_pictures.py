@@ -1,0 +1,78 @@
+"""Images of prompts: what a row names or holds becomes bytes of the job."""
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producer.prompt import Template
+from producer.sources.rows import BadLine
+from tests.unit.producer.making import made
+
+pytest.importorskip("PIL")
+SHOWN = Template(lambda messages, **_: json.dumps(messages))
+
+
+def png(colour: str = "red", size: tuple[int, int] = (4, 4)) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", size, colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def prompt(folder: Path, *images: Any, **keys: Any) -> Any:
+    content = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": "colour?"}]
+    row = {"prompt": [{"role": "user", "content": content}], "label": ""}
+    return made(folder, [row], template=SHOWN, apply_chat_template=True, **keys)[0]
+
+
+def test_paths_and_data_uris_become_bytes_and_the_template_sees_marks_alone(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(png())
+    uri = "data:image/png;base64," + base64.b64encode(png("blue")).decode()
+    found = prompt(tmp_path, "1.png", uri)
+    assert found.images == [png(), png("blue")]
+    content = json.loads(found.text)[0]["content"]
+    assert content == [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "colour?"}]
+
+
+def test_a_column_of_images_is_put_where_texts_say_so(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(png())
+    row = {"prompt": "see <image> here", "images": ["1.png"], "label": ""}
+    found = made(tmp_path, [row], template=SHOWN, apply_chat_template=True, image_key="images")[0]
+    assert found.images == [png()]
+    assert [part["type"] for part in json.loads(found.text or "")[0]["content"]] == ["text", "image", "text"]
+    with pytest.raises(BadLine, match="say <image> 1 times"):
+        made(tmp_path, [row | {"images": []}], template=SHOWN, apply_chat_template=True, image_key="images")[0]
+
+
+@pytest.mark.parametrize("named", ["../out.png", "http://host/1.png", "file:///etc/passwd", "/etc/passwd", "link.png"])
+def test_nothing_outside_the_folder_of_images_is_opened(tmp_path: Path, named: str) -> None:
+    (tmp_path / "out.png").write_bytes(png())
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link.png").symlink_to(tmp_path / "out.png")
+    with pytest.raises(BadLine, match=r"elsewhere|URL|cannot be read below"):
+        prompt(tmp_path, named, image_folder=str(inside))
+
+
+@pytest.mark.parametrize("wrong", [b"no image", png()[:20], b"GIF89a" + bytes(20)])
+def test_what_is_no_image_is_a_bad_line(tmp_path: Path, wrong: bytes) -> None:
+    (tmp_path / "1.png").write_bytes(wrong)
+    with pytest.raises(BadLine, match="cannot be read as PNG"):
+        prompt(tmp_path, "1.png")
+
+
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(png(size=(5000, 5000)))
+    with pytest.raises(BadLine, match="5000 x 5000 pixels"):
+        prompt(tmp_path, "1.png")
+
+
+def test_prompts_that_differ_in_their_images_have_other_digests(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(png())
+    (tmp_path / "2.png").write_bytes(png("blue"))
+    assert prompt(tmp_path, "1.png").digest != prompt(tmp_path, "2.png").digest
