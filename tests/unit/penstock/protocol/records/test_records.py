@@ -66,7 +66,19 @@ def test_bytes_that_penstock_never_wrote_are_refused(data: bytes) -> None:
     ("name", "value"),
     [
         *(("token", bad) for bad in ("", "b" * 300, "a/b", "..", "a\n", "ü")),
-        *(("sides", [bad]) for bad in ([], [7, 1, 1], ["x", 1], ["x", 1, 1, 1], ["../x", 1, 1], ["x", -1, 1])),
+        *(
+            ("sides", [bad])
+            for bad in (
+                [],
+                [7, 1, 1],
+                ["x", 1],
+                ["x", 1, 1, -1],
+                ["x", 1, 1, 2**16],
+                ["x", 1, 1, 0, 0],
+                ["../x", 1, 1],
+                ["x", -1, 1],
+            )
+        ),
         *(("sides", [bad]) for bad in (["x", 2**41, 1], ["x", 1, 2**32], ["x", True, 1], ["x" * 65, 1, 1])),
         *(("shared", bad) for bad in ([-5, 0, 9], [0, -1, 9], [0, 0, 2**62], [0, 9, 9], [0, 0], [2**20, 0, 9])),
         *((version, bad) for version in ("oldest", "newest") for bad in (-2, 2**53 + 1)),

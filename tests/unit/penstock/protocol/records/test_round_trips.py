@@ -29,6 +29,7 @@ PLAIN = st.recursive(
 LISTS, MAPS = st.lists(PLAIN, max_size=3), st.dictionaries(TEXTS, PLAIN, max_size=3)
 PAIRS = st.lists(st.lists(INTS, min_size=2, max_size=2), max_size=3)
 BY_HINT: dict[Any, st.SearchStrategy[Any]] = {
+    list[bytes]: st.lists(st.binary(max_size=20), max_size=3),
     int: INTS, str: TEXTS, float: FLOATS, bool: st.booleans(), Any: PLAIN, str | None: st.none() | TEXTS,
     int | None: st.none() | INTS, list[int]: st.lists(INTS, max_size=3), list[int] | None: st.none() | st.lists(INTS),
     list[str]: st.lists(TEXTS, max_size=3), list[Any]: LISTS, list[list[Any]]: st.lists(LISTS, max_size=2),
