@@ -74,6 +74,7 @@ LISTED = {
     "docs/adapters.md: SLIME_SOURCE=": "needs a checkout of slime: test_slime.py",
     "docs/adapters.md: --rollout-function-path": "flags of slime: test_slime_rollout.py gives it just these",
     "docs/distillation.md: advantage_t =": "a formula",
+    'docs/producer.md: {"prompt": [{"role"': "a line of a data set: tests/unit/producer/test_pictures.py",
     "examples/judge/README.md: examples/run.sh judge": "minutes, with a real engine",
     "examples/distillation/README.md: examples/run.sh distillation": "minutes, with a real engine",
     "examples/code/README.md: examples/run.sh code": "minutes, with a real engine",
