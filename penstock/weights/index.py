@@ -38,8 +38,12 @@ class TensorEntry(NamedTuple):
     file: str
 
     @property
+    def item_bytes(self) -> int:
+        return _DTYPE_BYTES[self.dtype]
+
+    @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * _DTYPE_BYTES[self.dtype]
+        return math.prod(self.shape) * self.item_bytes
 
 
 @dataclass(frozen=True, slots=True)

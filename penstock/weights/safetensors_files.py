@@ -11,7 +11,7 @@ from penstock.weights.model_folder import read_config
 #: Name -> (safetensors dtype, shape).
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
-_MAX_HEADER_BYTES = 100 * 1024 * 1024
+MAX_HEADER_BYTES = 100 * 1024 * 1024
 #: torch's name -> that of the files.
 _DTYPES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "float8_e4m3fn": "F8_E4M3",
@@ -32,7 +32,7 @@ def read_header(path: Path) -> Tensors:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
+            if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
                 raise ValueError(f"a header of {length} bytes in a file of {size}")
             header: dict[str, Any] = dict(json.loads(file.read(length)))
         header.pop("__metadata__", None)

@@ -1,0 +1,166 @@
+"""A folder of weights as tensors at places in its files: what a delta is made of and applied to. Knows no torch."""
+
+import json
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
+
+from penstock.errors import PublishError
+from penstock.weights.deltas.blocks import PIECE_BYTES
+from penstock.weights.index import TensorEntry, read_index
+from penstock.weights.safetensors_files import MAX_HEADER_BYTES, as_safetensors
+
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in a safetensors file."""
+
+    name: str
+    #: From the end of the header on.
+    start: int
+    num_bytes: int
+
+
+class WeightsFolder:
+    """A complete folder of weights, open for reading. Blocks for the disk; any number of threads may read.
+
+    Args:
+        digest: of its index, as it was announced: no other folder is believed.
+
+    Raises:
+        PublishError: it is not there, not that version, or its files do not hold what its index names.
+    """
+
+    def __init__(self, path: Path, digest: str) -> None:
+        self.path, self.digest = path, digest
+        self.index = read_index(path, digest)
+        self.entries = {entry.name: entry for entry in self.index.entries()}
+        #: Name -> of a file that holds tensors: its header, and their places in the order of their bytes.
+        self.headers: dict[str, bytes] = {}
+        self.places: dict[str, list[Place]] = {}
+        self._files: dict[str, BinaryIO] = {}
+        self._at: dict[str, tuple[int, int]] = {}
+        self._stack = ExitStack()
+        try:
+            for name in {entry.file for entry in self.entries.values()}:
+                self._open(name)
+        except OSError as exc:
+            self.close()
+            raise PublishError(f"{path} cannot be read ({exc}): publish it again.") from exc
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, name: str) -> None:
+        file = self._stack.enter_context((self.path / checked_name(name)).open("rb"))
+        self._files[name] = file
+        length = file.read(8)
+        size = int.from_bytes(length, "little")
+        if len(length) < 8 or size > MAX_HEADER_BYTES:
+            raise PublishError(f"{self.path / name} is not a safetensors file: publish it again.")
+        header = length + file.read(size)
+        self.headers[name], self.places[name] = header, places_in(header, self.entries, name)
+        for place in self.places[name]:
+            self._at[place.name] = (file.fileno(), len(header) + place.start)
+
+    def has(self, entry: TensorEntry) -> bool:
+        """Whether a tensor of that name, dtype and shape is in it."""
+        own = self.entries.get(entry.name)
+        return own is not None and (own.dtype, own.shape) == (entry.dtype, entry.shape)
+
+    def read(self, name: str, start: int, num_bytes: int) -> bytes:
+        """Bytes of a tensor, of which none is left out. Raises PublishError."""
+        handle, at = self._at[name]
+        parts: list[bytes] = []
+        while num_bytes:
+            part = os.pread(handle, num_bytes, at + start)
+            if not part:
+                raise PublishError(f"{self.path} ends within {name}: it is not whole, publish it again.")
+            parts.append(part)
+            start, num_bytes = start + len(part), num_bytes - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def checked_name(name: str) -> str:
+    """The name of a file in a folder, and of none elsewhere; raises PublishError."""
+    if not name or Path(name).name != name or name in (".", ".."):
+        raise PublishError(f"The index of the weights names a file {name!r:.100} outside its folder: publish again.")
+    return name
+
+
+def places_in(header: bytes, entries: dict[str, TensorEntry], file: str) -> list[Place]:
+    """Tensors in the order of their bytes, by a safetensors header whose first 8 bytes are its length.
+
+    Raises:
+        PublishError: they do not lie end to end, or are not those that the index has in ``file``.
+    """
+    try:
+        claimed: dict[str, Any] = dict(json.loads(header[8:]))
+        claimed.pop("__metadata__", None)
+        spans = sorted(
+            (operator.index(one["data_offsets"][0]), operator.index(one["data_offsets"][1]), name, one["dtype"])
+            for name, one in claimed.items()
+        )
+        shapes = {name: tuple(map(operator.index, one["shape"])) for name, one in claimed.items()}
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as exc:
+        raise PublishError(f"{file} is not a safetensors file ({exc}): publish it again.") from exc
+    wanted = {name for name, entry in entries.items() if entry.file == file}
+    end, found = 0, []
+    for start, stop, name, dtype in spans:
+        entry = entries.get(name)
+        if entry is None or entry.file != file or start != end or stop != end + entry.num_bytes or stop < end:
+            raise PublishError(f"{file} does not hold {name!r:.200} as the index says: publish it again.")
+        if dtype != as_safetensors(entry.dtype) or shapes[name] != entry.shape:
+            raise PublishError(f"{file} holds {name!r:.200} of another kind than the index says: publish it again.")
+        found.append(Place(name, start, entry.num_bytes))
+        end = stop
+    if len(found) != len(wanted):
+        raise PublishError(f"{file} lacks tensors that the index of the weights has there: publish it again.")
+    return found
+
+
+def pieces(num_bytes: int) -> Iterator[tuple[int, int]]:
+    """(start, bytes) of each piece of a tensor; none of an empty one."""
+    for start in range(0, num_bytes, PIECE_BYTES):
+        yield start, min(PIECE_BYTES, num_bytes - start)
+
+
+def num_pieces(num_bytes: int) -> int:
+    return -(-num_bytes // PIECE_BYTES)
+
+
+def in_order(calls: Iterable[Callable[[], T]], threads: int) -> Iterator[T]:
+    """What each call returns, in their order, while a few of the next ones are under way. Raises what one raises."""
+    left = iter(calls)
+    with ThreadPoolExecutor(threads, "delta") as pool:
+        running: list[Future[T]] = [pool.submit(call) for call in islice(left, threads + 1)]
+        try:
+            while running:
+                yield running.pop(0).result()
+                running += [pool.submit(call) for call in islice(left, 1)]
+        finally:
+            for one in running:
+                one.cancel()
+
+
+def num_threads() -> int:
+    """Threads that make or apply a delta: memory, not cores, soon bounds both."""
+    return max(1, min(8, len(os.sched_getaffinity(0))))

@@ -1,0 +1,107 @@
+"""Write the delta that leads from one folder of weights to another. Knows no torch."""
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from penstock.errors import PublishError
+from penstock.system.checksum import bytes_xxh3, file_xxh3
+from penstock.weights.deltas.blocks import KINDS, Block, encode
+from penstock.weights.deltas.folder import WeightsFolder, checked_name, in_order, num_threads, pieces
+from penstock.weights.deltas.head import MAGIC, MAX_HEAD_BYTES, TAIL, DeltaHead
+from penstock.weights.index import INDEX_FILE, TensorEntry
+
+#: A file that is no weights' is copied whole, a piece at a time.
+_COPY_BYTES = 16 * 1024 * 1024
+
+
+class DeltaWritten(NamedTuple):
+    """What a delta came to."""
+
+    num_bytes: int
+    #: Of all tensors of the target.
+    full_bytes: int
+    #: Elements that changed, where a piece says so (kind ``sparse``), and all elements of the target.
+    num_changed: int
+    num_elements: int
+
+
+def write_delta(base: WeightsFolder, target: WeightsFolder, base_version: int, version: int, out: Path) -> DeltaWritten:
+    """Write ``out``, a new file, flushed and synced. Holds a few pieces in memory. Blocks for disk and processor.
+
+    Raises:
+        PublishError: a folder is not what its index says, or the delta would be too large to be read.
+        OSError: the disk refuses; the file may be there in part.
+    """
+    index = (target.path / INDEX_FILE).read_bytes()
+    files: list[list[object]] = []
+    blocks: dict[str, list[object]] = {}
+    with out.open("xb") as file:
+        file.write(MAGIC)
+        file.write(index)
+        for name in target.index.files:
+            files.append(_write_file(base, target, name, file, blocks))
+        head = DeltaHead(base_version, base.digest, version, target.digest, len(index), files, blocks).to_bytes()
+        if len(head) > MAX_HEAD_BYTES:
+            raise PublishError(f"A delta to version {version} has a head of {len(head)} bytes: publish whole versions.")
+        file.write(head)
+        file.write(TAIL.pack(len(head), bytes_xxh3(head), MAGIC))
+        file.flush()
+        os.fsync(file.fileno())
+        num_bytes = file.tell()
+    entries = target.entries.values()
+    changed = sum(one[1] for listed in blocks.values() for one in listed)  # type: ignore[index]
+    num_elements = sum(entry.num_bytes // entry.item_bytes for entry in entries)
+    return DeltaWritten(num_bytes, sum(entry.num_bytes for entry in entries), changed, num_elements)
+
+
+def _write_file(
+    base: WeightsFolder, target: WeightsFolder, name: str, file: BinaryIO, blocks: dict[str, list[object]]
+) -> list[object]:
+    if base.index.files.get(name) == target.index.files[name]:
+        return [name, "base", 0]
+    if name not in target.places:
+        return [name, "bytes", _copy(target, name, file)]
+    header = target.headers[name]
+    file.write(header)
+    entries = [target.entries[place.name] for place in target.places[name]]
+    changed = [entry for entry in entries if not _is_same(base, entry)]
+    calls = (call for entry in changed for call in _encodings(base, target, entry))
+    encoded = in_order(calls, num_threads())
+    for entry in changed:
+        listed: list[object] = []
+        for _ in pieces(entry.num_bytes):
+            block = next(encoded)
+            file.write(block.data)
+            listed.append([KINDS.index(block.kind), block.num_changed, block.num_far, len(block.data)])
+        if listed:
+            blocks[entry.name] = listed
+    return [name, "tensors", len(header)]
+
+
+def _is_same(base: WeightsFolder, entry: TensorEntry) -> bool:
+    return base.has(entry) and base.entries[entry.name].checksum == entry.checksum
+
+
+def _encodings(base: WeightsFolder, target: WeightsFolder, entry: TensorEntry) -> Iterator[Callable[[], Block]]:
+    in_base = base.has(entry)
+
+    def change(start: int, num_bytes: int) -> Block:
+        before = base.read(entry.name, start, num_bytes) if in_base else None
+        return encode(before, target.read(entry.name, start, num_bytes), entry.item_bytes)
+
+    for start, num_bytes in pieces(entry.num_bytes):
+        yield partial(change, start, num_bytes)
+
+
+def _copy(target: WeightsFolder, name: str, file: BinaryIO) -> int:
+    path, copied = target.path / checked_name(name), 0
+    if file_xxh3(path) != target.index.files[name]:
+        raise PublishError(f"{path} is not the file that the index names (its checksum differs): publish again.")
+    with path.open("rb") as source:
+        while part := source.read(_COPY_BYTES):
+            file.write(part)
+            copied += len(part)
+    return copied
