@@ -11,6 +11,7 @@ EXTRAS = {
     "datasets": "datasets",
     "fastapi": "web",
     "if_verifiable": "ifbench",
+    "fsspec": "objects",
     "math_verify": "rewards",
     "matplotlib": "plots",
     "mlflow": "mlflow",

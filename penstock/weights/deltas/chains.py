@@ -1,0 +1,143 @@
+"""Which anchors and deltas there are, which way leads to a version, and what may be deleted. Pure functions.
+
+    v00000040-DIGEST/...                        an anchor: the files of a whole version
+    d00000040-DIGEST-00000041-DIGEST/delta      what leads from one version to the next
+    .../whole                                   the marker of either, which comes last
+
+A version of weights is known by the digest of its index: a tick gives the same weights another number, and what a killed
+trainer left under a number is not what the next one announces under it.
+"""
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+MARKER, DELTA = "whole", "delta"
+#: Deltas that a local copy is led through rather than that a whole version is fetched; deltas that stay behind the
+#: newest for those who hold an older version.
+LONGEST = 24
+_ANCHOR = re.compile(r"v(\d{8,18})-([0-9a-f]{32})")
+_DELTA = re.compile(r"d(\d{8,18})-([0-9a-f]{32})-(\d{8,18})-([0-9a-f]{32})")
+
+
+class Anchor(NamedTuple):
+    """A whole version."""
+
+    version: int
+    index: str
+
+    @property
+    def group(self) -> str:
+        return f"v{self.version:08d}-{self.index}"
+
+
+class Delta(NamedTuple):
+    """What leads from one version to another."""
+
+    base_version: int
+    base_index: str
+    version: int
+    index: str
+
+    @property
+    def group(self) -> str:
+        return f"d{self.base_version:08d}-{self.base_index}-{self.version:08d}-{self.index}"
+
+
+class Shelf(NamedTuple):
+    """What is whole in a store."""
+
+    anchors: list[Anchor]
+    deltas: list[Delta]
+
+
+class Way(NamedTuple):
+    """How to come to a version: from a whole one, fetched, or from a local copy (``start`` None), by deltas."""
+
+    start: Anchor | None
+    #: Index of what the first delta is applied to; of the target itself where there is none.
+    base: str
+    deltas: tuple[Delta, ...]
+
+
+def shelf_of(names: Iterable[str]) -> Shelf:
+    """Anchors and deltas that have their marker; other names are left out."""
+    marked = {name.removesuffix(f"/{MARKER}") for name in names if name.endswith(f"/{MARKER}")}
+    anchors, deltas = [], []
+    for group in sorted(marked):
+        if match := _ANCHOR.fullmatch(group):
+            anchors.append(Anchor(int(match[1]), match[2]))
+        elif match := _DELTA.fullmatch(group):
+            deltas.append(Delta(int(match[1]), match[2], int(match[3]), match[4]))
+    return Shelf(anchors, deltas)
+
+
+def groups_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names by their group, whole or not; of groups that are anchors or deltas."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        group = name.partition("/")[0]
+        if _ANCHOR.fullmatch(group) or _DELTA.fullmatch(group):
+            found[group].append(name)
+    return dict(found)
+
+
+def ways(shelf: Shelf, index: str, local: Collection[str], avoid: Collection[str] = ()) -> list[Way]:
+    """Ways to the version of ``index``, best first: from near local copies, from anchors, from local copies far away.
+
+    Args:
+        local: indices of copies that are here.
+        avoid: groups that were found spoilt.
+    """
+    anchors = {one.index: one for one in shelf.anchors if one.group not in avoid}
+    into: dict[str, list[Delta]] = defaultdict(list)
+    for delta in shelf.deltas:
+        if delta.group not in avoid and delta.base_index != delta.index:
+            into[delta.index].append(delta)
+    found: list[Way] = []
+    queue: deque[tuple[str, tuple[Delta, ...]]] = deque([(index, ())])
+    seen = {index}
+    while queue:
+        at, deltas = queue.popleft()
+        if at in local:
+            found.append(Way(None, at, deltas))
+        if at in anchors:
+            found.append(Way(anchors[at], at, deltas))
+        for delta in into[at]:
+            if delta.base_index not in seen:
+                seen.add(delta.base_index)
+                queue.append((delta.base_index, (delta, *deltas)))
+    return sorted(found, key=_cost)
+
+
+def _cost(way: Way) -> tuple[int, int]:
+    is_near = way.start is None and len(way.deltas) <= LONGEST
+    return (0 if is_near else 1 if way.start is not None else 2), len(way.deltas)
+
+
+def kept(shelf: Shelf, wanted: Collection[int], newest: int) -> set[str]:
+    """Groups that must stay; all others may go.
+
+    For each wanted version, and the newest: the nearest anchor and its chain (of the last version before it that has
+    any, where it was a tick). For those who hold an older version: what leads from the oldest wanted one to the newest,
+    as far as ``LONGEST`` deltas reach.
+    """
+    groups: set[str] = set()
+    for version in {*wanted, newest}:
+        for index in _indices(shelf, version):
+            # Where nobody can come to it, what leads to it may still lead on from a local copy.
+            way = next(iter(ways(shelf, index, ())), None)
+            deltas = way.deltas if way is not None else [delta for delta in shelf.deltas if delta.index == index]
+            groups |= {delta.group for delta in deltas}
+            groups |= {way.start.group} if way is not None and way.start is not None else set()
+    oldest = min((version for version in wanted if version < newest), default=newest)
+    behind = sorted((delta for delta in shelf.deltas if delta.version > oldest), key=lambda one: -one.version)
+    groups |= {delta.group for delta in behind[:LONGEST]}
+    return groups
+
+
+def _indices(shelf: Shelf, version: int) -> set[str]:
+    known = [(one.version, one.index) for one in shelf.anchors] + [(one.version, one.index) for one in shelf.deltas]
+    last = max((at for at, _ in known if at <= version), default=None)
+    return {index for at, index in known if at == last}

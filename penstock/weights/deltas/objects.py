@@ -1,0 +1,227 @@
+"""Where anchors and deltas lie: names with immutable bytes, in a folder or an object store.
+
+No object is renamed there, so one that is whole is followed by its marker (``chains.py``). Who reads knows three calls.
+"""
+
+import io
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Protocol, TypeVar
+
+from penstock.errors import ConfigError, PublishError
+from penstock.system.extras import check_installed
+from penstock.weights.deltas.apply import link_or_copy, sync_folder
+
+T = TypeVar("T")
+#: Most bytes of one read, which is tried so often, from where the last try ended.
+RANGE_BYTES = 8 * 1024 * 1024
+TRIES, AGAIN_S = 4, 0.2
+#: Most names of a store; a run keeps a few hundred.
+MAX_NAMES = 1_000_000
+_PUTTING = ".putting-"
+
+
+class Objects(Protocol):
+    """Objects to be read. Every call blocks, and raises OSError where the store does not answer or lacks the name."""
+
+    def names(self) -> list[str]:
+        """All names, ``GROUP/FILE`` each."""
+
+    def size(self, name: str) -> int:
+        """Bytes of an object."""
+
+    def open_range(self, name: str, start: int, end: int) -> BinaryIO:
+        """Its bytes from ``start`` to before ``end``, to be read once and closed. A reader may get fewer and ask on."""
+
+
+class ObjectStore(Objects, Protocol):
+    """Objects to be written too, by one process. Every call blocks, and raises OSError."""
+
+    def put(self, name: str, path: Path) -> None:
+        """Have the bytes of a file there, in the place of what an interrupted try left under that name."""
+
+    def mark(self, name: str) -> None:
+        """An object of no bytes, after all others of its group have reached the disk."""
+
+    def delete(self, name: str) -> None:
+        """Remove an object; nothing where there is none."""
+
+
+class FolderObjects:
+    """A folder that trainer and workers share. Files of the same file system are not copied."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def names(self) -> list[str]:
+        try:
+            groups = [one for one in os.scandir(self._folder) if one.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
+        found: list[str] = []
+        for group in groups:
+            try:
+                files = [file.name for file in os.scandir(group.path)]
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+            found += [f"{group.name}/{name}" for name in files]
+        return found
+
+    def size(self, name: str) -> int:
+        return (self._folder / name).stat().st_size
+
+    def open_range(self, name: str, start: int, end: int) -> BinaryIO:
+        file = (self._folder / name).open("rb")
+        file.seek(start)
+        return file
+
+    def put(self, name: str, path: Path) -> None:
+        target = self._folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f"{_PUTTING}{target.name}")
+        temporary.unlink(missing_ok=True)
+        try:
+            link_or_copy(path, temporary)
+            temporary.replace(target)
+        finally:
+            # A rename onto another name of the same file does nothing.
+            temporary.unlink(missing_ok=True)
+
+    def mark(self, name: str) -> None:
+        target = self._folder / name
+        sync_folder(target.parent)
+        with target.open("wb") as file:
+            os.fsync(file.fileno())
+        sync_folder(target.parent)
+        sync_folder(self._folder)
+
+    def delete(self, name: str) -> None:
+        target = self._folder / name
+        target.unlink(missing_ok=True)
+        if target.parent.is_dir() and not any(target.parent.iterdir()):
+            target.parent.rmdir()
+
+
+class FsspecObjects:
+    """An object store, or a file system, that fsspec knows by its URL."""
+
+    def __init__(self, url: str) -> None:
+        check_installed("fsspec", f"trainer.delta_store {url.partition('://')[0]}://")
+        import fsspec
+
+        try:
+            self._fs, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as exc:
+            raise ConfigError(f"trainer.delta_store {url.partition('://')[0]}:// cannot be opened: {exc}.") from exc
+        # What it remembers of a listing is not what workers of other machines see.
+        self._fs.use_listings_cache = False
+        self._root = root.rstrip("/")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def names(self) -> list[str]:
+        def find() -> list[str]:
+            self._fs.invalidate_cache()
+            try:
+                return [str(path) for path in self._fs.find(self._root)]
+            except FileNotFoundError:
+                return []
+
+        root = self._root.lstrip("/") + "/"
+        return [path.lstrip("/").removeprefix(root) for path in self._do("list", find)]
+
+    def size(self, name: str) -> int:
+        return int(self._do(name, lambda: self._fs.size(self._path(name))) or 0)
+
+    def open_range(self, name: str, start: int, end: int) -> BinaryIO:
+        return io.BytesIO(self._do(name, lambda: self._fs.cat_file(self._path(name), start=start, end=end)))
+
+    def put(self, name: str, path: Path) -> None:
+        def put() -> None:
+            self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+            self._fs.put_file(str(path), self._path(name))
+
+        self._do(name, put)
+
+    def mark(self, name: str) -> None:
+        self._do(name, lambda: self._fs.pipe_file(self._path(name), b""))
+
+    def delete(self, name: str) -> None:
+        def delete() -> None:
+            with suppress(FileNotFoundError):
+                self._fs.rm_file(self._path(name))
+
+        self._do(name, delete)
+
+    @staticmethod
+    def _do(name: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except OSError:
+            raise
+        except Exception as exc:  # each store has errors of its own
+            raise OSError(f"{name} in the object store: {exc!r}") from exc
+
+
+def open_objects(place: str) -> ObjectStore:
+    """What lies at a folder's path or at an URL that fsspec knows; raises ConfigError."""
+    return FsspecObjects(place) if "://" in place else FolderObjects(Path(place))
+
+
+def listed(objects: Objects) -> list[str]:
+    """Its names; raises PublishError where there is no answer."""
+    try:
+        names = objects.names()
+    except OSError as exc:
+        raise PublishError(f"the store of deltas does not list what it has ({exc}): see trainer.delta_store.") from exc
+    if len(names) > MAX_NAMES:
+        raise PublishError(f"the store of deltas has {len(names)} names: give a run a place of its own.")
+    return names
+
+
+def fetch(objects: Objects, name: str, into: Path, max_bytes: int, stopped: Callable[[], bool] = lambda: False) -> int:
+    """Write an object into a new file, synced; returns its bytes. Blocks; a range that fails is asked for again.
+
+    Raises:
+        PublishError: it is not there, larger than ``max_bytes``, or ends early.
+        OSError: the disk refuses.
+    """
+    size = _tried(lambda: objects.size(name), name)
+    if size > max_bytes:
+        raise PublishError(f"{name} has {size} bytes, more than the {max_bytes} that there is room for.")
+    with into.open("xb") as out:
+        while (at := out.tell()) < size:
+            if stopped():
+                raise PublishError(f"{name} was not fetched to its end: this worker stops.")
+            end = min(size, at + RANGE_BYTES)
+            data = _tried(lambda at=at, end=end: _read(objects, name, at, end), name)  # type: ignore[misc]
+            out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    return size
+
+
+def _read(objects: Objects, name: str, start: int, end: int) -> bytes:
+    with objects.open_range(name, start, end) as stream:
+        data = stream.read(end - start)
+    if not data:
+        raise OSError(f"it ends at byte {start}")
+    return data
+
+
+def _tried(call: Callable[[], T], name: str) -> T:
+    left = TRIES
+    while True:
+        try:
+            return call()
+        except FileNotFoundError as exc:
+            raise PublishError(f"{name} is not in the store of deltas any more.") from exc
+        except OSError as exc:
+            left -= 1
+            if not left:
+                raise PublishError(f"{name} cannot be fetched from the store of deltas: {exc}.") from exc
+            time.sleep(AGAIN_S)

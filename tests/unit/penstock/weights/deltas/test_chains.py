@@ -1,0 +1,110 @@
+"""Ways to a version, and what of them may be deleted."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.weights.deltas.chains import LONGEST, Anchor, Delta, Shelf, Way, groups_of, kept, shelf_of, ways
+
+
+def index(version: int) -> str:
+    return f"{version:032x}"
+
+
+def anchor(version: int) -> Anchor:
+    return Anchor(version, index(version))
+
+
+def step(version: int) -> Delta:
+    return Delta(version - 1, index(version - 1), version, index(version))
+
+
+def names_of(shelf: Shelf) -> list[str]:
+    return [f"{one.group}/{file}" for one in (*shelf.anchors, *shelf.deltas) for file in ("x", "whole")]
+
+
+LINE = Shelf([anchor(1), anchor(5)], [step(v) for v in range(2, 9)])
+
+
+def test_a_group_counts_once_its_marker_is_there() -> None:
+    names = [*names_of(LINE), f"{anchor(9).group}/config.json", f"{step(9).group}/delta", "junk", "a/whole", "/whole"]
+
+    assert shelf_of(names) == Shelf(sorted(LINE.anchors), sorted(LINE.deltas))
+    assert {anchor(9).group, step(9).group} <= groups_of(names).keys()
+
+
+def test_a_local_copy_is_led_on_by_the_deltas_behind_it() -> None:
+    assert ways(LINE, index(8), {index(6)})[0] == Way(None, index(6), (step(7), step(8)))
+
+
+def test_who_has_nothing_takes_the_nearest_anchor_and_its_chain() -> None:
+    found = ways(LINE, index(8), set())
+
+    assert found[0] == Way(anchor(5), index(5), (step(6), step(7), step(8)))
+    assert found[1].start == anchor(1)
+
+
+def test_what_is_here_needs_nothing() -> None:
+    assert ways(LINE, index(8), {index(8)})[0] == Way(None, index(8), ())
+
+
+def test_behind_a_break_the_next_anchor_is_taken() -> None:
+    broken = ways(LINE, index(8), {index(3)}, avoid={step(4).group})
+
+    assert [way.start for way in broken] == [anchor(5)]
+
+
+def test_without_any_way_there_is_none() -> None:
+    assert ways(Shelf([], LINE.deltas), index(8), set()) == []
+    assert ways(LINE, index(99), {index(1)}) == []
+
+
+def test_a_local_copy_far_behind_is_the_last_resort() -> None:
+    long = Shelf([anchor(1)], [step(v) for v in range(2, LONGEST + 10)])
+
+    first, last = ways(long, index(LONGEST + 9), {index(2)})
+
+    assert (first.start, last.start) == (anchor(1), None)
+
+
+def test_a_rewound_trainer_begins_a_chain_of_its_own() -> None:
+    other = Delta(9, "f" * 32, 10, "e" * 32)
+    shelf = Shelf([*LINE.anchors, Anchor(9, "f" * 32)], [*LINE.deltas, other])
+
+    assert [way.start for way in ways(shelf, "e" * 32, {index(8)})] == [Anchor(9, "f" * 32)]
+
+
+def test_the_newest_keeps_its_anchor_and_chain() -> None:
+    assert kept(LINE, (), 8) == {one.group for one in (anchor(5), step(6), step(7), step(8))}
+
+
+def test_a_version_that_somebody_needs_keeps_its_anchor_and_chain() -> None:
+    assert {anchor(1).group, step(2).group, step(3).group} <= kept(LINE, {3}, 8)
+    assert anchor(1).group not in kept(LINE, {5}, 8)
+
+
+def test_who_holds_an_older_version_is_led_to_the_newest() -> None:
+    assert {step(v).group for v in range(4, 9)} <= kept(LINE, {3}, 8)
+
+
+def test_a_tick_needs_what_the_version_before_it_needs() -> None:
+    assert kept(LINE, {12}, 12) == kept(LINE, {8}, 8)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.sets(st.integers(1, 40)), st.data())
+def test_whatever_is_deleted_every_wanted_version_can_be_reached(
+    anchors: list[bool], wanted: set[int], data: st.DataObject
+) -> None:
+    newest = len(anchors)
+    shelf = Shelf(
+        [anchor(v) for v in range(1, newest + 1) if v == 1 or anchors[v - 1]], [step(v) for v in range(2, newest + 1)]
+    )
+    wanted = {version for version in wanted if version <= newest}
+
+    left = kept(shelf, wanted, newest)
+    after = Shelf([one for one in shelf.anchors if one.group in left], [d for d in shelf.deltas if d.group in left])
+
+    for version in {*wanted, newest}:
+        assert ways(after, index(version), ())[0].deltas == ways(shelf, index(version), ())[0].deltas
+        if newest - version <= LONGEST:
+            assert ways(after, index(newest), {index(version)})[0].start is None
+    assert kept(after, wanted, newest) == left
