@@ -4,13 +4,14 @@
     d00000040-DIGEST-00000041-DIGEST/delta      what leads from one version to the next
     .../whole                                   the marker of either, which comes last
 
-A version of weights is known by the digest of its index: a tick gives the same weights another number, and what a killed
-trainer left under a number is not what the next one announces under it.
+A version of weights is known by the digest of its index: a tick gives the same weights another number, and what a
+killed trainer left under a number is not what the next one announces under it.
 """
 
 import re
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 MARKER, DELTA = "whole", "delta"
@@ -21,7 +22,8 @@ _ANCHOR = re.compile(r"v(\d{8,18})-([0-9a-f]{32})")
 _DELTA = re.compile(r"d(\d{8,18})-([0-9a-f]{32})-(\d{8,18})-([0-9a-f]{32})")
 
 
-class Anchor(NamedTuple):
+@dataclass(frozen=True, order=True, slots=True)
+class Anchor:
     """A whole version."""
 
     version: int
@@ -32,7 +34,8 @@ class Anchor(NamedTuple):
         return f"v{self.version:08d}-{self.index}"
 
 
-class Delta(NamedTuple):
+@dataclass(frozen=True, order=True, slots=True)
+class Delta:
     """What leads from one version to another."""
 
     base_version: int

@@ -1,0 +1,162 @@
+"""What a trainer puts into the store of deltas for each version, before it is announced (``transport: delta``).
+
+A version is led to from the one that was announced last, if this process wrote that and no rewind left it behind; else,
+and every ``trainer.anchor_every`` versions, it is there whole. The base is what is in Redis, never what was merely
+written.
+"""
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from consumers.weights.publish import Written
+from penstock.errors import DiskFull, PublishError
+from penstock.protocol.records.publication import Publication, is_abandoned
+from penstock.system.disk import is_full
+from penstock.weights.deltas.chains import DELTA, MARKER, Anchor, Delta, groups_of, kept, shelf_of
+from penstock.weights.deltas.folder import WeightsFolder
+from penstock.weights.deltas.objects import ObjectStore, listed
+from penstock.weights.deltas.write import write_delta
+
+log = logging.getLogger(__name__)
+
+#: Folders of this process that may be a base still.
+_KEPT = 4
+_TEMPORARY = ".delta-"
+
+
+class Put(NamedTuple):
+    """What a version came to in the store."""
+
+    #: Bytes of its delta, 0 where there is none; and of its tensors.
+    delta_bytes: int
+    full_bytes: int
+    #: Whether it is there whole.
+    is_anchor: bool
+    seconds: float
+
+
+class Deltas:
+    """Anchors and deltas of one trainer process. Calls block for disk, processor and store.
+
+    Args:
+        store: this trainer alone writes there.
+        in_use: versions that somebody holds, loads, fetches or has pinned.
+    """
+
+    def __init__(self, store: ObjectStore, anchor_every: int, in_use: Callable[[], Collection[int]]) -> None:
+        self._store, self._anchor_every, self._in_use = store, anchor_every, in_use
+        #: Digest of an index -> what this process wrote under it, the newest last.
+        self._own: dict[str, Written] = {}
+        self._anchored = 0
+        #: What became of the last version.
+        self.last: Put | None = None
+
+    def put(self, written: Written, version: int, announced: Publication | None, abandoned: list[list[int]]) -> Put:
+        """Have a written version in the store, whole or by a delta or both, and delete what nobody needs any more.
+
+        Args:
+            announced: the publication that is newest in Redis; None: there is none.
+            abandoned: versions that rewinds left behind.
+
+        Raises:
+            PublishError: the store or the disk refuses, or the folder is not whole; nothing was marked.
+            DiskFull: there is no room; it may be done again.
+        """
+        began = time.monotonic()
+        try:
+            if not self._own:
+                self._remove_unmarked(written)
+            delta_bytes = self._put_delta(written, version, announced, abandoned)
+            is_anchor = not delta_bytes or version - self._anchored >= self._anchor_every
+            if is_anchor:
+                self._put_anchor(written, version)
+            self._remember(written)
+            # Until the new one is announced the last one is what is taken.
+            self._delete_old(version, set() if announced is None else {announced.version})
+        except OSError as exc:
+            kind = DiskFull if is_full(exc) else PublishError
+            raise kind(f"version {version} cannot be put into trainer.delta_store: {exc}.") from exc
+        self.last = Put(delta_bytes, written.num_bytes, is_anchor, time.monotonic() - began)
+        log.info(
+            "version %d is in the store of deltas: %d bytes of delta%s, %.3f s",
+            version,
+            delta_bytes,
+            ", and whole" if is_anchor else "",
+            self.last.seconds,
+        )
+        return self.last
+
+    def _base_of(self, announced: Publication | None, abandoned: list[list[int]]) -> Written | None:
+        """What may be the base; None: there is nothing that workers have and this process knows."""
+        if announced is None or is_abandoned(announced.version, abandoned):
+            return None
+        return self._own.get(announced.index)
+
+    def _put_delta(
+        self, written: Written, version: int, announced: Publication | None, abandoned: list[list[int]]
+    ) -> int:
+        base = self._base_of(announced, abandoned)
+        if base is None or announced is None or base.index_digest == written.index_digest:
+            return 0
+        group = Delta(announced.version, base.index_digest, version, written.index_digest).group
+        temporary = written.path.parent / f"{_TEMPORARY}{version:08d}-{os.getpid()}"
+        temporary.mkdir()
+        try:
+            with (
+                WeightsFolder(base.path, base.index_digest) as old,
+                WeightsFolder(written.path, written.index_digest) as new,
+            ):
+                done = write_delta(old, new, announced.version, version, temporary / DELTA)
+            self._store.put(f"{group}/{DELTA}", temporary / DELTA)
+            self._store.mark(f"{group}/{MARKER}")
+        except PublishError as exc:
+            # Its base is deleted, or damaged: nobody needs it for a whole version.
+            log.warning("version %d is put into the store whole, as no delta can be made: %s", version, exc)
+            return 0
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return done.num_bytes
+
+    def _put_anchor(self, written: Written, version: int) -> None:
+        group = Anchor(version, written.index_digest).group
+        for file in sorted(written.path.iterdir()):
+            self._store.put(f"{group}/{file.name}", file)
+        self._store.mark(f"{group}/{MARKER}")
+        self._anchored = version
+
+    def _remember(self, written: Written) -> None:
+        self._own.pop(written.index_digest, None)
+        self._own[written.index_digest] = written
+        while len(self._own) > _KEPT:
+            del self._own[next(iter(self._own))]
+
+    def _delete_old(self, version: int, announced: set[int]) -> None:
+        names = listed(self._store)
+        stay = kept(shelf_of(names), announced | set(self._in_use()), version)
+        for group, members in groups_of(names).items():
+            if group not in stay:
+                self._delete(group, members)
+
+    def _remove_unmarked(self, written: Written) -> None:
+        """What a killed process left: it is not whole, and nobody reads it."""
+        for folder in written.path.parent.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(folder)
+        for group, members in groups_of(listed(self._store)).items():
+            if f"{group}/{MARKER}" not in members:
+                self._delete(group, members)
+
+    def _delete(self, group: str, members: Collection[str]) -> None:
+        """The marker goes first, so that no half of it is ever taken for whole."""
+        marker = f"{group}/{MARKER}"
+        for name in sorted(members, key=lambda one: one != marker):
+            self._store.delete(name)
+
+
+def delta_store_of(weights_dir: Path, named: str | None) -> str:
+    """``trainer.delta_store``, or where it is when that does not say."""
+    return named or str(weights_dir / "deltas")

@@ -1,0 +1,49 @@
+"""A process that makes one local copy and says so; it kills itself at an act that it is told."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.protocol.records.publication import Publication
+from penstock.weights.deltas import apply, objects
+from penstock.weights.deltas.objects import FolderObjects
+from workers.weights import local_copies
+from workers.weights.local_copies import LocalCopies
+
+#: What of the making is counted as an act: a fetched range, a decoded piece, a synced folder, a rename.
+ACTS: list[tuple[Any, str]] = [
+    (objects, "_read"),
+    (apply, "decode"),
+    (apply, "sync_folder"),
+    (local_copies, "sync_folder"),
+    (os, "rename"),
+    (os, "fsync"),
+    (Path, "rename"),
+]
+
+
+def main(store: str, copies: str, path: str, index: str, version: str, die_at: str) -> None:
+    left = int(die_at)
+
+    def counted(act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return act(*args, **kwargs)
+
+        return call
+
+    for module, name in ACTS:
+        setattr(module, name, counted(getattr(module, name)))
+    publication = Publication("m", int(version), "delta", path, index=index)
+    print(LocalCopies(Path(copies), FolderObjects(Path(store)), 2**30).get(publication))
+    print(f"acts {int(die_at) - left}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

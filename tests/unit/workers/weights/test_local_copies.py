@@ -1,0 +1,268 @@
+"""Copies on a worker's machine: made by the best way, proven, held, bounded; no base that is not there is believed."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PublishError
+from penstock.weights.deltas import objects
+from penstock.weights.deltas.objects import FolderObjects, open_objects
+from tests.unit.consumers.weights.test_deltas import Line
+from workers.weights.local_copies import LocalCopies
+
+GIB = 2**30
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Line:
+    """Versions 1 to 6; whole are 1 and 5."""
+    line = Line(tmp_path, anchor_every=4)
+    line.in_use = {1}
+    for version in range(1, 7):
+        line.publish(version)
+    return line
+
+
+def copies_of(line: Line, name: str = "copies", max_bytes: int = GIB) -> LocalCopies:
+    return LocalCopies(line.path / name, FolderObjects(line.path / "store"), max_bytes)
+
+
+def get(copies: LocalCopies, line: Line, version: int) -> Path:
+    line.announce(version)
+    assert line.announced is not None
+    path = copies.get(line.announced)
+    assert contents(path) == contents(line.written[version].path)
+    return path
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def here(line: Line, name: str = "copies") -> list[int]:
+    return sorted(int(path.name[1:9]) for path in (line.path / name).glob("v*"))
+
+
+def spoil(path: Path) -> None:
+    """Other bytes under the same name, of this file alone."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.unlink()
+    path.write_bytes(data)
+
+
+def last(copies: LocalCopies) -> tuple[bool, int]:
+    assert copies.last is not None
+    return copies.last.is_whole, copies.last.deltas
+
+
+def test_a_late_joiner_takes_the_nearest_anchor_and_its_chain(line: Line) -> None:
+    copies = copies_of(line)
+
+    get(copies, line, 6)
+
+    assert last(copies) == (True, 1)
+
+
+def test_who_has_a_version_takes_the_deltas_alone(line: Line) -> None:
+    copies = copies_of(line)
+    get(copies, line, 1)
+
+    for version in (2, 4):
+        before = contents(line.path / "copies" / get(copies, line, version).name)
+
+    assert last(copies) == (False, 2)
+    assert before == contents(line.written[4].path)
+    assert copies.last is not None
+    assert copies.last.num_bytes < line.written[4].num_bytes / 2
+
+
+def test_what_is_here_is_made_once_for_all_workers_of_a_machine(line: Line) -> None:
+    one, other = copies_of(line), copies_of(line)
+    done: list[Path] = []
+    threads = [threading.Thread(target=lambda c=c: done.append(get(c, line, 6))) for c in (one, other)]
+
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(set(done)) == 1
+    assert sorted(copies.last.num_bytes > 0 for copies in (one, other) if copies.last) == [False, True]
+
+
+def test_a_tick_needs_no_other_copy(line: Line) -> None:
+    copies = copies_of(line)
+    path = get(copies, line, 6)
+    assert line.announced is not None
+
+    from dataclasses import replace
+
+    assert copies.get(replace(line.announced, version=7)) == path
+
+
+def test_a_spoilt_delta_is_said_and_the_anchor_taken(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    copies = copies_of(line)
+    get(copies, line, 4)
+    (delta,) = line.path.glob("store/d00000004-*/delta")
+    spoil(delta)
+
+    get(copies, line, 6)
+
+    assert last(copies) == (True, 1)
+    assert "version 6 is made in another way" in caplog.text
+
+
+def test_a_break_in_the_chain_is_jumped_by_the_anchor(line: Line) -> None:
+    copies = copies_of(line)
+    get(copies, line, 3)
+    (marker,) = line.path.glob("store/d00000003-*/whole")
+    marker.unlink()
+
+    get(copies, line, 6)
+
+    assert last(copies) == (True, 1)
+
+
+def test_where_no_way_is_left_the_error_is_the_callers(line: Line) -> None:
+    copies = copies_of(line)
+    for file in line.path.glob("store/*/*"):
+        if file.name in ("delta", "weights.index"):
+            spoil(file)
+
+    with pytest.raises(PublishError, match="version 6 of 'm' cannot be made from the store of deltas"):
+        get(copies, line, 6)
+
+    assert here(line) == []
+    assert not list((line.path / "copies").glob(".making*"))
+
+
+def test_slime_2104_after_a_failed_apply_the_next_delta_is_not_applied_to_what_is_not_there(line: Line) -> None:
+    copies = copies_of(line)
+    get(copies, line, 3)
+    for group in ("d00000003-*", "v00000005-*", "v00000001-*"):
+        for file in line.path.glob(f"store/{group}/*"):
+            if file.name != "whole":
+                spoil(file)
+
+    with pytest.raises(PublishError):
+        get(copies, line, 4)
+    assert here(line) == [3]
+    with pytest.raises(PublishError):
+        get(copies, line, 6)
+
+    assert here(line) == [3]
+    assert contents(next((line.path / "copies").glob("v00000003*"))) == contents(line.written[3].path)
+
+
+def test_a_copy_that_rotted_is_made_again(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    copies = copies_of(line)
+    path = get(copies, line, 6)
+    spoil(max(path.glob("*.safetensors"), key=lambda one: one.stat().st_size))
+
+    get(copies, line, 6)
+
+    assert "is spoilt and made again" in caplog.text
+
+
+def test_a_base_that_rotted_is_dropped_and_the_anchor_taken(line: Line) -> None:
+    copies = copies_of(line)
+    path = get(copies, line, 5)
+    for file in path.glob("*.safetensors"):
+        spoil(file)
+
+    get(copies, line, 6)
+
+    assert last(copies) == (True, 1)
+    assert here(line) == [6]
+
+
+def test_a_folder_of_another_version_under_the_name_is_not_believed(line: Line) -> None:
+    copies = copies_of(line)
+    wrong = get(copies, line, 3)
+    line.announce(4)
+    assert line.announced is not None
+    wrong.rename(wrong.with_name(f"v00000004-{line.announced.index}"))
+
+    get(copies, line, 4)
+
+
+def test_copies_are_bounded_and_what_may_be_read_stays(line: Line) -> None:
+    size = sum(len(data) for data in contents(line.written[1].path).values())
+    copies = copies_of(line, max_bytes=size * 9 // 2)
+
+    for version in range(1, 7):
+        get(copies, line, version)
+        assert sum(len(d) for p in (line.path / "copies").glob("v*") for d in contents(p).values()) <= size * 9 // 2
+
+    assert {5, 6} <= set(here(line))
+
+
+def test_what_another_process_holds_is_not_deleted(line: Line) -> None:
+    size = sum(len(data) for data in contents(line.written[1].path).values())
+    other = copies_of(line)
+    get(other, line, 1)
+    copies = copies_of(line, max_bytes=size * 11 // 2)
+
+    for version in range(2, 7):
+        get(copies, line, version)
+    assert 1 in here(line)
+    other.close()
+    line.publish(7)
+    get(copies, line, 7)
+
+    assert 1 not in here(line)
+
+
+def test_without_room_it_is_said_what_to_raise(line: Line) -> None:
+    copies = copies_of(line, max_bytes=5000)
+
+    with pytest.raises(PublishError, match=r"worker\.copies_bytes|more than the 5000"):
+        get(copies, line, 6)
+
+
+def test_what_a_killed_worker_left_is_removed(line: Line) -> None:
+    left = line.path / "copies" / ".making-1-00000003"
+    left.mkdir(parents=True)
+    (left / "delta").write_bytes(b"half")
+
+    get(copies_of(line), line, 6)
+
+    assert not left.exists()
+
+
+def test_a_worker_that_stops_waits_for_nothing(line: Line) -> None:
+    stop = threading.Event()
+    copies = LocalCopies(line.path / "copies", FolderObjects(line.path / "store"), GIB, stop.is_set)
+    stop.set()
+
+    with pytest.raises(PublishError, match="stops"):
+        get(copies, line, 6)
+
+
+def test_a_store_of_objects_serves_too(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "RANGE_BYTES", 1000)
+    store = open_objects(f"memory://{line.path.name}/copies")
+    for file in line.path.glob("store/*/*"):
+        store.put(f"{file.parent.name}/{file.name}", file)
+
+    copies = LocalCopies(line.path / "copies", store, GIB)
+    get(copies, line, 5)
+    get(copies, line, 6)
+
+    assert last(copies) == (False, 1)
+
+
+def test_no_handle_stays_open(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    copies = copies_of(line)
+    before = len(os.listdir("/proc/self/fd"))
+
+    for version in range(1, 7):
+        get(copies, line, version)
+    copies.close()
+
+    assert len(os.listdir("/proc/self/fd")) == before

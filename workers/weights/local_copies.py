@@ -1,0 +1,315 @@
+"""Versions of weights on this machine, for ``transport: delta``: fetched and patched before an engine is touched.
+
+    under the lock of this folder:  believed copy? ─no─> way ─> anchor or base ─> delta after delta ─> proven ─> rename
+
+    COPIES/v00000042-DIGEST/    a whole version, never changed
+    COPIES/.making-PID-.../     one that is being made: what a killed worker left is removed by the next
+    COPIES/.lock                held while one is made, so that workers of a machine make each version once
+    COPIES/.holds/DIGEST        locked, shared, by every process whose engine may read that copy: it is not deleted
+
+A copy is believed when its index is the announced one and its files have their checksums. Whatever goes wrong on a way
+is logged, and the next best way is tried; at the end of them the error is the caller's.
+"""
+
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import DiskFull, PublishError
+from penstock.protocol.records.publication import Publication
+from penstock.system.checksum import file_xxh3
+from penstock.system.disk import is_full
+from penstock.weights.deltas.apply import apply_delta, sync_folder
+from penstock.weights.deltas.chains import DELTA, Anchor, Delta, Way, shelf_of, ways
+from penstock.weights.deltas.folder import WeightsFolder, checked_name
+from penstock.weights.deltas.objects import Objects, fetch, listed
+from penstock.weights.index import INDEX_FILE, MAX_INDEX_BYTES, read_index
+
+log = logging.getLogger(__name__)
+
+_MAKING, _LOCK, _HOLDS = ".making-", ".lock", ".holds"
+#: How often a lock that another process holds is tried.
+_LOOK_S = 0.05
+#: Versions that one engine may have to read: what it has, and what it is about to load.
+HELD = 2
+
+
+class Fetched(NamedTuple):
+    """What became of one version."""
+
+    path: Path
+    #: Bytes that came from the store; 0: it was here.
+    num_bytes: int
+    #: Whether a whole version was fetched.
+    is_whole: bool
+    deltas: int
+    seconds: float
+
+
+class Stopped(PublishError):
+    """The worker stops: no other way is tried."""
+
+
+class LocalCopies:
+    """Copies in one folder of this machine, for one engine. Calls block, for gigabytes too; one thread at a time.
+
+    Args:
+        folder: on a disk of this machine, made where it is missing. Any number of workers may share it.
+        max_bytes: most bytes of all copies in it, that which is being made included.
+        stopped: asked often; true ends a call with PublishError.
+    """
+
+    def __init__(
+        self, folder: Path, objects: Objects, max_bytes: int, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._folder, self._objects, self._max_bytes, self._stopped = folder, objects, max_bytes, stopped
+        #: Digest -> open file of its hold.
+        self._held: OrderedDict[str, int] = OrderedDict()
+        #: What became of the last version.
+        self.last: Fetched | None = None
+
+    def get(self, publication: Publication) -> Path:
+        """The folder of a copy of ``publication``, proven; it stays until two others were got.
+
+        Raises:
+            PublishError: no way leads there, or the last one failed.
+            DiskFull: there is no room on the disk.
+        """
+        began = time.monotonic()
+        try:
+            (self._folder / _HOLDS).mkdir(parents=True, exist_ok=True)
+            with self._lock():
+                self._remove_leftovers()
+                fetched = self._here(publication) or self._make(publication)
+                self._hold(publication.index)
+        except OSError as exc:
+            kind = DiskFull if is_full(exc) else PublishError
+            raise kind(f"version {publication.version} cannot be copied to {self._folder}: {exc}.") from exc
+        self.last = fetched._replace(seconds=time.monotonic() - began)
+        log.info("version %d is here: %s", publication.version, self.last)
+        return fetched.path
+
+    def close(self) -> None:
+        """No copy is held any more."""
+        while self._held:
+            os.close(self._held.popitem()[1])
+
+    # --- what is here -----------------------------------------------------------------------------------------------
+
+    def _copies(self) -> dict[str, Path]:
+        """Digest -> folder."""
+        return {path.name.rpartition("-")[2]: path for path in sorted(self._folder.glob("v*-*")) if path.is_dir()}
+
+    def _here(self, publication: Publication) -> Fetched | None:
+        path = self._copies().get(publication.index)
+        if path is None:
+            return None
+        try:
+            prove(path, publication.index)
+        except PublishError as exc:
+            log.warning("a copy on this machine is spoilt and made again: %s", exc)
+            self._remove(path)
+            return None
+        os.utime(path)
+        return Fetched(path, 0, False, 0, 0.0)
+
+    def _make(self, publication: Publication) -> Fetched:
+        shelf = shelf_of(listed(self._objects))
+        avoid: set[str] = set()
+        failure = "it has neither a whole version nor a chain that leads there"
+        cause: PublishError | None = None
+        while True:
+            found = ways(shelf, publication.index, self._copies(), avoid)
+            if not found:
+                raise PublishError(
+                    f"version {publication.version} of {publication.model!r} cannot be made from the store of deltas: "
+                    f"{failure}."
+                ) from cause
+            try:
+                return self._go(found[0], publication)
+            except Stopped:
+                raise
+            except _Broken as broken:
+                cause, failure = broken.cause, str(broken.cause).rstrip(".")
+                log.warning("version %d is made in another way: %s", publication.version, cause)
+                if broken.copy is not None:
+                    self._remove(broken.copy)
+                avoid |= broken.groups
+
+    def _go(self, way: Way, publication: Publication) -> Fetched:
+        """Make a version in one way; raises _Broken that says what is not to be tried again."""
+        making = self._folder / f"{_MAKING}{os.getpid()}-{publication.version:08d}"
+        making.mkdir()
+        num_bytes = 0
+        try:
+            if way.start is not None:
+                at, fetched = self._fetch_anchor(way.start, making)
+                num_bytes += fetched
+            else:
+                at = self._copies()[way.base]
+            is_local = way.start is None
+            for delta in way.deltas:
+                step, fetched = self._patch(delta, at, making, is_local)
+                num_bytes += fetched
+                if at.parent == making:
+                    shutil.rmtree(at)
+                at, is_local = step, False
+            path = self._folder / f"v{publication.version:08d}-{publication.index}"
+            at.rename(path)
+            sync_folder(self._folder)
+            return Fetched(path, num_bytes, way.start is not None, len(way.deltas), 0.0)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+
+    def _fetch_anchor(self, anchor: Anchor, making: Path) -> tuple[Path, int]:
+        into = making / "anchor"
+        into.mkdir()
+        try:
+            num_bytes = self._fetch(f"{anchor.group}/{INDEX_FILE}", into / INDEX_FILE, MAX_INDEX_BYTES)
+            index = read_index(into, anchor.index)
+            self._make_room(sum(entry.num_bytes for entry in index.entries()))
+            for name in index.files:
+                num_bytes += self._fetch(f"{anchor.group}/{checked_name(name)}", into / name, self._max_bytes)
+            prove(into, anchor.index)
+            sync_folder(into)
+        except PublishError as exc:
+            self._give_up(exc)
+            raise _Broken(exc, {anchor.group}) from exc
+        return into, num_bytes
+
+    def _patch(self, delta: Delta, at: Path, making: Path, is_local: bool) -> tuple[Path, int]:
+        file, into = making / DELTA, making / f"v{delta.version:08d}"
+        into.mkdir()
+        try:
+            base = WeightsFolder(at, delta.base_index)
+        except PublishError as exc:
+            raise _Broken(exc, set() if is_local else {delta.group}, at if is_local else None) from exc
+        with base:
+            try:
+                self._make_room(2 * sum(entry.num_bytes for entry in base.entries.values()), at)
+                num_bytes = self._fetch(f"{delta.group}/{DELTA}", file, self._max_bytes)
+                apply_delta(file, base, into, delta.index, self._stopped)
+            except PublishError as exc:
+                self._give_up(exc)
+                if is_local and not self._is_whole(at, delta):
+                    raise _Broken(exc, set(), at) from exc  # of a sound base it may well be a sound delta
+                raise _Broken(exc, {delta.group}) from exc
+        file.unlink()
+        return into, num_bytes
+
+    def _is_whole(self, at: Path, delta: Delta) -> bool:
+        try:
+            prove(at, delta.base_index)
+        except PublishError:
+            return False
+        return True
+
+    def _fetch(self, name: str, into: Path, max_bytes: int) -> int:
+        return fetch(self._objects, name, into, max_bytes, self._stopped)
+
+    def _give_up(self, exc: PublishError) -> None:
+        if self._stopped():
+            raise Stopped(str(exc)) from exc
+
+    # --- room, holds, the lock --------------------------------------------------------------------------------------
+
+    def _make_room(self, num_bytes: int, base: Path | None = None) -> None:
+        """Delete what no engine may read, the oldest first, until so many bytes fit; ``base`` stays."""
+        copies = sorted(self._copies().items(), key=lambda one: one[1].stat().st_mtime)
+        taken = sum(size_of(path) for _, path in copies)
+        for digest, path in copies:
+            if taken + num_bytes <= self._max_bytes:
+                return
+            if path != base and not self._is_held(digest):
+                taken -= size_of(path)
+                self._remove(path)
+        if taken + num_bytes > self._max_bytes:
+            raise PublishError(
+                f"{self._folder} has no room for {num_bytes} bytes beside the {taken} that engines may read: "
+                "raise worker.copies_bytes."
+            )
+
+    def _remove(self, path: Path) -> None:
+        """Its name goes first."""
+        doomed = self._folder / f"{_MAKING}{os.getpid()}-gone-{path.name}"
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+
+    def _remove_leftovers(self) -> None:
+        """Nobody else makes anything while this process has the lock."""
+        for path in self._folder.glob(f"{_MAKING}*"):
+            log.info("what a killed worker left is removed: %s", path)
+            shutil.rmtree(path)
+        for hold in (self._folder / _HOLDS).iterdir():
+            if hold.name not in self._copies() and hold.name not in self._held and not self._is_held(hold.name):
+                hold.unlink()
+
+    def _hold(self, digest: str) -> None:
+        if digest not in self._held:
+            handle = os.open(self._folder / _HOLDS / digest, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            self._held[digest] = handle
+        self._held.move_to_end(digest)
+        while len(self._held) > HELD:
+            os.close(self._held.popitem(last=False)[1])
+
+    def _is_held(self, digest: str) -> bool:
+        """Whether a process that lives may have an engine read that copy."""
+        try:
+            handle = os.open(self._folder / _HOLDS / digest, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Alone in this folder. The kernel ends it with the process."""
+        handle = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            while True:
+                with suppress(BlockingIOError):
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                if self._stopped():
+                    raise Stopped(f"another worker makes a copy in {self._folder}, and this one stops.")
+                time.sleep(_LOOK_S)
+            yield
+        finally:
+            os.close(handle)
+
+
+class _Broken(Exception):
+    """A way that cannot be gone: what of the store, and which local copy, is not to be tried again."""
+
+    def __init__(self, cause: PublishError, groups: set[str], copy: Path | None = None) -> None:
+        super().__init__(str(cause))
+        self.cause, self.groups, self.copy = cause, groups, copy
+
+
+def prove(path: Path, digest: str) -> None:
+    """Raise PublishError unless a folder is the whole version of that index. Blocks while it reads all of it."""
+    index = read_index(path, digest)
+    for name, checksum in index.files.items():
+        file = path / checked_name(name)
+        if not file.is_file() or file_xxh3(file) != checksum:
+            raise PublishError(f"{file} is not the file that its version has: it is fetched again.")
+    if strangers := {file.name for file in path.iterdir()} - index.files.keys() - {INDEX_FILE}:
+        raise PublishError(f"{path} also holds {min(strangers)!r}, which its version does not have.")
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a copy's files."""
+    return sum(file.stat().st_size for file in path.iterdir())
