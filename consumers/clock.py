@@ -122,6 +122,10 @@ class Clock:
             raise PublishError(f"Model {self.model!r} has no version yet: publish its weights before tick().")
         return Publication.from_bytes(entries[0][1].get(b"p", b""), "publication")
 
+    def announced(self) -> Publication | None:
+        """The last publication; None before the first."""
+        return self.newest() if self.read() else None
+
     def announce_again(self, bound: int) -> None:
         """Announce the last version once more where engines died on it and nothing serves in its stead.
 

@@ -10,16 +10,16 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import NamedTuple
 
 from consumers.weights.publish import Written
+from penstock.config import Config
 from penstock.errors import DiskFull, PublishError
 from penstock.protocol.records.publication import Publication, is_abandoned
 from penstock.system.disk import is_full
 from penstock.weights.deltas.chains import DELTA, MARKER, Anchor, Delta, groups_of, kept, shelf_of
 from penstock.weights.deltas.folder import WeightsFolder
-from penstock.weights.deltas.objects import ObjectStore, listed
+from penstock.weights.deltas.objects import ObjectStore, listed, open_objects
 from penstock.weights.deltas.write import write_delta
 
 log = logging.getLogger(__name__)
@@ -157,6 +157,9 @@ class Deltas:
             self._store.delete(name)
 
 
-def delta_store_of(weights_dir: Path, named: str | None) -> str:
-    """``trainer.delta_store``, or where it is when that does not say."""
-    return named or str(weights_dir / "deltas")
+def deltas_of(config: Config, in_use: Callable[[], Collection[int]]) -> Deltas | None:
+    """What puts versions into the store of a run; None: its transport is another. Raises ConfigError."""
+    trainer = config.trainer
+    if trainer.transport != "delta":
+        return None
+    return Deltas(open_objects(config.delta_store), trainer.anchor_every, in_use)

@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from consumers.weights import publish
+from consumers.weights.deltas import deltas_of
 from consumers.weights.publish import Written
 from consumers.weights.sources import Source, buckets
 from consumers.weights.transfer import Bucket, Transfer, TransferFailed
@@ -64,6 +65,8 @@ class Publisher:
         self.last: Sent | None = None
         #: What weights are sent by; None: engines load the folder.
         self.sender: Sender | None = None
+        #: What puts versions into the store of deltas; None: the transport is another.
+        self.deltas = deltas_of(config, self.in_use)
         if (sender := sender_of(self.transport)) is not None:
             sender.set_up()
             self.sender = sender(config.trainer)
@@ -128,6 +131,17 @@ class Publisher:
             self.tell(source, "wait")
 
         return until_room(once, tell=say)
+
+    def shelve(
+        self, written: Written, version: int, announced: Callable[[], Publication | None], abandoned: list[list[int]]
+    ) -> None:
+        """Put a written version into the store of deltas, where there is one; raises PublishError.
+
+        Blocks for disk, processor and store, for room on it too.
+        """
+        if (deltas := self.deltas) is not None:
+            before = announced()
+            until_room(lambda: deltas.put(written, version, before, abandoned), tell=self._waiting.for_)
 
     def in_use(self) -> Collection[int]:
         """Versions that engines hold, load or are about to load, or that somebody has pinned."""

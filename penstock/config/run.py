@@ -1,5 +1,6 @@
 """The configuration of a run: one YAML file, then the environment, then ``--a.b=c``. Unknown keys are refused."""
 
+import platform
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -278,3 +279,14 @@ class Config(Section):
     @property
     def run_dir(self) -> Path:
         return self.directory / self.run
+
+    @property
+    def delta_store(self) -> str:
+        """Where anchors and deltas are: a folder's path, or an URL."""
+        weights = Path(self.trainer.weights_dir or self.run_dir / "weights").absolute()
+        return self.trainer.delta_store or str(weights / "deltas")
+
+    @property
+    def copies_dir(self) -> Path:
+        """Folder of this machine's copies of versions."""
+        return Path(self.worker.copies_dir or self.run_dir / "copies" / platform.node()).absolute()

@@ -151,6 +151,13 @@ class TrainerConfig(Section):
     #: How new weights reach engines that are ready: one of penstock's own (docs/consumers.md has the table), or yours,
     #: module:Class. The folder is written first either way; who misses a transfer loads it.
     transport: TransportName = "disk"
+    #: With transport delta: one of so many versions is put into ``delta_store`` whole too, beside the changes against
+    #: the version before.
+    anchor_every: Positive = 20
+    #: With transport delta: where whole versions and changes lie for workers to fetch, of this run alone: a folder that
+    #: trainer and workers share, or an URL that fsspec knows (s3://BUCKET/RUN; extra ``objects``). null: ``deltas`` in
+    #: ``weights_dir``.
+    delta_store: str | None = None
     #: Longest wait for workers to be ready for a transfer, and longest transfer; after it that version goes by disk.
     transfer_timeout_s: Seconds = 30.0
     #: `penstock run`: engines run on the trainer's GPUs (on rank 0's with cuda_ipc); leave room for both by

@@ -42,6 +42,12 @@ class WorkerConfig(Section):
     #: Environments (module:class) that jobs may name beside those of ``data``; no other is imported.
     environments: list[EnvironmentName] = Field(default_factory=list)
 
+    #: With trainer.transport delta: folder on a disk of this machine for copies of versions, which its workers may
+    #: share. null: runs/NAME/copies/HOST.
+    copies_dir: str | None = None
+    #: Most bytes of all copies in it; engines need room for three versions: the loaded one, the next, and a way there.
+    copies_bytes: Positive = 256 * 1024**3
+
     FOLLOWING: ClassVar[frozenset[str]] = frozenset({"apply"})
 
     @property

@@ -42,6 +42,8 @@ class Transport:
 #: penstock's own, by name.
 TRANSPORTS = {
     "disk": Transport(),
+    # Nothing is sent: engines load a copy on their machine, which the worker made (workers/weights/local_copies.py).
+    "delta": Transport(),
     "nccl": Transport("collective:Nccl", "collective:Collective", needs_gpu=True),
     "gloo": Transport("collective:Gloo", "collective:Collective"),
     "cuda_ipc": Transport("ipc:CudaIpc", "ipc:CudaIpc", needs_gpu=True, on_trainers_gpu=True),

@@ -19,6 +19,7 @@ from penstock.redis.control import AsyncControl
 from workers.health import shorten
 from workers.services import Services
 from workers.weights.apply import ApplyReport, Policy, apply_publication
+from workers.weights.copies import Copies
 from workers.weights.memory import Memory
 from workers.weights.receive.transfers import Transfers
 
@@ -69,6 +70,8 @@ class Updates:
             timeout_s=services.config.trainer.transfer_timeout_s,
             birth=lambda: services.births,
         )
+        #: Versions on this machine, where they are made of deltas.
+        self.copies = Copies(services.config, waiting)
         #: Newest publication that was announced.
         self.newest: Publication | None = None
         #: What the engine has, or had when it was lost.
@@ -108,7 +111,7 @@ class Updates:
             try:
                 self.transfers.check(publication)
                 await self._hold(publication)
-                await self._services.engine.start(publication)
+                await self._services.engine.start(await self.copies.of(publication))
             except PublishError as exc:
                 if publication is newest:
                     self._say(publication, exc)
@@ -231,9 +234,10 @@ class Updates:
             try:
                 self.transfers.check(newest)
                 await self._hold(newest)
+                here = await self.copies.of(newest)
                 await self._cohort_ends(newest)
                 await self._evaluation_ends(newest)
-                report = await self._apply(newest)
+                report = await self._apply(here)
             except EngineDied as exc:
                 log.warning("the engine died of version %d: %s", newest.version, exc)
                 services.lose_engine(birth, str(exc))
@@ -252,16 +256,17 @@ class Updates:
         if services.engine_lost.is_set():
             await asyncio.sleep(LOOK_S)  # it is not started before all memory is wanted
             return
-        birth, newest = services.births, await self.look()
+        birth, newest = services.births, (here := await self.look())
         weights_back = "weights" in services.engine.offloaded and "weights" not in self.memory.wanted
         if weights_back and newest is not None:
             try:
                 self.transfers.check(newest)
+                here = await self.copies.of(newest)
             except PublishError as exc:
                 await self._refused(newest, exc)
                 return
         try:
-            await self.memory.settle(newest, self.policy)
+            await self.memory.settle(here, self.policy)
         except (EngineDied, PublishError) as exc:
             log.warning("the engine died of a change of memory: %s", exc)
             services.lose_engine(birth)

@@ -1,0 +1,103 @@
+"""Where an engine loads a publication from."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.errors import PublishError
+from penstock.protocol.records.publication import Publication
+from tests.unit.consumers.weights.test_deltas import Line
+from workers.weights.copies import Copies
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def for_(self, what: str) -> None:
+        self.said.append(what)
+
+    def end(self) -> None:
+        self.said.append("")
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Line:
+    line = Line(tmp_path)
+    line.publish(1)
+    return line
+
+
+def copies_of(line: Line, transport: str = "delta") -> tuple[Copies, Waiting]:
+    config: Any = SimpleNamespace(
+        trainer=SimpleNamespace(transport=transport),
+        worker=SimpleNamespace(copies_bytes=2**30),
+        delta_store=str(line.path / "store"),
+        copies_dir=line.path / "copies",
+    )
+    waiting: Any = Waiting()
+    return Copies(config, waiting), waiting
+
+
+def announced(line: Line) -> Publication:
+    assert line.announced is not None
+    return line.announced
+
+
+async def test_it_is_a_copy_on_this_machine_and_why_it_waits_is_said(line: Line) -> None:
+    copies, waiting = copies_of(line)
+
+    here = await copies.of(announced(line))
+
+    assert Path(here.path).parent == line.path / "copies"
+    assert here.id == announced(line).id
+    assert waiting.said == ["a copy of version 1 on this machine", ""]
+
+
+async def test_with_another_transport_it_is_the_trainers_folder(line: Line) -> None:
+    copies, _ = copies_of(line, "disk")
+
+    assert await copies.of(announced(line)) is announced(line)
+
+
+async def test_where_no_copy_can_be_made_the_folder_that_can_be_seen_is_the_nearest_whole_version_and_it_is_said(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    copies, _ = copies_of(line)
+    for marker in line.path.glob("store/*/whole"):
+        marker.unlink()
+
+    assert (await copies.of(announced(line))).path == announced(line).path
+
+    assert "version 1 is loaded from" in caplog.text
+
+
+async def test_where_that_cannot_be_seen_either_the_failure_is_the_callers(line: Line) -> None:
+    copies, _ = copies_of(line)
+    for marker in line.path.glob("store/*/whole"):
+        marker.unlink()
+    line.written[1].path.rename(line.path / "elsewhere")
+
+    with pytest.raises(PublishError, match="cannot be made from the store of deltas"):
+        await copies.of(announced(line))
+
+
+async def test_a_worker_that_ends_ends_the_making_too(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, _ = copies_of(line)
+    loop, ended = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def get(publication: Publication) -> Path:
+        loop.call_soon_threadsafe(ended.set_result, copies._stop.wait(60))
+        raise PublishError("stops")
+
+    monkeypatch.setattr(copies._copies, "get", get)
+    task = asyncio.create_task(copies.of(announced(line)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert await ended
