@@ -15,6 +15,7 @@ samples were drained, and what the trainer's writing takes from the worker on th
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,23 @@ class Leg:
         return f"{self.policy}-{self.transport}-{self.updates}".replace("_", "-")
 
 
-def run_leg(url: str, engine: RunningEngine, model: Any, load: Load, leg: Leg, device: str) -> dict[str, Any]:
-    """Seconds and tokens from the admission to the last batch, and what the worker says of its updates. Blocks."""
+def _unchanged() -> None:
+    """Publish the same weights again."""
+
+
+def run_leg(
+    url: str,
+    engine: RunningEngine,
+    model: Any,
+    load: Load,
+    leg: Leg,
+    device: str,
+    change: Callable[[], None] = _unchanged,
+) -> dict[str, Any]:
+    """Seconds and tokens from the admission to the last batch, and what the worker says of its updates. Blocks.
+
+    ``change`` is called before each update, for weights that differ from the ones before.
+    """
     batch_groups = max(1, load.groups // (BATCHES * (leg.updates + 1)))
     groups = batch_groups * BATCHES * (leg.updates + 1)
     weights = fast_folder(engine.folder / "weights") / leg.name
@@ -68,7 +84,12 @@ def run_leg(url: str, engine: RunningEngine, model: Any, load: Load, leg: Leg, d
             "max_context_tokens": load.prompt_tokens + 2 * load.new_tokens + 1,
             "sampling": {"max_new_tokens": load.new_tokens},
         },
-        worker={"slots": load.concurrency, "apply": leg.policy, "drain_timeout_s": 0.0},
+        worker={
+            "slots": load.concurrency,
+            "apply": leg.policy,
+            "drain_timeout_s": 0.0,
+            "copies_dir": str(weights / "copies"),
+        },
         staleness={"mode": "async", "bound": 64},
         trainer={
             "batch_groups": batch_groups,
@@ -87,12 +108,14 @@ def run_leg(url: str, engine: RunningEngine, model: Any, load: Load, leg: Leg, d
             trainer.publish(model)
             control = Control(url)
             wait_for_worker(control, trainer)
-            return _measure(control, trainer, model, load, leg, groups)
+            return _measure(control, trainer, model, load, leg, groups, change)
     finally:
         shutil.rmtree(weights, ignore_errors=True)
 
 
-def _measure(control: Control, trainer: Trainer, model: Any, load: Load, leg: Leg, groups: int) -> dict[str, Any]:
+def _measure(
+    control: Control, trainer: Trainer, model: Any, load: Load, leg: Leg, groups: int, change: Callable[[], None]
+) -> dict[str, Any]:
     keys, config = trainer.keys, trainer.config
     before = _counters(control, keys.counters)
     lengths = [answer_length(load, i) for i in range(groups)]
@@ -112,6 +135,7 @@ def _measure(control: Control, trainer: Trainer, model: Any, load: Load, leg: Le
         trainer.commit(batch)
         if leg.updates and batch.n % BATCHES == 0 and published < leg.updates:
             published += 1
+            change()
             at = time.monotonic()
             trainer.publish(model)
             publish_s += time.monotonic() - at
