@@ -61,7 +61,7 @@ class Policy:
         self._tokens = tokens
         self._own = list(model.parameters())
         self._masters = [one.detach().float().clone() for one in self._own]
-        self._optimizer = torch.optim.AdamW(self._masters, lr=lr, weight_decay=0.01)
+        self._optimizer = torch.optim.AdamW(self._masters, lr=lr, weight_decay=0.01, fused=self._masters[0].is_cuda)
         self._random = torch.Generator().manual_seed(0)
 
     def step(self, tokens: Tensor | None = None) -> None:
@@ -70,7 +70,8 @@ class Policy:
         advantages = torch.randn(len(tokens), 1, generator=self._random).to(tokens.device)
         logits = self.model(tokens).logits[:, :-1].float()
         taken = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
-        (advantages * taken).mean().backward()
+        loss: Any = (advantages * taken).mean()
+        loss.backward()
         for master, own in zip(self._masters, self._own, strict=True):
             master.grad = None if own.grad is None else own.grad.float()
             own.grad = None
@@ -289,7 +290,7 @@ def main(
         url = stack.enter_context(redis_server())
         python = engine_python or default_python(device)
         # The rest of the device is the trainer's.
-        args = {"max-running-requests": concurrency} | ({"mem-fraction-static": 0.4} if device == "cuda" else {})
+        args = {"max-running-requests": concurrency} | ({"mem-fraction-static": 0.3} if device == "cuda" else {})
         made = replace(SHAPES[shape], dtype="bfloat16")
         engine = stack.enter_context(
             running_engine(made, device=device, python=python, args=args | pairs(engine_arg), env=pairs(engine_env))
