@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PublishError
@@ -25,6 +25,7 @@ def pieces(draw: st.DrawFn) -> tuple[bytes, bytes, int]:
     return before, bytes(after), item
 
 
+@settings(deadline=None)
 @given(pieces())
 def test_what_is_decoded_is_what_was_encoded(piece: tuple[bytes, bytes, int]) -> None:
     before, after, item = piece
@@ -73,6 +74,7 @@ def test_what_cannot_be_smaller_is_kept_raw() -> None:
     assert encode(rng.bytes(4096), rng.bytes(4096), 2).kind == "raw"
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(KINDS),
     st.integers(-5, 2**40),
@@ -92,6 +94,7 @@ def test_any_block_is_a_piece_of_the_right_size_or_one_error(
     assert len(found) == 240
 
 
+@settings(deadline=None)
 @given(pieces(), st.data())
 def test_a_flipped_or_shortened_block_is_a_piece_of_the_right_size_or_one_error(
     piece: tuple[bytes, bytes, int], data: st.DataObject

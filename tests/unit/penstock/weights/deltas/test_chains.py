@@ -1,6 +1,6 @@
 """Ways to a version, and what of them may be deleted."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.weights.deltas.chains import LONGEST, Anchor, Delta, Shelf, Way, groups_of, kept, shelf_of, ways
@@ -90,6 +90,7 @@ def test_a_tick_needs_what_the_version_before_it_needs() -> None:
     assert kept(LINE, {12}, 12) == kept(LINE, {8}, 8)
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.sets(st.integers(1, 40)), st.data())
 def test_whatever_is_deleted_every_wanted_version_can_be_reached(
     anchors: list[bool], wanted: set[int], data: st.DataObject

@@ -165,7 +165,9 @@ def test_it_can_be_stopped_at_any_piece(step: Step, tmp_path: Path) -> None:
 
 # --- a file that somebody else wrote, or that was cut or flipped ----------------------------------------------------
 
-SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
+SLOW = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
+)
 
 
 def is_target_or_error(step: Step, tmp_path: Path, data: bytes) -> None:
