@@ -33,7 +33,7 @@ from benchmarks.common import Report, execute, redis_server, versions
 from benchmarks.engine import RunningEngine, default_python, running_engine
 from benchmarks.engine_overhead import GROUP, Load, pairs, wait_for_worker
 from benchmarks.gpu_model import SHAPES, fast_folder
-from benchmarks.weights import Leg, load_model, run_leg
+from benchmarks.weights import Leg, load_model, met_busy_engine, run_leg
 from consumers.trainer import Trainer
 from penstock.config import Config
 from penstock.errors import WaitTimeout
@@ -335,7 +335,7 @@ def _tokens(url: str, engine: RunningEngine, policy: Policy, load: Load, updates
 
     leg(replace(load, groups=16), "disk", 1, "abort")  # to warm up
     plain = [leg(load, "disk", 0)]
-    rows = [leg(load, "disk", updates), leg(load, "delta", updates)]
+    rows = [met_busy_engine(leg(load, way, updates)) for way in ("disk", "delta")]
     plain.append(leg(load, "disk", 0, "abort"))
     return {
         "tokens_lost": tokens_lost(rows, plain),
