@@ -10,6 +10,7 @@ from penstock.config.redis import RedisConfig
 from penstock.config.reward import RewardConfig
 from penstock.config.rollout import RolloutConfig
 from penstock.config.run import Config, DebugConfig
+from penstock.config.serving import ServingConfig
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
 from penstock.config.worker import WorkerConfig
@@ -29,6 +30,7 @@ __all__ = [
     "RedisConfig",
     "RewardConfig",
     "RolloutConfig",
+    "ServingConfig",
     "StalenessConfig",
     "TrainerConfig",
     "WorkerConfig",

@@ -18,6 +18,7 @@ from penstock.config.reward import RewardConfig, ScoringModelConfig
 from penstock.config.rollout import RolloutConfig
 from penstock.config.sampling import is_temperature, temperature_of
 from penstock.config.section import Section, checked_name
+from penstock.config.serving import ServingConfig
 from penstock.config.staleness import StalenessConfig
 from penstock.config.trainer import TrainerConfig
 from penstock.config.watching import MetricsConfig, NotifyConfig, TelemetryConfig
@@ -77,6 +78,7 @@ class Config(Section):
     buffer: BufferConfig = BufferConfig()
     history: HistoryConfig = HistoryConfig()
     trainer: TrainerConfig = TrainerConfig()
+    serving: ServingConfig = ServingConfig()
     logs: LogsConfig = LogsConfig()
     debug: DebugConfig = DebugConfig()
     faults: FaultsConfig = FaultsConfig()

@@ -171,6 +171,9 @@ class TrainerConfig(Section):
     transfer_address: str = "127.0.0.1"
     #: Most bytes gathered for one file, and sent at once.
     bucket_bytes: Positive = 1024**3
+    #: Most bytes a second that the trainer sends of weights over HTTP (section ``serving``), to all workers together;
+    #: None: as fast as its network is.
+    serve_bytes_per_s: Positive | None = None
     #: cpu, cuda or cuda:N, where the reference trainer computes.
     device: str = "cpu"
     #: torch threads; 0 leaves torch's choice.

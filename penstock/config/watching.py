@@ -13,6 +13,13 @@ from penstock.redaction import MASK
 _HOST_AND_PORT = re.compile(r"[^/.][^/]*:[0-9]{1,5}(/|\Z)")
 
 
+def checked_host(host: str | None) -> str | None:
+    """``host``, or ValueError where it is neither a name nor an address."""
+    if host is not None and (not host or len(host) > 255 or set(host) & set(" /@[]\"'\\{}")):
+        raise ValueError(f"{host!r} is no host: give a name or an address, without port, brackets or scheme")
+    return host
+
+
 class MetricsConfig(Section):
     """Prometheus metrics of every part, each at an address of its own (docs/metrics.md)."""
 
@@ -27,9 +34,7 @@ class MetricsConfig(Section):
     @field_validator("host", "reached_at")
     @classmethod
     def _is_a_host(cls, host: str | None) -> str | None:
-        if host is not None and (not host or len(host) > 255 or set(host) & set(" /@[]\"'\\{}")):
-            raise ValueError(f"{host!r} is no host: give a name or an address, without port, brackets or scheme")
-        return host
+        return checked_host(host)
 
 
 class TelemetryConfig(Section):

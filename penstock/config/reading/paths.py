@@ -60,6 +60,13 @@ def absolute(config: Config) -> Config:
     trainer = config.trainer
     if trainer.weights_dir is not None:
         trainer = trainer.model_copy(update={"weights_dir": path(trainer.weights_dir)})
+    serving = config.serving.model_copy(
+        update={
+            name: value.absolute()
+            for name in ("folder", "tls_cert", "tls_key", "tls_ca")
+            if (value := getattr(config.serving, name)) is not None
+        }
+    )
     return config.model_copy(
         update={
             "directory": config.directory.absolute(),
@@ -67,6 +74,7 @@ def absolute(config: Config) -> Config:
             "data": data,
             "engine": engine,
             "trainer": trainer,
+            "serving": serving,
             "fleet": config.fleet.model_copy(update={"models": models}),
             "prepare": config.prepare and [path(config.prepare[0]), *config.prepare[1:]],
         }

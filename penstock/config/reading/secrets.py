@@ -16,6 +16,8 @@ def secrets_of(values: dict[str, Any]) -> Iterator[tuple[Key, str]]:
     ]
     urls += [(("redis", "payload_servers", name), url) for name, url in values["redis"]["payload_servers"].items()]
     yield from ((key, url) for key, url in urls if url is not None and has_password(url))
+    if (token := values["serving"]["token"]) is not None:
+        yield ("serving", "token"), token
     if (url := values["notify"]["url"]) is not None:
         # Whoever has the address of a hook may use it: all of it is secret.
         yield ("notify", "url"), url

@@ -1,0 +1,146 @@
+"""What is served: bytes that never change, in a file or in memory, under the name of an object and of a file in it."""
+
+import os
+import re
+import stat
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import TypeAlias
+
+from penstock.errors import PublishError
+
+#: An object: the folder of a version, or what leads to one, by the digest of its index.
+_OBJECT = re.compile(r"[a-z]\d{8,20}-[0-9a-f]{32}")
+#: A file of it: a plain name that is not hidden.
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+
+
+def object_name(version: int, digest: str) -> str:
+    """Under what a version's folder is served and kept: by what is in it, so that another one never stands for it."""
+    return f"v{version:08d}-{digest}"
+
+
+def is_object(name: str) -> bool:
+    return _OBJECT.fullmatch(name) is not None
+
+
+def is_file_name(name: str) -> bool:
+    """Whether this can be a file of an object: no path, nothing hidden."""
+    return _FILE.fullmatch(name) is not None
+
+
+#: Reads ``num_bytes`` from an offset on. Blocks for the disk.
+Read: TypeAlias = Callable[[int, int], bytes]
+
+
+def _all_is_here(start: int, end: int) -> bool:
+    return True
+
+
+class FileBlob:
+    """A file as it was found: one that has another size by now, or became a link, is not served.
+
+    Args:
+        has: which of its bytes are here, of one that is still being fetched.
+    """
+
+    def __init__(self, path: Path, size: int, has: Callable[[int, int], bool] = _all_is_here) -> None:
+        self.path = path
+        self.size = size
+        self.has = has
+
+    @contextmanager
+    def opened(self) -> Iterator[Read]:
+        """What reads it; its bytes stay though its name goes. Raises OSError."""
+        handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != self.size:
+                raise FileNotFoundError(f"{self.path} is not the file any more that was to be served")
+            yield lambda start, num_bytes: os.pread(handle, num_bytes, start)
+        finally:
+            os.close(handle)
+
+
+class BufferBlob:
+    """Bytes in memory, in parts that follow one another.
+
+    Args:
+        parts: they must not change while this is served.
+    """
+
+    def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
+        self._parts = [memoryview(part).cast("B") for part in parts]
+        #: Where each begins, and where the last one ends.
+        self._starts = [0, *accumulate(map(len, self._parts))]
+        self.size = self._starts[-1]
+
+    def has(self, start: int, end: int) -> bool:
+        return True
+
+    @contextmanager
+    def opened(self) -> Iterator[Read]:
+        yield self._read
+
+    def _read(self, start: int, num_bytes: int) -> bytes:
+        found, end = bytearray(), min(start + num_bytes, self.size)
+        at = bisect_right(self._starts, start) - 1
+        while len(found) < end - start:
+            found += self._parts[at][start + len(found) - self._starts[at] : end - self._starts[at]]
+            at += 1
+        return bytes(found)
+
+
+#: Bytes that never change.
+AnyBlob: TypeAlias = FileBlob | BufferBlob
+
+
+def files_of(folder: Path) -> dict[str, FileBlob]:
+    """The files of a version's folder by name: plain ones, no links. Blocks shortly.
+
+    Raises:
+        PublishError: it cannot be read, or holds what cannot be served.
+    """
+    try:
+        found = {}
+        for entry in sorted(os.scandir(folder.resolve(strict=True)), key=lambda one: one.name):
+            if not entry.is_file(follow_symlinks=False) or not is_file_name(entry.name):
+                raise PublishError(f"{folder} cannot be served: {entry.name!r} in it is no plain file.")
+            found[entry.name] = FileBlob(Path(entry.path), entry.stat(follow_symlinks=False).st_size)
+    except OSError as exc:
+        raise PublishError(f"{folder} cannot be served ({exc}): publish it again.") from exc
+    if not found:
+        raise PublishError(f"{folder} cannot be served: it is empty; publish it again.")
+    return found
+
+
+class Shelf:
+    """Objects that are served by now; nothing else can be reached. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._objects: dict[str, dict[str, AnyBlob]] = {}
+
+    def put(self, name: str, files: Mapping[str, AnyBlob]) -> None:
+        """Serve an object, or other files of it from now on."""
+        if not is_object(name) or not all(map(is_file_name, files)):
+            raise ValueError(f"{name!r} with {sorted(files)!r} is nothing that can be served")
+        with self._lock:
+            self._objects[name] = dict(files)
+
+    def remove(self, name: str) -> None:
+        """Serve it no more; who reads it now may read on."""
+        with self._lock:
+            self._objects.pop(name, None)
+
+    def names(self) -> list[str]:
+        with self._lock:
+            return sorted(self._objects)
+
+    def find(self, name: str, file: str) -> AnyBlob | None:
+        with self._lock:
+            return self._objects.get(name, {}).get(file)

@@ -1,0 +1,199 @@
+"""The server of weights: GET and HEAD of ranges of what is on a shelf, ``/OBJECT/FILE``, for who has the run's token.
+
+A connection carries one request, so that none is held open for nothing: its head must come, and its bytes move, within
+``serving.stall_s``, or it is cut; those beyond ``serving.max_connections`` are cut at once. Trainer and workers serve
+by this same class.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from pathlib import PurePosixPath
+from typing import cast
+
+from aiohttp import web
+
+from penstock.config.serving import ServingConfig
+from penstock.errors import ConfigError
+from penstock.weights.http.blobs import AnyBlob, Read, Shelf
+from penstock.weights.http.loop_thread import LoopThread
+from penstock.weights.http.rate import Rate
+from penstock.weights.http.tls import server_context
+from penstock.weights.http.token import is_authorized
+
+log = logging.getLogger(__name__)
+
+#: Bytes that are read and sent at once; each must go within ``serving.stall_s``.
+CHUNK_BYTES = 256 * 1024
+#: Longest head of a request.
+HEAD_BYTES = 8 * 1024
+#: Longest wait for the port.
+START_S = 10.0
+_ALL = ("0.0.0.0", "::")
+
+
+class WeightsServer:
+    """Serves a shelf from a thread of its own until ``close``.
+
+    Args:
+        token: the run's (``token_of``).
+        bytes_per_s: most that is sent to all together; None: no bound.
+
+    Raises:
+        ConfigError: the address cannot be listened on, or its TLS will not do.
+    """
+
+    def __init__(self, config: ServingConfig, token: str, *, bytes_per_s: int | None = None) -> None:
+        #: What is served.
+        self.shelf = Shelf()
+        #: Bytes of bodies that were sent.
+        self.sent_bytes = 0
+        self._config = config
+        self._token = token
+        self._rate = Rate(bytes_per_s)
+        #: Connections with a request.
+        self._begun: set[web.RequestHandler] = set()
+        tls = server_context(config)
+        self._thread = LoopThread("weights-server")
+        try:
+            port = self._thread.submit(self._start(tls)).result(START_S)
+        except OSError as exc:
+            self._thread.close()
+            raise ConfigError(
+                f"serving.host {config.host}, serving.port {config.port} cannot be listened on ({exc.strerror}): set "
+                "another port, or 0 for a free one; several parts on one machine need 0."
+            ) from exc
+        #: Where others reach it; no slash at its end.
+        self.url = f"{'http' if tls is None else 'https'}://{_reached_at(config)}:{port}"
+        log.info("weights are served at %s", self.url)
+
+    def close(self) -> None:
+        """Serve no more; connections are cut. Blocks shortly."""
+        self._thread.close()
+
+    async def _start(self, tls: ssl.SSLContext | None) -> int:
+        config = self._config
+        server = web.Server(
+            self._answer,
+            handler_cancellation=True,
+            access_log=None,
+            lingering_time=0.0,
+            max_line_size=HEAD_BYTES,
+            max_field_size=HEAD_BYTES,
+        )
+
+        def connection() -> asyncio.Protocol:
+            if len(server.connections) >= config.max_connections:
+                return _Refused()
+            handler = server()
+            # The head of its one request comes within this time, or it never does.
+            loop.call_later(config.stall_s, self._cut_idle, handler)
+            return handler
+
+        loop = asyncio.get_running_loop()
+        handshake_s = None if tls is None else config.stall_s
+        listening = await loop.create_server(
+            connection, config.host, config.port, ssl=tls, ssl_handshake_timeout=handshake_s
+        )
+        return int(listening.sockets[0].getsockname()[1])
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._begun.add(request.protocol)
+        try:
+            response = await self._respond(request)
+            response.force_close()
+            return response
+        finally:
+            self._begun.discard(request.protocol)
+
+    def _cut_idle(self, handler: web.RequestHandler) -> None:
+        if handler.transport is not None and handler not in self._begun:
+            handler.transport.abort()
+
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not is_authorized(request.headers.get("Authorization"), self._token):
+            return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+        blob = self._find(request.path)
+        if blob is None:
+            return web.Response(status=404)
+        span = _span(request, blob.size)
+        if span is None:
+            return web.Response(status=416, headers={"Content-Range": f"bytes */{blob.size}"})
+        if not blob.has(*span):
+            return web.Response(status=404)
+        try:
+            with blob.opened() as read:
+                return await self._send(request, read, span, blob.size)
+        except OSError as exc:
+            if isinstance(exc, ConnectionError):
+                raise
+            log.warning("%s is not served: %s", request.path, exc)
+            return web.Response(status=404)
+
+    def _find(self, path: str) -> AnyBlob | None:
+        parts = PurePosixPath(path).parts
+        # As it came: what is no object's and file's own name is looked up nowhere.
+        if len(parts) != 3 or path != f"/{parts[1]}/{parts[2]}":
+            return None
+        return self.shelf.find(parts[1], parts[2])
+
+    async def _send(self, request: web.BaseRequest, read: Read, span: tuple[int, int], size: int) -> web.StreamResponse:
+        start, end = span
+        response = web.StreamResponse(status=206 if "Range" in request.headers else 200)
+        response.force_close()
+        response.content_length = end - start
+        response.content_type = "application/octet-stream"
+        response.headers["Accept-Ranges"] = "bytes"
+        if response.status == 206:
+            response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        await response.prepare(request)
+        if request.method == "HEAD":
+            return response
+        try:
+            while start < end:
+                chunk = await asyncio.to_thread(read, start, min(CHUNK_BYTES, end - start))
+                if not chunk:
+                    raise ConnectionAbortedError(f"{request.path} became shorter")
+                await self._rate.take(len(chunk))
+                async with asyncio.timeout(self._config.stall_s):
+                    await response.write(chunk)
+                start += len(chunk)
+                self.sent_bytes += len(chunk)
+            async with asyncio.timeout(self._config.stall_s):
+                await response.write_eof()
+        except (TimeoutError, OSError) as exc:
+            # The head said how many bytes come: whoever gets fewer sees it.
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionAbortedError("a client that takes nothing was cut off") from exc
+        return response
+
+
+class _Refused(asyncio.Protocol):
+    """One connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
+
+
+def _span(request: web.BaseRequest, size: int) -> tuple[int, int] | None:
+    """First byte and the one behind the last that are asked for; None where there are none such."""
+    try:
+        asked = request.http_range
+    except ValueError:
+        return None
+    start, end = asked.start, asked.stop
+    if start is None and end is None:
+        return 0, size
+    if start is not None and start < 0:
+        start, end = max(size + start, 0), size
+    start, end = start or 0, size if end is None else min(end, size)
+    return (start, end) if 0 <= start < end else None
+
+
+def _reached_at(config: ServingConfig) -> str:
+    host = config.reached_at or (socket.gethostname() if config.host in _ALL else config.host)
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,67 @@
+"""The token of a run, which whoever asks for its weights must have."""
+
+import contextlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+from penstock.config import Config
+from penstock.config.serving import is_token
+from penstock.errors import ConfigError
+from penstock.redaction import know
+
+TOKEN_FILE = "weights.token"
+#: Most bytes of the file that are read.
+_MOST = 1024
+
+
+def token_of(config: Config) -> str:
+    """The run's token; made where there is none. Any number of processes may ask at once: they find one and the same.
+
+    It is masked in all that is logged from now on.
+
+    Raises:
+        ConfigError: the file cannot be read or written, holds no token, or others may read it.
+    """
+    token = config.serving.token or _of_file(config.run_dir / TOKEN_FILE)
+    know(token)
+    return token
+
+
+def is_authorized(header: str | None, token: str) -> bool:
+    """Whether a header Authorization proves the token. Takes the same time for every wrong one of its length."""
+    return hmac.compare_digest((header or "").encode(errors="replace"), f"Bearer {token}".encode())
+
+
+def _of_file(path: Path) -> str:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _make(path)
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise ConfigError(f"serving.token: others may read {path}; change its mode to 600, or delete it.")
+            token = file.read(_MOST).decode(errors="replace").strip()
+    except OSError as exc:
+        raise ConfigError(
+            f"serving.token: {path} cannot be used ({exc.strerror}): set PENSTOCK_SERVING__TOKEN, the same everywhere."
+        ) from exc
+    if not is_token(token):
+        raise ConfigError(f"serving.token: {path} holds no token: delete it, and a new one is made.")
+    return token
+
+
+def _make(path: Path) -> None:
+    """Whole at once, so that nobody reads the half of one; of several that are made the first stands."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()

@@ -1,0 +1,44 @@
+"""Section ``serving``: what cannot work is refused in a sentence, and its token is masked where it is saved."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.config import ServingConfig
+from penstock.config.load import load_config, save_resolved, secret_environment
+
+BASE = {"run": "r", "model": {"path": "m"}, "data": {"train": [{"name": "d", "path": "d.jsonl"}]}}
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"tls_cert": "a"}, "tls_cert and tls_key belong together"),
+        ({"tls_key": "a"}, "tls_cert and tls_key belong together"),
+        ({"tls_ca": "a"}, "without tls_cert nobody has one"),
+        ({"host": "http://a"}, "is no host"),
+        ({"reached_at": "a b"}, "is no host"),
+        ({"token": "blanks in a token that is long"}, "serving.token is none"),
+    ],
+)
+def test_what_cannot_work_is_refused(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ServingConfig.model_validate(values)
+
+
+def test_the_token_is_masked_where_it_is_saved_and_handed_to_children(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(BASE))
+    token = "a-token-of-the-environment"
+    config = load_config(
+        file, ["--serving.tls_cert=c.pem", "--serving.tls_key=k.pem"], {"PENSTOCK_SERVING__TOKEN": token}
+    )
+    assert config.serving.token == token
+    assert config.serving.tls_cert == Path.cwd() / "c.pem"
+    saved = tmp_path / "config.yaml"
+    save_resolved(config, saved)
+    assert token not in saved.read_text()
+    again = load_config(saved, [], secret_environment(config))
+    assert again.serving == config.serving

@@ -1,0 +1,233 @@
+"""Who has the token gets ranges of what is announced; nobody gets anything else, and nobody holds the server."""
+
+import logging
+import os
+import socket
+import ssl
+import subprocess
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from penstock.config import ServingConfig
+from penstock.errors import ConfigError, PublishError
+from penstock.weights.http.blobs import BufferBlob, FileBlob, files_of
+from penstock.weights.http.server import WeightsServer
+from tests.unit.penstock.weights.http.serving_parts import BYTES, OBJECT, TOKEN, ask, serving
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "v00000042"
+    made.mkdir()
+    (made / "model.safetensors").write_bytes(BYTES)
+    (made / "weights.index").write_bytes(b"index")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("span", "status", "wanted"),
+    [
+        (None, 200, BYTES),
+        ("0-9", 206, BYTES[:10]),
+        ("1000000-", 206, BYTES[1000000:]),
+        ("-5", 206, BYTES[-5:]),
+        ("10-99999999", 206, BYTES[10:]),
+        ("99999999-", 416, b""),
+        ("9-3", 416, b""),
+        ("0-1,3-4", 416, b""),
+    ],
+)
+def test_a_range_is_the_bytes_that_were_asked_for(folder: Path, span: str | None, status: int, wanted: bytes) -> None:
+    with serving(folder) as server:
+        found, headers, body = ask(server, f"/{OBJECT}/model.safetensors", span=span)
+    assert (found, body) == (status, wanted)
+    if status == 206:
+        assert headers["Content-Range"].endswith(f"/{len(BYTES)}")
+        assert server.sent_bytes == len(wanted)
+
+
+def test_head_says_how_long_a_file_is(folder: Path) -> None:
+    with serving(folder) as server:
+        status, headers, body = ask(server, f"/{OBJECT}/model.safetensors", method="HEAD")
+    assert (status, headers["Content-Length"], headers["Accept-Ranges"], body) == (200, str(len(BYTES)), "bytes", b"")
+
+
+@pytest.mark.parametrize("token", [None, "", "x" * 32, TOKEN + "x", TOKEN[:-1]])
+def test_without_the_token_there_is_nothing(folder: Path, token: str | None) -> None:
+    with serving(folder) as server:
+        assert ask(server, f"/{OBJECT}/weights.index", token=token)[0] == 401
+        assert ask(server, "/", token=token)[0] == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        f"/{OBJECT}",
+        f"/{OBJECT}/",
+        f"/{OBJECT}/../secret",
+        f"/{OBJECT}/..%2Fsecret",
+        f"/{OBJECT}/%2e%2e/secret",
+        "/../secret",
+        "//secret",
+        f"//{OBJECT}/weights.index",
+        f"/./{OBJECT}/weights.index",
+        f"/{OBJECT}//weights.index",
+        "/v00000041-" + "0" * 32 + "/weights.index",
+        "/v00000042/weights.index",
+    ],
+)
+def test_nothing_but_files_of_announced_versions_can_be_reached(folder: Path, path: str) -> None:
+    (folder.parent / "secret").write_text("secret")
+    with serving(folder) as server:
+        assert ask(server, path)[0] == 404
+
+
+def test_other_methods_are_refused(folder: Path) -> None:
+    with serving(folder) as server:
+        for method in ("PUT", "POST", "DELETE", "OPTIONS"):
+            assert ask(server, f"/{OBJECT}/weights.index", method=method)[0] == 405
+
+
+def test_a_folder_with_a_link_or_a_folder_in_it_is_not_served(folder: Path) -> None:
+    (folder / "link").symlink_to(folder.parent / "secret")
+    with pytest.raises(PublishError, match="'link' in it is no plain file"):
+        files_of(folder)
+    (folder / "link").unlink()
+    (folder / "inner").mkdir()
+    with pytest.raises(PublishError, match="'inner' in it is no plain file"):
+        files_of(folder)
+
+
+def test_a_file_that_became_a_link_or_another_one_is_not_served(folder: Path) -> None:
+    secret = folder.parent / "secret"
+    secret.write_bytes(b"01234")
+    with serving(folder) as server:
+        (folder / "weights.index").unlink()
+        (folder / "weights.index").symlink_to(secret)
+        assert ask(server, f"/{OBJECT}/weights.index")[0] == 404
+        (folder / "model.safetensors").write_bytes(b"shorter")
+        assert ask(server, f"/{OBJECT}/model.safetensors")[0] == 404
+
+
+def test_what_is_taken_off_the_shelf_is_gone(folder: Path) -> None:
+    with serving(folder) as server:
+        server.shelf.remove(OBJECT)
+        assert ask(server, f"/{OBJECT}/weights.index")[0] == 404
+        assert server.shelf.names() == []
+
+
+def test_bytes_that_are_not_here_yet_are_not_served(folder: Path) -> None:
+    with serving() as server:
+        path = folder / "model.safetensors"
+        server.shelf.put(OBJECT, {"half": FileBlob(path, len(BYTES), lambda _, end: end <= 100)})
+        assert ask(server, f"/{OBJECT}/half", span="0-99")[2] == BYTES[:100]
+        assert ask(server, f"/{OBJECT}/half", span="0-100")[0] == 404
+
+
+def test_bytes_in_memory_are_served_as_if_they_were_one_file() -> None:
+    parts = [BYTES[:7], b"", memoryview(BYTES[7:300_000]), BYTES[300_000:]]
+    with serving() as server:
+        server.shelf.put(OBJECT, {"model.safetensors": BufferBlob(parts)})
+        assert ask(server, f"/{OBJECT}/model.safetensors")[2] == BYTES
+        assert ask(server, f"/{OBJECT}/model.safetensors", span="5-299999")[2] == BYTES[5:300_000]
+        assert ask(server, f"/{OBJECT}/model.safetensors", span="-1")[2] == BYTES[-1:]
+
+
+def connected(server: WeightsServer) -> socket.socket:
+    at = urlsplit(server.url)
+    return socket.create_connection((at.hostname, at.port), timeout=30)
+
+
+def ends(connection: socket.socket) -> bool:
+    """Whether the server cuts it; blocks until it does, or for half a minute."""
+    try:
+        while connection.recv(1 << 20):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_connections_beyond_the_bound_are_cut_and_their_place_is_free_again(folder: Path) -> None:
+    with serving(folder, max_connections=2) as server:
+        held = [connected(server), connected(server)]
+        for one in held:
+            one.sendall(b"GET")
+        with connected(server) as third:
+            assert ends(third)
+        for one in held:
+            one.close()
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                assert ask(server, f"/{OBJECT}/weights.index")[2] == b"index"
+                break
+            except ConnectionError:
+                assert time.monotonic() < deadline
+
+
+def test_a_client_that_says_nothing_or_half_a_request_is_cut(folder: Path) -> None:
+    with serving(folder, stall_s=0.2) as server, connected(server) as silent, connected(server) as half:
+        half.sendall(b"GET /" + OBJECT.encode())
+        assert ends(silent)
+        assert ends(half)
+
+
+def test_a_client_that_takes_nothing_is_cut(tmp_path: Path) -> None:
+    size = 256 * 1024**2
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(size)
+    with serving(stall_s=0.5) as server, connected(server) as slow:
+        server.shelf.put(OBJECT, {"large": FileBlob(tmp_path / "large", size)})
+        slow.sendall(f"GET /{OBJECT}/large HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        assert slow.recv(1)
+        deadline = time.monotonic() + 30
+        while server._begun and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not server._begun
+        assert ends(slow)
+        assert server.sent_bytes < size
+
+
+def test_the_rate_bounds_all_clients_together(folder: Path) -> None:
+    with serving(folder, bytes_per_s=4 * len(BYTES)) as server:
+        began = time.monotonic()
+        for _ in range(3):
+            ask(server, f"/{OBJECT}/model.safetensors")
+        assert time.monotonic() - began >= 0.5, "three quarters of a second, less what a rest saves"
+
+
+def test_the_token_is_in_no_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), serving(folder) as server:
+        ask(server, f"/{OBJECT}/weights.index")
+        ask(server, f"/{OBJECT}/weights.index", token="wrong" * 8)
+    assert TOKEN not in caplog.text
+    assert "weights are served at http://127.0.0.1:" in caplog.text
+
+
+def test_tls_is_spoken_where_a_certificate_is_named(folder: Path, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {cert} -days 2 -subj /CN=penstock"
+    subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True, timeout=60
+    )
+    context = ssl.create_default_context(cafile=cert)
+    with serving(folder, tls_cert=cert, tls_key=key) as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        assert ask(server, f"/{OBJECT}/weights.index", tls=context)[2] == b"index"
+        with pytest.raises(ssl.SSLError):
+            ask(server, f"/{OBJECT}/weights.index", tls=ssl.create_default_context())
+        with pytest.raises((ConnectionError, OSError)):
+            ask(server, f"/{OBJECT}/weights.index")
+
+
+def test_what_cannot_be_listened_on_is_a_sentence(tmp_path: Path) -> None:
+    with serving() as server, pytest.raises(ConfigError, match=r"serving\.port \d+ cannot be listened on"):
+        WeightsServer(ServingConfig(enabled=True, port=urlsplit(server.url).port or 0), TOKEN)
+    with pytest.raises(ConfigError, match=r"serving\.tls_cert .* cannot be used"):
+        WeightsServer(ServingConfig(enabled=True, tls_cert=tmp_path / "no", tls_key=tmp_path / "no"), TOKEN)
+    assert os.listdir(tmp_path) == []
