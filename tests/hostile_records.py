@@ -16,6 +16,7 @@ from penstock.protocol.presence import EnginePresence, WorkerPresence
 from penstock.protocol.records.codec import pack, unpack
 from penstock.protocol.records.job import Job
 from penstock.protocol.records.manifest import Manifest, Row
+from penstock.protocol.records.offer import Offer
 from penstock.protocol.records.publication import Publication
 from penstock.protocol.records.sample import Sample
 from penstock.protocol.records.sample_meta import SampleMeta, iter_metas
@@ -52,6 +53,7 @@ def decoders() -> dict[str, tuple[bytes, Decode]]:
     prefix = partial_to_bytes(whole)
     whole.append([7], version=6, logprobs=[-0.3])
     publication = Publication("policy", 3, "disk", "/w", tensors={"w": ["float32", [2]]}, checksums={"w": 2**64 - 1})
+    offer = Offer("http://h:1", 3, "a" * 32, 64, [["a", 100], ["b", 0]], bytes(48))
     metas = b"".join(meta(k, "token", 3).to_bytes() for k in range(3))
     worker = WorkerPresence(name="w.1", at=1.0, engines=[EnginePresence(url="http://h:1")])
     found: dict[str, tuple[bytes, Decode]] = {
@@ -61,6 +63,7 @@ def decoders() -> dict[str, tuple[bytes, Decode]]:
         "metas": (metas, lambda data: [one.num_loss for one in iter_metas(data, "metas")]),
         "manifest": (manifest().to_bytes(), lambda data: Manifest.from_bytes(data, "manifest")),
         "publication": (publication.to_bytes(), lambda data: Publication.from_bytes(data, "publication")),
+        "offer": (offer.to_bytes(), lambda data: Offer.from_bytes(data, "offer").ranges()),
         "partial": (prefix, lambda data: partial_from_bytes(data, JOB, 0)),
         "grown": (prefix + growth_to_bytes(whole, 4), lambda data: partial_from_bytes(data, JOB, 0)),
         "verdict": (Verdict(1.0, {"a": [1]}).to_json().encode(), Verdict.from_json),

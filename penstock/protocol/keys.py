@@ -80,6 +80,24 @@ class Keys:
     def transfers(self, model: str) -> str:
         return self.of(f"transfers:{model}")
 
+    def relay(self, thing: str) -> str:
+        """The offer of an object, ``MODEL:OBJECT``, from which these are made too."""
+        return self.of(f"relay:{thing}")
+
+    def relay_peers(self, thing: str) -> str:
+        return self.of(f"relay_peers:{thing}")
+
+    def relay_have(self, thing: str, worker: str) -> str:
+        return self.of(f"relay_have:{thing}:{worker}")
+
+    def relay_slots(self, thing: str) -> tuple[str, str]:
+        """What may be fetched from the trainer at once."""
+        return self.of(f"relay_slot:{thing}:1"), self.of(f"relay_slot:{thing}:2")
+
+    def relay_taken(self, thing: str) -> str:
+        """Where ``relay_claim`` reckons; there in no instant between two verbs."""
+        return self.of(f"relay_taken:{thing}")
+
     def pins(self, model: str) -> str:
         return self.of(f"pins:{model}")
 

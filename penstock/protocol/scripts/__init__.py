@@ -9,6 +9,7 @@ from penstock.protocol.scripts.leader import *  # noqa: F403
 from penstock.protocol.scripts.operator import *  # noqa: F403
 from penstock.protocol.scripts.producer import *  # noqa: F403
 from penstock.protocol.scripts.recorder import *  # noqa: F403
+from penstock.protocol.scripts.relay import *  # noqa: F403
 from penstock.protocol.scripts.shared import *  # noqa: F403
 from penstock.protocol.scripts.trainer import *  # noqa: F403
 from penstock.protocol.scripts.worker import *  # noqa: F403

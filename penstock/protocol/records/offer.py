@@ -1,0 +1,100 @@
+"""What a version's files are made of, as its trainer says: their ranges, and the digest of each.
+
+Whoever fetches a range, from the trainer or from another worker, believes its bytes by this record alone, which comes
+through Redis and never from who has the bytes.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from penstock.errors import ProtocolError
+from penstock.protocol.records.field_checks import bounds
+from penstock.protocol.records.record import Record
+
+#: Most ranges of an object: the state of who has which stays small, and so do the steps of the verbs that look at it.
+MAX_RANGES = 4096
+#: Most files of an object.
+MAX_FILES = 2048
+#: Bytes of a digest.
+DIGEST_BYTES = 16
+
+
+class Range(NamedTuple):
+    """Bytes of one file that are fetched and checked together."""
+
+    number: int
+    file: str
+    #: Of the file's bytes: the first, and how many.
+    start: int
+    num_bytes: int
+    digest: bytes
+
+
+def range_digest(data: "bytes | memoryview" = b"") -> "hashlib.blake2b":
+    """What makes the digest of a range, of its first bytes; a peer must not be able to make others of the same."""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES)
+
+
+def range_bytes_of(sizes: list[int], least: int) -> int:
+    """Bytes of a range, ``least`` or more, so that files of these sizes have at most ``MAX_RANGES``.
+
+    Raises:
+        ProtocolError: there are too many files for that.
+    """
+    if len(sizes) > MAX_FILES:
+        raise ProtocolError(f"a version of {len(sizes)} files cannot be served: it may have {MAX_FILES}.")
+    found = least
+    while sum(max(1, -(-size // found)) for size in sizes) > MAX_RANGES:
+        found *= 2
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(Record):
+    """An object, and where its trainer serves it."""
+
+    #: ``http(s)://HOST:PORT``
+    url: str
+    version: int
+    #: Of the version's ``weights.index``; the object's name is made of it.
+    index: str
+    range_bytes: int = field(metadata=bounds(1, 2**50))
+    #: [name, bytes] of each file.
+    files: list[list[Any]]
+    #: Digests of all ranges end to end, file by file.
+    digests: bytes
+
+    def ranges(self) -> list[Range]:
+        """All ranges, in order.
+
+        Raises:
+            ProtocolError: the record cannot be that of any files.
+        """
+        found: list[Range] = []
+        for name, size in self.sizes().items():
+            for start in range(0, max(size, 1), self.range_bytes):
+                number = len(found)
+                digest = self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+                found.append(Range(number, name, start, min(self.range_bytes, size - start), digest))
+                if number >= MAX_RANGES:
+                    raise self._refused("has too many ranges")
+        if len(self.digests) != DIGEST_BYTES * len(found):
+            raise self._refused(f"has {len(self.digests)} bytes of digests for {len(found)} ranges")
+        return found
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file by name. Raises ProtocolError."""
+        found: dict[str, int] = {}
+        if not 0 < len(self.files) <= MAX_FILES:
+            raise self._refused(f"has {len(self.files)} files")
+        for entry in self.files:
+            if len(entry) != 2 or type(entry[0]) is not str or type(entry[1]) is not int or not 0 <= entry[1] < 2**50:
+                raise self._refused("has an entry of files that is none")
+            found[entry[0]] = entry[1]
+        if len(found) != len(self.files):
+            raise self._refused("names a file twice")
+        return found
+
+    def _refused(self, what: str) -> ProtocolError:
+        return ProtocolError(f"The offer of version {self.version} {what}: no trainer writes it so.")

@@ -1,0 +1,97 @@
+"""Verbs of the relay: workers fetch the ranges of an object from one another, and from its trainer what none has.
+
+An object is named ``MODEL:OBJECT`` here, ``OBJECT`` by the digest of its index (penstock/weights/http/blobs.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.errors import ProtocolError
+from penstock.protocol.keys import Keys
+from penstock.protocol.records.offer import Offer
+from penstock.protocol.records.small_maps import name_in
+from penstock.redis.call import Call, Value, script
+from penstock.redis.commands import AsyncClient
+
+#: An offer holds for so long, and is said again so often; in ms, and in seconds.
+OFFER_MS, OFFER_EVERY_S = 30_000, 5.0
+#: The same of what a worker has.
+HAVE_MS, HAVE_EVERY_S = 12_000, 3.0
+#: A claim holds for so long unless its worker says that it is at it.
+CLAIM_MS = 10_000
+
+
+def relay_offer(keys: Keys, thing: str, offer: Offer, ttl_ms: int = OFFER_MS) -> Call[int]:
+    """Offer an object for so long."""
+    return Call(script("relay_offer"), [keys.relay(thing)], [keys.prefix, offer.to_bytes(), ttl_ms], int)
+
+
+def relay_have(
+    keys: Keys,
+    thing: str,
+    worker: str,
+    url: str,
+    bitmap: bytes,
+    *,
+    claim: int = -1,
+    ttl_ms: int = HAVE_MS,
+    claim_ms: int = CLAIM_MS,
+) -> Call[int]:
+    """Say which ranges a worker has; every claim of it but ``claim`` is over.
+
+    Args:
+        bitmap: the first range is the highest bit of the first byte.
+    """
+    names = [keys.relay_peers(thing), keys.relay_have(thing, worker), *keys.relay_slots(thing)]
+    args: list[Value] = [keys.prefix, worker, url, bitmap, ttl_ms, claim, claim_ms]
+    return Call(script("relay_have"), names, args, int)
+
+
+def relay_claim(
+    keys: Keys, thing: str, worker: str, num_ranges: int, *, wanted: int = -1, claim_ms: int = CLAIM_MS
+) -> Call[int]:
+    """A range that this worker may fetch from the trainer; -1: none by now. Said again it is the same one.
+
+    Args:
+        wanted: a range that its peers have and did not give it.
+    """
+    names = [keys.relay(thing), keys.relay_peers(thing), *keys.relay_slots(thing), keys.relay_taken(thing)]
+    args: list[Value] = [keys.prefix, thing, worker, claim_ms, num_ranges, wanted]
+    return Call(script("relay_claim"), names, args, int)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A worker that has ranges of an object."""
+
+    url: str
+    bitmap: bytes
+
+
+async def read_peers(client: AsyncClient, keys: Keys, thing: str) -> dict[str, Peer]:
+    """Who has what of an object, by worker. Two round trips. Raises ProtocolError, and redis' errors."""
+    found = await client.hgetall(keys.relay_peers(thing))
+    urls = {name_in(name, "A peer"): url for name, url in found.items()}
+    if not urls:
+        return {}
+    bitmaps = await client.mget([keys.relay_have(thing, worker) for worker in urls])
+    return _peers(urls, dict(zip(urls, bitmaps, strict=True)))
+
+
+def _peers(urls: Mapping[str, bytes], bitmaps: Mapping[str, bytes | None]) -> dict[str, Peer]:
+    return {
+        worker: Peer(url.decode(errors="replace"), bitmap)
+        for worker, url in urls.items()
+        if (bitmap := bitmaps[worker]) is not None
+    }
+
+
+async def read_offer(client: AsyncClient, keys: Keys, thing: str) -> Offer | None:
+    """What is offered of an object; None: nothing by now. Raises ProtocolError where it cannot be read."""
+    data = await client.get(keys.relay(thing))
+    if data is None:
+        return None
+    offer = Offer.from_bytes(data, f"the offer of {thing}")
+    if not thing.endswith(offer.index):
+        raise ProtocolError(f"The offer of {thing} is of another index: no trainer writes it so.")
+    return offer
